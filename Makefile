@@ -1,0 +1,69 @@
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+WITH_JAVA = java=$$(tools/find-java.sh) && JAVA_HOME="$$java"
+SHELL_SCRIPTS := .ci/run $(wildcard tools/*.sh)
+
+.PHONY: help
+help: ## this list
+	@awk 'BEGIN { FS = ":.*## " } \
+	  /^##@ / { printf "\n%s\n", substr($$0, 5) } \
+	  /^[a-z][a-z-]*:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+##@ Begin
+.PHONY: setup demo
+setup: $(INSTALLED) ## make .venv from the pinned requirements; everything below does this by itself
+
+demo: $(INSTALLED) ## run a pipeline, kill it, restart it, and see that nothing is lost or doubled
+	@$(WITH_JAVA) $(BIN)/python examples/demo.py
+
+$(INSTALLED): requirements/build.txt requirements/dev.txt pyproject.toml tools/setup.sh
+	@tools/setup.sh
+
+##@ Check
+.PHONY: check fmt lint types imports
+check: lint types imports ## everything that a change must pass; the tests come last
+	@$(MAKE) test
+
+fmt: $(INSTALLED) ## format the code and mend what can be mended
+	@$(BIN)/ruff check --fix --quiet . || true
+	@$(BIN)/ruff format .
+
+lint: $(INSTALLED) ## ruff; shellcheck too, where it is installed
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@if command -v shellcheck > /dev/null; then shellcheck $(SHELL_SCRIPTS); fi
+
+types: $(INSTALLED) ## mypy --strict on the library, pyright on its public surface
+	@$(BIN)/mypy
+	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
+
+imports: $(INSTALLED) ## who may import whom
+	@PYTHONPATH=tests $(BIN)/lint-imports --no-logo --no-cache
+
+##@ Test
+.PHONY: test test-core mission torture-files
+test: $(INSTALLED) ## all tests; TESTS="tests/spark -k join" runs some
+	@$(WITH_JAVA) tools/test.sh $(or $(TESTS),tests)
+
+test-core: $(INSTALLED) ## the tests that need no JVM: seconds
+	@tools/test.sh -m "not spark and not crash" $(or $(TESTS),tests)
+
+mission: $(INSTALLED) ## which tests prove which behaviour, and the gaps; REQUIRE=D1,D4 fails if one of these has none
+	@$(BIN)/python tools/mission.py $(if $(REQUIRE),--require $(REQUIRE))
+
+torture-files: $(INSTALLED) ## kill a files-to-files job again and again and compare what it published; ARGS=…
+	@$(WITH_JAVA) $(BIN)/python tests/crash/torture_files.py $(ARGS)
+
+##@ Keep
+.PHONY: lock clean
+lock: ## pin requirements/*.in anew, for every supported Python
+	@tools/lock.sh
+
+clean: ## remove what the other targets made, .venv too
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

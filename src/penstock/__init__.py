@@ -1,0 +1,99 @@
+"""Stream processing on Spark batch jobs, with checkpoints that code changes never orphan.
+
+Names are loaded when they are first used: ``import penstock`` starts neither Spark nor loads it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from penstock import testing
+    from penstock.connectors import console, files, generator, memory, rate
+    from penstock.errors import (
+        ConnectorError,
+        DuplicateUid,
+        GraphError,
+        PenstockError,
+        SchemaMismatch,
+        SettingsError,
+        StateIncompatible,
+        UserFunctionError,
+    )
+    from penstock.graph.grouped import GroupedStream, WindowedResult
+    from penstock.graph.parts import TableRef
+    from penstock.graph.pipeline import Pipeline, PipelineDefinition, pipeline
+    from penstock.graph.stream import Stream
+    from penstock.job import Job, Report, get_or_create
+    from penstock.operators import aggregates as agg
+    from penstock.operators.windows import tumbling
+
+__all__ = [
+    "ConnectorError",
+    "DuplicateUid",
+    "GraphError",
+    "GroupedStream",
+    "Job",
+    "PenstockError",
+    "Pipeline",
+    "PipelineDefinition",
+    "Report",
+    "SchemaMismatch",
+    "SettingsError",
+    "StateIncompatible",
+    "Stream",
+    "TableRef",
+    "UserFunctionError",
+    "WindowedResult",
+    "agg",
+    "console",
+    "files",
+    "generator",
+    "get_or_create",
+    "memory",
+    "pipeline",
+    "rate",
+    "testing",
+    "tumbling",
+]
+
+_MODULES: Final = {
+    "agg": "penstock.operators.aggregates",
+    "console": "penstock.connectors.console",
+    "files": "penstock.connectors.files",
+    "generator": "penstock.connectors.generator",
+    "memory": "penstock.connectors.memory",
+    "rate": "penstock.connectors.rate",
+    "testing": "penstock.testing",
+}
+
+_HOMES: Final = {
+    "GroupedStream": "penstock.graph.grouped",
+    "Job": "penstock.job",
+    "Pipeline": "penstock.graph.pipeline",
+    "PipelineDefinition": "penstock.graph.pipeline",
+    "Report": "penstock.job",
+    "Stream": "penstock.graph.stream",
+    "TableRef": "penstock.graph.parts",
+    "WindowedResult": "penstock.graph.grouped",
+    "get_or_create": "penstock.job",
+    "pipeline": "penstock.graph.pipeline",
+    "tumbling": "penstock.operators.windows",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        msg = f"module 'penstock' has no attribute {name!r}"
+        raise AttributeError(msg)
+    if name in _MODULES:
+        value: object = import_module(_MODULES[name])
+    else:
+        value = getattr(import_module(_HOMES.get(name, "penstock.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,1 @@
+"""The one consistent cut: made, found again, removed. Loads without Spark."""

@@ -1,0 +1,72 @@
+"""How a job ends in order: the final checkpoint, everything published, a ``stopped`` entry. Pure; see C2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.checkpoint.entries import Pin, Stopped
+from penstock.checkpoint.messages import Answer, AnswerRequest, Effect, EndJob, StopRequested, WriteStopped
+from penstock.errors import InternalError
+from penstock.handles import Committable
+from penstock.ids import CheckpointId, WallTime
+
+
+class Ending:
+    """Whether the job is to end, who asked for it, and how far it is."""
+
+    def __init__(self) -> None:
+        self.is_wanted = False
+        """A final checkpoint is to be taken."""
+        self.final: CheckpointId | None = None
+        """The final checkpoint, once it is in the log."""
+        self._is_impatient = False  # somebody does not wait longer for output to be published
+        self._stops: list[StopRequested] = []
+        self._is_writing = False
+
+    def ask(self, stop: StopRequested) -> None:
+        """Somebody asks the job to stop."""
+        self.is_wanted = True
+        self._stops.append(stop)
+
+    def lose_patience(self, request: str) -> None:
+        """Whoever asked does not wait longer for output to be published."""
+        self._is_impatient = self._is_impatient or any(stop.request == request for stop in self._stops)
+
+    def pins(self, checkpoint: CheckpointId, at: WallTime) -> tuple[Pin, ...]:
+        """The names that the final checkpoint gets. The requests themselves are fulfilled by the ``stopped`` entry."""
+        return tuple(
+            Pin(name=stop.name, checkpoint=checkpoint, at=at, owner=stop.owner, request=stop.request)
+            for stop in self._stops
+            if stop.name is not None
+        )
+
+    def proceed(self, still_open: Iterable[Committable], wall: WallTime) -> list[Effect]:
+        """What is next once the final checkpoint is in the log: wait, write ``stopped``, or give up waiting."""
+        if self.final is None or self._is_writing:
+            return []
+        waiting = [f"#{item.checkpoint} of '{item.uid}'" for item in still_open]
+        if not waiting:
+            self._is_writing = True
+            fulfils = tuple(stop.request for stop in self._stops)
+            return [WriteStopped(body=Stopped(checkpoint=self.final, at=wall, fulfils=fulfils))]
+        if not self._is_impatient:
+            return []
+        message = f"checkpoint {self.final} is taken, not yet published: {', '.join(waiting)}; run 'penstock settle'"
+        return [*self._answers(Answer.UNPUBLISHED, message), EndJob(published=False)]
+
+    def stopped(self) -> list[Effect]:
+        """The entry is in the log.
+
+        Raises:
+            InternalError: it was not being written.
+        """
+        if not self._is_writing:
+            msg = "no 'stopped' entry is being written"
+            raise InternalError(msg)
+        return [*self._answers(Answer.DONE, "stopped, everything is published"), EndJob(published=True)]
+
+    def _answers(self, answer: Answer, message: str) -> list[Effect]:
+        stops, self._stops = self._stops, []
+        return [
+            AnswerRequest(request=stop.request, answer=answer, checkpoint=self.final, message=message) for stop in stops
+        ]

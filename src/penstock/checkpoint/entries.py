@@ -1,0 +1,185 @@
+"""What the log says, as frozen values: whatever changes what may be restored, published or deleted.
+
+Knows nothing of bytes, files or who writes; see ``codec`` and ``log``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, TypeAlias
+
+from penstock.elements.control import CheckpointKind
+from penstock.handles import Committable, TaskSnapshot
+from penstock.ids import CheckpointId, EntryNumber, Generation, WallTime
+
+NOTHING: Final = EntryNumber(-1)
+"""Before the first entry: the tail of an empty log."""
+
+FIRST: Final = EntryNumber(0)
+"""The number of the claim that makes a log."""
+
+
+class StepRole(str, Enum):
+    """What a task of the graph does."""
+
+    SOURCE = "source"
+    STEP = "step"
+    SINK = "sink"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """A step of the graph as it was when a checkpoint was taken.
+
+    Attributes:
+        uid: its only address.
+        role: source, keyed step or sink.
+        kind: name and version of its format (``"window/1"``); a restore compares it. Empty where nothing is kept.
+        schema: what is kept, as Spark DDL; shown when a restore refuses. Empty where nothing is kept.
+    """
+
+    uid: str
+    role: StepRole
+    kind: str = ""
+    schema: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A process takes the log: from here on only it appends, until the next claim."""
+
+    host: str
+    pid: int
+    started: WallTime
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """A checkpoint has a name and is not condemned while it has; a savepoint is nothing else.
+
+    ``owner`` and ``expires`` are shown to people and not enforced. ``request`` is the request that it fulfils.
+    """
+
+    name: str
+    checkpoint: CheckpointId
+    at: WallTime
+    owner: str = ""
+    expires: WallTime | None = None
+    request: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unpin:
+    """The name is gone; its checkpoint may be condemned again."""
+
+    name: str
+    at: WallTime
+    request: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condemn:
+    """Checkpoints that can never be restored again, and files that may be deleted from now on."""
+
+    checkpoints: tuple[CheckpointId, ...]
+    files: tuple[str, ...]
+    at: WallTime
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """One complete checkpoint. Its entry is the commit point.
+
+    Attributes:
+        checkpoint: rises over the whole log; gaps are allowed.
+        kind: why it was taken.
+        parent: the checkpoint whose state it continues, ``None`` if it began empty.
+        triggered: when its barriers left.
+        completed: when the last task had acknowledged.
+        steps: the graph's steps, with kinds and schemas.
+        tasks: what each task contributed, without its committables.
+        open: all committables not confirmed to be published, those of earlier checkpoints included; per sink in
+            order of their checkpoints.
+        pins: names given here.
+        fulfils: requests that this entry answers.
+        condemned: checkpoints that can never be restored from now on.
+        condemned_files: files that may be deleted from now on.
+        deleted: every deletion recorded in entries up to this number is done.
+        floor: entries below this number are no longer needed, and may be deleted once this entry is in the log.
+    """
+
+    checkpoint: CheckpointId
+    kind: CheckpointKind
+    parent: CheckpointId | None
+    triggered: WallTime
+    completed: WallTime
+    steps: tuple[StepRecord, ...]
+    tasks: tuple[TaskSnapshot, ...]
+    open: tuple[Committable, ...] = ()
+    pins: tuple[Pin, ...] = ()
+    fulfils: tuple[str, ...] = ()
+    condemned: tuple[CheckpointId, ...] = ()
+    condemned_files: tuple[str, ...] = ()
+    deleted: EntryNumber = NOTHING
+    floor: EntryNumber = FIRST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewind:
+    """The restore point is set by hand; everything open and not in ``discard`` was published before.
+
+    Attributes:
+        to: the checkpoint to restore, ``None`` to begin empty.
+        left: the restore point that is abandoned.
+        at: when.
+        discard: committables that will never be published; whoever recovers voids each one before its sources start.
+        condemned: the checkpoints of ``discard`` and all that were built on them.
+        lost: numbers of entries that cannot be read and that the operator goes past.
+        request: the request that it fulfils.
+    """
+
+    to: CheckpointId | None
+    left: CheckpointId | None
+    at: WallTime
+    discard: tuple[Committable, ...] = ()
+    condemned: tuple[CheckpointId, ...] = ()
+    lost: tuple[EntryNumber, ...] = ()
+    request: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """The job ended in order, and nothing is open: all that the log held is published and confirmed."""
+
+    checkpoint: CheckpointId | None
+    at: WallTime
+    fulfils: tuple[str, ...] = ()
+
+
+Body: TypeAlias = Claim | Manifest | Rewind | Pin | Unpin | Condemn | Stopped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One entry of the log, as written: what it says and who says it.
+
+    Attributes:
+        number: its place in the log.
+        log_id: random, drawn for entry 0, the same in all entries: a part of every identity in a sink.
+        job: the job whose log this is.
+        generation: number of the newest claim at or below; a claim's own number in a claim.
+        token: random, drawn for that claim. It makes every entry of two processes differ in bytes.
+        previous: sha256 of the bytes of the entry before, empty in entry 0.
+        body: what it says.
+    """
+
+    number: EntryNumber
+    log_id: str
+    job: str
+    generation: Generation
+    token: str
+    previous: str
+    body: Body

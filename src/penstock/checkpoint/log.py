@@ -1,0 +1,278 @@
+"""The log of one job: numbered entries, created if absent, one owner (L1 to L9). Knows nothing of what entries mean.
+
+No lock, no lease, no clock: whoever's claim is newest owns the log, and anybody else notices at the next entry.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from hashlib import sha256
+
+from penstock.checkpoint import paths
+from penstock.checkpoint.codec import encode
+from penstock.checkpoint.entries import Body, Claim, Entry, Manifest
+from penstock.checkpoint.history import History
+from penstock.checkpoint.reading import numbers_in_log, read_history
+from penstock.errors import (
+    CheckpointError,
+    CheckpointUnreadable,
+    GenerationFenced,
+    StateDirectoryRefused,
+    StorageFailed,
+)
+from penstock.failpoints import failpoint
+from penstock.filesystem.base import Created, FileSystem, UnknownOutcome
+from penstock.ids import EntryNumber, Generation
+
+Pause = Callable[[float], None]
+"""Waits so many seconds. It may raise, to give up: whatever was sent may then still land (L3)."""
+
+
+class Log:
+    """The log in one job's directory; anybody may read it, whoever wants to write claims it first.
+
+    Args:
+        filesystem: rooted at the job's directory.
+        job: its name; another job's log is refused.
+        new_id: draws a random identity, for the log and for each claim.
+        pause: waits between repetitions of a write of unknown outcome.
+    """
+
+    def __init__(self, filesystem: FileSystem, *, job: str, new_id: Callable[[], str], pause: Pause) -> None:
+        self._filesystem = filesystem
+        self._job = job
+        self._new_id = new_id
+        self._pause = pause
+
+    def read(self, *, past_unreadable: bool = False) -> History:
+        """What the log says now. Reading decides nothing for a writer: it reads again under its claim (L2).
+
+        Raises:
+            LogGap: a number is missing above the floor.
+            CheckpointUnreadable: an entry is not what was written (unless ``past_unreadable``, for a rewind).
+            StateDirectoryRefused: it is another job's log.
+        """
+        return read_history(self._filesystem, self._job, past_unreadable=past_unreadable)
+
+    def claim(
+        self,
+        claim: Claim,
+        *,
+        take_over: bool = False,
+        expect_tail: EntryNumber | None = None,
+        past_unreadable: bool = False,
+    ) -> OwnedLog:
+        """Own the log from here on; what was read before is read again under the claim (L1, L2).
+
+        Args:
+            claim: who claims.
+            take_over: go on even if another claim was made since this call began (L9).
+            expect_tail: refuse if the log has moved since somebody looked at it.
+            past_unreadable: for a rewind: entries that cannot be read do not refuse.
+
+        Raises:
+            GenerationFenced: another process claimed meanwhile.
+            StateDirectoryRefused: another job's directory, a log that was lost, a tail that is not the expected one.
+            StorageFailed: surely nothing was claimed.
+        """
+        history = self.read(past_unreadable=past_unreadable)
+        self._refuse_strange(history, expect_tail)
+        began = history.tail
+        while True:
+            entry = self._claim_entry(history, claim)
+            failpoint("log.claim.before")
+            if self._take(entry):
+                failpoint("log.claim.written")
+                history = self.read(past_unreadable=past_unreadable)
+                if history.tail == entry.number:
+                    return OwnedLog(self, entry, history)
+            else:
+                history = self.read(past_unreadable=past_unreadable)
+            if not take_over and history.generation is not None and history.generation > began:
+                raise self._fenced_by(history.claim, entry.number, "a start of the same job was faster")
+
+    def _claim_entry(self, history: History, claim: Claim) -> Entry:
+        log_id = history.log_id
+        if log_id is None:
+            if not history.is_empty:
+                msg = f"{history.unreadable[0].message}; no entry is left that tells which log this was"
+                raise CheckpointUnreadable(msg)
+            log_id = self._new_id()
+        number = EntryNumber(history.tail + 1)
+        return Entry(
+            number=number,
+            log_id=log_id,
+            job=self._job,
+            generation=Generation(number),
+            token=self._new_id(),
+            previous=history.tail_hash,
+            body=claim,
+        )
+
+    def _refuse_strange(self, history: History, expect_tail: EntryNumber | None) -> None:
+        if expect_tail is not None and history.tail != expect_tail:
+            msg = f"the log has moved: entry {expect_tail} was expected to be the newest, {history.tail} is; plan again"
+            raise StateDirectoryRefused(msg)
+        if not history.is_empty:
+            return
+        for folder in (paths.STATE, paths.STAGED, paths.WAL):
+            for found in self._filesystem.list(folder):
+                msg = (
+                    f"the directory holds {found} but no log: the log was lost, and a new one would use its names "
+                    "again; restore log/ from a copy, or give the job an empty directory"
+                )
+                raise StateDirectoryRefused(msg)
+
+    # ---------------------------------------------------------------------------------------- taking a number (L3, L4)
+
+    def _take(self, entry: Entry) -> bool:
+        """Write until the number is taken: by us, with nobody above us, or by somebody else.
+
+        Raises:
+            StorageFailed: surely nothing was written, so the number may be used for something else.
+        """
+        path, data = paths.entry(entry.number), encode(entry)
+        may_land = False
+        for seconds in _backoff():
+            try:
+                if self._filesystem.create(path, data) is Created.CREATED or self._filesystem.read(path) == data:
+                    return self._is_newest(entry.number)
+                return False
+            except UnknownOutcome:
+                may_land = True
+            except (StorageFailed, StateDirectoryRefused):
+                if not may_land:
+                    raise
+            self._pause(seconds)
+        raise AssertionError  # pragma: no cover - the backoff has no end
+
+    def _is_newest(self, number: EntryNumber) -> bool:
+        """Whether no higher number exists: else ours lies below the floor, or another claim came at once (L4)."""
+        for seconds in _backoff():
+            try:
+                return numbers_in_log(self._filesystem)[-1:] == (number,)
+            except StorageFailed:  # noqa: PERF203 - each try is a call to the storage
+                self._pause(seconds)
+        raise AssertionError  # pragma: no cover - the backoff has no end
+
+    def _fenced(self, number: EntryNumber) -> GenerationFenced:
+        """Say who has the log now; whatever goes wrong in finding out does not hide that it is not us."""
+        try:
+            return self._fenced_by(self.read(past_unreadable=True).claim, number, "this process no longer owns the job")
+        except CheckpointError as error:
+            return GenerationFenced(f"this process no longer owns the job: entry {number} is not its own ({error})")
+
+    @staticmethod
+    def _fenced_by(claim: Entry | None, number: EntryNumber, what: str) -> GenerationFenced:
+        who = "another process"
+        if claim is not None and isinstance(claim.body, Claim):
+            at = claim.body.started // 1_000_000
+            who = f"process {claim.body.pid} on {claim.body.host}, started at {at} (seconds since 1970)"
+        generation = f" as generation {claim.number}" if claim else ""
+        return GenerationFenced(f"{what}: entry {number} of its log was lost to {who}{generation}")
+
+
+def _backoff() -> Iterator[float]:
+    seconds = 0.1
+    while True:
+        yield seconds
+        seconds = min(seconds * 2, 10.0)
+
+
+class OwnedLog:
+    """The log under our claim: the only thing that can append. Safe to use from several threads.
+
+    Attributes:
+        history: everything the log says, our own entries included.
+        generation: the number of our claim.
+    """
+
+    def __init__(self, log: Log, claim: Entry, history: History) -> None:
+        self._log = log
+        self._claim = claim
+        self._lock = threading.Lock()
+        self._fence: GenerationFenced | None = None
+        self.history = history
+        self.generation = claim.generation
+
+    @property
+    def log_id(self) -> str:
+        """A part of every identity in a sink (S4)."""
+        return self._claim.log_id
+
+    @property
+    def token(self) -> str:
+        """Random, drawn for this claim."""
+        return self._claim.token
+
+    def append(self, body: Body) -> EntryNumber:
+        """Write an entry; returns when it is in the log and ours.
+
+        Raises:
+            GenerationFenced: the number is somebody else's: stop, commit and delete nothing more (L5).
+            StorageFailed: surely nothing was written, the same or another entry may be tried.
+        """
+        before, after = _names(body)
+        with self._lock:
+            self._refuse_if_fenced()
+            number = EntryNumber(self.history.tail + 1)
+            entry = replace(self._claim, number=number, previous=self.history.tail_hash, body=body)
+            failpoint(before)
+            if not self._log._take(entry):  # noqa: SLF001 - one module, one secret
+                self._fence = self._log._fenced(number)  # noqa: SLF001
+                raise self._fence
+            failpoint(after)
+            self.history = _extended(self.history, entry)
+            return number
+
+    def check(self) -> None:
+        """Look whether the log is still ours: before beginning again at a fence, or when a file is missing.
+
+        Raises:
+            GenerationFenced: it is not.
+        """
+        with self._lock:
+            self._refuse_if_fenced()
+            if not self._log._is_newest(self.history.tail):  # noqa: SLF001
+                self._fence = self._log._fenced(EntryNumber(self.history.tail + 1))  # noqa: SLF001
+                raise self._fence
+
+    def trim(self) -> int:
+        """Delete the entries below the floor that a manifest in the log records, oldest first. How many there were."""
+        with self._lock:
+            self._refuse_if_fenced()
+            filesystem = self._log._filesystem  # noqa: SLF001
+            doomed = [number for number in numbers_in_log(filesystem) if number < self.history.floor]
+            for number in doomed:
+                failpoint("log.trim.before")
+                filesystem.delete(paths.entry(number))
+            self.history = replace(self.history, below_floor=())
+            return len(doomed)
+
+    def _refuse_if_fenced(self) -> None:
+        if self._fence is not None:
+            raise self._fence
+
+
+def _names(body: Body) -> tuple[str, str]:
+    if isinstance(body, Manifest):
+        return "checkpoint.manifest.before", "checkpoint.manifest.written"
+    return "log.append.before", "log.append.written"
+
+
+def _extended(history: History, entry: Entry) -> History:
+    """The history with one entry more, without those that it puts below the floor."""
+    longer = replace(
+        history,
+        entries=(*history.entries, entry),
+        tail=entry.number,
+        tail_hash=sha256(encode(entry)).hexdigest(),
+    )
+    dropped = tuple(e.number for e in longer.entries if e.number < longer.floor)
+    return replace(
+        longer,
+        entries=tuple(e for e in longer.entries if e.number >= longer.floor),
+        below_floor=(*history.below_floor, *dropped),
+    )

@@ -1,0 +1,103 @@
+"""The only place that spells a path below a job's directory; knows nothing of what lies there.
+
+::
+
+    log/00000000000000000042.json                write-once entries
+    state/<uid>/<generation>/…                   layers
+    staged/<uid>/<generation>/…                  output waiting for its checkpoint
+    wal/<uid>/<generation>/…                     received blocks
+    control/<request>.request.json, .answer.json
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from penstock.ids import EntryNumber, Generation
+
+LOG: Final = "log"
+STATE: Final = "state"
+STAGED: Final = "staged"
+WAL: Final = "wal"
+CONTROL: Final = "control"
+
+_ENTRY = re.compile(r"log/(\d{20})\.json")
+_GENERATION = re.compile(r"(?:state|staged)/[^/]+/(\d{1,20})/.+")
+_OURS = re.compile(r"[._]?penstock(?:[._-].*)?")
+
+
+def entry(number: EntryNumber) -> str:
+    """Where an entry of the log lies.
+
+    >>> entry(EntryNumber(42))
+    'log/00000000000000000042.json'
+    """
+    return f"{LOG}/{number:020d}.json"
+
+
+def entry_number(path: str) -> EntryNumber | None:
+    """The number of the entry at ``path``, or ``None`` if no entry can lie there.
+
+    >>> entry_number("log/00000000000000000042.json")
+    42
+    >>> entry_number("log/42.json")
+    """
+    match = _ENTRY.fullmatch(path)
+    return EntryNumber(int(match[1])) if match else None
+
+
+def state_folder(uid: str, generation: Generation) -> str:
+    """The folder of a step's layers that is this generation's alone."""
+    return f"{STATE}/{uid}/{generation}"
+
+
+def staged_folder(uid: str, generation: Generation) -> str:
+    """The folder of a sink's staged output that is this generation's alone."""
+    return f"{STAGED}/{uid}/{generation}"
+
+
+def wal_folder(uid: str, generation: Generation) -> str:
+    """The folder of a receiver's blocks that is this generation's alone."""
+    return f"{WAL}/{uid}/{generation}"
+
+
+def request(identity: str) -> str:
+    """Where a request to a running job lies."""
+    return f"{CONTROL}/{identity}.request.json"
+
+
+def answer(identity: str) -> str:
+    """Where the answer to a request lies."""
+    return f"{CONTROL}/{identity}.answer.json"
+
+
+def generation_of(path: str) -> Generation | None:
+    """The generation in whose folder a layer or a staged file lies; ``None`` for all else, write-ahead blocks included.
+
+    >>> generation_of("state/totals/7/layer-1/part-0.parquet")
+    7
+    >>> generation_of("wal/socket/7/0") is None
+    True
+    """
+    match = _GENERATION.fullmatch(path)
+    return Generation(int(match[1])) if match else None
+
+
+def is_ours(path: str) -> bool:
+    """Whether a file of this name can be condemned: ours by its folder, and never a write-ahead block.
+
+    Outside the job's directory a folder or a file must bear our prefix: a table's data files are not ours, though a
+    committable may name them.
+
+    >>> is_ours("state/totals/7/layer-1/part-0.parquet"), is_ours("wal/socket/7/0"), is_ours("log/42.json")
+    (True, False, False)
+    >>> is_ours("/out/_penstock/7/part-0.json"), is_ours("/lake/table/part-0.parquet")
+    (True, False)
+    """
+    parts = path.split("/")
+    if ".." in parts:
+        return False
+    if path.startswith("/") or "://" in path:
+        return any(_OURS.fullmatch(part) for part in parts)
+    return generation_of(path) is not None

@@ -1,0 +1,163 @@
+"""Who still has to acknowledge a checkpoint: told apart by attempt, never counted by number. Decides nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from penstock.checkpoint.entries import Pin
+from penstock.checkpoint.messages import AckResult, AttemptId
+from penstock.checkpoint.policy import Due, Request
+from penstock.elements.control import CheckpointKind
+from penstock.errors import InternalError
+from penstock.handles import TaskSnapshot
+from penstock.ids import CheckpointId, WallTime
+
+REMEMBERED: Final = 16
+"""How many checkpoints that are over are remembered, to tell a repeated acknowledgement from a late one."""
+
+
+class Pending:
+    """One checkpoint whose barriers are out.
+
+    Args:
+        checkpoint: its id.
+        kind: why it is taken.
+        request: who asked for it, if somebody did.
+        triggered: when its barriers left.
+        attempts: every task of the run.
+        finished: tasks that have ended have acknowledged, by their last snapshot.
+    """
+
+    def __init__(
+        self,
+        *,
+        checkpoint: CheckpointId,
+        kind: CheckpointKind,
+        request: Request | None,
+        triggered: WallTime,
+        attempts: Mapping[str, AttemptId],
+        finished: Mapping[str, TaskSnapshot],
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.kind = kind
+        self.request = request
+        self.triggered = triggered
+        self._tasks = {attempt: task for task, attempt in attempts.items()}
+        self._snapshots = dict(finished)
+
+    def has(self, attempt: AttemptId) -> bool:
+        """Whether this attempt has acknowledged."""
+        return self._tasks[attempt] in self._snapshots
+
+    def acknowledge(self, attempt: AttemptId, snapshot: TaskSnapshot) -> None:
+        """Take in what a task's attempt hands over; the first counts."""
+        self._snapshots.setdefault(self._tasks[attempt], snapshot)
+
+    @property
+    def late(self) -> tuple[str, ...]:
+        """The tasks that have not acknowledged, sorted."""
+        return tuple(sorted(set(self._tasks.values()) - self._snapshots.keys()))
+
+    @property
+    def tasks(self) -> tuple[TaskSnapshot, ...]:
+        """What tasks have handed over, sorted by task, without committables."""
+        return tuple(replace(snapshot, committables=()) for _, snapshot in sorted(self._snapshots.items()))
+
+    def pins(self, at: WallTime) -> tuple[Pin, ...]:
+        """The name that this checkpoint was asked to have."""
+        asked = self.request
+        if asked is None or asked.name is None:
+            return ()
+        return (Pin(name=asked.name, checkpoint=self.checkpoint, at=at, owner=asked.owner, request=asked.request),)
+
+
+class RollCall:
+    """All acknowledgements of one run: of the checkpoint that is pending, of those that are over, of ended tasks.
+
+    Args:
+        attempts: every task of the run and its attempt.
+    """
+
+    def __init__(self, attempts: Mapping[str, AttemptId]) -> None:
+        self.pending: Pending | None = None
+        """The one checkpoint whose barriers are out (C1)."""
+        self.finished: dict[str, TaskSnapshot] = {}
+        """The last snapshots of tasks that have ended."""
+        self._attempts = attempts
+        self._tasks = {attempt: task for task, attempt in attempts.items()}
+        self._over: dict[CheckpointId, Pending] = {}
+
+    def begin(self, checkpoint: CheckpointId, due: Due, triggered: WallTime) -> None:
+        """The barriers leave."""
+        self.pending = Pending(
+            checkpoint=checkpoint,
+            kind=due.kind,
+            request=due.request,
+            triggered=triggered,
+            attempts=self._attempts,
+            finished=self.finished,
+        )
+
+    def end(self) -> Pending:
+        """The pending checkpoint is complete or aborted; what comes for it from here on is late."""
+        pending, self.pending = self.pending, None
+        assert pending is not None, "only called while one is pending"
+        self._over[pending.checkpoint] = pending
+        if len(self._over) > REMEMBERED:
+            del self._over[min(self._over)]
+        return pending
+
+    def knows(self, attempt: AttemptId) -> bool:
+        """Whether this attempt is one of this run."""
+        return attempt in self._tasks
+
+    def is_pending(self, checkpoint: CheckpointId) -> bool:
+        """Whether this is the checkpoint whose barriers are out."""
+        return self.pending is not None and self.pending.checkpoint == checkpoint
+
+    def expect(self, checkpoint: CheckpointId, attempt: AttemptId, task: str) -> AckResult:
+        """What an acknowledgement will be; changes nothing.
+
+        Raises:
+            InternalError: the attempt is another task's.
+        """
+        if not self.knows(attempt):
+            return AckResult.UNKNOWN
+        self._check_name(attempt, task)
+        asked = self._asked(checkpoint)
+        if asked is not None and asked.has(attempt):
+            return AckResult.DUPLICATE
+        return AckResult.SUCCESS if self.is_pending(checkpoint) else AckResult.DISCARDED
+
+    def acknowledge(self, checkpoint: CheckpointId, attempt: AttemptId, snapshot: TaskSnapshot) -> None:
+        """Take it in, in time or late: the next of the same attempt is a duplicate."""
+        asked = self._asked(checkpoint)
+        if asked is not None:
+            asked.acknowledge(attempt, snapshot)
+
+    def _asked(self, checkpoint: CheckpointId) -> Pending | None:
+        return self.pending if self.is_pending(checkpoint) else self._over.get(checkpoint)
+
+    def check_finish(self, attempt: AttemptId, task: str) -> None:
+        """Refuse the end of a task that is not running.
+
+        Raises:
+            InternalError: it is no task of this run, or has ended before.
+        """
+        self._check_name(attempt, task)
+        if task in self.finished:
+            msg = f"'{task}' has finished before"
+            raise InternalError(msg)
+
+    def finish(self, attempt: AttemptId, snapshot: TaskSnapshot) -> None:
+        """A task has ended: its last snapshot acknowledges what is pending, and stands in for it later on."""
+        self.finished[snapshot.task] = replace(snapshot, committables=())
+        if self.pending is not None:
+            self.pending.acknowledge(attempt, self.finished[snapshot.task])
+
+    def _check_name(self, attempt: AttemptId, task: str) -> None:
+        if self._tasks.get(attempt) != task:
+            msg = f"attempt {attempt} is one of {self._tasks.get(attempt)!r}, not of {task!r}"
+            raise InternalError(msg)

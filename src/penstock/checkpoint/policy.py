@@ -1,0 +1,166 @@
+"""When a checkpoint is due, who goes first, how many failures are tolerated: pure rules. Takes no checkpoint itself."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from penstock.checkpoint.messages import AbortReason
+from penstock.elements.control import CheckpointKind
+from penstock.errors import SettingsError
+from penstock.ids import CheckpointId, Instant
+
+SECOND = 1_000_000
+"""All durations here are whole microseconds."""
+
+SHORTEST = SECOND // 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorSettings:
+    """How often, how long, how patient. Durations are microseconds.
+
+    Attributes:
+        interval: between periodic checkpoints, in step with the job's start; ``None`` takes none.
+        min_pause: from the end of a checkpoint to the next periodic one.
+        timeout: how long a checkpoint may take before it is aborted.
+        tolerable_failures: how many counted failures in a row leave the job running.
+        skip_idle: take no periodic checkpoint if nothing has changed since the last one.
+        max_queued: how many requests may wait.
+        retry_pause: before a checkpoint that must be (the first, the final one) is tried again.
+        commit_backoff: before a commit is tried again the first time; doubles each time.
+        commit_backoff_limit: the longest such wait.
+    """
+
+    interval: int | None = 10 * SECOND
+    min_pause: int = 0
+    timeout: int = 600 * SECOND
+    tolerable_failures: int = 0
+    skip_idle: bool = True
+    max_queued: int = 1000
+    retry_pause: int = SECOND
+    commit_backoff: int = SECOND
+    commit_backoff_limit: int = 60 * SECOND
+
+    def __post_init__(self) -> None:
+        limits = {"timeout": SHORTEST, "min_pause": 0, "tolerable_failures": 0, "max_queued": 1, "retry_pause": 1}
+        limits |= {"commit_backoff": 1, "commit_backoff_limit": self.commit_backoff}
+        if self.interval is not None:
+            limits["interval"] = SHORTEST
+        for name, least in limits.items():
+            if getattr(self, name) < least:
+                msg = f"{name} must be at least {least}, is {getattr(self, name)}"
+                raise SettingsError(msg)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Somebody waits for an answer. With a ``name`` the checkpoint is pinned: a savepoint."""
+
+    request: str
+    name: str | None = None
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """A checkpoint to begin now."""
+
+    kind: CheckpointKind
+    request: Request | None = None
+
+
+class RequestQueue:
+    """Who waits for a checkpoint of their own: savepoints first, else in order."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._savepoints: deque[Request] = deque()
+        self._others: deque[Request] = deque()
+
+    def __len__(self) -> int:
+        return len(self._savepoints) + len(self._others)
+
+    def add(self, request: Request) -> bool:
+        """Queue a request; ``False`` if too many wait already."""
+        if len(self) >= self._limit:
+            return False
+        (self._others if request.name is None else self._savepoints).append(request)
+        return True
+
+    def pop(self) -> Request | None:
+        """The next to serve."""
+        queue = self._savepoints or self._others
+        return queue.popleft() if queue else None
+
+
+class Failures:
+    """Counts failures in a row against a tolerated number: each checkpoint once, a success begins anew."""
+
+    def __init__(self, tolerated: int) -> None:
+        self._tolerated = tolerated
+        self._last_success = CheckpointId(-1)
+        self._failed: set[CheckpointId] = set()
+
+    def is_too_many(self, checkpoint: CheckpointId, kind: CheckpointKind, reason: AbortReason) -> bool:
+        """Take in a failure; whether it was one too many, after which counting begins anew.
+
+        Only some reasons count. A savepoint that timed out, or whose manifest could not be written, does not: nobody's
+        job restarts because a savepoint was asked for at a bad moment. What is older than the last success is past.
+        """
+        if not reason.is_counted or checkpoint <= self._last_success:
+            return False
+        if kind is CheckpointKind.SAVEPOINT and reason in {AbortReason.EXPIRED, AbortReason.MANIFEST_FAILED}:
+            return False
+        self._failed.add(checkpoint)
+        if len(self._failed) <= self._tolerated:
+            return False
+        self._failed.clear()
+        return True
+
+    def succeeded(self, checkpoint: CheckpointId) -> None:
+        """A checkpoint is in the log."""
+        self._last_success = checkpoint
+        self._failed.clear()
+
+
+class Pace:
+    """When the next periodic checkpoint is due: a metronome from the job's start; a missed tick is not made up."""
+
+    def __init__(self, interval: int | None, min_pause: int, started: Instant) -> None:
+        self._interval = interval
+        self._min_pause = min_pause
+        self._started = started
+        self._completed: Instant | None = None
+        self.due: Instant | None = None
+        """The tick that is waited for."""
+        self.is_wanted = False
+        """A tick has come and its checkpoint has not yet been taken."""
+
+    def rearm(self, at: Instant) -> Instant | None:
+        """The tick was served; the first one strictly after ``at`` is next."""
+        self.is_wanted = False
+        if self._interval is not None:
+            ticks = (at - self._started) // self._interval + 1
+            self.due = Instant(self._started + ticks * self._interval)
+        return self.due
+
+    def fired(self, due: Instant) -> bool:
+        """A timer fired; whether it was the awaited tick."""
+        if due != self.due:
+            return False
+        self.due = None
+        self.is_wanted = True
+        return True
+
+    def completed(self, at: Instant) -> None:
+        """A checkpoint is in the log: the pause begins."""
+        self._completed = at
+
+    def wait_for_pause(self, at: Instant) -> Instant | None:
+        """When the pause ends, if it has not ended: the tick moves there."""
+        if self._completed is None or at >= self._completed + self._min_pause:
+            return None
+        self.is_wanted = False
+        self.due = Instant(self._completed + self._min_pause)
+        return self.due

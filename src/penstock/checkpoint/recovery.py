@@ -1,0 +1,234 @@
+"""What a start does with what the log says: pure decisions. Knows nothing of files, connectors or threads.
+
+A crash at any point of carrying a decision out is followed by the same decision again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from penstock.checkpoint.entries import Manifest, Rewind, StepRecord, StepRole
+from penstock.checkpoint.history import History
+from penstock.errors import GraphError, StateIncompatible
+from penstock.handles import Committable, TaskSnapshot
+from penstock.ids import CheckpointId, EntryNumber, WallTime
+
+Judge = Callable[[StepRecord, StepRecord], str | None]
+"""Given a step as recorded and as declared, of one kind: why its state cannot be taken over, or ``None``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaChange:
+    """A step whose declared schema is not the recorded one; the step itself migrates or refuses."""
+
+    uid: str
+    recorded: str
+    declared: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """What a start does, in this order.
+
+    Attributes:
+        commit: publish these first, in this order, under their recorded identity; ``Retry`` and ``Unknown`` are
+            tried again before anything else of the same uid.
+        rewind: then append this entry, if there is one.
+        void: then make sure that these can never publish.
+        delete: files whose deletion is recorded but perhaps not done; delete them again.
+        restored: the checkpoint that is restored, ``None`` for empty state: the parent of the next.
+        snapshots: by uid, what to restore; a step that is not here begins empty.
+        fresh: uids of the graph that begin empty although something is restored.
+        dropped: uids whose recorded state is left unused, as was asked for.
+        changes: schemas that differ.
+        next_checkpoint: above all ids on any timeline.
+        initial: a checkpoint is due before the first batch: a new log, or a new source.
+    """
+
+    commit: tuple[Committable, ...] = ()
+    rewind: Rewind | None = None
+    void: tuple[Committable, ...] = ()
+    delete: tuple[str, ...] = ()
+    restored: CheckpointId | None = None
+    snapshots: Mapping[str, TaskSnapshot] = field(default_factory=dict)
+    fresh: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    changes: tuple[SchemaChange, ...] = ()
+    next_checkpoint: CheckpointId
+    initial: bool
+
+
+def decide_recovery(
+    history: History,
+    steps: Sequence[StepRecord],
+    *,
+    at: WallTime,
+    fresh: bool = False,
+    rewind_to: CheckpointId | None = None,
+    discard_unpublished: bool = False,
+    allow_non_restored_state: bool = False,
+    judge: Judge = lambda _recorded, _declared: None,
+) -> Recovery:
+    """What a start of the graph ``steps`` does; ``plan`` prints it, the supervisor carries it out under its claim.
+
+    Args:
+        history: read under the claim (or, for a plan, without).
+        steps: the graph as it is now.
+        at: written into a rewind entry.
+        fresh: begin empty beside what is there.
+        rewind_to: begin at this checkpoint instead of the newest.
+        discard_unpublished: with either of the two: what is open above the target is voided, not published.
+        allow_non_restored_state: leave state of uids unused that the graph no longer has.
+        judge: refuses schemas that no step could migrate, before anything runs.
+
+    Raises:
+        StateIncompatible: kinds or schemas do not match, or state would be left unused.
+        GraphError: the rewind is impossible.
+    """
+    rewind = None
+    if (fresh and not history.is_empty and history.restore_point is not None) or rewind_to is not None:
+        rewind = plan_rewind(history, None if fresh else rewind_to, at=at, discard_unpublished=discard_unpublished)
+    target = _target(history, rewind)
+    matched = _match(target, steps, allow_non_restored_state=allow_non_restored_state, judge=judge)
+    discarded = rewind.discard if rewind else ()
+    return Recovery(
+        commit=tuple(item for item in history.open_committables if item not in discarded),
+        rewind=rewind,
+        void=(*history.to_void, *discarded),
+        delete=history.condemned_files(after=history.deleted),
+        restored=target.checkpoint if target else None,
+        snapshots=matched.snapshots,
+        fresh=matched.fresh,
+        dropped=matched.dropped,
+        changes=matched.changes,
+        next_checkpoint=history.next_checkpoint,
+        initial=target is None or any(step.role is StepRole.SOURCE and step.uid in matched.fresh for step in steps),
+    )
+
+
+def _target(history: History, rewind: Rewind | None) -> Manifest | None:
+    if rewind is None:
+        return history.restore_point
+    return None if rewind.to is None else history.restorable[rewind.to]
+
+
+# ------------------------------------------------------------------------------------------------------------- rewind
+
+
+def plan_rewind(
+    history: History,
+    to: CheckpointId | None,
+    *,
+    at: WallTime,
+    discard_unpublished: bool = False,
+    request: str | None = None,
+) -> Rewind:
+    """The entry that sets the restore point; everything open and not discarded is committed before it is written (R2).
+
+    Raises:
+        GraphError: the target is not restorable, or a discarded checkpoint is pinned.
+    """
+    if to is not None and to not in history.restorable:
+        known = ", ".join(str(key) for key in history.restorable) or "none"
+        why = "is condemned, its files may be gone" if to in history.condemned else "is not in the log"
+        msg = f"checkpoint {to} {why}; restorable are: {known}"
+        raise GraphError(msg)
+    discard: tuple[Committable, ...] = ()
+    if discard_unpublished:
+        discard = tuple(item for item in history.open_committables if to is None or item.checkpoint > to)
+    left = history.restore_point
+    return Rewind(
+        to=to,
+        left=left.checkpoint if left else None,
+        at=at,
+        discard=discard,
+        condemned=_condemned_by(history, discard),
+        lost=tuple(EntryNumber(found.number) for found in history.unreadable if found.number not in history.lost),
+        request=request,
+    )
+
+
+def _condemned_by(history: History, discard: Sequence[Committable]) -> tuple[CheckpointId, ...]:
+    """A discard condemns the checkpoints of what it drops and all built on them (R3): a rewind forward would lose rows.
+
+    A committable of an aborted checkpoint went into the log with a later one: all that list it, or follow, count.
+    """
+    roots = frozenset(
+        key for key, (_, manifest) in history.manifests.items() if any(item in manifest.open for item in discard)
+    )
+    condemned = history.built_on(roots) - history.condemned
+    held = sorted(pin.name for pin in history.pins.values() if pin.checkpoint in condemned)
+    if held:
+        msg = f"discarding would condemn checkpoints that have names: {', '.join(held)}; unpin them first"
+        raise GraphError(msg)
+    return tuple(sorted(condemned))
+
+
+# ----------------------------------------------------------------------------------------------- matching by uid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Matched:
+    snapshots: Mapping[str, TaskSnapshot] = field(default_factory=dict)
+    fresh: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    changes: tuple[SchemaChange, ...] = ()
+
+
+def _match(
+    target: Manifest | None, steps: Sequence[StepRecord], *, allow_non_restored_state: bool, judge: Judge
+) -> _Matched:
+    if target is None:
+        return _Matched()
+    declared = {step.uid: step for step in steps}
+    recorded = {step.uid: step for step in target.steps}
+    found = {snapshot.task: snapshot for snapshot in target.tasks}
+    unused = tuple(sorted(uid for uid, snapshot in found.items() if uid not in declared and _holds_anything(snapshot)))
+    if unused and not allow_non_restored_state:
+        raise _left_unused(target, unused, declared)
+    changes = []
+    for uid in sorted(found.keys() & declared.keys() & recorded.keys()):
+        before, now = recorded[uid], declared[uid]
+        _refuse_unlike(target, before, now, found[uid], judge)
+        if before.schema != now.schema:
+            changes.append(SchemaChange(uid=uid, recorded=before.schema, declared=now.schema))
+    return _Matched(
+        snapshots={uid: snapshot for uid, snapshot in found.items() if uid in declared},
+        fresh=tuple(step.uid for step in steps if step.uid not in found),
+        dropped=unused,
+        changes=tuple(changes),
+    )
+
+
+def _holds_anything(snapshot: TaskSnapshot) -> bool:
+    """Whether leaving this snapshot unused loses something: positions do; empty state does not."""
+    state = snapshot.state
+    return snapshot.position is not None or (state is not None and (bool(state.layers) or state.detail is not None))
+
+
+def _left_unused(target: Manifest, unused: Sequence[str], declared: Mapping[str, StepRecord]) -> StateIncompatible:
+    names = ", ".join(f"'{uid}'" for uid in unused)
+    here = ", ".join(f"'{uid}'" for uid in sorted(declared))
+    return StateIncompatible(
+        f"checkpoint {target.checkpoint} holds state of {names}, which the pipeline does not have (it has {here}); "
+        "give the steps their old uids, or leave that state unused with --allow-non-restored-state"
+    )
+
+
+def _refuse_unlike(target: Manifest, before: StepRecord, now: StepRecord, snapshot: TaskSnapshot, judge: Judge) -> None:
+    if not _holds_anything(snapshot):
+        return
+    if (before.role, before.kind) != (now.role, now.kind):
+        msg = (
+            f"checkpoint {target.checkpoint} recorded a {before.role.value} of kind {before.kind!r}, the pipeline has "
+            f"a {now.role.value} of kind {now.kind!r}; give the new step another uid, or put the old one back"
+        )
+        raise StateIncompatible(msg, uid=now.uid)
+    reason = judge(before, now)
+    if reason is not None:
+        msg = (
+            f"checkpoint {target.checkpoint} recorded the schema {before.schema!r}, the pipeline declares "
+            f"{now.schema!r}: {reason}; give the step a new uid, or put the old schema back"
+        )
+        raise StateIncompatible(msg, uid=now.uid)

@@ -1,0 +1,197 @@
+"""``penstock checkpoints``: what a job's log says, read from its directory alone. No Spark, no pipeline; writes nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from rich.table import Table
+from rich.text import Text
+
+from penstock.checkpoint import paths
+from penstock.checkpoint.entries import Claim, Stopped
+from penstock.checkpoint.reading import read_history
+from penstock.cli.exits import ExitCode, UsageError
+from penstock.cli.live import size
+from penstock.cli.locate import near
+from penstock.filesystem.resolve import resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.checkpoint.entries import Manifest
+    from penstock.checkpoint.history import History
+    from penstock.cli.output import Output
+    from penstock.ids import CheckpointId
+
+SCHEMA: Final = "penstock.checkpoints/1"
+"""Of the JSON document: fields may be added under this name, never changed or taken away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One checkpoint.
+
+    Attributes:
+        id: rises over the whole log.
+        kind: why it was taken.
+        entry: its number in the log.
+        generation: the claim under which it was taken.
+        parent: the checkpoint it continues.
+        completed: when, in microseconds since 1970.
+        duration_ms: from the trigger to the last acknowledgement.
+        bytes: of files that no earlier checkpoint of the log names.
+        total_bytes: of all files that it needs.
+        outputs: what its sinks handed over.
+        open: those of them that the log does not know to be published.
+        status: ``restorable`` or ``condemned``.
+        pins: names it has.
+        is_restore_point: the next start continues it.
+    """
+
+    id: int
+    kind: str
+    entry: int
+    generation: int
+    parent: int | None
+    completed: int
+    duration_ms: float
+    bytes: int
+    total_bytes: int
+    outputs: int
+    open: int
+    status: str
+    pins: tuple[str, ...]
+    is_restore_point: bool
+
+
+def show_checkpoints(output: Output, *, job: str, state: str, as_json: bool) -> int:
+    """Print them.
+
+    Raises:
+        UsageError: there is no such job; with the nearest name.
+        PenstockError: the log cannot be read.
+    """
+    _require(job, state)
+    history = read_history(resolve(state, job), job)
+    if history.is_empty:
+        raise UsageError(_unknown(job, state))
+    if as_json:
+        output.out.file.write(json.dumps(document(history), indent=2) + "\n")
+        return ExitCode.ENDED
+    output.result(_table(history))
+    output.result(Text(_summary(history)))
+    return ExitCode.ENDED
+
+
+def rows(history: History) -> list[Row]:
+    """All checkpoints of the log, oldest first."""
+    open_now = [item.checkpoint for item in history.open_committables]
+    point = history.restore_point
+    entries = {entry.number: entry for entry in history.entries}
+    seen: set[str] = set()
+    found = []
+    for key, (number, manifest) in history.manifests.items():
+        files = _files(manifest)
+        found.append(
+            Row(
+                id=key,
+                kind=manifest.kind.value,
+                entry=number,
+                generation=entries[number].generation,
+                parent=manifest.parent,
+                completed=manifest.completed,
+                duration_ms=(manifest.completed - manifest.triggered) / 1_000,
+                bytes=sum(length for path, length in files.items() if path not in seen),
+                total_bytes=sum(files.values()),
+                outputs=sum(item.checkpoint == key for item in manifest.open),
+                open=open_now.count(key),
+                status="condemned" if key in history.condemned else "restorable",
+                pins=_pins(history, key),
+                is_restore_point=point is not None and point.checkpoint == key,
+            )
+        )
+        seen.update(files)
+    return found
+
+
+def document(history: History) -> dict[str, object]:
+    """The JSON document. Times are microseconds since 1970."""
+    point, claim = history.restore_point, history.claim
+    return {
+        "schema": SCHEMA,
+        "job": history.job,
+        "log": history.log_id,
+        "generation": history.generation,
+        "owner": asdict(claim.body) if claim is not None and isinstance(claim.body, Claim) else None,
+        "stopped": _is_stopped(history),
+        "restore_point": point.checkpoint if point else None,
+        "open": [
+            {"uid": item.uid, "checkpoint": item.checkpoint, "kind": item.kind, "target": item.target}
+            for item in history.open_committables
+        ],
+        "checkpoints": [asdict(row) for row in rows(history)],
+    }
+
+
+def _files(manifest: Manifest) -> Mapping[str, int]:
+    layers = [layer for task in manifest.tasks if task.state for layer in task.state.layers]
+    files = {file.path: file.length for layer in layers for file in layer.files}
+    return files | {file.path: file.length for item in manifest.open for file in item.files}
+
+
+def _pins(history: History, key: CheckpointId) -> tuple[str, ...]:
+    return tuple(sorted(pin.name for pin in history.pins.values() if pin.checkpoint == key))
+
+
+def _is_stopped(history: History) -> bool:
+    return bool(history.entries) and isinstance(history.entries[-1].body, Stopped)
+
+
+def _table(history: History) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    for name, justify in (("id", "right"), ("kind", "left"), ("completed", "left"), ("took", "right")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for name, justify in (("new", "right"), ("total", "right"), ("outputs", "right"), ("open", "right")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    table.add_column("status")
+    for row in rows(history):
+        status = " ".join([row.status, *(f"pinned:{name}" for name in row.pins)])
+        table.add_row(
+            "→" if row.is_restore_point else "",
+            str(row.id),
+            row.kind,
+            datetime.fromtimestamp(row.completed / 1_000_000, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ"),
+            f"{row.duration_ms / 1_000:.2f} s",
+            f"+{size(row.bytes)}",
+            size(row.total_bytes),
+            str(row.outputs),
+            str(row.open),
+            status,
+            style="dim" if row.status == "condemned" else None,
+        )
+    return table
+
+
+def _summary(history: History) -> str:
+    point = history.restore_point
+    following = f"checkpoint {point.checkpoint} (→)" if point else "empty state"
+    waiting = len(history.open_committables)
+    published = f"{waiting} outputs not known to be published" if waiting else "everything is published"
+    ended = "stopped in order" if _is_stopped(history) else "running, or ended without a last word"
+    return f"{history.job}: {ended} · generation {history.generation} · the next start continues {following} · {published}"
+
+
+def _require(job: str, state: str) -> None:
+    if "://" not in state and not (Path(state) / job / paths.LOG).is_dir():
+        raise UsageError(_unknown(job, state))
+
+
+def _unknown(job: str, state: str) -> str:
+    folder = Path(state)
+    there = [found.parent.name for found in folder.glob(f"*/{paths.LOG}")] if folder.is_dir() else []
+    return f"there is no job {job!r} in {state}" + (near(job, there) or "; no job has any state there")

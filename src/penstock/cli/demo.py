@@ -1,0 +1,193 @@
+"""``penstock demo``: a pipeline is killed and started again, and every row of its output is counted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from rich.table import Table
+from rich.text import Text
+
+from penstock.checkpoint.reading import read_history
+from penstock.cli import demo_pipeline
+from penstock.cli.demo_orders import FILES, Totals, make_orders, read_published
+from penstock.cli.exits import ExitCode, UsageError
+from penstock.cli.family import family, kill_family
+from penstock.filesystem.resolve import resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from penstock.checkpoint.entries import Manifest
+    from penstock.cli.output import Output
+
+FEWEST: Final = 1_000
+SHOWN: Final = 8
+"""Windows in the table at the end."""
+
+
+def run_demo(output: Output, *, rows: int, folder: str | None = None, keep: bool = False) -> int:
+    """Make orders, run, kill, run again, compare.
+
+    Raises:
+        UsageError: too few rows, or a folder that is not empty.
+    """
+    if rows < FEWEST:
+        msg = f"--rows {rows} is too few to be killed half-way: at least {FEWEST:,}"
+        raise UsageError(msg)
+    with _folder(folder, keep=keep) as home:
+        return _Demo(output, home, rows, keep=keep).run()
+
+
+class _Demo:
+    def __init__(self, output: Output, home: Path, rows: int, *, keep: bool) -> None:
+        self._output = output
+        self._home = home
+        self._rows = rows
+        self._keep = keep
+
+    def run(self) -> int:
+        self._say(f"1  make {self._rows:,} orders in {FILES} files below {self._home}")
+        expected = make_orders(self._home / "in", self._rows)
+        shutil.copy(demo_pipeline.__file__, self._home / "orders.py")
+        self._say("2  run the pipeline: sum by user and minute, exactly once, into out/")
+        if not self._run_and_kill():
+            return ExitCode.FAILED
+        self._say("3  start it again: it goes on from that checkpoint, and reads the rest")
+        code = self._drive(lambda _line, _pid: False)
+        if code != ExitCode.ENDED:
+            self._say(f"the second run ended with {code}", style="red")
+            return ExitCode.FAILED
+        self._say("4  read what was published, with plain Python, and compare")
+        return self._compare(expected, read_published(self._home / "out", self._home / "bad"))
+
+    # --------------------------------------------------------------------------------------------------- processes
+
+    def _run_and_kill(self) -> bool:
+        killed = False
+
+        def kill_half_way(line: str, pid: int) -> bool:
+            nonlocal killed
+            point = self._restore_point() if " checkpoint " in line else None
+            if point is None or not 0 < (left := _files_left(point)) < FILES:
+                return False
+            members = len(family(pid))
+            self._say(
+                f"   kill -9 to all {members} processes, the JVM too: checkpoint {point.checkpoint} is complete, "
+                f"{left} of {FILES} files are not in it",
+                style="bold red",
+            )
+            kill_family(pid)
+            killed = True
+            return True
+
+        code = self._drive(kill_half_way)
+        if not killed:
+            self._say(f"the first run ended with {code} before it could be killed; try more --rows", style="red")
+        return killed
+
+    def _drive(self, stop: Callable[[str, int], bool]) -> int:
+        """Run the pipeline and show its lines until it ends, or until ``stop`` says that it was killed."""
+        command = [sys.executable, "-m", "penstock", "run", "orders:orders", "--no-parent", "--state", "state"]
+        child = subprocess.Popen(
+            [*command, "--checkpoint-every", "1s"],
+            cwd=self._home,
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert child.stderr is not None  # noqa: S101 - it is a pipe
+        try:
+            for line in child.stderr:
+                self._say(f"   │ {line.rstrip()}", style="dim")
+                if stop(line, child.pid):
+                    break
+            return child.wait()
+        finally:
+            kill_family(child.pid)
+            child.wait()
+            child.stderr.close()
+
+    def _environment(self) -> dict[str, str]:
+        """Nothing outside the demo's folder is written, by a JVM that is killed neither."""
+        temporary = self._home / "tmp"
+        temporary.mkdir(exist_ok=True)
+        options = f"-Djava.io.tmpdir={temporary} -XX:-UsePerfData"
+        given = os.environ.get("SPARK_SUBMIT_OPTS")
+        return os.environ | {
+            "TMPDIR": str(temporary),
+            "SPARK_LOCAL_DIRS": str(temporary),
+            "SPARK_SUBMIT_OPTS": f"{given} {options}" if given else options,
+        }
+
+    def _restore_point(self) -> Manifest | None:
+        return read_history(resolve(str(self._home / "state"), "orders"), "orders").restore_point
+
+    # --------------------------------------------------------------------------------------------------- the result
+
+    def _compare(self, expected: Totals, found: Totals) -> int:
+        different = expected.differs(found)
+        self._output.result(_table(expected, found, [*different, *sorted(expected.orders)][:SHOWN]))
+        missing = sum(max(0, n - found.orders[w]) for w, n in expected.orders.items())
+        doubled = sum(max(0, n - expected.orders[w]) for w, n in found.orders.items())
+        verdict = (
+            f"{expected.total:,} orders expected in {len(expected.orders)} windows, {found.total:,} found: "
+            f"{missing:,} lost, {doubled:,} doubled; {found.bad} of {expected.bad} unreadable lines kept in bad/"
+        )
+        is_same = not different and expected.bad == found.bad
+        self._output.result(Text(verdict, style="bold green" if is_same else "bold red"))
+        if self._keep:
+            self._say(f"kept: {self._home} (orders.py is the pipeline; penstock checkpoints orders --state state)")
+        return ExitCode.ENDED if is_same else ExitCode.FAILED
+
+    def _say(self, text: str, *, style: str = "") -> None:
+        self._output.note(text, style=style)
+
+
+def _files_left(point: Manifest) -> int:
+    """Files that a checkpoint of the demo's one source has not read."""
+    for snapshot in point.tasks:
+        detail = snapshot.position.detail if snapshot.position else None
+        if isinstance(detail, dict) and isinstance(left := detail.get("remaining"), dict):
+            return len(left)
+    return 0
+
+
+def _table(expected: Totals, found: Totals, windows: list[tuple[str, str]]) -> Table:
+    table = Table(title="some of the windows", title_justify="left", header_style="bold", box=None)
+    for name in ("user", "minute", "orders", "expected", "amount", "expected"):
+        table.add_column(name, justify="left" if name in {"user", "minute"} else "right")
+    for window in windows:
+        table.add_row(
+            *window,
+            f"{found.orders[window]:,}",
+            f"{expected.orders[window]:,}",
+            f"{found.amount[window]:,.2f}",
+            f"{expected.amount[window]:,.2f}",
+        )
+    return table
+
+
+@contextmanager
+def _folder(given: str | None, *, keep: bool) -> Iterator[Path]:
+    if given is None:
+        home = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
+    else:
+        home = Path(given).resolve()
+        if home.exists() and any(home.iterdir()):
+            msg = f"--dir {given} is not empty: name a new folder"
+            raise UsageError(msg)
+        home.mkdir(parents=True, exist_ok=True)
+    try:
+        yield home
+    finally:
+        if not keep:
+            shutil.rmtree(home, ignore_errors=True)

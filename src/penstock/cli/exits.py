@@ -1,0 +1,96 @@
+"""The exit codes: one frozen table, and which error ends in which. Knows nothing of commands nor of how to print."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from penstock.errors import (
+    CheckpointUnreadable,
+    Domain,
+    EngineDied,
+    GenerationFenced,
+    GraphError,
+    InternalError,
+    LogGap,
+    PenstockError,
+    SettingsError,
+    SinkIdentityConflict,
+    StateDirectoryRefused,
+    StateIncompatible,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class UsageError(PenstockError):
+    """The command line cannot be understood; the message has the nearest name."""
+
+    domain = Domain.USER
+
+
+class ExitCode(IntEnum):
+    """How a command ended. Frozen: scripts and process managers depend on the numbers."""
+
+    ENDED = 0
+    FAILED = 1
+    USAGE = 64
+    REFUSED = 65
+    FENCED = 69
+    BUG = 70
+    ENGINE_DIED = 75
+    INTERRUPTED = 130
+
+
+MEANINGS: Final[Mapping[ExitCode, str]] = MappingProxyType(
+    {
+        ExitCode.ENDED: "It ended in order: for run, everything read is in a checkpoint and published.",
+        ExitCode.FAILED: "It failed; the next start goes on from the last complete checkpoint.",
+        ExitCode.USAGE: "The command line or a setting is wrong; nothing was touched.",
+        ExitCode.REFUSED: "The pipeline, or the state it should continue, was refused before anything was read.",
+        ExitCode.FENCED: "Another process has taken this job over; this one published nothing more.",
+        ExitCode.BUG: "A bug of penstock: please report it.",
+        ExitCode.ENGINE_DIED: "The engine (the JVM) or its process died; the parent of run starts it again by itself.",
+        ExitCode.INTERRUPTED: "Ended at once by a second Ctrl-C or SIGTERM; nothing is lost, the next start goes on.",
+    }
+)
+"""Every code with one sentence."""
+
+_REFUSED: Final = (
+    GraphError,
+    StateDirectoryRefused,
+    StateIncompatible,
+    SinkIdentityConflict,
+    CheckpointUnreadable,
+    LogGap,
+)
+
+
+def exit_code_of(error: BaseException) -> ExitCode:
+    """The code of what ended a command.
+
+    >>> exit_code_of(GenerationFenced("taken over"))
+    <ExitCode.FENCED: 69>
+    """
+    match error:
+        case UsageError() | SettingsError():
+            return ExitCode.USAGE
+        case GenerationFenced():
+            return ExitCode.FENCED
+        case EngineDied():
+            return ExitCode.ENGINE_DIED
+        case InternalError():
+            return ExitCode.BUG
+        case KeyboardInterrupt():
+            return ExitCode.INTERRUPTED
+        case PenstockError():
+            return ExitCode.REFUSED if isinstance(error, _REFUSED) else ExitCode.FAILED
+        case _:
+            return ExitCode.BUG
+
+
+def table() -> str:
+    """The table as text, for ``--help``."""
+    return "\n".join(f"  {code.value:>3}  {sentence}" for code, sentence in MEANINGS.items())

@@ -1,0 +1,193 @@
+"""A running job for people: a header, one line a checkpoint, on a terminal a line that is always now. Decides nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+from rich.live import Live
+from rich.text import Text
+
+from penstock.facts import (
+    BatchDone,
+    CheckpointCompleted,
+    CheckpointFailed,
+    Counted,
+    Fact,
+    JobEnded,
+    JobStarted,
+    Published,
+    Restarting,
+    RowsRead,
+    WatermarkAdvanced,
+)
+from penstock.ids import BEGINNING, END_OF_TIME
+
+if TYPE_CHECKING:
+    from penstock.cli.output import Output
+    from penstock.ids import Instant, WallTime
+    from penstock.runtime.clock import Clock
+
+SPAN: Final = 5_000_000
+"""Rows a second are those of so many microseconds."""
+
+_SETTLED: Final = frozenset({"done", "already done"})
+
+
+class LiveOutput:
+    """A listener that prints. Any thread may report to it.
+
+    Args:
+        job: its name.
+        output: where to.
+        clock: for the time in front of lines.
+        sinks: the uids whose rows count as written.
+    """
+
+    def __init__(self, job: str, *, output: Output, clock: Clock, sinks: frozenset[str] = frozenset()) -> None:
+        self._job = job
+        self._output = output
+        self._clock = clock
+        self._sinks = sinks
+        self._lock = threading.RLock()
+        self._rows: deque[tuple[Instant, int]] = deque()
+        self._total = {"read": 0, "written": 0, "checkpoints": 0, "late": 0}
+        self._watermarks: dict[str, int] = {}
+        self._last: tuple[int, WallTime] | None = None
+        self._live: Live | None = None
+
+    def __call__(self, fact: Fact) -> None:
+        """Print what the fact says, if it is worth a line."""
+        with self._lock:
+            self._take(fact)
+
+    def close(self) -> None:
+        """Leave the terminal as it was; harmless if done already."""
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+
+    def _take(self, fact: Fact) -> None:
+        match fact:
+            case JobStarted():
+                self._started(fact)
+            case RowsRead():
+                self._total["read"] += fact.rows
+                self._rows.append((self._clock.now(), fact.rows))
+            case BatchDone():
+                self._total["written"] += (fact.rows or 0) if fact.task in self._sinks else 0
+            case Counted(name="late"):
+                self._total["late"] += fact.amount
+            case WatermarkAdvanced():
+                self._watermarks[fact.task] = fact.at
+            case CheckpointCompleted():
+                self._completed(fact)
+            case CheckpointFailed():
+                reason = f"{fact.reason.replace('_', ' ')}: {fact.message}" if fact.message else fact.reason
+                self._line(f"checkpoint {fact.checkpoint} FAILED {reason}", style="red")
+            case Published():
+                if fact.outcome not in _SETTLED:
+                    self._line(f"checkpoint {fact.checkpoint} of {fact.task} is not published yet: {fact.outcome}")
+            case Restarting():
+                self._line(f"restarting in {fact.delay_ms / 1_000:.1f} s: {fact.cause}", style="yellow")
+            case JobEnded():
+                self._ended(fact)
+            case _:
+                pass
+
+    def _started(self, fact: JobStarted) -> None:
+        how = "starting empty" if fact.restored is None else f"restoring from checkpoint {fact.restored}"
+        parts = [f"{self._job}: {how}", f"generation {fact.generation}"]
+        if fact.published:
+            parts.append(f"published {_count(fact.published, 'output')} that the log held open")
+        self._output.note(" · ".join(parts), style="bold")
+        self._watermarks.clear()
+        self._rows.clear()
+        console = self._output.err
+        if console.is_terminal and not console.is_dumb_terminal and self._live is None:
+            self._live = Live(console=console, get_renderable=self._status, refresh_per_second=4, transient=True)
+            self._live.start()
+
+    def _completed(self, fact: CheckpointCompleted) -> None:
+        self._last = (fact.checkpoint, self._clock.wall())
+        self._total["checkpoints"] += 1
+        kind = "" if fact.kind == "periodic" else f" ({fact.kind})"
+        parts = [f"{fact.duration_ms / 1_000:.2f} s", f"+{size(fact.bytes)}"]
+        if fact.committables:
+            parts.append(_count(fact.committables, "output"))
+        self._line(f"checkpoint {fact.checkpoint} ok{kind} [{', '.join(parts)}]")
+
+    def _ended(self, fact: JobEnded) -> None:
+        self.close()
+        total = self._total
+        parts = [
+            f"{self._job}: {fact.state}",
+            f"{total['read']:,} rows read",
+            f"{total['written']:,} written",
+            *([f"{total['late']:,} late"] if total["late"] else []),
+            _count(total["checkpoints"], "checkpoint"),
+        ]
+        self._output.note(" · ".join(parts), style="bold")
+
+    def _line(self, text: str, *, style: str = "") -> None:
+        self._output.note(f"{clock_time(self._clock.wall())} {text}", style=style)
+
+    # ---------------------------------------------------------------------------------------------- the line of now
+
+    def _status(self) -> Text:
+        with self._lock:
+            return Text(self._status_text(), style="dim", no_wrap=True, overflow="ellipsis")
+
+    def _status_text(self) -> str:
+        now = self._clock.now()
+        while self._rows and self._rows[0][0] < now - SPAN:
+            self._rows.popleft()
+        rate = sum(rows for _, rows in self._rows) / (SPAN / 1_000_000)
+        parts = [f"{rate:,.0f} rows/s", f"watermark {self._watermark()}"]
+        if self._last is not None:
+            age = max(0, self._clock.wall() - self._last[1]) / 1_000_000
+            parts.append(f"checkpoint {self._last[0]} {age:.0f} s ago")
+        return " · ".join([*parts, "Ctrl-C stops in order"])
+
+    def _watermark(self) -> str:
+        at = min(self._watermarks.values(), default=BEGINNING)
+        if at == BEGINNING:
+            return "none yet"
+        if at == END_OF_TIME:
+            return "at the end"
+        return event_time(at)
+
+
+def clock_time(wall: int) -> str:
+    """The time of day where the user is."""
+    return datetime.fromtimestamp(wall / 1_000_000).astimezone().strftime("%H:%M:%S")
+
+
+def event_time(micros: int) -> str:
+    """A time that the data says, in UTC."""
+    from datetime import timedelta, timezone
+
+    try:
+        at = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=micros)
+    except OverflowError:
+        return f"{micros} us"
+    return at.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def size(number: int) -> str:
+    """Bytes as people write them.
+
+    >>> size(2_100_000)
+    '2.1 MB'
+    """
+    value, units = float(number), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 1_000 and len(units) > 1:  # noqa: PLR2004 - the step of the units
+        value /= 1_000
+        units.pop(0)
+    return f"{number} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")

@@ -1,0 +1,197 @@
+"""``penstock run``: as a parent that watches, or as the process that runs the job. Thin: all work is the job's."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from penstock.cli.engine import EngineWatch, log_to_file
+from penstock.cli.exits import ExitCode
+from penstock.cli.lifeline import StopRequests
+from penstock.cli.live import LiveOutput
+from penstock.cli.locate import locate, refused
+from penstock.cli.process import Parent
+from penstock.errors import EngineDied, PenstockError
+from penstock.facts import Fact, JobStarted
+from penstock.graph.nodes import Write
+from penstock.runtime.clock import SystemClock
+from penstock.settings import read_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.cli.output import Output
+    from penstock.job import Job
+
+LAST_WORDS: Final = 3.0
+"""Seconds that a job gets to fail by itself once its JVM is dead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What was asked for on the command line."""
+
+    pipeline: str
+    state: str
+    until: str = "stopped"
+    fresh: bool = False
+    allow_non_restored_state: bool = False
+    take_over: bool = False
+    master: str | None = None
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+    def command(self, *, fresh: bool, traceback: bool) -> list[str]:
+        """The command line of the process that does it."""
+        parts = [sys.executable, "-m", "penstock", "run", self.pipeline, "--no-parent", "--state", self.state]
+        parts += ["--until", self.until]
+        flags = {
+            "--fresh": fresh,
+            "--allow-non-restored-state": self.allow_non_restored_state,
+            "--take-over": self.take_over,
+            "--traceback": traceback,
+        }
+        parts += [name for name, is_set in flags.items() if is_set]
+        given = {"master": self.master, **self.settings}
+        for name, value in given.items():
+            if value is not None:
+                parts += [f"--{name.replace('_', '-')}", str(value)]
+        return parts
+
+
+def run_as_parent(options: RunOptions, output: Output) -> int:
+    """Watch a child that runs the job; ``--fresh`` counts for the first start only, once that had begun to read."""
+    read_settings(options.settings)
+    parent = Parent(
+        lambda has_run: options.command(fresh=options.fresh and not has_run, traceback=output.traceback),
+        tell=lambda text: output.note(f"penstock: {text}", style="yellow"),
+    )
+    code = parent.run()
+    output.err.show_cursor(True)
+    return code
+
+
+def run_as_child(options: RunOptions, output: Output) -> int:
+    """Run the job in this process."""
+    return _Runner(options, output).run()
+
+
+class _Runner:
+    """One job in this process, with everything that may end it."""
+
+    def __init__(self, options: RunOptions, output: Output) -> None:
+        self._options = options
+        self._output = output
+        self._live: LiveOutput | None = None
+        self._over = threading.Event()
+        self._requests = StopRequests(at_once=self._end_at_once, tell=lambda text: output.note(f"penstock: {text}"))
+        self._engine = EngineWatch(self._engine_died)
+
+    def run(self) -> int:
+        _log_to(self._output)
+        if self._options.master is not None:
+            os.environ["PENSTOCK_MASTER"] = self._options.master
+        job = self._job()
+        self._requests.bind(job.request_stop)
+        try:
+            if not self._requests.is_asked:
+                job.start(self._options.until)
+            job.wait()
+        except PenstockError as error:
+            return self._failed(error)
+        finally:
+            self._engine.release()
+            self._over.set()
+            if self._live is not None:
+                self._live.close()
+        return ExitCode.ENDED
+
+    def _job(self) -> Job:
+        from penstock.job import Job
+
+        options = self._options
+        definition = locate(options.pipeline)
+        engine_log = log_to_file(definition.name, options.state)
+        logging.getLogger("penstock").debug("the engine writes its log to %s", engine_log)
+        try:
+            job = Job(
+                definition,
+                state=options.state,
+                fresh=options.fresh,
+                allow_non_restored_state=options.allow_non_restored_state,
+                take_over=options.take_over,
+                listener=self._listen,
+                **options.settings,
+            )
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise refused(error) from error
+        sinks = frozenset(node.uid for node in job.graph.nodes if isinstance(node, Write))
+        self._live = LiveOutput(job.name, output=self._output, clock=SystemClock(), sinks=sinks)
+        return job
+
+    def _listen(self, fact: Fact) -> None:
+        if isinstance(fact, JobStarted):
+            self._engine.begin()
+            self._requests.running()
+        if self._live is not None:
+            self._live(fact)
+
+    def _failed(self, error: PenstockError) -> int:
+        if self._engine.is_dead and not isinstance(error, EngineDied):
+            error = _dead(error)
+        code = self._output.error(error)
+        if code == ExitCode.ENGINE_DIED:
+            self._leave(code)
+        return code
+
+    # ------------------------------------------------------------------------- ends that do not come from the job
+
+    def _end_at_once(self) -> NoReturn:
+        self._output.note("penstock: ended at once; the next start goes on from the last complete checkpoint")
+        self._leave(ExitCode.INTERRUPTED)
+
+    def _engine_died(self) -> None:
+        if not self._over.wait(LAST_WORDS):
+            self._output.error(_dead(None))
+            self._leave(ExitCode.ENGINE_DIED)
+
+    def _leave(self, code: ExitCode) -> NoReturn:
+        """End this process now: nothing that still runs in it could do anything useful."""
+        if self._live is not None:
+            self._live.close()
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                continue
+        os._exit(code)
+
+
+def _dead(cause: BaseException | None) -> EngineDied:
+    error = EngineDied("the JVM under Spark is gone; the job goes on from its last complete checkpoint")
+    error.__cause__ = cause
+    return error
+
+
+class _ToOutput(logging.Handler):
+    """Log records of penstock, as lines of ours."""
+
+    def __init__(self, output: Output) -> None:
+        super().__init__(logging.WARNING)
+        self._output = output
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._output.note(f"penstock: {record.getMessage()}", style="yellow")
+
+
+def _log_to(output: Output) -> None:
+    logger = logging.getLogger("penstock")
+    logger.addHandler(_ToOutput(output))
+    logger.propagate = False
+
+

@@ -1,0 +1,5 @@
+"""``ps.console``: rows printed for a person."""
+
+from penstock.sinks.console import Sink
+
+__all__ = ["Sink"]

@@ -1,0 +1,28 @@
+"""What flows along an edge: batches of rows, and the control elements between them."""
+
+from penstock.elements.batch import Batch, Lease, Measure
+from penstock.elements.control import (
+    Barrier,
+    CancelBarrier,
+    CheckpointKind,
+    EndOfStream,
+    InputStatus,
+    LatencyMarker,
+    Watermark,
+)
+
+Element = Batch | Watermark | InputStatus | LatencyMarker | Barrier | CancelBarrier | EndOfStream
+
+__all__ = [
+    "Barrier",
+    "Batch",
+    "CancelBarrier",
+    "CheckpointKind",
+    "Element",
+    "EndOfStream",
+    "InputStatus",
+    "LatencyMarker",
+    "Lease",
+    "Measure",
+    "Watermark",
+]

@@ -1,0 +1,219 @@
+"""The whole exception tree: each error says whose fault it is and whether a retry can help.
+
+::
+
+    PenstockError                      domain, retry, and the uid of the step if known
+    ├── GraphError                     user: refused before anything runs
+    │   ├── DuplicateUid
+    │   └── SchemaMismatch
+    ├── SettingsError                  user
+    ├── ConnectorError                 external
+    │   ├── SourceUnavailable          retry
+    │   ├── SourceChanged              user: what was read or planned is no longer what is there
+    │   ├── DecodeError                user: a row that cannot be decoded, with its place
+    │   └── SinkBackpressure           retry after a time
+    ├── CheckpointError
+    │   ├── CheckpointAborted          external, retry: carries a reason of a closed list
+    │   ├── CheckpointUnreadable       external: never skipped silently
+    │   ├── LogGap                     external: a number is missing above the floor
+    │   ├── GenerationFenced           another driver owns this job: stop, do not restart
+    │   ├── StateDirectoryRefused      user: the directory cannot hold this job's log
+    │   ├── StorageFailed              external, retry: full, read-only, input/output error; nothing was lost
+    │   ├── CommitFailed               external, retry
+    │   ├── CommitUnknown              external: ask, then decide; never repeat blindly
+    │   └── SinkIdentityConflict       user: the sink remembers another log
+    ├── StateError
+    │   ├── StateIncompatible          user: schema or uid changed
+    │   └── LayerMissing               external
+    ├── EngineFailed                   external, retry: a Spark job failed for reasons of its own
+    ├── EngineDied                     external: the JVM is gone; the process must end, its parent restarts it
+    ├── UserFunctionError              user: chained, with module and line
+    └── InternalError                  a broken invariant: please report
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import ClassVar, NoReturn
+
+
+class Domain(str, Enum):
+    """Whose fault a failure is."""
+
+    USER = "user"
+    EXTERNAL = "external"
+    INTERNAL = "internal"
+
+
+class PenstockError(Exception):
+    """Base of all errors of penstock.
+
+    Attributes:
+        domain: whose fault it is.
+        retry: whether doing the same again can help; a job is restarted only if so.
+        uid: the step it happened in, if known.
+        where: the user's file and line that made the step, if known, as ``"shop.py:12"``.
+    """
+
+    domain: ClassVar[Domain] = Domain.INTERNAL
+    retry: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, uid: str | None = None, where: str | None = None) -> None:
+        super().__init__(message)
+        self.uid = uid
+        self.where = where
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        step = f"step '{self.uid}'" if self.uid else None
+        place = " at ".join(part for part in (step, self.where) if part)
+        return f"{place}: {message}" if place else message
+
+
+class GraphError(PenstockError):
+    """The pipeline is refused before anything runs."""
+
+    domain = Domain.USER
+
+
+class DuplicateUid(GraphError):
+    """Two steps have one uid: state could not be addressed."""
+
+
+class SchemaMismatch(GraphError):
+    """Columns are not those that a step needs."""
+
+
+class SettingsError(PenstockError):
+    """A setting is unknown or has an impossible value."""
+
+    domain = Domain.USER
+
+
+class ConnectorError(PenstockError):
+    """A source or sink could not do its work."""
+
+    domain = Domain.EXTERNAL
+
+
+class SourceUnavailable(ConnectorError):
+    """The source cannot be reached now."""
+
+    retry = True
+
+
+class SourceChanged(ConnectorError):
+    """What was read, or planned to be read, is no longer what is there: reading on would lose or repeat rows."""
+
+    domain = Domain.USER
+
+
+class DecodeError(ConnectorError):
+    """A row cannot be decoded under the declared schema; the message gives its place and the ways out."""
+
+    domain = Domain.USER
+
+
+class SinkBackpressure(ConnectorError):
+    """The sink asks to be left alone for a while."""
+
+    retry = True
+
+
+class CheckpointError(PenstockError):
+    """Something about checkpoints or their log."""
+
+    domain = Domain.EXTERNAL
+
+
+class CheckpointAborted(CheckpointError):
+    """More checkpoints failed in a row than are tolerated."""
+
+    retry = True
+
+
+class CheckpointUnreadable(CheckpointError):
+    """An entry of the log, or a file it names, is complete but not what was written. Only ``rewind`` goes past it."""
+
+
+class LogGap(CheckpointError):
+    """A number is missing in the log above its floor."""
+
+
+class GenerationFenced(CheckpointError):
+    """Another driver has claimed this job: this one stops, commits and deletes nothing more."""
+
+
+class StateDirectoryRefused(CheckpointError):
+    """The state directory cannot hold this job's log: another job's, not writable, or not a safe file system."""
+
+    domain = Domain.USER
+
+
+class StorageFailed(CheckpointError):
+    """A durable write failed and surely has no effect: full, read-only, input/output error."""
+
+    retry = True
+
+
+class CommitFailed(CheckpointError):
+    """A sink said that a commit did not happen; it is tried again."""
+
+    retry = True
+
+
+class CommitUnknown(CheckpointError):
+    """A commit may or may not have happened; only the sink can tell."""
+
+
+class SinkIdentityConflict(CheckpointError):
+    """The sink holds a marker of another log, or one above this log's newest checkpoint."""
+
+    domain = Domain.USER
+
+
+class StateError(PenstockError):
+    """State could not be read or used."""
+
+    domain = Domain.EXTERNAL
+
+
+class StateIncompatible(StateError):
+    """The state's schema is not that of the step; both are in the message, with the remedy."""
+
+    domain = Domain.USER
+
+
+class LayerMissing(StateError):
+    """A layer, or a cached block of one, is gone: the job restarts from its durable layers."""
+
+    retry = True
+
+
+class EngineFailed(PenstockError):
+    """A Spark job failed for reasons of its own (a lost executor, memory); the job begins again from its checkpoint."""
+
+    domain = Domain.EXTERNAL
+    retry = True
+
+
+class EngineDied(PenstockError):
+    """The JVM under Spark is gone. The process must end; whoever watches it starts another."""
+
+    domain = Domain.EXTERNAL
+
+
+class UserFunctionError(PenstockError):
+    """A function of the user raised; the original is chained."""
+
+    domain = Domain.USER
+
+
+class InternalError(PenstockError):
+    """An invariant of penstock is broken. Please report it with the story in the message."""
+
+
+def assert_never(value: NoReturn) -> NoReturn:
+    """Close a ``match``: the type checker proves that no case is left (``typing`` has it only since Python 3.11)."""
+    msg = f"a case nobody thought of: {value!r}"
+    raise InternalError(msg)

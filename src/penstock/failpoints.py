@@ -1,0 +1,219 @@
+"""Named places where a test can crash, stop or break a process; knows nothing of what happens there.
+
+A place costs two look-ups while nothing is armed. Arm it in code::
+
+    with failpoints.armed("checkpoint.manifest.written", "raise"):
+        ...
+
+or for a whole process by its environment: ``PENSTOCK_FAILPOINTS="sink.published=kill@2;log.claim.before=pause:/tmp/x"``
+kills the process (SIGKILL) at its second publication. Actions: ``kill``, ``killpg`` (the whole process group),
+``raise`` (:class:`Crash`), ``pause:FILE`` (until FILE is gone) and ``error:ENOSPC`` (or another errno's name).
+``@hit`` counts from 1; without it every hit acts. ``PENSTOCK_FAILPOINTS_RECORD=FILE`` appends the name of every hit.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from penstock.errors import InternalError, SettingsError
+
+KNOWN: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "checkpoint.manifest.before": "all tasks have acknowledged, nothing of the manifest is written",
+        "checkpoint.manifest.written": "the manifest is in the log, nobody has been told",
+        "gc.delete.after": "a condemned file is deleted",
+        "gc.delete.before": "a file is condemned in the log and not yet deleted",
+        "local.create.linked": "a file has its name, its folder is not yet synced",
+        "local.create.temp_written": "a file's content is durable under a temporary name",
+        "local.move.before": "nothing is renamed yet",
+        "local.move.renamed": "a file is renamed, the folders are not yet synced",
+        "local.settle.synced": "a file's content is durable, its name may not be",
+        "log.append.before": "an entry other than a claim or a manifest is about to be written",
+        "log.append.written": "an entry other than a claim or a manifest is in the log",
+        "log.claim.before": "the log is read, the claim is about to be written",
+        "log.claim.written": "the claim is in the log, nothing has been read under it",
+        "log.trim.before": "an entry below the floor is about to be deleted",
+        "recovery.committed": "what the log held open is published, nothing is restored",
+        "recovery.restored": "state and positions are restored, no source has started",
+        "recovery.delete.before": "a file whose deletion was recorded is about to be deleted again",
+        "sink.commit.before": "a checkpoint is in the log, its output is not published",
+        "sink.files.before_move": "a staged file is about to get its final name",
+        "sink.files.moved": "one file of an epoch is published, others may not be",
+        "sink.published": "output is published, nobody has recorded it",
+        "sink.staged": "a batch is staged, in no checkpoint",
+        "sink.prepared": "an epoch is durable and not yet acknowledged",
+        "sink.voided": "a discarded committable can no longer be published",
+        "source.polled": "a batch is planned and not yet sent",
+        "state.compacted": "layers are merged, nothing durable names the result yet",
+        "state.layer.before_write": "a layer is about to be written",
+        "state.layer.durable": "a layer is durable and not yet acknowledged",
+        "state.layer.written": "a layer is written and not yet durable",
+    }
+)
+"""Every place and what is true there. Hitting one that is not declared is an :class:`InternalError`."""
+
+
+class Crash(BaseException):
+    """Raised by the action ``raise``; not an ``Exception``, so that nobody handles it on the way."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    act: Callable[[str], None]
+    hit: int | None
+
+
+class _Register:
+    """What is armed, and how often each armed or recorded place was hit."""
+
+    def __init__(self) -> None:
+        self.plans: dict[str, _Plan] = {}
+        self.record: Path | None = None
+        self.hits: Counter[str] = Counter()
+        self.lock = threading.Lock()
+
+    @property
+    def is_active(self) -> bool:
+        return bool(self.plans) or self.record is not None
+
+
+_register = _Register()
+_active = False
+
+
+def failpoint(name: str) -> None:
+    """A place where a test may strike.
+
+    Raises:
+        InternalError: the name is not declared in :data:`KNOWN`.
+    """
+    if name not in KNOWN:
+        msg = f"failpoint {name!r} is not declared in penstock.failpoints.KNOWN"
+        raise InternalError(msg)
+    if _active:
+        _hit(name)
+
+
+def _hit(name: str) -> None:
+    with _register.lock:
+        _register.hits[name] += 1
+        count = _register.hits[name]
+        plan = _register.plans.get(name)
+        if _register.record is not None:
+            with _register.record.open("a", encoding="utf-8") as file:
+                file.write(f"{name}\n")
+    if plan is not None and plan.hit in {None, count}:
+        plan.act(name)
+
+
+def arm(name: str, action: str, *, hit: int | None = None) -> None:
+    """Act at a place, at its ``hit``-th hit from now on or at each.
+
+    Raises:
+        SettingsError: no such place or action.
+    """
+    if name not in KNOWN:
+        msg = f"there is no failpoint {name!r}; known are {', '.join(sorted(KNOWN))}"
+        raise SettingsError(msg)
+    if hit is not None and hit < 1:
+        msg = f"failpoint {name!r}: hits count from 1, got {hit}"
+        raise SettingsError(msg)
+    with _register.lock:
+        _register.plans[name] = _Plan(_action(name, action), hit)
+        _register.hits[name] = 0
+        _refresh()
+
+
+def disarm(name: str | None = None) -> None:
+    """Do nothing any more at one place, or at all."""
+    with _register.lock:
+        if name is None:
+            _register.plans.clear()
+        else:
+            _register.plans.pop(name, None)
+        _refresh()
+
+
+@contextmanager
+def armed(name: str, action: str, *, hit: int | None = None) -> Iterator[None]:
+    """Arm a place for the length of a ``with`` block."""
+    arm(name, action, hit=hit)
+    try:
+        yield
+    finally:
+        disarm(name)
+
+
+def record_to(path: Path | None) -> None:
+    """Append the name of every hit to a file, or stop doing so."""
+    with _register.lock:
+        _register.record = path
+        _refresh()
+
+
+def load(environment: Mapping[str, str]) -> None:
+    """Arm what the environment asks for; called once at import with the process's own.
+
+    Raises:
+        SettingsError: it cannot be understood.
+    """
+    for text in filter(None, (part.strip() for part in environment.get("PENSTOCK_FAILPOINTS", "").split(";"))):
+        name, equals, action = text.partition("=")
+        action, _, hit = action.partition("@")
+        if not equals or (hit and not hit.isdigit()):
+            msg = f"PENSTOCK_FAILPOINTS: {text!r} is not name=action or name=action@hit"
+            raise SettingsError(msg)
+        arm(name.strip(), action.strip(), hit=int(hit) if hit else None)
+    record = environment.get("PENSTOCK_FAILPOINTS_RECORD")
+    if record:
+        record_to(Path(record))
+
+
+def _refresh() -> None:
+    global _active  # noqa: PLW0603 - one flag for the process, read at every place
+    _active = _register.is_active
+
+
+def _action(name: str, action: str) -> Callable[[str], None]:
+    verb, _, argument = action.partition(":")
+    if verb == "kill" and not argument:
+        return lambda _: os.kill(os.getpid(), signal.SIGKILL)
+    if verb == "killpg" and not argument:
+        return lambda _: os.killpg(os.getpgrp(), signal.SIGKILL)
+    if verb == "raise" and not argument:
+        return _raise_crash
+    if verb == "pause" and argument:
+        return lambda _: _wait_until_gone(Path(argument))
+    number = getattr(errno, argument, None) if argument.startswith("E") else None
+    if verb == "error" and isinstance(number, int):
+        return lambda place: _raise_error(number, place)
+    msg = f"failpoint {name!r}: unknown action {action!r}; use kill, killpg, raise, pause:FILE or error:ERRNO"
+    raise SettingsError(msg)
+
+
+def _raise_crash(name: str) -> None:
+    raise Crash(name)
+
+
+def _raise_error(number: int, name: str) -> None:
+    raise OSError(number, os.strerror(number), name)
+
+
+def _wait_until_gone(path: Path) -> None:
+    """Stop this thread until the file is gone; the file is the only clock."""
+    waiting = threading.Event()
+    while path.exists():
+        waiting.wait(0.01)
+
+
+load(os.environ)

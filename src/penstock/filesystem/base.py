@@ -1,0 +1,77 @@
+"""The smallest file system that a log, layers and staged output need; knows nothing of what is stored.
+
+Paths are ``/``-separated and relative to the root that the implementation was made with, unless they begin with
+``/`` or a scheme. Every implementation passes ``penstock.testing.contracts.FileSystemContract``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from penstock.handles import FileRef
+
+
+class Created(Enum):
+    """How a create-if-absent ended, when its end is known."""
+
+    CREATED = "created"
+    EXISTS = "exists"
+
+
+class UnknownOutcome(Exception):
+    """The call may or may not have had its effect, now or later. Only taking the name again resolves it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """Whether :meth:`FileSystem.move` found its source."""
+
+    found: bool
+
+
+class FileSystem(Protocol):
+    """Where bytes rest. All failures that surely had no effect raise ``StorageFailed`` naming the path."""
+
+    def read(self, path: str) -> bytes | None:
+        """The whole content, or ``None`` if there is no such file."""
+        ...
+
+    def create(self, path: str, data: bytes) -> Created:
+        """Create ``path`` with ``data`` if absent: atomic, exclusive, whole at once, durable on return.
+
+        Raises:
+            UnknownOutcome: the answer was lost; the write may still land later.
+            StorageFailed: surely nothing was created.
+        """
+        ...
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Write ``path`` whole, over what is there. For hints only: nothing that decides may be replaced."""
+        ...
+
+    def delete(self, path: str) -> None:
+        """Delete one file; absent is fine. Durable at the latest when the process ends in order."""
+        ...
+
+    def list(self, prefix: str) -> Sequence[str]:
+        """All files below the folder ``prefix``, at any depth, sorted, strongly consistent. Absent is empty."""
+        ...
+
+    def settle(self, path: str) -> FileRef:
+        """Make a file that somebody else wrote (a Spark task) durable, its name included, and describe it.
+
+        Raises:
+            CheckpointUnreadable: it is not there.
+        """
+        ...
+
+    def move(self, source: str, target: str) -> Moved:
+        """Rename atomically and durably within one file system; creates the folders of ``target``."""
+        ...
+
+    def url(self, path: str) -> str:
+        """The address by which Spark reads and writes ``path``."""
+        ...

@@ -1,0 +1,299 @@
+"""Local disk, true to fsync: what these calls return from survives a power failure. Knows nothing of what is stored.
+
+Exclusive and whole at once is a hard link: the content is written and synced under a temporary name, then linked to its
+own, which fails if that is taken. A network file system that only pretends to this is refused by :meth:`probe`.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+from penstock.errors import CheckpointError, CheckpointUnreadable, StateDirectoryRefused, StorageFailed
+from penstock.failpoints import failpoint
+from penstock.filesystem.base import Created, Moved, UnknownOutcome
+from penstock.handles import FileRef
+
+NETWORK: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ncpfs", "fuse.sshfs", "fuse.s3fs"})
+"""File systems whose exclusive create, or listing, cannot be relied on from several hosts."""
+
+_REFUSED: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+_UNCLEAR: Final = frozenset({errno.EIO, errno.ETIMEDOUT, errno.ESTALE})
+_TEMPORARY: Final = ".penstock-tmp-"
+_CHUNK: Final = 1 << 20
+_counter = itertools.count()
+
+
+class LocalFileSystem:
+    """Files below ``root``; absolute paths and ``file:`` addresses are taken as they are.
+
+    Files are made with mode 0600 and folders below the root with 0700. Temporary files that a crash leaves behind are
+    never listed.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self._root = Path(os.path.realpath(root))
+
+    def __repr__(self) -> str:
+        return f"LocalFileSystem({str(self._root)!r})"
+
+    # --------------------------------------------------------------------------------------------------------- reading
+
+    def read(self, path: str) -> bytes | None:
+        """The whole content, or ``None`` if there is no such file."""
+        file = self._file(path)
+        with _told(file, "read"):
+            try:
+                return file.read_bytes()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def list(self, prefix: str) -> Sequence[str]:
+        """All files below the folder, as paths that this file system takes."""
+        folder = self._file(prefix)
+        shown = folder if prefix.startswith(("/", "file:")) else Path(prefix)
+        found: list[str] = []
+        with _told(folder, "list"):
+            for place, _, names in os.walk(folder, onerror=_raise_unless_absent):
+                below = shown / Path(place).relative_to(folder)
+                found += [(below / name).as_posix() for name in names if not name.startswith(_TEMPORARY)]
+        return sorted(found)
+
+    def url(self, path: str) -> str:
+        """A ``file:`` address."""
+        return self._file(path).as_uri()
+
+    # --------------------------------------------------------------------------------------------------------- writing
+
+    def create(self, path: str, data: bytes) -> Created:
+        """Create if absent: a synced temporary file gets its name by ``link``, then the folder is synced."""
+        file = self._file(path)
+        with _told(file, "create"):
+            if file.exists():
+                _sync_folder(file.parent)
+                return Created.EXISTS
+            self._make_folders(file.parent)
+            temporary = self._write_temporary(file.parent, data)
+            try:
+                failpoint("local.create.temp_written")
+                is_ours = _link(temporary, file)
+            finally:
+                with suppress(OSError):
+                    temporary.unlink()
+            if not is_ours:
+                _sync_folder(file.parent)
+                return Created.EXISTS
+        try:
+            failpoint("local.create.linked")
+            _sync_folder(file.parent)
+        except OSError as error:
+            msg = f"{file} was created, but whether it would survive a crash is not known: {error}"
+            raise UnknownOutcome(msg) from error
+        return Created.CREATED
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Write whole over what is there; a crash leaves the old or the new content."""
+        file = self._file(path)
+        with _told(file, "write"):
+            self._make_folders(file.parent)
+            temporary = self._write_temporary(file.parent, data)
+            temporary.replace(file)
+            _sync_folder(file.parent)
+
+    def delete(self, path: str) -> None:
+        """Delete one file; folders that become empty stay."""
+        file = self._file(path)
+        with _told(file, "delete"), suppress(FileNotFoundError, NotADirectoryError):
+            file.unlink()
+
+    def settle(self, path: str) -> FileRef:
+        """Sync a file that a Spark task wrote, and its folders up to the root; read it once for its checksum."""
+        file = self._file(path)
+        digest, length = sha256(), 0
+        with _told(file, "settle"):
+            try:
+                with file.open("rb") as content:
+                    while chunk := content.read(_CHUNK):
+                        digest.update(chunk)
+                        length += len(chunk)
+                    _sync(content.fileno())
+            except (FileNotFoundError, NotADirectoryError) as error:
+                msg = f"{file} is not there, though a task said that it had written it"
+                raise CheckpointUnreadable(msg) from error
+            failpoint("local.settle.synced")
+            self._sync_up(file.parent)
+        return FileRef(path=path, length=length, sha256=digest.hexdigest())
+
+    def move(self, source: str, target: str) -> Moved:
+        """Rename: one step, so that at any instant the file has one of its two names, and only one mover finds it.
+
+        A hard link and an unlink would refuse an existing target atomically, but between the two a reader could take
+        the target away while the source still says that nothing was published. So it is a rename, and an existing
+        target is refused by looking first; since names are never used twice, that guards against mistakes, not races.
+        """
+        old, new = self._file(source), self._file(target)
+        with _told(new, f"move {old} to"):
+            if not old.exists():
+                return Moved(found=False)
+            if new.exists() and not new.samefile(old):
+                msg = f"{old} cannot be moved to {new}: another file has that name; names are never used twice"
+                raise StateDirectoryRefused(msg)
+            self._make_folders(new.parent)
+            failpoint("local.move.before")
+            try:
+                os.rename(old, new)
+            except FileNotFoundError:
+                return Moved(found=False)
+            if old.exists():  # two names of one file: rename leaves both, by the standard
+                old.unlink()
+            failpoint("local.move.renamed")
+            _sync_folder(new.parent)
+            _sync_folder(old.parent)
+        return Moved(found=True)
+
+    # ---------------------------------------------------------------------------------------------------------- start
+
+    def probe(self) -> None:
+        """Refuse a directory where create-if-absent is not what the log needs.
+
+        Raises:
+            StateDirectoryRefused: a network file system, one without hard links, read-only, or not ours.
+        """
+        kind = _kind_of(self._root)
+        if kind in NETWORK:
+            msg = f"{self._root} lies on {kind}, where two hosts could own one job; use a local disk or an object store"
+            raise StateDirectoryRefused(msg)
+        path = f".penstock-probe-{os.getpid()}-{next(_counter)}"
+        try:
+            answers = [self.create(path, b"first"), self.create(path, b"second")]
+            content = self.read(path)
+        finally:
+            with suppress(CheckpointError):
+                self.delete(path)
+        if answers != [Created.CREATED, Created.EXISTS] or content != b"first":
+            msg = (
+                f"{self._root} does not refuse to create a file that exists ({kind}); the log needs a file system that "
+                "does: a local disk, or an object store with conditional writes"
+            )
+            raise StateDirectoryRefused(msg)
+
+    # -------------------------------------------------------------------------------------------------------- in detail
+
+    def _file(self, path: str) -> Path:
+        if path.startswith("file:"):
+            path = "/" + path.removeprefix("file:").lstrip("/")
+        if path.startswith("/"):
+            return Path(path)
+        if "://" in path or ".." in path.split("/"):
+            msg = f"{path!r} is no path on a local disk below {self._root}"
+            raise StateDirectoryRefused(msg)
+        return self._root / path
+
+    def _make_folders(self, folder: Path) -> None:
+        """Make missing folders, each durable in the one above."""
+        missing = []
+        while not folder.is_dir():
+            missing.append(folder)
+            folder = folder.parent
+        for place in reversed(missing):
+            ours = place == self._root or self._root in place.parents
+            with suppress(FileExistsError):
+                place.mkdir(mode=0o700 if ours else 0o777)
+            _sync_folder(place.parent)
+
+    def _write_temporary(self, folder: Path, data: bytes) -> Path:
+        while True:
+            temporary = folder / f"{_TEMPORARY}{os.getpid()}-{next(_counter)}"
+            try:
+                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            except FileExistsError:  # left behind by a process of this number, perhaps on another host
+                continue
+            break
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                _sync(file.fileno())
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+        return temporary
+
+    def _sync_up(self, folder: Path) -> None:
+        """Sync a folder that somebody else made, and those above it up to the root."""
+        _sync_folder(folder)
+        while folder != self._root and self._root in folder.parents:
+            folder = folder.parent
+            _sync_folder(folder)
+
+
+@contextmanager
+def _told(file: Path, what: str) -> Iterator[None]:
+    """Turn an operating system's error into ours, with the path and what to do."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno in _REFUSED:
+            msg = f"cannot {what} {file}: {reason}; make the directory writable for this user, or choose another one"
+            raise StateDirectoryRefused(msg) from error
+        remedy = {errno.ENOSPC: "; free some space", errno.EDQUOT: "; raise the quota"}.get(error.errno or 0, "")
+        msg = f"cannot {what} {file}: {reason}{remedy}"
+        raise StorageFailed(msg) from error
+
+
+def _raise_unless_absent(error: OSError) -> None:
+    """A folder that is not there, or goes while it is walked, has no files."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
+
+
+def _link(temporary: Path, file: Path) -> bool:
+    """Give the file its name; ``False`` if another file has it."""
+    try:
+        os.link(temporary, file)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno in _UNCLEAR:
+            msg = f"whether {file} was created is not known: {error}"
+            raise UnknownOutcome(msg) from error
+        raise
+    return True
+
+
+def _sync(descriptor: int) -> None:
+    if sys.platform == "darwin":  # there, fsync does not empty the drive's own cache
+        import fcntl
+
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+    else:
+        os.fsync(descriptor)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _kind_of(path: Path) -> str:
+    """The kind of file system that ``path`` lies on, where the system tells."""
+    best, kind = Path("/"), "unknown"
+    with suppress(OSError):
+        for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
+            _, place, found, *_ = line.split(" ")
+            mount = Path(place.replace("\\040", " "))
+            if (mount == path or mount in path.parents) and len(mount.parts) >= len(best.parts):
+                best, kind = mount, found
+    return kind

@@ -1,0 +1,174 @@
+"""Schemas along a graph, and everything that can be refused only with Spark's analyser at hand; runs nothing.
+
+Each stateless step is built once, on an empty frame; the segments compiled from the analysis reuse those plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.errors import GraphError, SchemaMismatch, assert_never
+from penstock.graph.nodes import BAD, Graph, Keyed, Node, ParseJson, Read, Ref, RowWise, Union, WithWatermark, Write
+from penstock.graph.pieces import Piece, Pieces, Step, tables_of
+from penstock.graph.segment import Segment
+from penstock.graph.steps import title
+from penstock.graph.trouble import told, told_table
+from penstock.ids import Instant, WallTime
+from penstock.operators.base import MAIN
+from penstock.operators.tables import StaticTables
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+_DECODED = "decoded"
+
+
+class Times(Protocol):
+    """The two clocks a running job has."""
+
+    def now(self) -> Instant:
+        """Never goes back."""
+        ...
+
+    def wall(self) -> WallTime:
+        """Since the epoch."""
+        ...
+
+
+class _Port:
+    """A port of a split ``parse_json``."""
+
+    def __init__(self, node: ParseJson, port: str) -> None:
+        self.node = node
+        self.port = port
+
+
+class Analysis:
+    """What is known of a graph before it runs. Made by :func:`analyze`."""
+
+    def __init__(self, graph: Graph, spark: SparkSession, clock: Times | None) -> None:
+        self.graph = graph
+        self._clock = clock
+        self.tables = StaticTables(spark, clock.now if clock is not None else None)
+        self._spark = spark
+        self._pieces = Pieces(spark, self.tables)
+        self._schemas: dict[Ref, StructType] = {}
+
+    def schema(self, ref: Ref) -> StructType:
+        """The columns of an output."""
+        return self._schemas[ref]
+
+    def segment(self, node: Node, steps: Sequence[Step], *, is_root: bool = True) -> Segment:
+        """Fused steps, compiled, of the batches that they begin with.
+
+        Args:
+            node: the task whose output the route begins at.
+            steps: the steps of the route, or of one of its branches.
+            is_root: whether the batches come from the task itself, not from a branch point.
+        """
+        counts = is_root and isinstance(node, Read)
+        wall = self._clock.wall if self._clock is not None else None
+        return Segment(self._pieces, steps, self._input(node, steps), counts_rows=counts, wall=wall)
+
+    def close(self) -> None:
+        """Let go of static tables."""
+        self.tables.close()
+
+    def _input(self, node: Node, steps: Sequence[Step]) -> StructType:
+        if not steps:
+            return self._schemas[Ref(node.id)]
+        first = steps[0]
+        if isinstance(first, (RowWise, ParseJson, WithWatermark)):
+            return self._schemas[first.inputs[0]]
+        return self._schemas[Ref(first.node.id, _DECODED)]
+
+    def visit(self, node: Node) -> None:
+        """Find the schemas of a node's outputs; its inputs are known."""
+        inputs = tuple(self._schemas[ref] for ref in node.inputs)
+        match node:
+            case Read():
+                with told(node):
+                    self._schemas[Ref(node.id)] = node.source.schema(self._spark)
+            case RowWise() | WithWatermark() | ParseJson():
+                self._stateless(node, inputs[0])
+            case Union():
+                with told(node):
+                    self._schemas[Ref(node.id)] = _same(node, inputs)
+            case Keyed():
+                with told(node, inputs[0].fieldNames()):
+                    for port, schema in node.spec.ports(inputs).items():
+                        self._schemas[Ref(node.id, port)] = schema
+            case Write():
+                with told(node, inputs[0].fieldNames()):
+                    node.sink.check(inputs[0])
+            case _:
+                assert_never(node)
+
+    def _stateless(self, node: RowWise | WithWatermark | ParseJson, schema: StructType) -> None:
+        last = self._built(node, schema)
+        if not isinstance(node, ParseJson) or node.on_error != "split":
+            self._schemas[Ref(node.id)] = last.schema
+            return
+        self._schemas[Ref(node.id, _DECODED)] = last.schema
+        for port in (MAIN, BAD):
+            self._schemas[Ref(node.id, port)] = self._built(_Port(node, port), last.schema).schema
+
+    def _built(self, step: Step, schema: StructType) -> Piece:
+        readings = {}
+        for table in tables_of(step):
+            with told_table(table.name, table.origin):
+                readings[table.name] = self.tables.take(table)
+        try:
+            return self._pieces.of(step, schema, readings)[-1]
+        finally:
+            for reading in readings.values():
+                reading.lease.release()
+
+
+def analyze(graph: Graph, spark: SparkSession, *, clock: Times | None = None, only: Ref | None = None) -> Analysis:
+    """Find all schemas, check every step, and refuse what cannot run.
+
+    Args:
+        graph: as frozen data.
+        spark: a classic session.
+        clock: of the run, for tables that are read again and for ``max_ahead``; none where nothing will run.
+        only: look at what leads to this output alone.
+
+    Raises:
+        GraphError: with the user's line, the step and the remedy.
+        UserFunctionError: a function given to ``transform`` raised; the original is chained.
+    """
+    if not hasattr(spark, "_jsparkSession"):
+        msg = "penstock needs a classic Spark session: Spark Connect does not give access to plans and cached blocks"
+        raise GraphError(msg)
+    analysis = Analysis(graph, spark, clock)
+    wanted = {node.id for node in graph.nodes} if only is None else ancestors(graph, only)
+    for node in graph.nodes:
+        if node.id in wanted:
+            analysis.visit(node)
+    return analysis
+
+
+def ancestors(graph: Graph, ref: Ref) -> set[int]:
+    """The nodes that an output depends on, its own included."""
+    found = {ref.node}
+    for node in reversed(graph.nodes[: ref.node + 1]):
+        if node.id in found:
+            found.update(read.node for read in node.inputs)
+    return found
+
+
+def _same(node: Union, inputs: tuple[StructType, ...]) -> StructType:
+    first, *others = inputs
+    shape = [(field.name, field.dataType) for field in first.fields]
+    for place, other in enumerate(others, start=2):
+        if [(field.name, field.dataType) for field in other.fields] != shape:
+            names = ", ".join(f'"{name}"' for name in first.fieldNames())
+            msg = (
+                f"{title(node)}: the streams differ: the first has {first.simpleString()}, number {place} has "
+                f"{other.simpleString()}; bring them to the same columns, for example with .select({names})"
+            )
+            raise SchemaMismatch(msg)
+    return first

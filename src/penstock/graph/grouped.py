@@ -1,0 +1,116 @@
+"""Grouped streams and windowed results: where a keyed step is added to the graph; knows nothing of how it is run."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, cast
+
+from penstock.errors import GraphError
+from penstock.graph.nodes import Keyed, Origin, Ref
+from penstock.graph.origin import caller
+from penstock.graph.parts import check_uid, is_column, shown
+from penstock.graph.stream import Stream
+from penstock.operators.base import LATE
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+    from penstock.operators.aggregates import Aggregate
+    from penstock.operators.windows import Window
+
+WINDOW_END: Final = "window_end"
+"""The event time of a windowed result: so it can be windowed again."""
+
+_NAME: Final = re.compile(r"[A-Za-z_]\w*|`[^`]+`")
+_ALIASED: Final = re.compile(r"(?s)(.+?)\s+AS\s+([A-Za-z_]\w*|`[^`]+`)\s*", re.IGNORECASE)
+
+
+class GroupedStream:
+    """A stream, the columns and the window that its rows are grouped by."""
+
+    def __init__(self, stream: Stream, keys: tuple[tuple[str, str | Column], ...], window: Window, time: str) -> None:
+        self._stream = stream
+        self._keys = keys
+        self._window = window
+        self._time = time
+
+    def agg(self, uid: str, *aggregates: Aggregate) -> WindowedResult:
+        """Aggregate each group; one row for each key and window, when the watermark passes the window's end.
+
+        Args:
+            uid: names the step's state in checkpoints; unique in the pipeline, and never changed lightly.
+            *aggregates: of ``ps.agg``, for example ``ps.agg.sum("amount").alias("amount")``.
+
+        >>> import penstock as ps
+        >>> numbers = ps.Pipeline("demo").read("numbers", ps.rate.Source(rows_per_second=10))
+        >>> by_value = numbers.with_watermark("timestamp", delay="5 seconds").group_by("value", ps.tumbling("1 hour"))
+        >>> by_value.agg("counts", ps.agg.count().alias("n"))
+        <WindowedResult of 'counts'>
+        """
+        from penstock.operators.aggregates import check_aggregate
+        from penstock.operators.window_aggregate import WindowAggregate
+
+        origin = caller()
+        check_uid(uid, origin)
+        if not aggregates:
+            msg = "agg() needs at least one aggregate, for example ps.agg.count()"
+            raise GraphError(msg, uid=uid, where=str(origin))
+        try:
+            checked = tuple(map(check_aggregate, aggregates))
+            for aggregate in checked:
+                aggregate.label  # noqa: B018 - refuses one without a name
+        except GraphError as error:
+            error.uid, error.where = uid, str(origin)
+            raise
+        spec = WindowAggregate(keys=self._keys, time=self._time, window=self._window, aggregates=checked)
+        pipeline, inputs = self._stream.pipeline, (self._stream.ref,)
+        node = pipeline.keep(lambda number: Keyed(id=number, origin=origin, inputs=inputs, uid=uid, spec=spec))
+        return WindowedResult(pipeline, Ref(node.id), time=WINDOW_END)
+
+
+class WindowedResult(Stream):
+    """Group columns, ``window_start``, ``window_end``, aggregates. Its event time is ``window_end``."""
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("<Stream", "<WindowedResult")
+
+    @property
+    def late(self) -> Stream:
+        """The rows that came after their window was closed, with the columns they came with."""
+        return Stream(self.pipeline, Ref(self.ref.node, LATE))
+
+
+def group(stream: Stream, keys: tuple[str | Column | Window, ...], origin: Origin) -> GroupedStream:
+    """Take keys apart into group columns and the one window.
+
+    Raises:
+        GraphError: there is no watermark, not one window, or a key without a name.
+    """
+    where = str(origin)
+    if stream.time is None:
+        msg = (
+            "group_by() needs a watermark, which says when a window is complete: put "
+            '.with_watermark("<time column>", delay="5 seconds") before it'
+        )
+        raise GraphError(msg, where=where)
+    windows = [key for key in keys if hasattr(key, "due")]
+    if len(windows) != 1:
+        msg = f'group_by() needs exactly one window such as ps.tumbling("1 minute"), got {len(windows)}'
+        raise GraphError(msg, where=where)
+    columns = tuple(_key(key, where) for key in keys if not hasattr(key, "due"))
+    return GroupedStream(stream, columns, cast("Window", windows[0]), stream.time)
+
+
+def _key(key: object, where: str) -> tuple[str, str | Column]:
+    if not isinstance(key, str) and not is_column(key):
+        msg = f"group_by() takes columns and a window, got {key!r} ({type(key).__name__})"
+        raise GraphError(msg, where=where)
+    text = shown(key)
+    aliased = _ALIASED.fullmatch(text)
+    if aliased is not None:
+        name = aliased[2].strip("`")
+        return name, cast("str | Column", key) if is_column(key) else aliased[1]
+    if _NAME.fullmatch(text):
+        return text.strip("`"), cast("str | Column", key)
+    msg = f"the key {text!r} has no name: write \"{text} AS name\", or .alias('name') on a Column"
+    raise GraphError(msg, where=where)

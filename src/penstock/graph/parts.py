@@ -1,0 +1,87 @@
+"""What methods of pipelines and streams take, and how it is refused; knows nothing of what becomes of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.errors import GraphError
+from penstock.graph.nodes import Origin, Table
+from penstock.graph.origin import defined_at
+from penstock.ids import check_name
+
+if TYPE_CHECKING:
+    from penstock.graph.pipeline import Pipeline
+
+
+class TableRef:
+    """A declared static table, to be handed to :meth:`Pipeline.sql` or :meth:`Stream.transform`."""
+
+    def __init__(self, pipeline: Pipeline, table: Table) -> None:
+        self.pipeline = pipeline
+        self.table = table
+
+    def __repr__(self) -> str:
+        return f"TableRef({self.table.name!r})"
+
+
+def check_uid(uid: object, origin: Origin) -> None:
+    """Refuse an impossible uid, with the line."""
+    try:
+        check_name("uid", uid)
+    except GraphError as error:
+        error.where = str(origin)
+        raise
+
+
+def check_same(ours: Pipeline, theirs: Pipeline, origin: Origin) -> None:
+    """Refuse a stream or table of another pipeline."""
+    if ours is not theirs:
+        msg = f"a stream or table of pipeline {theirs.name!r} is used in pipeline {ours.name!r}; read it there too"
+        raise GraphError(msg, where=str(origin))
+
+
+def is_column(value: object) -> bool:
+    """Whether it is a Spark ``Column``; asks by name, so that a pipeline of strings needs no Spark."""
+    return type(value).__name__ == "Column" and type(value).__module__.startswith("pyspark.")
+
+
+def check_columns(verb: str, columns: tuple[object, ...], origin: Origin) -> None:
+    """Refuse what is neither SQL nor a Column, and nothing at all."""
+    if not columns:
+        msg = f"{verb}() needs at least one column"
+        raise GraphError(msg, where=str(origin))
+    for column in columns:
+        if not isinstance(column, str) and not is_column(column):
+            msg = f"{verb}() takes SQL text or a Column, got {column!r} ({type(column).__name__})"
+            raise GraphError(msg, where=str(origin))
+
+
+def shown(column: object) -> str:
+    """A column as people know it."""
+    return column if isinstance(column, str) else str(column).removeprefix("Column<'").removesuffix("'>")
+
+
+def check_function(function: object, origin: Origin) -> None:
+    """Refuse what cannot be called."""
+    if not callable(function):
+        msg = f"transform() needs a function from DataFrame to DataFrame, got {function!r}"
+        raise GraphError(msg, where=str(origin))
+
+
+def check_column_name(verb: str, column: object, origin: Origin) -> None:
+    """Refuse what is no name."""
+    if not isinstance(column, str):
+        msg = f"{verb}() takes the name of a column, got {column!r}; make it with with_column() first"
+        raise GraphError(msg, where=str(origin))
+
+
+def check_pipeline_name(name: object, origin: Origin) -> None:
+    """Refuse ``@ps.pipeline`` without a name, and impossible names, with the line."""
+    if callable(name):
+        msg = 'write @ps.pipeline("name"): the name addresses the state of the job'
+        raise GraphError(msg, where=defined_at(name) or str(origin))
+    try:
+        check_name("name of a pipeline", name)
+    except GraphError as error:
+        error.where = str(origin)
+        raise

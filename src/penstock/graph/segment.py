@@ -1,0 +1,215 @@
+"""Fused stateless steps, ready to rewrite batches: lazily, without a job, without running a user's function again.
+
+Knows neither tasks nor channels.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from penstock.elements import Batch, Lease, Measure
+from penstock.errors import InternalError, assert_never
+from penstock.graph.nodes import BAD, ParseJson, RowWise, WithWatermark
+from penstock.graph.pieces import Piece, Pieces, Step, tables_of
+from penstock.ids import END_OF_TIME, WallTime
+from penstock.operators.gauge import Gauge
+from penstock.operators.graft import Java, Leaf
+from penstock.operators.tables import Reading, StaticTables
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+
+@dataclass(frozen=True, slots=True)
+class _Graft:
+    plan: Java
+    leaf: Leaf
+
+
+@dataclass(frozen=True, slots=True)
+class _Rebuild:
+    build: Callable[[DataFrame], DataFrame]
+
+
+_Part: TypeAlias = _Graft | _Rebuild | Gauge
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    readings: tuple[int, ...]
+    parts: tuple[_Part, ...]
+    schema: StructType
+
+
+class Segment:
+    """``segment(batch)`` is the batch with its lazy frame rewritten and the steps' measures added.
+
+    Safe to call from one thread at a time; runs no job. ``schema`` is that of the result.
+    """
+
+    def __init__(
+        self,
+        pieces: Pieces,
+        steps: Sequence[Step],
+        schema: StructType,
+        *,
+        counts_rows: bool = False,
+        wall: Callable[[], WallTime] | None = None,
+    ) -> None:
+        self._pieces = pieces
+        self._steps = tuple(steps)
+        self._input = schema
+        self._input_type: Java = cast("Any", pieces.spark)._jsparkSession.parseDataType(schema.json())  # noqa: SLF001
+        self._rows = pieces.rows_gauge(schema) if counts_rows else None
+        self._wall = wall
+        self._tables = tuple(dict.fromkeys(table for step in self._steps for table in tables_of(step)))
+        self._lock = threading.Lock()
+        readings = self._take()
+        self._compiled = self._compile(readings)
+        for reading in readings:
+            reading.lease.release()
+
+    @property
+    def schema(self) -> StructType:
+        """The columns of rewritten batches."""
+        return self._compiled.schema
+
+    def __call__(self, batch: Batch) -> Batch:
+        """See :meth:`apply`."""
+        return self.apply(batch)
+
+    def apply(self, batch: Batch) -> Batch:
+        """Rewrite a batch. Its leases then include the tables it joins."""
+        readings = self._take()
+        compiled = self._current(readings)
+        measures = dict(batch.measures)
+        frame = cast("DataFrame", batch.frame)
+        self._check_columns(frame)
+        parts: tuple[_Part, ...] = compiled.parts
+        if self._rows is not None and "rows" not in measures:
+            parts = (self._rows, *parts)
+        if parts:
+            frame = self._rewritten(frame, parts, measures)
+        return replace(
+            batch,
+            frame=frame,
+            rows=batch.rows if self._keeps_rows() else None,
+            measures=measures,
+            leases=(*batch.leases, *_leases(readings)),
+            only_if=self._only_if() or batch.only_if,
+        )
+
+    def _rewritten(self, frame: DataFrame, parts: tuple[_Part, ...], measures: dict[str, Measure]) -> DataFrame:
+        grafter = self._pieces.grafter
+        plan = cast("Any", frame)._jdf.logicalPlan()  # noqa: SLF001 - plans have no public way in
+        for part in parts:
+            match part:
+                case _Graft():
+                    plan = grafter.hang(part.plan, part.leaf, plan)
+                case Gauge():
+                    plan, measures[part.measure] = self._pieces.observer.observe(plan, part, bound=self._bound(part))
+                case _Rebuild():
+                    plan = cast("Any", part.build(grafter.frame(plan)))._jdf.logicalPlan()  # noqa: SLF001
+                case _:
+                    assert_never(part)
+        return grafter.frame(plan)
+
+    def _bound(self, gauge: Gauge) -> int | None:
+        if gauge.max_ahead is None:
+            return None
+        return self._wall() + gauge.max_ahead if self._wall is not None else END_OF_TIME
+
+    def _check_columns(self, frame: DataFrame) -> None:
+        """A graft goes by position: other columns than were compiled for would be taken for them."""
+        schema = cast("Any", frame)._jdf.schema()  # noqa: SLF001
+        if not schema.sameType(self._input_type):
+            msg = (
+                f"a batch has the columns {frame.schema.simpleString()}, but the step before it declared "
+                f"{self._input.simpleString()}"
+            )
+            raise InternalError(msg, where=str(_origin(self._steps)))
+
+    def _take(self) -> tuple[Reading, ...]:
+        return tuple(self._pieces.tables.take(table) for table in self._tables)
+
+    def _current(self, readings: tuple[Reading, ...]) -> _Compiled:
+        with self._lock:
+            if tuple(reading.rdd for reading in readings) != self._compiled.readings:
+                self._compiled = self._compile(readings)
+            return self._compiled
+
+    def _compile(self, readings: tuple[Reading, ...]) -> _Compiled:
+        by_name = {reading.name: reading for reading in readings}
+        schema = self._input
+        pieces: list[Piece] = []
+        for step in self._steps:
+            pieces += self._pieces.of(step, schema, by_name)
+            schema = pieces[-1].schema
+        parts = tuple(self._fused(pieces))
+        return _Compiled(tuple(reading.rdd for reading in readings), parts, schema)
+
+    def _fused(self, pieces: Sequence[Piece]) -> list[_Part]:
+        """Neighbouring plans become one; gauges and plans that are built anew stand between."""
+        parts: list[_Part] = []
+        for piece in pieces:
+            last = parts[-1] if parts else None
+            if piece.rebuild is not None:
+                parts.append(_Rebuild(piece.rebuild))
+            elif isinstance(last, _Graft):
+                parts[-1] = _Graft(self._pieces.grafter.hang(piece.plan, piece.leaf, last.plan), last.leaf)
+            else:
+                parts.append(_Graft(piece.plan, piece.leaf))
+            if piece.gauge is not None:
+                parts.append(piece.gauge)
+        flatten = self._pieces.grafter.flatten
+        return [_Graft(flatten(part.plan), part.leaf) if isinstance(part, _Graft) else part for part in parts]
+
+    def _keeps_rows(self) -> bool:
+        return all(isinstance(step, WithWatermark) for step in self._steps)
+
+    def _only_if(self) -> tuple[str, str] | None:
+        for step in self._steps:
+            if not isinstance(step, (RowWise, ParseJson, WithWatermark)) and step.port == BAD:
+                return f"bad:{step.node.id}", "bad"
+        return None
+
+
+def compile_segment(
+    spark: SparkSession,
+    steps: Sequence[Step],
+    schema: StructType,
+    *,
+    counts_rows: bool = False,
+    wall: Callable[[], WallTime] | None = None,
+    tables: StaticTables | None = None,
+    pieces: Pieces | None = None,
+) -> Segment:
+    """Compile steps over batches of these columns.
+
+    Args:
+        spark: a classic session.
+        steps: in order. A split ``parse_json`` alone gives its decoded rows, to be kept where the branches of its
+            ports begin; a port is taken by a step of its own.
+        schema: of the batches.
+        counts_rows: add the measure ``rows`` where the reader did not bring it.
+        wall: the wall clock, for ``max_ahead``.
+        tables: shared by the segments of a job, so that they see one content.
+        pieces: of the analysis, so that functions do not run again.
+    """
+    if pieces is None:
+        pieces = Pieces(spark, tables or StaticTables(spark))
+    return Segment(pieces, steps, schema, counts_rows=counts_rows, wall=wall)
+
+
+def _leases(readings: Sequence[Reading]) -> tuple[Lease, ...]:
+    return tuple(reading.lease for reading in readings)
+
+
+def _origin(steps: Sequence[Step]) -> object:
+    for step in steps:
+        return step.origin if isinstance(step, (RowWise, ParseJson, WithWatermark)) else step.node.origin
+    return "the source"

@@ -1,0 +1,295 @@
+"""What a pipeline's function works with: each method adds exactly one frozen node and returns a new stream.
+
+Knows nothing of how anything is run; what needs Spark (``schema``, ``preview``) asks for it when it is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, overload
+
+from penstock.durations import parse_duration
+from penstock.errors import GraphError
+from penstock.graph import steps
+from penstock.graph.nodes import BAD, Node, ParseJson, Ref, RowWise, Union, WithWatermark, Write
+from penstock.graph.origin import caller
+from penstock.graph.parts import (
+    TableRef,
+    check_column_name,
+    check_columns,
+    check_function,
+    check_same,
+    check_uid,
+    shown,
+)
+from penstock.handles import Guarantee
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+    from penstock.graph.grouped import GroupedStream
+    from penstock.graph.nodes import Origin
+    from penstock.graph.pipeline import Pipeline
+    from penstock.operators.windows import Window
+    from penstock.sinks.base import Sink
+
+OnError = Literal["fail", "split", "null"]
+GuaranteeName = Literal["at-most-once", "at-least-once", "exactly-once"]
+
+
+class Stream:
+    """Rows without end. Immutable: methods return new streams.
+
+    Columns are given as SQL text or as Spark's ``Column``. A text is an expression everywhere: ``"amount * 2 AS x"``.
+    """
+
+    def __init__(self, pipeline: Pipeline, ref: Ref, *, time: str | None = None) -> None:
+        self.pipeline = pipeline
+        self.ref = ref
+        self.time = time
+        """The event-time column, once a watermark is known."""
+
+    def __repr__(self) -> str:
+        return f"<Stream of {steps.title(self.pipeline.graph().node(self.ref.node))}>"
+
+    def select(self, *columns: str | Column) -> Stream:
+        """Only these columns, in this order.
+
+        >>> import penstock as ps
+        >>> numbers = ps.Pipeline("demo").read("numbers", ps.rate.Source(rows_per_second=10))
+        >>> numbers.select("value", "value * 2 AS twice")
+        <Stream of select value, value * 2 AS twice>
+        """
+        check_columns("select", columns, origin := caller())
+        return self._row_wise("select", ", ".join(map(shown, columns)), steps.select(columns), origin)
+
+    def where(self, condition: str | Column) -> Stream:
+        """Only the rows for which the condition is true."""
+        check_columns("where", (condition,), origin := caller())
+        return self._row_wise("where", shown(condition), steps.where(condition), origin)
+
+    def with_column(self, name: str, value: str | Column) -> Stream:
+        """With one column added or replaced."""
+        return self.with_columns({name: value})
+
+    def with_columns(self, columns: Mapping[str, str | Column]) -> Stream:
+        """With several columns added or replaced; each sees the columns of before."""
+        check_columns("with_columns", tuple(columns.values()), origin := caller())
+        self._keep_time(columns, origin)
+        text = ", ".join(f"{shown(value)} AS {name}" for name, value in columns.items())
+        return self._row_wise("with_columns", text, steps.with_columns(columns), origin)
+
+    def drop(self, *names: str) -> Stream:
+        """Without these columns."""
+        check_columns("drop", names, origin := caller())
+        self._keep_time(names, origin)
+        return self._row_wise("drop", ", ".join(names), steps.drop(names), origin)
+
+    def transform(self, function: Callable[..., DataFrame], *args: object, **kwargs: object) -> Stream:
+        """Any row-wise function from DataFrame to DataFrame, as in PySpark.
+
+        It is called once, when the job is built, on an empty frame; its plan is checked and reused for every batch.
+        It may join tables of ``p.table(…)`` that are handed in as arguments. A function that draws random numbers
+        is called for each batch.
+
+        Args:
+            function: gets the frame first, then the arguments. Must not run a job and must see no more than a row.
+            *args: handed on; tables arrive as frames.
+            **kwargs: handed on; tables arrive as frames.
+
+        >>> import penstock as ps
+        >>> numbers = ps.Pipeline("demo").read("numbers", ps.rate.Source(rows_per_second=10))
+        >>> def twice(frame, column):
+        ...     return frame.withColumn("twice", frame[column] * 2)
+        >>> numbers.transform(twice, column="value").schema.names
+        ['timestamp', 'value', 'twice']
+        """
+        origin = caller()
+        check_function(function, origin)
+        handed = [part for part in (*args, *kwargs.values()) if isinstance(part, TableRef)]
+        for part in handed:
+            check_same(self.pipeline, part.pipeline, origin)
+        return self._add(
+            lambda number: RowWise(
+                id=number,
+                origin=origin,
+                inputs=(self.ref,),
+                verb="transform",
+                text=steps.call_text(function, args, kwargs),
+                build=steps.call(function, args, kwargs),
+                tables=tuple(dict.fromkeys(part.table for part in handed)),
+                checked=True,
+            )
+        )
+
+    def union(self, *others: Stream) -> Stream:
+        """These streams as one. All have the same columns in the same order."""
+        origin = caller()
+        if not others:
+            msg = "union() needs at least one other stream"
+            raise GraphError(msg, where=str(origin))
+        for other in others:
+            check_same(self.pipeline, other.pipeline, origin)
+        refs = (self.ref, *(other.ref for other in others))
+        if len(set(refs)) < len(refs):
+            msg = "union() was given one stream twice, which would double its rows; put a step between to mean it"
+            raise GraphError(msg, where=str(origin))
+        times = {self.time, *(other.time for other in others)}
+        node = self.pipeline.keep(lambda number: Union(id=number, origin=origin, inputs=refs))
+        return Stream(self.pipeline, Ref(node.id), time=self.time if len(times) == 1 else None)
+
+    @overload
+    def parse_json(
+        self, column: str, schema: str | StructType, on_error: Literal["split"]
+    ) -> tuple[Stream, Stream]: ...
+
+    @overload
+    def parse_json(
+        self, column: str, schema: str | StructType, on_error: Literal["fail", "null"] = "fail"
+    ) -> Stream: ...
+
+    def parse_json(
+        self, column: str, schema: str | StructType, on_error: OnError = "fail"
+    ) -> Stream | tuple[Stream, Stream]:
+        """Decode a column of JSON text: the record's fields take its place.
+
+        Args:
+            column: text or bytes, one JSON object each.
+            schema: the fields wanted, as DDL or as a ``StructType``.
+            on_error: ``"fail"`` the job at the first bad record; ``"null"`` in all its fields; or ``"split"``: a pair
+                of streams, the good rows, and the bad ones unchanged with the reason in ``_error``.
+
+        >>> import penstock as ps
+        >>> lines = ps.Pipeline("demo").read("lines", ps.files.Source("in/", format="text"))
+        >>> lines.parse_json("value", "id LONG", on_error="split")
+        (<Stream of parse_json value>, <Stream of parse_json value>)
+        """
+        origin = caller()
+        if on_error not in ("fail", "split", "null"):
+            msg = f"on_error is {on_error!r}, but must be 'fail', 'split' or 'null'"
+            raise GraphError(msg, where=str(origin))
+        text = schema if isinstance(schema, str) else steps.ddl(schema)
+        check_column_name("parse_json", column, origin)
+        node = self.pipeline.keep(
+            lambda number: ParseJson(
+                id=number, origin=origin, inputs=(self.ref,), column=column, schema=text, on_error=on_error
+            )
+        )
+        parsed = Stream(self.pipeline, Ref(node.id), time=self.time)
+        return (parsed, Stream(self.pipeline, Ref(node.id, BAD))) if on_error == "split" else parsed
+
+    def with_watermark(
+        self, column: str, delay: str, *, idle_after: str | None = None, max_ahead: str | None = None
+    ) -> Stream:
+        """Say which column is event time, and how late rows may come.
+
+        Args:
+            column: a TIMESTAMP.
+            delay: the watermark is the largest event time seen, less this.
+            idle_after: without a batch for so long, this stream no longer holds others back.
+            max_ahead: event times further than this ahead of the wall clock do not move the watermark.
+
+        >>> import penstock as ps
+        >>> numbers = ps.Pipeline("demo").read("numbers", ps.rate.Source(rows_per_second=10))
+        >>> numbers.with_watermark("timestamp", delay="5 seconds")
+        <Stream of with_watermark timestamp, delay 5 seconds>
+        """
+        origin = caller()
+        check_column_name("with_watermark", column, origin)
+        node = self.pipeline.keep(
+            lambda number: WithWatermark(
+                id=number,
+                origin=origin,
+                inputs=(self.ref,),
+                column=column,
+                delay=parse_duration("delay", delay),
+                idle_after=None if idle_after is None else parse_duration("idle_after", idle_after, least=1),
+                max_ahead=None if max_ahead is None else parse_duration("max_ahead", max_ahead),
+            )
+        )
+        return Stream(self.pipeline, Ref(node.id), time=column)
+
+    def group_by(self, *keys: str | Column | Window) -> GroupedStream:
+        """Group rows by columns and a window over event time; ``agg`` follows.
+
+        Args:
+            *keys: names of columns, and last a window such as ``ps.tumbling("1 minute")``.
+
+        >>> import penstock as ps
+        >>> numbers = ps.Pipeline("demo").read("numbers", ps.rate.Source(rows_per_second=10))
+        >>> timed = numbers.with_watermark("timestamp", delay="5 seconds")
+        >>> timed.group_by("value", ps.tumbling("1 minute")).agg("counts", ps.agg.count())
+        <WindowedResult of 'counts'>
+        """
+        from penstock.graph.grouped import group
+
+        return group(self, keys, caller())
+
+    def write(self, uid: str, sink: Sink, *, guarantee: GuaranteeName | None = None) -> None:
+        """Send the rows to a sink.
+
+        Args:
+            uid: names the sink's output in checkpoints; unique in the pipeline, and never changed lightly.
+            sink: for example ``ps.files.Sink("out/", format="parquet")``.
+            guarantee: what is needed; refused if the sink, or a source of these rows, cannot give it.
+        """
+        origin = caller()
+        check_uid(uid, origin)
+        if not hasattr(sink, "writer"):
+            msg = f"write() needs a sink such as ps.files.Sink(…), got {sink!r}"
+            raise GraphError(msg, uid=uid, where=str(origin))
+        if guarantee is not None and guarantee not in {known.value for known in Guarantee}:
+            msg = f"guarantee is {guarantee!r}, but must be 'at-most-once', 'at-least-once' or 'exactly-once'"
+            raise GraphError(msg, uid=uid, where=str(origin))
+        asked = None if guarantee is None else Guarantee(guarantee)
+        self.pipeline.keep(
+            lambda number: Write(id=number, origin=origin, inputs=(self.ref,), uid=uid, sink=sink, guarantee=asked)
+        )
+
+    @property
+    def schema(self) -> StructType:
+        """The columns. Uses the active Spark session, or starts a local one; nothing of the job runs."""
+        from penstock.graph.analyze import analyze
+        from penstock.graph.preview import local_session
+
+        return analyze(self.pipeline.graph(), local_session(), only=self.ref).schema(self.ref)
+
+    def print_schema(self) -> None:
+        """Print the columns as Spark does."""
+        print(self.schema.treeString())  # noqa: T201 - it is what was asked for
+
+    def preview(self, rows: Sequence[Mapping[str, object]] | Mapping[str, Sequence[Mapping[str, object]]]) -> DataFrame:
+        """What these steps make of some rows, as a Spark DataFrame; nothing of the job runs.
+
+        Args:
+            rows: of the source, as dictionaries. Where there are several sources, a dictionary of them by uid.
+
+        >>> import penstock as ps
+        >>> lines = ps.Pipeline("demo").read("lines", ps.files.Source("in/", format="text"))
+        >>> lines.select("length(value) AS n").preview([{"value": "hello"}]).collect()
+        [Row(n=5)]
+        """
+        from penstock.graph.preview import preview
+
+        return preview(self.pipeline.graph(), self.ref, rows)
+
+    def add(self, make: Callable[[int], Node]) -> Stream:
+        """The stream of a node made for the next number; event time goes on."""
+        return self._add(make)
+
+    def _add(self, make: Callable[[int], Node]) -> Stream:
+        return Stream(self.pipeline, Ref(self.pipeline.keep(make).id), time=self.time)
+
+    def _row_wise(self, verb: str, text: str, build: Callable[[DataFrame], DataFrame], origin: Origin) -> Stream:
+        return self._add(
+            lambda number: RowWise(id=number, origin=origin, inputs=(self.ref,), verb=verb, text=text, build=build)
+        )
+
+    def _keep_time(self, names: Mapping[str, object] | Sequence[str], origin: Origin) -> None:
+        if self.time is not None and self.time in names:
+            msg = (
+                f"column {self.time!r} is the event time that the watermark speaks of; change it before "
+                "with_watermark(), or use another name"
+            )
+            raise GraphError(msg, where=str(origin))

@@ -1,0 +1,115 @@
+"""All that can be refused before anything runs and without Spark, each with the user's line; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from penstock.errors import DuplicateUid, GraphError, InternalError
+from penstock.graph.nodes import BAD, Graph, Keyed, Node, Read, Ref, Write
+from penstock.graph.steps import title
+from penstock.handles import Guarantee
+from penstock.ids import check_name
+from penstock.operators.base import LATE
+
+_RANK: Final = {Guarantee.AT_MOST_ONCE: 0, Guarantee.AT_LEAST_ONCE: 1, Guarantee.EXACTLY_ONCE: 2}
+
+
+def validate(graph: Graph) -> None:
+    """Refuse what cannot run.
+
+    Raises:
+        DuplicateUid: two steps have one uid.
+        GraphError: a name is impossible, there is no source or no sink, rows go nowhere, or a guarantee cannot be kept.
+    """
+    _names(graph)
+    _wiring(graph)
+    _ends(graph)
+    _dangling(graph)
+    for node in graph.nodes:
+        if isinstance(node, Write):
+            _guarantee(graph, node)
+
+
+def _names(graph: Graph) -> None:
+    check_name("name of a pipeline", graph.name)
+    seen: dict[str, Node] = {}
+    for node in graph.nodes:
+        if not isinstance(node, (Read, Keyed, Write)):
+            continue
+        try:
+            check_name("uid", node.uid)
+        except GraphError as error:
+            error.where = str(node.origin)
+            raise
+        if node.uid in seen:
+            before = seen[node.uid]
+            msg = f"the uid is taken by {title(before)} at {before.origin}; each step needs its own"
+            raise DuplicateUid(msg, uid=node.uid, where=str(node.origin))
+        seen[node.uid] = node
+
+
+def _wiring(graph: Graph) -> None:
+    """Only a graph that was not made by :class:`Pipeline` can fail here."""
+    for place, node in enumerate(graph.nodes):
+        known = all(ref.node < place and ref.port in graph.ports(graph.node(ref.node)) for ref in node.inputs)
+        if node.id != place or not known:
+            msg = f"node {place} of pipeline {graph.name!r} is out of order or reads an output that is not there"
+            raise InternalError(msg, where=str(node.origin))
+
+
+def _ends(graph: Graph) -> None:
+    ends = ((Read, "source: begin with p.read(uid, source)"), (Write, "sink: end with stream.write(uid, sink)"))
+    for kind, what in ends:
+        if not any(isinstance(node, kind) for node in graph.nodes):
+            msg = f"pipeline {graph.name!r} has no {what}"
+            raise GraphError(msg, where=str(graph.origin))
+
+
+def _dangling(graph: Graph) -> None:
+    """Rows that go nowhere are a mistake. Late rows need not be read: they are counted."""
+    for node in graph.nodes:
+        for port in graph.ports(node):
+            if port == LATE or any(graph.consumers(Ref(node.id, port))):
+                continue
+            uid = node.uid if isinstance(node, (Read, Keyed)) else None
+            if port == BAD:
+                msg = (
+                    f"the bad rows of {title(node)} go nowhere: write them, for example with "
+                    "bad.write(uid, ps.files.Sink(…)), or choose on_error='null' or 'fail'"
+                )
+            else:
+                msg = f"the rows of {title(node)} go nowhere: end the branch with .write(uid, sink), or leave it out"
+            raise GraphError(msg, uid=uid, where=str(node.origin))
+
+
+def _guarantee(graph: Graph, node: Write) -> None:
+    asked = node.guarantee
+    if asked is None:
+        return
+    best = node.sink.guarantee
+    if _RANK[asked] > _RANK[best]:
+        msg = f"{asked.value} is asked for, but the best that {node.sink.describe()} can do is {best.value}"
+        raise GraphError(msg, uid=node.uid, where=str(node.origin))
+    for source in _sources(graph, node):
+        if _RANK[asked] > _RANK[source.source.guarantee]:
+            msg = (
+                f"{asked.value} is asked for, but its rows come from {source.source.describe()} (source "
+                f"'{source.uid}'), which can be read {source.source.guarantee.value} only"
+            )
+            raise GraphError(msg, uid=node.uid, where=str(node.origin))
+
+
+def guarantee_of(graph: Graph, node: Write) -> Guarantee:
+    """What the rows of a sink get in the end: the least of the sink and the sources behind it."""
+    found = [node.sink.guarantee, *(source.source.guarantee for source in _sources(graph, node))]
+    return min(found, key=_RANK.__getitem__)
+
+
+def _sources(graph: Graph, node: Node) -> Iterator[Read]:
+    """The sources whose rows reach a node, in the order of the graph."""
+    wanted = {node.id}
+    for earlier in reversed(graph.nodes[: node.id + 1]):
+        if earlier.id in wanted:
+            wanted.update(ref.node for ref in earlier.inputs)
+    return (found for found in graph.nodes if found.id in wanted and isinstance(found, Read))

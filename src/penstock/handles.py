@@ -1,0 +1,126 @@
+"""Frozen values that a task hands to a checkpoint: they point at data at rest and are opaque to the coordinator.
+
+Everything here can be written as JSON; what a ``detail`` means is known only to the connector or operator that made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
+
+from penstock.ids import BEGINNING, CheckpointId, EventTime
+
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRef:
+    """One durable file, written once.
+
+    Attributes:
+        path: relative to the job's directory (``state/…``) for what penstock owns; absolute where a sink stages
+            beside its target.
+        length: bytes.
+        sha256: hexadecimal digest of the content.
+    """
+
+    path: str
+    length: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """How far a source was read: everything before it is in the snapshot, nothing after it.
+
+    ``kind`` names the source's format (``"files/1"``), so that another kind of source refuses it.
+    """
+
+    kind: str
+    detail: Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRef:
+    """One immutable, durable layer of a step's state, by the unique name it will never share with another."""
+
+    name: str
+    level: int
+    rows: int
+    files: tuple[FileRef, ...]
+    detail: Json = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateHandle:
+    """The state of a step at a barrier: a list of layers, newest last, and small values beside them.
+
+    ``schema`` is the declared schema of the layers (Spark DDL); restore compares it. ``detail`` holds what is small:
+    the horizon below which rows of layers are dead, timers.
+    """
+
+    kind: str
+    schema: str
+    layers: tuple[LayerRef, ...]
+    detail: Json = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committable:
+    """Output made durable but not yet visible. Self-sufficient: it can be published or voided without the pipeline.
+
+    Attributes:
+        uid: the sink's uid when it was made.
+        kind: which committer understands it (``"files/1"``); never removed from penstock once released.
+        checkpoint: the checkpoint it was prepared for; a sink's committables are published in this order.
+        target: where it goes, for people and for identity.
+        files: staged files it publishes; condemned only after it is confirmed.
+        detail: what the committer needs besides; no secrets.
+    """
+
+    uid: str
+    kind: str
+    checkpoint: CheckpointId
+    target: str
+    files: tuple[FileRef, ...]
+    detail: Json = None
+
+
+class Guarantee(str, Enum):
+    """The best a connector can do, in the field's three words."""
+
+    AT_MOST_ONCE = "at-most-once"
+    AT_LEAST_ONCE = "at-least-once"
+    EXACTLY_ONCE = "exactly-once"
+
+
+class CommitOutcome(Enum):
+    """Every way a commit, or a void, can end."""
+
+    DONE = "done"
+    ALREADY_DONE = "already done"
+    RETRY = "retry"
+    """It surely did not happen; try again later. Later checkpoints of this sink wait."""
+    UNKNOWN = "unknown"
+    """It may have happened; begin again at the fence. Later checkpoints of this sink wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSnapshot:
+    """All that one task contributes to a checkpoint. A stateless task contributes only its watermark.
+
+    ``watermarks`` has one value per input of the task (a source has none).
+    """
+
+    task: str
+    position: Position | None = None
+    state: StateHandle | None = None
+    watermarks: tuple[EventTime, ...] = ()
+    committables: tuple[Committable, ...] = field(default=())
+
+    @property
+    def watermark(self) -> EventTime:
+        """The least of the inputs' watermarks."""
+        return min(self.watermarks, default=BEGINNING)

@@ -1,0 +1,6 @@
+"""A job: a pipeline on a state directory. The composition root, where all parts meet."""
+
+from penstock.job.job import Job, get_or_create
+from penstock.job.report import Report
+
+__all__ = ["Job", "Report", "get_or_create"]

@@ -1,0 +1,81 @@
+"""Turns whatever was raised into one of our errors: whose fault, can a retry help, without a py4j trace first."""
+
+from __future__ import annotations
+
+import errno
+import re
+from typing import Final
+
+from penstock.errors import (
+    EngineDied,
+    EngineFailed,
+    InternalError,
+    LayerMissing,
+    PenstockError,
+    StorageFailed,
+    UserFunctionError,
+)
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE})
+_FULL_TEXT: Final = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system")
+_LOST_BLOCK: Final = re.compile(r"Checkpoint block \S+ not found|checkpoint data .* (?:lost|not found)", re.IGNORECASE)
+_PYTHON_FRAME: Final = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+
+
+def explain(error: BaseException) -> PenstockError:
+    """The same failure as a :class:`PenstockError`; the caller chains the original.
+
+    >>> explain(OSError(28, "No space left on device")).retry
+    True
+    """
+    if isinstance(error, PenstockError):
+        return error
+    name, text = type(error).__name__, str(error)
+    if (name in {"Py4JNetworkError", "Py4JError"} and not _is_java_error(error)) or isinstance(error, ConnectionError):
+        return EngineDied("the JVM under Spark is gone; the job begins again in a new process")
+    if _FULL_TEXT.search(text) or (isinstance(error, OSError) and error.errno in _FULL):
+        return StorageFailed(f"storage refused a write: {_first_line(text)}; free space or make it writable")
+    if _LOST_BLOCK.search(text):
+        return LayerMissing("a cached block of state is gone (a lost executor?); restoring from the durable layers")
+    decoded = _decoded(error)
+    if decoded is not None:
+        return decoded
+    if name == "PythonException" or "PythonException" in text[:2_000]:
+        return UserFunctionError(f"a function of the pipeline raised in a Spark worker: {_python_failure(text)}")
+    if _is_spark(error):
+        return EngineFailed(f"a Spark job failed: {_first_line(text)}")
+    return InternalError(f"{name}: {_first_line(text)}. This is a bug of penstock, please report it")
+
+
+def _decoded(error: BaseException) -> PenstockError | None:
+    from penstock import formats
+
+    return formats.explain(error)
+
+
+def _is_java_error(error: BaseException) -> bool:
+    return type(error).__name__ == "Py4JJavaError"
+
+
+def _is_spark(error: BaseException) -> bool:
+    modules = {cls.__module__.split(".")[0] for cls in type(error).__mro__}
+    return bool(modules & {"py4j", "pyspark"})
+
+
+def _first_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if not line.startswith(("An error occurred while calling", ": "))]
+    return ((telling or lines or ["no message"])[0])[:400]
+
+
+def _python_failure(text: str) -> str:
+    """The user's own line, and what was raised there."""
+    frames = [
+        frame
+        for frame in _PYTHON_FRAME.findall(text)
+        if "/pyspark/" not in frame[0] and "/site-packages/" not in frame[0]
+    ]
+    raised = [line.strip() for line in text.splitlines() if re.match(r"\s*[A-Za-z_.]*(?:Error|Exception)\b", line)]
+    place = f"{frames[-1][0]}:{frames[-1][1]} in {frames[-1][2]}: " if frames else ""
+    wanted = [line for line in raised if "PythonException" not in line and "SparkException" not in line]
+    return place + (wanted[-1] if wanted else _first_line(text))[:400]

@@ -1,0 +1,346 @@
+"""A job: a pipeline on a state directory, started, watched, stopped. Knows when attempts begin, not what they do."""
+
+from __future__ import annotations
+
+import logging
+import random
+import signal
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from penstock.checkpoint.log import Log
+from penstock.checkpoint.messages import AnswerRequest, StopRequested
+from penstock.errors import EngineDied, GenerationFenced, InternalError, PenstockError, SettingsError
+from penstock.facts import Fact, JobEnded, Listener, Restarting
+from penstock.filesystem.resolve import resolve
+from penstock.graph.analyze import analyze
+from penstock.graph.nodes import Read, Write
+from penstock.graph.pipeline import PipelineDefinition
+from penstock.job.attempt import Attempt, Plan
+from penstock.job.report import Report, Tally
+from penstock.job.session import make_session, take_over
+from penstock.runtime.clock import SystemClock
+from penstock.runtime.lifecycle import JobState, Lifecycle
+from penstock.runtime.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
+from penstock.settings import read_settings
+from penstock.sources.base import Until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger("penstock")
+
+STRATEGIES: dict[str, RestartStrategy] = {
+    "exponential": ExponentialDelay(),
+    "fixed": FixedDelay(),
+    "rate": FailureRate(),
+    "none": NoRestart(),
+}
+
+
+class Job:
+    """A pipeline on a state directory. Continues the newest complete checkpoint there, or starts empty.
+
+    Args:
+        pipeline: what ``@ps.pipeline`` made.
+        state: the folder that holds ``<job>/log`` and all else the job remembers; made if absent.
+        spark: a session to run on; it is neither stopped nor changed. Without one the job makes its own, and stops
+            it at the end.
+        fresh: begin empty though there is state; what is there stays, and ``rewind`` can go back to it.
+        allow_non_restored_state: leave state unused whose step the pipeline no longer has.
+        take_over: claim the job even if another process claims it at the same time.
+        listener: gets every fact, from any thread.
+        settings: options of :class:`penstock.settings.Settings`, durations as text: ``checkpoint_every="5s"``.
+
+    Raises:
+        GraphError: the pipeline is refused, before anything runs.
+        SettingsError: an unknown or impossible option.
+
+    Example::
+
+        job = ps.Job(orders, state="./state")
+        report = job.run(until="caught-up")
+        print(report.rows_written)
+    """
+
+    def __init__(
+        self,
+        pipeline: PipelineDefinition,
+        *,
+        state: str | Path,
+        spark: SparkSession | None = None,
+        fresh: bool = False,
+        allow_non_restored_state: bool = False,
+        take_over: bool = False,
+        listener: Listener | None = None,
+        **settings: object,
+    ) -> None:
+        self.graph = pipeline.graph()
+        self.name = self.graph.name
+        self._settings = read_settings(settings)
+        self._state = str(state)
+        self._given = spark
+        self._flags = {"fresh": fresh, "allow_non_restored_state": allow_non_restored_state, "take_over": take_over}
+        self._observer = listener
+        self._tally = Tally(
+            sources=frozenset(node.uid for node in self.graph.nodes if isinstance(node, Read)),
+            sinks=frozenset(node.uid for node in self.graph.nodes if isinstance(node, Write)),
+        )
+        self._lifecycle = Lifecycle()
+        self._clock = SystemClock()
+        self._over = threading.Event()
+        self._stop = threading.Event()
+        self._attempt: Attempt | None = None
+        self._thread: threading.Thread | None = None
+        self._error: PenstockError | None = None
+        self._lock = threading.Lock()
+
+    # ---------------------------------------------------------------------------------------------------- the public
+
+    @property
+    def state(self) -> JobState:
+        """What the job is now."""
+        return self._lifecycle.state
+
+    def report(self) -> Report:
+        """What it has done so far."""
+        return self._tally.report()
+
+    def run(self, until: str = "stopped") -> Report:
+        """Start, and wait for the end. ``until="caught-up"`` reads what is there now, checkpoints, publishes, ends.
+
+        Ctrl-C and SIGTERM stop it in order: a last checkpoint, its output published. A second one ends at once;
+        nothing is lost by that either, the next start goes on from the last complete checkpoint.
+
+        Raises:
+            PenstockError: what ended it.
+        """
+        with self._signals():
+            self.start(until)
+            self.wait()
+        return self.report()
+
+    def start(self, until: str = "stopped") -> None:
+        """Begin on a thread of its own and return. A second call while it runs only warns.
+
+        Raises:
+            SettingsError: it is over: a stopped job does not come back, make a new one.
+        """
+        goal = _until(until)
+        with self._lock:
+            if self._lifecycle.is_over:
+                msg = f"job {self.name!r} is {self.state.value} and does not start again; make a new Job, it continues"
+                raise SettingsError(msg)
+            if self._thread is not None:
+                log.warning("job %s is already %s; start() did nothing", self.name, self.state.value)
+                return
+            self._thread = threading.Thread(
+                target=self._drive, args=(goal,), name=f"penstock-job-{self.name}", daemon=True
+            )
+        self._thread.start()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the end; with a time-out in seconds, returns whether it came.
+
+        Raises:
+            PenstockError: what ended the job.
+        """
+        if self._thread is None:
+            return self._lifecycle.is_over
+        if not self._over.wait(timeout):
+            return False
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Take a last checkpoint, publish, end, and wait for it. Harmless if it is over; may be repeated.
+
+        Raises:
+            InternalError: called from one of the job's own threads, which would wait for itself.
+            PenstockError: what ended the job instead.
+        """
+        if threading.current_thread().name.startswith("penstock-"):
+            msg = "stop() was called on one of the job's own threads, which it would wait for; use request_stop()"
+            raise InternalError(msg)
+        self.request_stop()
+        return self.wait(timeout)
+
+    def request_stop(self) -> None:
+        """As :meth:`stop`, without waiting; from any thread, a listener's too."""
+        with self._lock:
+            first = not self._stop.is_set()
+            self._stop.set()
+            if self._thread is None and not self._lifecycle.is_over:
+                self._finish(JobState.STOPPED, None)
+                return
+            attempt = self._attempt
+        if first and attempt is not None:
+            attempt.supervisor.request(self._stop_request())
+
+    # ------------------------------------------------------------------------------------------------------- driving
+
+    def _drive(self, until: Until) -> None:
+        made: SparkSession | None = None
+        try:
+            self._lifecycle.to(JobState.RESTORING)
+            made = None if self._given else make_session(self.name)
+            plan = self._plan(take_over(self._given) if self._given else made, until)
+            self._attempts(plan)
+        except PenstockError as error:
+            self._finish(JobState.FENCED if isinstance(error, GenerationFenced) else JobState.FAILED, error)
+        except Exception as error:
+            from penstock.job.explain import explain
+
+            told = explain(error)
+            told.__cause__ = error
+            self._finish(JobState.FAILED, told)
+        finally:
+            if made is not None:
+                _stop_session(made)
+            self._over.set()
+
+    def _plan(self, spark: SparkSession | None, until: Until) -> Plan:
+        assert spark is not None
+        analysis = analyze(self.graph, spark, clock=self._clock)
+        filesystem = resolve(f"{self._state}/{self.name}")
+        return Plan(
+            name=self.name,
+            analysis=analysis,
+            spark=spark,
+            filesystem=filesystem,
+            log=Log(filesystem, job=self.name, new_id=lambda: uuid.uuid4().hex, pause=self._pause),  # noqa: TID251
+            settings=self._settings,
+            until=until,
+            clock=self._clock,
+            listener=self._tell,
+            pause=self._pause,
+            answered=self._answered,
+            **self._flags,
+        )
+
+    def _attempts(self, plan: Plan) -> None:
+        strategy = STRATEGIES[self._settings.restart]
+        number = 0
+        while True:
+            number += 1
+            try:
+                self._one(plan, number)
+            except PenstockError as error:
+                strategy, delay = strategy.after_failure(self._clock.now(), chance=random.random())
+                if not error.retry or isinstance(error, EngineDied) or delay is None or self._stop.is_set():
+                    raise
+                self._lifecycle.to(JobState.RESTARTING)
+                self._tell(Restarting(cause=str(error), delay_ms=delay / 1_000, attempt=number))
+                self._stop.wait(delay / 1_000_000)
+                if self._stop.is_set():
+                    raise
+                self._lifecycle.to(JobState.RESTORING)
+                continue
+            self._finish(JobState.STOPPED, None)
+            return
+
+    def _one(self, plan: Plan, number: int) -> None:
+        attempt = Attempt(plan, number=number)
+        with self._lock:
+            self._attempt = attempt
+            if self._stop.is_set():
+                attempt.supervisor.request(self._stop_request())
+        attempt.run(lambda: self._lifecycle.to(JobState.RUNNING))
+        self._lifecycle.to(JobState.STOPPING)
+
+    def _stop_request(self) -> StopRequested:
+        return StopRequested(at=self._clock.now(), wall=self._clock.wall(), request="stop")
+
+    def _pause(self, seconds: float) -> None:
+        """Wait before something is tried again; once a stop is asked for, give up instead."""
+        if self._stop.wait(seconds):
+            msg = "stopped while waiting for storage or a sink; the next start goes on where this one gave up"
+            raise _GivenUp(msg)
+
+    def _answered(self, answer: AnswerRequest) -> None:
+        log.info("request %s: %s %s", answer.request, answer.answer.value, answer.message)
+
+    def _tell(self, fact: Fact) -> None:
+        self._tally(fact)
+        if self._observer is not None:
+            try:
+                self._observer(fact)
+            except Exception:
+                log.exception("a listener raised on %s; it is ignored", type(fact).__name__)
+
+    def _finish(self, state: JobState, error: PenstockError | None) -> None:
+        self._error = error
+        self._lifecycle.to(state)
+        self._tell(JobEnded(state=state.value, cause=str(error) if error else None))
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """While it runs in the main thread, Ctrl-C and SIGTERM ask the job to stop, a second one ends the process."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            del frame
+            if self._stop.is_set():
+                raise KeyboardInterrupt
+            log.warning(
+                "%s: taking a last checkpoint, then stopping; again to end at once", signal.Signals(number).name
+            )
+            threading.Thread(target=self.request_stop, name="stop-request", daemon=True).start()
+
+        before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class _GivenUp(PenstockError):
+    """The user asked to stop while something could not be done; nothing is lost."""
+
+
+def _until(text: str) -> Until:
+    try:
+        return Until(text)
+    except ValueError as error:
+        msg = f"until is {text!r}, but must be one of {', '.join(each.value for each in Until)}"
+        raise SettingsError(msg) from error
+
+
+def _stop_session(spark: SparkSession) -> None:
+    try:
+        spark.stop()
+    except Exception:
+        log.debug("the Spark session was gone already")
+
+
+_live: dict[tuple[str, str], Job] = {}
+_live_lock = threading.Lock()
+
+
+def get_or_create(pipeline: PipelineDefinition, *, state: str | Path, **options: object) -> Job:
+    """The job of this name on this state directory that this process has, or a new one that continues what is there.
+
+    The same call starts from a checkpoint directory or afresh. Code is never stored: the pipeline given here runs.
+    Options are those of :class:`Job`; they count only when it is made.
+
+    Example::
+
+        job = ps.get_or_create(orders, state="./state")
+        job.run(until="caught-up")
+    """
+    key = (str(Path(state).resolve()) if "://" not in str(state) else str(state), pipeline.name)
+    with _live_lock:
+        job = _live.get(key)
+        if job is None or job._lifecycle.is_over:  # noqa: SLF001 - one module
+            job = _live[key] = Job(pipeline, state=state, **options)  # type: ignore[arg-type]
+        return job

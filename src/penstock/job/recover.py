@@ -1,0 +1,67 @@
+"""What a start does before its sources run: publish what is open, void what was discarded, delete what was condemned.
+
+Carries out a :class:`~penstock.checkpoint.recovery.Recovery`; decides nothing. A crash at any point is followed by
+the same again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from penstock.checkpoint.log import OwnedLog
+from penstock.checkpoint.recovery import Recovery
+from penstock.facts import Listener, Published
+from penstock.failpoints import failpoint
+from penstock.filesystem.base import FileSystem
+from penstock.handles import CommitOutcome, Committable
+
+Publish = Callable[[Committable], CommitOutcome]
+_SETTLED = frozenset({CommitOutcome.DONE, CommitOutcome.ALREADY_DONE})
+
+
+def carry_out(
+    recovery: Recovery,
+    *,
+    log: OwnedLog,
+    filesystem: FileSystem,
+    commit: Publish,
+    void: Publish,
+    listener: Listener,
+    pause: Callable[[float], None],
+) -> None:
+    """Do what the recovery says, in its order.
+
+    ``pause`` is called before anything is tried again; it may raise, to give up.
+    """
+    for item in recovery.commit:
+        failpoint("sink.commit.before")
+        outcome = _until_settled(item, commit, log, pause)
+        failpoint("sink.published")
+        listener(Published(task=item.uid, checkpoint=item.checkpoint, outcome=outcome.value))
+    failpoint("recovery.committed")
+    if recovery.rewind is not None:
+        log.append(recovery.rewind)
+    for item in recovery.void:
+        _until_settled(item, void, log, pause)
+        failpoint("sink.voided")
+    for path in recovery.delete:
+        failpoint("recovery.delete.before")
+        filesystem.delete(path)
+
+
+def _until_settled(item: Committable, act: Publish, log: OwnedLog, pause: Callable[[float], None]) -> CommitOutcome:
+    """Again and again until it is surely done: later output of the sink must not pass it (rule S1)."""
+    for seconds in _backoff():
+        outcome = act(item)
+        if outcome in _SETTLED:
+            return outcome
+        pause(seconds)
+        log.check()
+    raise AssertionError  # pragma: no cover - the backoff has no end
+
+
+def _backoff() -> Iterator[float]:
+    seconds = 0.1
+    while True:
+        yield seconds
+        seconds = min(seconds * 2, 10.0)

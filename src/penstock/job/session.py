@@ -1,0 +1,103 @@
+"""The Spark session a job runs on: made here with what the engine needs, or taken over and left as it was.
+
+Knows nothing of pipelines. A session that penstock did not make is never stopped and its settings are not touched:
+the job works on a clone that shares the SparkContext, temporary views included.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from penstock.errors import SettingsError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SQL_SETTINGS: Final = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.unionOutputPartitioning": "true",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.localRelationThreshold": "0",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.sources.partitionOverwriteMode": "static",
+    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.sql.files.maxPartitionBytes": "128m",
+}
+"""What the engine's plans rely on; set on our own session or on our clone of the user's."""
+
+CONTEXT_SETTINGS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.scheduler.mode": "FAIR",
+    "spark.locality.wait": "0",
+    "spark.python.worker.reuse": "true",
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
+    "spark.hadoop.dfs.client.read.shortcircuit": "false",
+    "spark.log.level": "ERROR",
+}
+"""What can be set only before the context exists; on another's session some of this may be missing."""
+
+
+def make_session(name: str, *, master: str | None = None) -> SparkSession:
+    """A session of our own, its JVM in a process group of its own.
+
+    A signal to the whole group of the job (Ctrl-C, a container's stop) then leaves the JVM alive for the last
+    checkpoint; it ends by itself when this process does, since its standard input closes.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    cores = os.cpu_count() or 1
+    master = master or os.environ.get("PENSTOCK_MASTER") or "local[*]"
+    conf = SparkConf().setAppName(f"penstock {name}").setMaster(master)
+    for key, value in (CONTEXT_SETTINGS | SQL_SETTINGS).items():
+        conf.setIfMissing(key, value)
+    if master.startswith("local"):
+        conf.setIfMissing("spark.sql.shuffle.partitions", str(cores))
+        conf.setIfMissing("spark.default.parallelism", str(cores))
+    if SparkContext._active_spark_context is None:  # noqa: SLF001 - there is no public way to ask
+        gateway = cast("Any", launch_gateway)(conf, popen_kwargs={"start_new_session": True})
+        SparkContext(conf=conf, gateway=gateway)
+    return SparkSession.builder.config(conf=conf).getOrCreate()
+
+
+def take_over(spark: SparkSession) -> SparkSession:
+    """A clone of the user's session on the same context, with the SQL settings that the engine's plans rely on.
+
+    Raises:
+        SettingsError: it is a Spark Connect session, which gives no access to plans, jobs and cached blocks.
+    """
+    from pyspark.sql import SparkSession
+
+    if type(spark).__module__.startswith("pyspark.sql.connect") or not hasattr(spark, "_jsparkSession"):
+        msg = (
+            "this is a Spark Connect session; penstock needs a classic one, for it works with plans, Spark jobs and "
+            "cached blocks, which Connect does not show. Build it with master(...) instead of remote(...)"
+        )
+        raise SettingsError(msg)
+    inner = cast("Any", spark)._jsparkSession.cloneSession()  # noqa: SLF001 - there is no public way
+    ours = SparkSession(spark.sparkContext, inner)
+    configure(ours)
+    return ours
+
+
+def configure(spark: SparkSession) -> None:
+    """Set what the engine's plans rely on."""
+    for key, value in SQL_SETTINGS.items():
+        if spark.conf.get(key, None) != value:
+            spark.conf.set(key, value)
+    spark.conf.set("spark.sql.shuffle.partitions", str(cores_of(spark)))
+
+
+def cores_of(spark: SparkSession) -> int:
+    """How many tasks run at a time; also ``n`` of the merge way."""
+    return max(1, int(spark.sparkContext.defaultParallelism))

@@ -1,0 +1,196 @@
+"""Puts tasks, channels and connectors of one attempt together. The only place where all parts meet; decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.elements import Batch
+from penstock.facts import Counted, Listener, RowsRead
+from penstock.failpoints import failpoint
+from penstock.filesystem.base import FileSystem
+from penstock.graph.nodes import Keyed, Read, Union, Write
+from penstock.handles import TaskSnapshot
+from penstock.ids import Generation
+from penstock.job.spark_edge import SparkEdge
+from penstock.operators.base import OperatorContext
+from penstock.runtime.channel import Channel
+from penstock.runtime.clock import Clock
+from penstock.runtime.inputs import Inputs
+from penstock.runtime.output import Output, Path, Rewrite
+from penstock.runtime.plan import Leaf, Route, TaskPlan
+from penstock.runtime.source_task import SourceTask
+from penstock.runtime.supervisor import AnyTask, Supervisor
+from penstock.runtime.task import StepTask, Work
+from penstock.runtime.threads import TaskThread
+from penstock.runtime.works import OperatorWork, SinkWork, UnionWork
+from penstock.settings import Settings
+from penstock.sinks.base import SinkContext
+from penstock.sources.base import Limits, SourceContext, Until
+
+if TYPE_CHECKING:
+    from penstock.graph.analyze import Analysis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What all tasks of an attempt share."""
+
+    analysis: Analysis
+    plans: tuple[TaskPlan, ...]
+    snapshots: Mapping[str, TaskSnapshot]
+    edge: SparkEdge
+    filesystem: FileSystem
+    job: str
+    log_id: str
+    generation: Generation
+    settings: Settings
+    cores: int
+    until: Until
+    clock: Clock
+    listener: Listener
+    supervisor: Supervisor
+
+
+class Assembly:
+    """Builds every task of an attempt, with its thread."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._of = around
+        self._channels: dict[Leaf, Channel] = {}
+        self.threads: dict[str, TaskThread] = {}
+        self.tasks: dict[str, AnyTask] = {}
+
+    def build(self) -> None:
+        """All channels and threads first, then the tasks, each restored from its snapshot."""
+        of = self._of
+        for plan in of.plans:
+            self.threads[plan.id] = TaskThread(
+                plan.id,
+                clock=of.clock,
+                around=of.edge.around,
+                foreground=of.edge.foreground,
+                failed=of.supervisor.broke,
+                finished=of.supervisor.finished,
+            )
+            for source in range(plan.inputs):
+                self._channels[Leaf(plan.id, source)] = Channel(capacity=of.settings.channel_capacity)
+        for plan in of.plans:
+            self._connect(plan)
+        for plan in of.plans:
+            self.tasks[plan.id] = self._task(plan)
+
+    def _connect(self, plan: TaskPlan) -> None:
+        for route in plan.routes.values():
+            for leaf, _ in route.leaves():
+                self._channels[leaf].connect(on_put=self.threads[leaf.task].wake, on_take=self.threads[plan.id].wake)
+
+    def _task(self, plan: TaskPlan) -> AnyTask:
+        output = Output(
+            {port: self._path(plan, route, is_root=True) for port, route in plan.routes.items()}, self._of.edge.keep
+        )
+        if isinstance(plan.node, Read):
+            return self._source(plan, plan.node, output)
+        return StepTask(
+            plan.id, self._inputs(plan), output, self._work(plan), shell=self._of.supervisor, clock=self._of.clock
+        )
+
+    def _path(self, plan: TaskPlan, route: Route, *, is_root: bool) -> Path:
+        rewrite: Rewrite | None = None
+        if route.steps or (is_root and isinstance(plan.node, Read)):
+            rewrite = self._of.analysis.segment(plan.node, route.steps, is_root=is_root)
+            if is_root and isinstance(plan.node, Read):
+                rewrite = _counting(rewrite, plan.id, self._of.listener)
+        return Path(
+            rewrite=rewrite,
+            channel=self._channels[route.to] if route.to is not None else None,
+            branches=tuple(self._path(plan, branch, is_root=False) for branch in route.branches),
+        )
+
+    def _source(self, plan: TaskPlan, node: Read, output: Output) -> SourceTask:
+        snapshot = self._of.snapshots.get(plan.id)
+        context = SourceContext(uid=plan.id, spark=self._of.edge.spark, until=self._of.until)
+        reader = node.source.open(context, snapshot.position if snapshot else None)
+        limits = Limits(rows=self._of.settings.max_rows_per_batch, bytes=self._of.settings.max_bytes_per_batch)
+        return SourceTask(
+            plan.id, reader, output, limits=lambda: limits, shell=self._of.supervisor, clock=self._of.clock
+        )
+
+    def _inputs(self, plan: TaskPlan) -> Inputs:
+        marks = {
+            leaf: mark for other in self._of.plans for route in other.routes.values() for leaf, mark in route.leaves()
+        }
+        leaves = [Leaf(plan.id, source) for source in range(plan.inputs)]
+        snapshot = self._of.snapshots.get(plan.id)
+        watermarks = snapshot.watermarks if snapshot else ()
+        return Inputs(
+            [self._channels[leaf] for leaf in leaves],
+            [marks[leaf] for leaf in leaves],
+            restored=watermarks if len(watermarks) == len(leaves) else (),
+            wake=self.threads[plan.id].wake,
+        )
+
+    def _work(self, plan: TaskPlan) -> Work:
+        node = plan.node
+        if isinstance(node, Union):
+            return UnionWork(plan.id)
+        if isinstance(node, Write):
+            return self._sink(plan, node)
+        assert isinstance(node, Keyed)
+        return self._operator(plan, node)
+
+    def _operator(self, plan: TaskPlan, node: Keyed) -> OperatorWork:
+        of = self._of
+        snapshot = of.snapshots.get(plan.id)
+        context = OperatorContext(
+            uid=plan.id,
+            spark=of.edge.spark,
+            filesystem=of.filesystem,
+            folder=f"state/{plan.id}/{of.generation}",
+            generation=of.generation,
+            inputs=tuple(of.analysis.schema(ref) for ref in node.inputs),
+            consumed=frozenset(plan.routes),
+            partitions=of.cores,
+            cores=of.cores,
+            background=of.edge.background(plan.id),
+            count=lambda name, amount: of.listener(Counted(task=plan.id, name=name, amount=amount)),
+            failpoint=failpoint,
+        )
+        return OperatorWork(plan.id, node.spec.open(context, snapshot.state if snapshot else None))
+
+    def _sink(self, plan: TaskPlan, node: Write) -> SinkWork:
+        of = self._of
+        context = SinkContext(
+            uid=plan.id,
+            spark=of.edge.spark,
+            schema=of.analysis.schema(node.inputs[0]),
+            log_id=of.log_id,
+            job=of.job,
+            generation=of.generation,
+            filesystem=of.filesystem,
+            staging=f"staged/{plan.id}/{of.generation}",
+            cores=of.cores,
+            background=of.edge.background(plan.id),
+            failpoint=failpoint,
+        )
+        return SinkWork(plan.id, node.sink.writer(context))
+
+
+def _counting(rewrite: Rewrite, task: str, listener: Listener) -> Rewrite:
+    """Tell how many rows a source read, once the first job over the batch has told it."""
+
+    def counted(batch: Batch) -> Batch:
+        rewritten = rewrite(batch)
+        measure = rewritten.measures.get("rows")
+        if measure is not None:
+            measure.when_settled(lambda: _tell_rows(task, measure.value, listener))
+        return rewritten
+
+    return counted
+
+
+def _tell_rows(task: str, figures: Mapping[str, object] | None, listener: Listener) -> None:
+    rows = figures.get("rows") if figures else None
+    if isinstance(rows, int):
+        listener(RowsRead(task=task, rows=rows))

@@ -1,0 +1,129 @@
+"""What a stateful step is to the runtime; knows nothing of threads, barriers' alignment or the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.elements import Batch
+from penstock.filesystem.base import FileSystem
+from penstock.handles import StateHandle
+from penstock.ids import CheckpointId, EventTime, Generation
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+MAIN = "out"
+LATE = "late"
+
+
+class Emit(Protocol):
+    """Sends a batch downstream by a port of the step; may block while channels are full."""
+
+    def __call__(self, batch: Batch, port: str = MAIN) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorContext:
+    """What an operator may use.
+
+    Attributes:
+        folder: its own folder below the job's directory for this generation, ``state/<uid>/<generation>``. Layer
+            names below it are used once.
+        inputs: schema of each input.
+        consumed: the ports that somebody reads; a port nobody reads is not built.
+        partitions: ``n`` of the merge way, fixed for the life of the process.
+        background: enter it around every background Spark job: it waits for one of the ``cores - 1`` slots and puts
+            the thread's jobs into the background pool. ``background()`` is cheap to call.
+        count: adds to a named counter of the step (``late``, ``fired``), for observers.
+        failpoint: names a durable step, so that tests can crash there.
+    """
+
+    uid: str
+    spark: SparkSession
+    filesystem: FileSystem
+    folder: str
+    generation: Generation
+    inputs: tuple[StructType, ...]
+    consumed: frozenset[str]
+    partitions: int
+    cores: int
+    background: Callable[[], AbstractContextManager[None]]
+    count: Callable[[str, int], None]
+    failpoint: Callable[[str], None] = field(default=lambda _name: None)
+
+
+class PendingState(Protocol):
+    """A snapshot by name: the layers are immutable, so naming them takes no time."""
+
+    def materialise(self) -> StateHandle:
+        """Make what is not yet durable so, in the background, and describe it. Called once, on a worker thread.
+
+        Layers belong to the step's stack, not to the checkpoint: an abort changes nothing, and what was written for
+        an aborted checkpoint serves the next.
+        """
+        ...
+
+
+class Operator(Protocol):
+    """One keyed step. ``process``, ``advance``, ``snapshot`` and ``completed`` are never called at the same time."""
+
+    def process(self, batch: Batch, *, source: int, watermark: EventTime, emit: Emit) -> None:
+        """Take in a batch of input ``source``. At most one Spark job. Calls ``batch.settle()`` after its success.
+
+        ``watermark`` is the step's, before this batch. The runtime releases the batch afterwards.
+        """
+        ...
+
+    def advance(self, watermark: EventTime, *, emit: Emit) -> None:
+        """The step's watermark rose: emit what is due, lazily. Output that surely has no rows is not emitted."""
+        ...
+
+    def snapshot(self, checkpoint: CheckpointId) -> PendingState:
+        """Name the state as of now."""
+        ...
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        """The checkpoint is in the log."""
+        ...
+
+    def maintain(self) -> Callable[[], None] | None:
+        """Background work that is due (compaction), or ``None``. The runtime runs it on a worker, one at a time."""
+        ...
+
+    def close(self) -> None:
+        """Free every block held."""
+        ...
+
+
+class OperatorSpec(Protocol):
+    """A frozen description of a stateful step."""
+
+    @property
+    def kind(self) -> str:
+        """Name and version of the state's format: ``"window/1"``. Restore compares it."""
+        ...
+
+    def ports(self, inputs: tuple[StructType, ...]) -> Mapping[str, StructType]:
+        """Schema of each output port.
+
+        Raises:
+            GraphError: a column is missing or has an impossible type.
+        """
+        ...
+
+    def open(self, context: OperatorContext, restored: StateHandle | None) -> Operator:
+        """Begin from restored state or empty.
+
+        Raises:
+            StateIncompatible: schema or kind differ beyond what can be migrated.
+            LayerMissing: a named file is not there.
+        """
+        ...
+
+    def describe(self) -> str:
+        """In a few words, for people."""
+        ...

@@ -1,0 +1,92 @@
+"""Figures that the first job over a plan tells by the way (Spark's observations), read without hanging or lying.
+
+Knows nothing of which figures are wanted, nor of batches beyond their measures.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from penstock.elements import Measure
+from penstock.operators.graft import Grafter, Java, plan_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+BOUND: Final = 2**62 + 20_261_121
+"""Stands for the bound of a gauge in its SQL, until a batch brings the value."""
+
+_PATIENCE_MS: Final = 5_000
+_serials = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauge:
+    """What to observe above a plan, resolved once.
+
+    Attributes:
+        measure: the name under which the figures are told.
+        figures: their names, in order.
+        metrics: the expressions, bound to the columns of the plan they were made over.
+        max_ahead: microseconds after the wall clock that :data:`BOUND` stands for, if it stands anywhere.
+    """
+
+    measure: str
+    figures: tuple[str, ...]
+    metrics: Java
+    max_ahead: int | None = None
+
+
+def make_gauge(frame: DataFrame, measure: str, figures: Mapping[str, str], *, max_ahead: int | None = None) -> Gauge:
+    """A gauge over a frame's plan; ``figures`` are aggregates as SQL."""
+    from pyspark.sql import functions as F
+
+    first, *more = (F.expr(sql).alias(name) for name, sql in figures.items())
+    observed = plan_of(frame.observe("penstock", first, *more))
+    return Gauge(measure=measure, figures=tuple(figures), metrics=observed.metrics(), max_ahead=max_ahead)
+
+
+class Observer:
+    """Puts gauges on plans of one session."""
+
+    def __init__(self, grafter: Grafter) -> None:
+        self._grafter = grafter
+        jvm = grafter.jvm
+        self._collect = jvm.org.apache.spark.sql.catalyst.plans.logical.CollectMetrics
+        self._observation = jvm.org.apache.spark.sql.Observation
+        self._manager = cast("Any", grafter.spark)._jsparkSession.observationManager()  # noqa: SLF001
+        self._literal = getattr(getattr(jvm, "org.apache.spark.sql.catalyst.expressions.Literal$"), "MODULE$")
+        self._bound = self._literal.apply(BOUND)
+        self._await = jvm.scala.concurrent.Await
+        self._patience = getattr(jvm, "scala.concurrent.duration.Duration").apply(_PATIENCE_MS, "millis")
+
+    def observe(self, plan: Java, gauge: Gauge, *, bound: int | None = None) -> tuple[Java, Measure]:
+        """``plan`` with the gauge on top, and what will tell its figures. The label is used once in a process."""
+        serial = next(_serials)
+        label = f"{gauge.measure}#{serial}"
+        node = self._collect(label, gauge.metrics, plan, -serial)
+        if bound is not None:
+            node = node.transformExpressions(self._grafter.replaced(self._bound, self._literal.apply(bound)))
+        observation = self._observation(label)
+        self._manager.register(observation, -serial)
+        return node, Measure(lambda: self._read(observation, gauge.figures))
+
+    def _read(self, observation: Java, figures: tuple[str, ...]) -> Mapping[str, object] | None:
+        """The figures; ``None`` if the job did not bring them: the optimiser had no use for the plan below."""
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+
+        future = observation.future()
+        try:
+            self._await.ready(future, self._patience)
+        except Py4JJavaError:
+            return None
+        outcome = future.value().get()
+        if outcome.isFailure():
+            return None
+        row = outcome.get()
+        if row.length() != len(figures):
+            return None
+        return {name: row.get(place) for place, name in enumerate(figures)}

@@ -1,0 +1,185 @@
+"""Runs a windowed aggregate the merge way: batches become layers, due windows are merged out of them and sent on.
+
+Knows nothing of threads beyond its own locks, of barriers or the log. Jobs: one for each batch; none to fire (the
+consumer's job runs the lazy result); merging and writing layers in the background.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.elements import Batch, Lease
+from penstock.operators.base import LATE, MAIN, Emit, OperatorContext
+from penstock.operators.window_plan import FIGURES, WindowPlan
+from penstock.state.blocks import Figures, state_session
+from penstock.state.compaction import Merge, plan_merge
+from penstock.state.durable import DurableLayers, PendingLayers
+from penstock.state.layer import Layer, build, union
+from penstock.state.restore import check_schema, horizon_of, live_refs, restore_layer
+from penstock.state.stack import LIMIT, Stack
+from penstock.state.writer import LayerWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame
+
+    from penstock.handles import StateHandle
+    from penstock.ids import CheckpointId, EventTime
+
+_MARKS: Final = itertools.count(1)
+"""Of all steps of the process, since all share one cache."""
+
+
+class WindowOperator:
+    """See :class:`penstock.operators.base.Operator`. Made by :meth:`WindowAggregate.open`.
+
+    Counters: ``late`` (rows whose window was closed, or without an event time), ``missing_time`` (those of them
+    without an event time), ``fired`` (results sent on, each with all windows due at once), ``compacted``.
+    """
+
+    def __init__(self, plan: WindowPlan, context: OperatorContext, restored: StateHandle | None) -> None:
+        self._plan = plan
+        self._context = context
+        writer = _writer(plan, context)
+        if restored is None:
+            self._stack = Stack()
+            self._durable = DurableLayers(self._stack, writer)
+        else:
+            check_schema(restored, plan.layers_format)
+            horizon = horizon_of(restored)
+            layer = restore_layer(restored, writer, context.spark, name="m00000000")
+            self._stack = Stack(horizon=horizon, restored=layer)
+            self._durable = DurableLayers(self._stack, writer, live_refs(restored), horizon=horizon)
+        self._merging = threading.Lock()
+        self._pending: PendingLayers | None = None
+        self._sent = {MAIN: itertools.count(), LATE: itertools.count()}
+
+    def process(self, batch: Batch, *, source: int, watermark: EventTime, emit: Emit) -> None:  # noqa: ARG002
+        """Make the batch's layer, in one job; late rows are counted, and sent on if somebody reads them."""
+        if self._stack.height >= LIMIT:
+            self._compact()
+        frame: Any = batch.frame
+        flagged = self._plan.flagged(frame, max(watermark, self._stack.horizon), next(_MARKS))
+        keep = LATE in self._context.consumed
+        if keep:
+            flagged = flagged.persist()
+        told = dict.fromkeys(FIGURES, 0)
+        try:
+            told = self._add_layer(flagged)
+            batch.settle()
+        finally:
+            if keep and not told["late"] + told["missing"]:
+                flagged.unpersist()
+        self._send_late(flagged, told["late"] + told["missing"], told["missing"], emit)
+
+    def advance(self, watermark: EventTime, *, emit: Emit) -> None:
+        """Send on the windows that end at or before ``watermark`` and were not sent before; no job."""
+        horizon = self._stack.horizon
+        if watermark <= horizon:
+            return
+        due = self._plan.window.due(horizon, watermark)
+        layers, lease = self._stack.lease_due(*due) if due else ((), None)
+        self._stack.close_windows(watermark)
+        if lease is None:
+            return
+        if not layers:
+            lease.release()
+            return
+        result = self._plan.finished(union(layers), horizon, watermark)
+        self._context.count("fired", 1)
+        emit(Batch(frame=result, sequence=next(self._sent[MAIN]), leases=(lease,)))
+
+    def snapshot(self, checkpoint: CheckpointId) -> PendingLayers:  # noqa: ARG002
+        """Name the layers as of now; takes no time. An earlier snapshot never written is given up."""
+        if self._pending:
+            self._pending.give_up()
+        self._pending = PendingLayers(self._durable, self._stack, self._stack.cover())
+        return self._pending
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        """Nothing to do: layers belong to the step, not to the checkpoint."""
+
+    def maintain(self) -> Callable[[], None] | None:
+        """Compaction that is due, first in memory, then of durable layers."""
+        if self._due():
+            return self._compact_beside
+        if self._durable.plan():
+            return self._durable.compact
+        return None
+
+    def close(self) -> None:
+        """Let go of every block; what was sent on is freed when its last consumer releases it."""
+        if self._pending:
+            self._pending.give_up()
+        self._stack.close()
+
+    def _add_layer(self, flagged: DataFrame) -> dict[str, int]:
+        figures = Figures(FIGURES)
+        partial = self._plan.partial(figures.watch(flagged, self._plan.figures()))
+        stack = self._stack
+        layer = build(self._plan.layers_format, partial, name=stack.next_name(), level=0, epoch=stack.epoch)
+        if layer:
+            stack.add(layer)
+        told = figures.read()
+        if told is None:
+            told = flagged.agg(*self._plan.figures()).collect()[0].asDict()
+        return {name: told[name] or 0 for name in FIGURES}
+
+    def _send_late(self, flagged: DataFrame, late: int, missing: int, emit: Emit) -> None:
+        if missing:
+            self._context.count("missing_time", missing)
+        if not late:
+            return
+        self._context.count("late", late)
+        if LATE in self._context.consumed:
+            lease = Lease(lambda: _unpersist(flagged))
+            batch = Batch(frame=self._plan.late(flagged), sequence=next(self._sent[LATE]), rows=late, leases=(lease,))
+            emit(batch, LATE)
+
+    def _due(self) -> Merge | None:
+        return plan_merge(self._stack.sized(), limit=LIMIT)
+
+    def _compact_beside(self) -> None:
+        with self._context.background():
+            self._compact()
+
+    def _compact(self) -> None:
+        """Merge what the policy names into one layer: one job, outside of any lock that data waits for."""
+        with self._merging:
+            plan = self._due()
+            if plan is None:
+                return
+            layers, lease = self._stack.lease_named(plan.names)
+            try:
+                if layers:
+                    self._stack.replace(layers, self._merged(layers, plan))
+                    self._context.count("compacted", len(layers))
+            finally:
+                lease.release()
+
+    def _merged(self, layers: tuple[Layer, ...], plan: Merge) -> Layer | None:
+        layers_format = self._plan.layers_format
+        rows = layers_format.merged(layers_format.between(union(layers), self._stack.horizon))
+        epoch = max(layer.epoch for layer in layers)
+        return build(layers_format, rows, name=self._stack.next_name(), level=plan.level, epoch=epoch)
+
+
+def _unpersist(frame: DataFrame) -> None:
+    frame.unpersist()
+
+
+def _writer(plan: WindowPlan, context: OperatorContext) -> LayerWriter:
+    tasks = max(1, context.cores - 1)
+    return LayerWriter(
+        layers_format=plan.layers_format,
+        filesystem=context.filesystem,
+        folder=context.folder,
+        prefix=f"g{context.generation}-",
+        session=state_session(context.spark, tasks=tasks),
+        tasks=tasks,
+        background=context.background,
+        failpoint=context.failpoint,
+    )

@@ -1,0 +1,1 @@
+"""Moves elements between tasks; where the threads are. Loads without Spark."""

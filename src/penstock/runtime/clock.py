@@ -1,0 +1,37 @@
+"""The only readers of time. Everything else gets time in events or asks a :class:`Clock` handed to it."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from penstock.ids import Instant, WallTime
+
+
+class Clock(Protocol):
+    """Two readings that never mix: one for durations, one for people."""
+
+    def now(self) -> Instant:
+        """Microseconds of a clock that never goes back."""
+        ...
+
+    def wall(self) -> WallTime:
+        """Microseconds since the epoch."""
+        ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def now(self) -> Instant:
+        """Microseconds of the monotonic clock."""
+        return Instant(time.monotonic_ns() // 1_000)
+
+    def wall(self) -> WallTime:
+        """Microseconds since the epoch, by the wall clock."""
+        return WallTime(time.time_ns() // 1_000)
+
+
+def pause(seconds: float) -> None:
+    """Sleep. For backoff on threads that have nothing else to do; never in tests, never on the deciding thread."""
+    time.sleep(seconds)

@@ -1,0 +1,80 @@
+"""Where a task's elements go: along routes, rewritten by fused steps, into channels. Runs nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from penstock.elements import Batch, Element
+from penstock.operators.base import MAIN
+from penstock.runtime.channel import Channel
+
+
+class Rewrite(Protocol):
+    """Fused stateless steps: a batch with another lazy frame, and with the measures that were built into it."""
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Rewrite; runs no job."""
+        ...
+
+
+class Keep(Protocol):
+    """Persists a batch that several will run. The result's leases free it when each of ``readers`` released it."""
+
+    def __call__(self, batch: Batch, readers: int) -> Batch:
+        """Persist; runs no job."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Path:
+    """A route, ready to walk: its steps compiled, its leaf a channel."""
+
+    rewrite: Rewrite | None
+    channel: Channel | None = None
+    branches: tuple[Path, ...] = ()
+
+    def channels(self) -> Sequence[Channel]:
+        """All channels it leads to."""
+        found = [channel for branch in self.branches for channel in branch.channels()]
+        return [self.channel, *found] if self.channel is not None else found
+
+
+class Output:
+    """All outputs of one task. Batches go by port; control elements go everywhere, in order with them."""
+
+    def __init__(self, paths: Mapping[str, Path], keep: Keep) -> None:
+        self._paths = paths
+        self._keep = keep
+        self._channels = [channel for path in paths.values() for channel in path.channels()]
+        self._sent = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether every channel has room, so that work may begin that emits anywhere."""
+        return all(channel.has_room for channel in self._channels)
+
+    def emit(self, batch: Batch, port: str = MAIN) -> None:
+        """Send a batch along the port's route. One that nobody reads is released at once."""
+        path = self._paths.get(port)
+        if path is None:
+            batch.release()
+            return
+        self._sent += 1
+        self._walk(replace(batch, sequence=self._sent), path)
+
+    def broadcast(self, element: Element) -> None:
+        """Send a control element to everybody."""
+        for channel in self._channels:
+            channel.put(element)
+
+    def _walk(self, batch: Batch, path: Path) -> None:
+        if path.rewrite is not None:
+            batch = path.rewrite(batch)
+        if path.channel is not None:
+            path.channel.put(batch)
+        if path.branches:
+            kept = self._keep(batch, len(path.branches))
+            for branch in path.branches:
+                self._walk(kept, branch)

@@ -1,0 +1,129 @@
+"""From the logical graph to tasks and the routes between them; pure. Stateless steps become part of a route.
+
+Tasks are sources, steps with several inputs, keyed steps and sinks. A :class:`Route` leads from an output of a task
+to inputs of others: fused steps first, then either one input or branches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from penstock.errors import assert_never
+from penstock.graph.nodes import Graph, Keyed, ParseJson, Read, Ref, RowWise, Union, WithWatermark, Write
+from penstock.operators.base import MAIN
+
+TaskNode: TypeAlias = Read | Union | Keyed | Write
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One input of a task."""
+
+    task: str
+    source: int
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """Takes one port of a step with several, as a fused step of its own."""
+
+    node: ParseJson
+    port: str
+
+
+FusedStep: TypeAlias = RowWise | ParseJson | WithWatermark | Select
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Steps that rewrite a batch on its way, and where it goes then: to one input, or along branches.
+
+    At branches the batch is kept (persisted) once, for each branch runs it.
+    """
+
+    steps: tuple[FusedStep, ...]
+    to: Leaf | None = None
+    branches: tuple[Route, ...] = ()
+
+    def leaves(self, above: WithWatermark | None = None) -> Iterator[tuple[Leaf, WithWatermark | None]]:
+        """The inputs reached, each with the last ``with_watermark`` on its way, if any (``above`` before it)."""
+        mark = next((step for step in reversed(self.steps) if isinstance(step, WithWatermark)), above)
+        if self.to is not None:
+            yield self.to, mark
+        for branch in self.branches:
+            yield from branch.leaves(mark)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPlan:
+    """One task: its node, how many inputs it has, and a route for each port that somebody reads."""
+
+    id: str
+    node: TaskNode
+    inputs: int
+    routes: Mapping[str, Route]
+
+
+def plan_tasks(graph: Graph) -> tuple[TaskPlan, ...]:
+    """The tasks of a graph, sources first where the graph has them so. A stream that nobody reads has no route."""
+    planner = _Planner(graph)
+    return tuple(planner.task(node) for node in graph.nodes if isinstance(node, (Read, Union, Keyed, Write)))
+
+
+def task_id(node: TaskNode) -> str:
+    """The uid where there is one; a union, which keeps no state, is named by its place, as no uid can be."""
+    return f"union@{node.id}" if isinstance(node, Union) else node.uid
+
+
+class _Planner:
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+
+    def task(self, node: TaskNode) -> TaskPlan:
+        routes = {port: self._route(Ref(node.id, port)) for port in self._graph.ports(node)}
+        return TaskPlan(
+            id=task_id(node),
+            node=node,
+            inputs=len(node.inputs),
+            routes={port: route for port, route in routes.items() if route is not None},
+        )
+
+    def _route(self, ref: Ref, steps: tuple[FusedStep, ...] = ()) -> Route | None:
+        branches = list(self._branches(ref))
+        if not branches:
+            return None
+        if len(branches) == 1:
+            only = branches[0]
+            return Route(steps=steps + only.steps, to=only.to, branches=only.branches)
+        return Route(steps=steps, branches=tuple(branches))
+
+    def _branches(self, ref: Ref) -> Iterator[Route]:
+        for node in self._graph.consumers(ref):
+            match node:
+                case Union() | Keyed() | Write():
+                    for source, read in enumerate(node.inputs):
+                        if read == ref:
+                            yield Route(steps=(), to=Leaf(task_id(node), source))
+                case ParseJson() if len(self._graph.ports(node)) > 1:
+                    yield from self._split(node)
+                case RowWise() | ParseJson() | WithWatermark():
+                    route = self._route(Ref(node.id, MAIN), (node,))
+                    if route is not None:
+                        yield route
+                case Read():
+                    pass
+                case _:
+                    assert_never(node)
+
+    def _split(self, node: ParseJson) -> Iterator[Route]:
+        ports = []
+        for port in self._graph.ports(node):
+            route = self._route(Ref(node.id, port), (Select(node, port),))
+            if route is not None:
+                ports.append(route)
+        if len(ports) == 1:
+            yield Route(steps=(node, *ports[0].steps), to=ports[0].to, branches=ports[0].branches)
+        elif ports:
+            yield Route(steps=(node,), branches=tuple(ports))

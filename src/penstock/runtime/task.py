@@ -1,0 +1,281 @@
+"""One task: takes an element, lets its work do what it means, forwards. Knows neither threads nor Spark.
+
+A scheduler calls :meth:`step` again and again, one call at a time for each task, so that element, watermark, timer
+and snapshot of one step never run concurrently. A step never blocks on another task: with no room downstream, or
+nothing to read, it says so and when to be called again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from penstock.elements import (
+    Barrier,
+    Batch,
+    CancelBarrier,
+    Element,
+    EndOfStream,
+    InputStatus,
+    LatencyMarker,
+    Watermark,
+)
+from penstock.facts import BatchDone, Fact, WatermarkAdvanced
+from penstock.handles import TaskSnapshot
+from penstock.ids import BEGINNING, CheckpointId, EventTime, Instant
+from penstock.runtime.alignment import (
+    Abandon,
+    Alignment,
+    AlignmentEffect,
+    BarrierArrived,
+    CancelArrived,
+    InputEnded,
+    TakeSnapshot,
+)
+from penstock.runtime.clock import Clock
+from penstock.runtime.inputs import FrozenWatermarks, Inputs
+from penstock.runtime.output import Output
+
+PATIENCE = 2_000_000
+"""Microseconds that a side branch waits for the main one to tell whether it has rows at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What a step did: whether it worked, and when it wants to be called again without being woken."""
+
+    worked: bool = False
+    wake_at: Instant | None = None
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """Mail: this checkpoint is in the log."""
+
+    checkpoint: CheckpointId
+
+
+Capture: TypeAlias = Callable[[tuple[EventTime, ...]], TaskSnapshot]
+"""Makes a snapshot durable and describes it, given the watermarks at the barrier. Runs on a worker."""
+
+
+class Work(Protocol):
+    """What a step does with what arrives: a union, an operator or a sink."""
+
+    def process(self, batch: Batch, *, source: int, watermark: EventTime, output: Output) -> int | None:
+        """Take in a batch (and release it, or pass it on); returns the rows it made or wrote, if known."""
+        ...
+
+    def advance(self, watermark: EventTime, *, output: Output) -> None:
+        """The watermark rose; it is forwarded afterwards."""
+        ...
+
+    def snapshot(self, checkpoint: CheckpointId) -> Capture:
+        """Name the state as of now."""
+        ...
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        """The checkpoint is in the log."""
+        ...
+
+    def maintain(self) -> Callable[[], None] | None:
+        """Background work that is due."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held."""
+        ...
+
+
+class Shell(Protocol):
+    """What a task may ask of what runs it. Calls return at once."""
+
+    def capture(self, task: str, checkpoint: CheckpointId, work: Callable[[], TaskSnapshot]) -> None:
+        """Carry out the durable part of a snapshot on a worker, in order for each task, then acknowledge it."""
+        ...
+
+    def abandoned(self, task: str, checkpoint: CheckpointId) -> None:
+        """The task will not take part in this checkpoint any more."""
+        ...
+
+    def source_done(self, task: str, *, ended: bool) -> None:
+        """A source has nothing more to read in this run: it ended, or caught up."""
+        ...
+
+    def maintain(self, task: str, work: Callable[[], None]) -> None:
+        """Run background work of a task on a worker."""
+        ...
+
+    def report(self, fact: Fact) -> None:
+        """Tell observers."""
+        ...
+
+
+class StepTask:
+    """A task with inputs: aligns barriers, combines watermarks, and lets its work do the rest."""
+
+    def __init__(self, id: str, inputs: Inputs, output: Output, work: Work, *, shell: Shell, clock: Clock) -> None:
+        self.id = id
+        self._inputs = inputs
+        self._output = output
+        self._work = work
+        self._shell = shell
+        self._clock = clock
+        self._alignment = Alignment(len(inputs))
+        self._mail: deque[Completed] = deque()
+        self._ended: set[int] = set()
+        self._announced = BEGINNING
+        self._idle_announced = False
+        self._deferred: list[tuple[CheckpointId, FrozenWatermarks, Capture]] = []
+        self._held_since: Instant | None = None
+        self._maintaining = False
+        self.doing = "starting"
+
+    def post(self, mail: Completed) -> None:
+        """Hand in mail; it is read before the next element."""
+        self._mail.append(mail)
+
+    def step(self) -> Progress:
+        """Do at most one thing."""
+        while self._mail:
+            self._work.completed(self._mail.popleft().checkpoint)
+        self._advance()
+        self._report_deferred()
+        if not self._output.has_room:
+            self.doing = "waiting for room downstream"
+            return Progress()
+        wake = self._inputs.check_idle(self._clock.now())
+        self._advance()
+        self._announce_status()
+        for source, head in self._inputs.ready(self._alignment.blocked):
+            patience = self._patience(head)
+            if patience is None:
+                self._take(source)
+                return Progress(worked=True, done=len(self._ended) == len(self._inputs))
+            wake = patience if wake is None else min(wake, patience)
+        self.doing = f"aligning checkpoint {self._alignment.aligning}" if self._alignment.blocked else "idle"
+        return Progress(wake_at=wake)
+
+    def close(self) -> None:
+        """Release what is held; the task is not stepped again."""
+        self._work.close()
+
+    def _take(self, source: int) -> None:
+        element = self._inputs.take(source)
+        match element:
+            case Batch():
+                self._batch(source, element)
+            case Watermark(at=at):
+                self._passed(source, at)
+            case InputStatus(idle=idle):
+                self._inputs.valve.set_idle(source, idle)
+            case LatencyMarker():
+                self._output.broadcast(element)
+            case Barrier():
+                self._align(self._alignment.handle(BarrierArrived(source=source, barrier=element)))
+            case CancelBarrier():
+                self._align(self._alignment.handle(CancelArrived(source=source, cancel=element)))
+            case EndOfStream():
+                self._end(source)
+        self._advance()
+
+    def _batch(self, source: int, batch: Batch) -> None:
+        began = self._clock.now()
+        self.doing = f"batch {batch.sequence}"
+        self._held_since = None
+        self._inputs.valve.set_idle(source, False)
+        self._inputs[source].took(batch, began, self._inputs.wake)
+        rows = self._work.process(batch, source=source, watermark=self._announced, output=self._output)
+        self._shell.report(
+            BatchDone(
+                task=self.id,
+                sequence=batch.sequence,
+                rows=rows,
+                duration_ms=(self._clock.now() - began) / 1_000,
+                figures={name: figures.value for name, figures in batch.measures.items() if figures.value},
+            )
+        )
+        self._maintain()
+
+    def _passed(self, source: int, at: EventTime) -> None:
+        passed = self._inputs[source].passed(at)
+        if passed is not None:
+            self._inputs.valve.advance(source, passed)
+
+    def _advance(self) -> None:
+        at = self._inputs.advance()
+        if at > self._announced:
+            self._announced = at
+            self.doing = "advancing event time"
+            self._work.advance(at, output=self._output)
+            self._output.broadcast(Watermark(at=at))
+            self._shell.report(WatermarkAdvanced(task=self.id, at=at))
+
+    def _announce_status(self) -> None:
+        idle = self._inputs.valve.all_idle
+        if idle != self._idle_announced:
+            self._idle_announced = idle
+            self._output.broadcast(InputStatus(idle=idle))
+
+    def _end(self, source: int) -> None:
+        self._ended.add(source)
+        self._inputs.valve.end(source)
+        self._align(self._alignment.handle(InputEnded(source=source)))
+        if len(self._ended) == len(self._inputs):
+            self._output.broadcast(EndOfStream())
+
+    def _align(self, effects: list[AlignmentEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case TakeSnapshot(barrier=barrier):
+                    self._snapshot(barrier)
+                case Abandon(checkpoint=checkpoint):
+                    self._output.broadcast(CancelBarrier(checkpoint=checkpoint))
+                    self._shell.abandoned(self.id, checkpoint)
+
+    def _snapshot(self, barrier: Barrier) -> None:
+        self._advance()
+        self.doing = f"snapshot of checkpoint {barrier.checkpoint}"
+        capture = self._work.snapshot(barrier.checkpoint)
+        self._output.broadcast(barrier)
+        self._deferred.append((barrier.checkpoint, self._inputs.frozen(), capture))
+        self._report_deferred()
+
+    def _report_deferred(self) -> None:
+        while self._deferred and self._deferred[0][1].settled:
+            checkpoint, watermarks, capture = self._deferred.pop(0)
+            values = watermarks.values()
+            self._shell.capture(self.id, checkpoint, lambda capture=capture, values=values: capture(values))  # type: ignore[misc]
+
+    def _patience(self, head: Element) -> Instant | None:
+        """When a side batch that may turn out empty is to be run anyway; ``None`` to take the element now."""
+        if not isinstance(head, Batch) or head.only_if is None:
+            return None
+        measure = head.measures.get(head.only_if[0])
+        if measure is None or measure.settled:
+            return None
+        now = self._clock.now()
+        if self._held_since is None:
+            self._held_since = now
+            measure.when_settled(self._inputs.wake)
+        due = Instant(self._held_since + PATIENCE)
+        return due if due > now else None
+
+    def _maintain(self) -> None:
+        if self._maintaining:
+            return
+        work = self._work.maintain()
+        if work is None:
+            return
+        self._maintaining = True
+
+        def run() -> None:
+            try:
+                work()
+            finally:
+                self._maintaining = False
+
+        self._shell.maintain(self.id, run)

@@ -1,0 +1,149 @@
+"""What the three kinds of step do with what arrives: a union passes on, an operator keeps state, a sink stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.elements import Batch
+from penstock.failpoints import failpoint
+from penstock.handles import TaskSnapshot
+from penstock.ids import CheckpointId, EventTime
+from penstock.operators.base import Operator
+from penstock.runtime.output import Output
+from penstock.runtime.task import Capture
+from penstock.sinks.base import Writer
+
+
+class UnionWork:
+    """Passes batches on as they come; keeps nothing but its inputs' watermarks."""
+
+    def __init__(self, task: str) -> None:
+        self._task = task
+
+    def process(self, batch: Batch, *, source: int, watermark: EventTime, output: Output) -> int | None:
+        """Pass it on, lazily."""
+        del source, watermark
+        output.emit(batch)
+        return batch.rows
+
+    def advance(self, watermark: EventTime, *, output: Output) -> None:
+        """Nothing waits for event time here."""
+
+    def snapshot(self, checkpoint: CheckpointId) -> Capture:
+        """Only the watermarks."""
+        del checkpoint
+        return lambda watermarks: TaskSnapshot(task=self._task, watermarks=watermarks)
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        """Nothing to do."""
+
+    def maintain(self) -> None:
+        """Nothing to do."""
+        return
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class OperatorWork:
+    """Lets an operator keep state; a side batch without rows is dropped before it costs a job."""
+
+    def __init__(self, task: str, operator: Operator) -> None:
+        self._task = task
+        self._operator = operator
+
+    def process(self, batch: Batch, *, source: int, watermark: EventTime, output: Output) -> int | None:
+        """One job at most."""
+        if not is_empty(batch):
+            self._operator.process(batch, source=source, watermark=watermark, emit=output.emit)
+        batch.release()
+        return None
+
+    def advance(self, watermark: EventTime, *, output: Output) -> None:
+        """Emit what is due."""
+        self._operator.advance(watermark, emit=output.emit)
+
+    def snapshot(self, checkpoint: CheckpointId) -> Capture:
+        """Name the layers; they are made durable later."""
+        pending = self._operator.snapshot(checkpoint)
+        return lambda watermarks: TaskSnapshot(task=self._task, state=pending.materialise(), watermarks=watermarks)
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        """Tell the operator."""
+        self._operator.completed(checkpoint)
+
+    def maintain(self) -> Callable[[], None] | None:
+        """Compaction, if due."""
+        work = self._operator.maintain()
+        return None if work is None else lambda: _then_failpoint(work)
+
+    def close(self) -> None:
+        """Free the operator's blocks."""
+        self._operator.close()
+
+
+class SinkWork:
+    """Stages batches; at a barrier it closes the epoch and hands its output over, made durable on a worker.
+
+    Each committable is handed over once: the coordinator carries what was prepared for an aborted checkpoint into the
+    next manifest (rule S2 of the protocol).
+    """
+
+    def __init__(self, task: str, writer: Writer) -> None:
+        self._task = task
+        self._writer = writer
+
+    def process(self, batch: Batch, *, source: int, watermark: EventTime, output: Output) -> int | None:
+        """One job at most."""
+        del source, watermark, output
+        rows = 0 if is_empty(batch) else self._write(batch)
+        batch.release()
+        return rows
+
+    def _write(self, batch: Batch) -> int | None:
+        rows = self._writer.write(batch)
+        failpoint("sink.staged")
+        batch.settle()
+        return rows
+
+    def advance(self, watermark: EventTime, *, output: Output) -> None:
+        """Nothing waits for event time here."""
+
+    def snapshot(self, checkpoint: CheckpointId) -> Capture:
+        """Close the epoch; it is made durable later."""
+        prepared = self._writer.prepare(checkpoint)
+
+        def capture(watermarks: tuple[EventTime, ...]) -> TaskSnapshot:
+            items = tuple(prepared.materialise())
+            failpoint("sink.prepared")
+            return TaskSnapshot(task=self._task, watermarks=watermarks, committables=items)
+
+        return capture
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        """Nothing to do: the coordinator carries what is open."""
+
+    def maintain(self) -> None:
+        """Nothing to do."""
+        return
+
+    def close(self) -> None:
+        """Release the writer."""
+        self._writer.close()
+
+
+def is_empty(batch: Batch) -> bool:
+    """Whether the batch is a side branch that is known to have no rows."""
+    if batch.only_if is None:
+        return False
+    name, figure = batch.only_if
+    measure = batch.measures.get(name)
+    return measure is not None and measure.value is not None and measure.value.get(figure) == 0
+
+
+__all__ = ["OperatorWork", "SinkWork", "UnionWork", "is_empty"]
+
+
+def _then_failpoint(work: Callable[[], None]) -> None:
+    work()
+    failpoint("state.compacted")

@@ -1,0 +1,99 @@
+"""Every option of a job with its default, in one frozen value. The only reader of the environment.
+
+Options come, later over earlier, from the defaults below, ``PENSTOCK_<OPTION>`` in the environment, and arguments.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Final
+
+from penstock.durations import parse_duration
+from penstock.errors import GraphError, SettingsError
+
+PREFIX: Final = "PENSTOCK_"
+_DURATIONS: Final = frozenset({"checkpoint_every", "checkpoint_timeout", "min_pause"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a job runs. Durations are microseconds here, and written ``"5 seconds"`` or ``"5s"`` outside.
+
+    Attributes:
+        checkpoint_every: from one periodic checkpoint's trigger to the next.
+        checkpoint_timeout: a checkpoint that is not complete by then is aborted.
+        min_pause: least time from a completed checkpoint to the next periodic one.
+        tolerated_failures: checkpoints that may fail in a row before the job restarts.
+        retained: complete checkpoints that stay restorable, the newest included.
+        max_rows_per_batch: most rows a batch may hold, where the source can count them before reading.
+        max_bytes_per_batch: most bytes a batch may hold.
+        channel_capacity: batches that wait on an edge before its sender pauses.
+        restart: ``exponential``, ``fixed``, ``rate`` or ``none``.
+    """
+
+    checkpoint_every: int = 5_000_000
+    checkpoint_timeout: int = 600_000_000
+    min_pause: int = 0
+    tolerated_failures: int = 0
+    retained: int = 3
+    max_rows_per_batch: int | None = None
+    max_bytes_per_batch: int | None = 256 * 1024 * 1024
+    channel_capacity: int = 2
+    restart: str = "exponential"
+
+    def __post_init__(self) -> None:
+        for name in ("checkpoint_every", "checkpoint_timeout", "retained", "channel_capacity"):
+            self._at_least(name, 10_000 if name in _DURATIONS else 1)
+        for name in ("min_pause", "tolerated_failures"):
+            self._at_least(name, 0)
+        for name in ("max_rows_per_batch", "max_bytes_per_batch"):
+            if getattr(self, name) is not None:
+                self._at_least(name, 1)
+        if self.restart not in RESTARTS:
+            msg = f"restart is {self.restart!r}, but must be one of {', '.join(RESTARTS)}"
+            raise SettingsError(msg)
+
+    def _at_least(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            unit = " microseconds (10 ms)" if least == 10_000 else ""  # noqa: PLR2004 - the bound set above
+            msg = f"{name} is {value!r}, but must be a whole number of at least {least}{unit}"
+            raise SettingsError(msg)
+
+
+RESTARTS: Final = ("exponential", "fixed", "rate", "none")
+
+
+def read_settings(given: Mapping[str, object], *, environment: Mapping[str, str] | None = None) -> Settings:
+    """Settings from the environment and from ``given``, which wins. Durations may be written as text.
+
+    Raises:
+        SettingsError: an unknown option (with the nearest name), or an impossible value.
+
+    >>> read_settings({"checkpoint_every": "1 second"}, environment={}).checkpoint_every
+    1000000
+    """
+    environment = os.environ if environment is None else environment
+    known = {field.name for field in fields(Settings)}
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(known))}"
+            msg = f"unknown setting {name!r}{hint}"
+            raise SettingsError(msg)
+    outside = {name: environment[PREFIX + name.upper()] for name in known if PREFIX + name.upper() in environment}
+    merged = {**outside, **{name: value for name, value in given.items() if value is not None}}
+    return Settings(**{name: _value(name, value) for name, value in merged.items()})  # type: ignore[arg-type]
+
+
+def _value(name: str, value: object) -> object:
+    if not isinstance(value, str) or name == "restart":
+        return value
+    try:
+        return parse_duration(name, value) if name in _DURATIONS else int(value)
+    except (GraphError, ValueError) as error:
+        msg = f"setting {name!r} is {value!r}: {error}"
+        raise SettingsError(msg) from error

@@ -1,0 +1,106 @@
+"""Rows for a person to look at; knows nothing of checkpoints."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from penstock.errors import GraphError
+from penstock.handles import Guarantee
+from penstock.sinks.staging import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+    from penstock.elements import Batch
+    from penstock.handles import Committable
+    from penstock.ids import CheckpointId
+    from penstock.sinks.base import SinkContext
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """Prints the first rows of each batch, when the batch is written. At-least-once: a restart prints rows again.
+
+    Args:
+        rows: at most so many rows of a batch.
+        truncate: characters of a value that are shown; 0 shows all.
+
+    Raises:
+        GraphError: ``rows`` is not above 0.
+
+    >>> Sink(5).describe()
+    'console (5 rows a batch)'
+    """
+
+    rows: int = 20
+    truncate: int = field(default=80, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.truncate < 0:
+            msg = f"rows must be at least 1 and truncate at least 0, got {self.rows} and {self.truncate}"
+            raise GraphError(msg)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What was printed cannot be taken back."""
+        return Guarantee.AT_LEAST_ONCE
+
+    def check(self, schema: StructType) -> None:
+        """Any column can be printed."""
+
+    def writer(self, context: SinkContext) -> ConsoleWriter:
+        """A writer that prints to standard output."""
+        return ConsoleWriter(self, context.uid)
+
+    def describe(self) -> str:
+        """For people."""
+        return f"console ({self.rows} rows a batch)"
+
+
+class ConsoleWriter:
+    """Prints batches. Made by :meth:`Sink.writer`."""
+
+    def __init__(self, sink: Sink, uid: str) -> None:
+        self._sink = sink
+        self._uid = uid
+
+    def write(self, batch: Batch) -> int | None:
+        """Print the first rows. The job runs over all rows, so that whoever measures the batch measures all of it."""
+        observed, count = counted(cast("DataFrame", batch.frame))
+        text = _first_rows(observed, self._sink.rows, self._sink.truncate)
+        batch.settle()
+        rows = count()
+        total = "" if rows is None else f", {rows} rows"
+        sys.stdout.write(f"-- {self._uid}, batch {batch.sequence}{total}\n{text}\n")
+        sys.stdout.flush()
+        return rows
+
+    def prepare(self, checkpoint: CheckpointId) -> PreparedNothing:  # noqa: ARG002 - nothing waits for one
+        """Nothing waits."""
+        return PreparedNothing()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class PreparedNothing:
+    """What was printed has no commit."""
+
+    def materialise(self) -> Sequence[Committable]:
+        """Nothing to publish."""
+        return ()
+
+
+def _first_rows(frame: DataFrame, rows: int, truncate: int) -> str:
+    """Spark's own table of the first rows, in one job that reads every row (a plain limit would stop early)."""
+    from pyspark.sql import functions as F
+
+    place = "_penstock_place"
+    placed = frame.withColumn(place, F.monotonically_increasing_id()).orderBy(place).limit(rows + 1).drop(place)
+    plan: Any = placed._jdf  # noqa: SLF001 - DataFrame.show prints, and this is to be written with its heading
+    return str(plan.showString(rows, truncate, False))

@@ -1,0 +1,132 @@
+"""What a source is to the runtime: all that a new connector has to satisfy.
+
+A source is a frozen description; :meth:`Source.open` makes a reader. A reader never sleeps and holds no state but
+what it got as position: it answers *what to read next* with a plan, and turns a plan into a lazy Spark frame that can
+be run again and again with the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from penstock.elements import Measure
+from penstock.handles import Guarantee, Position
+from penstock.ids import CheckpointId, Instant, WallTime
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+
+class Until(str, Enum):
+    """How far a run reads."""
+
+    STOPPED = "stopped"
+    CAUGHT_UP = "caught-up"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceContext:
+    """What a reader may use. ``until=CAUGHT_UP`` fixes the end at what is there when the reader is opened."""
+
+    uid: str
+    spark: SparkSession
+    until: Until = Until.STOPPED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much the next batch may hold. ``None`` is no limit."""
+
+    rows: int | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """A plan of a batch: the reader's own description of exact ranges, never empty.
+
+    ``rows`` and ``bytes`` are what the reader knows or estimates. ``measures`` holds what it already knows for sure.
+    After this answer the reader's position is the one after the plan.
+    """
+
+    plan: object
+    rows: int | None = None
+    bytes: int | None = None
+    measures: Mapping[str, Measure] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nothing:
+    """No rows now; ask again at ``wake_at``."""
+
+    wake_at: Instant
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """The end fixed by ``Until.CAUGHT_UP`` is reached. Not the end of the data: the watermark stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The source is bounded and all of it was read: the watermark goes to the end of time."""
+
+
+Poll: TypeAlias = Rows | Nothing | CaughtUp | Ended
+
+
+class Reader(Protocol):
+    """Reads one source from one position on; called by one thread at a time."""
+
+    def poll(self, *, now: Instant, wall: WallTime, limits: Limits) -> Poll:
+        """What to read next. Must not block for long and must not run a Spark job.
+
+        Raises:
+            ConnectorError: with ``retry`` set truthfully.
+        """
+        ...
+
+    def frame(self, plan: object) -> DataFrame:
+        """A lazy frame of exactly the rows of a plan of this reader; its schema is the source's schema."""
+        ...
+
+    def position(self) -> Position:
+        """After the last plan that was returned. Right after opening: the resolved start (``latest`` is a number)."""
+        ...
+
+    def committed(self, checkpoint: CheckpointId, position: Position) -> None:
+        """The checkpoint with this position is complete. For monitoring (offsets shown elsewhere); cleans nothing."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held. May never be called."""
+        ...
+
+
+class Source(Protocol):
+    """A frozen description of where rows come from."""
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What replaying a position gives."""
+        ...
+
+    def schema(self, spark: SparkSession) -> StructType:
+        """The columns of every frame, known before anything is read."""
+        ...
+
+    def open(self, context: SourceContext, resume: Position | None) -> Reader:
+        """A reader that goes on after ``resume``; ``None`` is a fresh start.
+
+        Raises:
+            StateIncompatible: the position is of another kind.
+        """
+        ...
+
+    def describe(self) -> str:
+        """In a few words, for people: ``files in/*.json``. No secrets."""
+        ...

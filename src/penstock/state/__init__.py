@@ -1,0 +1,1 @@
+"""What a step remembers: stacks of immutable layers."""

@@ -1,0 +1,122 @@
+"""The edge to Spark's internals: cached blocks freed by hand, figures read with a time-out; knows nothing of layers.
+
+Everything here goes through py4j and is pinned by tests, because none of it is promised by PySpark's public API.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import LayerMissing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_LOST = ("CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND", "Checkpoint block rdd_")
+_STATE_CONF = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.unionOutputPartitioning": "true",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.sql.session.timeZone": "UTC",
+}
+
+
+def cut(frame: DataFrame) -> DataFrame:
+    """Run ``frame`` now, in one job, and keep its rows as cached blocks without lineage.
+
+    Its partitioning is kept. A lost block is an error and never a recomputation. The blocks stay until :func:`free`;
+    garbage collection would free them only when the JVM happens to collect.
+    """
+    return frame.localCheckpoint(eager=True)
+
+
+def free(frame: DataFrame) -> None:
+    """Give back the blocks of a frame made by :func:`cut`, without waiting. Freeing twice is fine."""
+    _internals(frame).queryExecution().analyzed().rdd().unpersist(False)
+
+
+def rebind(frame: DataFrame, session: SparkSession) -> DataFrame:
+    """The same frame under another session's settings."""
+    from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+
+    jvm: Any = session.sparkContext._jvm  # noqa: SLF001
+    plan = _internals(frame).queryExecution().analyzed()
+    dataset = jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan)  # noqa: SLF001
+    return ClassicDataFrame(dataset, session)
+
+
+def state_session(session: SparkSession, *, tasks: int) -> SparkSession:
+    """A session beside the user's, with the settings that writing and merging layers needs.
+
+    Timestamps become INT96 in Parquet by default, which other readers lose beyond the years 1677 to 2262.
+    """
+    child = session.newSession()
+    for name, value in _STATE_CONF.items():
+        child.conf.set(name, value)
+    child.conf.set("spark.sql.shuffle.partitions", str(tasks))
+    return child
+
+
+@contextmanager
+def blocks_needed(uid: str) -> Iterator[None]:
+    """Turn the loss of a cached block into an error that restarts the job from durable layers.
+
+    Raises:
+        LayerMissing: a job inside failed for want of a block.
+    """
+    try:
+        yield
+    except Exception as error:
+        if lost_block(error):
+            msg = "a cached block of the state is lost (an executor died?): the job restarts from durable layers"
+            raise LayerMissing(msg, uid=uid) from error
+        raise
+
+
+def lost_block(error: BaseException) -> bool:
+    """Whether a Spark job failed because a cached block of some layer is gone."""
+    text = str(error)
+    return any(sign in text for sign in _LOST)
+
+
+class Figures:
+    """What one job tells about the rows that pass a point of its plan, besides its result.
+
+    Args:
+        names: of the figures, in the order of the expressions given to :meth:`watch`.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        from pyspark.sql import Observation
+
+        self._names = tuple(names)
+        self._observation = Observation()
+
+    def watch(self, frame: DataFrame, figures: Sequence[Column]) -> DataFrame:
+        """``frame``, watched. Each figure is an aggregate that gives one number."""
+        return frame.observe(self._observation, *figures)
+
+    def read(self, *, seconds: int = 10) -> dict[str, int | None] | None:
+        """The figures of the first job, or ``None`` if none came in time.
+
+        Call it only after the job's success: after a failure an observation reads zero, and if the optimiser has
+        removed the watched branch it never comes.
+        """
+        observed: Any = self._observation
+        jvm = observed._jvm  # noqa: SLF001
+        patience = jvm.scala.concurrent.duration.Duration.create(seconds, "seconds")
+        try:
+            row = jvm.scala.concurrent.Await.result(observed._jo.future(), patience)  # noqa: SLF001
+        except Exception as error:
+            if "TimeoutException" in str(error):
+                return None
+            raise
+        return {name: row.get(place) for place, name in enumerate(self._names)}
+
+
+def _internals(frame: DataFrame) -> Any:
+    return frame._jdf  # noqa: SLF001

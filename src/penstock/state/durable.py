@@ -1,0 +1,156 @@
+"""The durable layers of one step: what a checkpoint refers to, kept few without rewriting all; holds no cached rows.
+
+Invariant: they merge to the same rows as the layers in memory up to the epoch of the last snapshot made durable
+(closed windows aside). What a snapshot adds is one layer. Compaction here reads files and writes a file, apart from
+compaction in memory; a checkpoint refers to the older layers until the new one is there. What is no longer referred
+to is not deleted here: older checkpoints need it, and only the log condemns.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from penstock.errors import CheckpointAborted
+from penstock.handles import LayerRef, StateHandle
+from penstock.ids import BEGINNING
+from penstock.state.compaction import Merge, Sized, plan_merge
+from penstock.state.layer import Layer, LayerFormat, union
+from penstock.state.writer import Extent, LayerWriter, bounds, extent_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame
+
+    from penstock.state.stack import Cover, Stack
+
+KIND = "window/1"
+FAN, LIMIT = 8, 48
+"""Durable layers cost little (all their files are one scan at restore), bytes rewritten cost much."""
+
+
+class DurableLayers:
+    """The list of durable layers and the writing of more. Writers wait for each other; readers never wait for them.
+
+    Args:
+        stack: the layers in memory.
+        writer: makes rows durable.
+        refs: the layers restored from.
+        horizon: the one restored.
+    """
+
+    def __init__(
+        self, stack: Stack, writer: LayerWriter, refs: Sequence[LayerRef] = (), *, horizon: int = BEGINNING
+    ) -> None:
+        self._stack = stack
+        self._writer = writer
+        self._refs = tuple(refs)
+        self._epoch = 0
+        self._horizon: int = horizon
+        self._writing = threading.Lock()
+
+    @property
+    def refs(self) -> tuple[LayerRef, ...]:
+        """The durable layers now."""
+        return self._refs
+
+    def materialise(self, cover: Cover) -> StateHandle:
+        """Write what ``cover`` names and is not durable yet as one layer, and describe the whole state.
+
+        Raises:
+            CheckpointAborted: a later snapshot is durable already.
+            LayerMissing: a cached block is lost.
+            StorageFailed: the file system refused; nothing changed.
+        """
+        durable = False
+        try:
+            with self._writing:
+                self._check_order(cover)
+                todo = [x for x in cover.layers if x.epoch > self._epoch and x.last_end > cover.horizon]
+                if todo:
+                    self._refs = (*self._refs, self._write(todo, cover.horizon))
+                self._epoch, self._horizon = cover.epoch, cover.horizon
+                durable = True
+                self._refs = tuple(ref for ref in self._refs if ref.rows and bounds(ref)[1] > cover.horizon)
+                return self._handle(cover.horizon)
+        finally:
+            self._stack.covered(cover, durable=durable)
+
+    def plan(self) -> Merge | None:
+        """Which durable layers to merge next, if any."""
+        return plan_merge(
+            [Sized(name=ref.name, level=ref.level, rows=ref.rows) for ref in self._refs], fan=FAN, limit=LIMIT
+        )
+
+    def compact(self) -> None:
+        """Carry out what :meth:`plan` says: read some durable layers, write them as one, refer to that instead.
+
+        Only what was closed at the last durable snapshot is left out: one that is being written still needs the rest.
+        """
+        with self._writing:
+            plan = self.plan()
+            if plan is None:
+                return
+            members = [ref for ref in self._refs if ref.name in plan.names]
+            rows = self._read(members).coalesce(self._writer.tasks)
+            merged = self._writer.write(rows, extent_of(members), horizon=self._horizon)
+            rest = [ref for ref in self._refs if ref.name not in plan.names]
+            self._refs = (*rest, merged) if merged.rows else tuple(rest)
+
+    def _write(self, layers: Sequence[Layer], horizon: int) -> LayerRef:
+        extent = Extent(
+            rows=sum(layer.rows for layer in layers),
+            level=0,
+            first_end=min(layer.first_end for layer in layers),
+            last_end=max(layer.last_end for layer in layers),
+        )
+        return self._writer.write(union(layers), extent, horizon=horizon)
+
+    def _read(self, refs: Sequence[LayerRef]) -> DataFrame:
+        return read_files(self._writer, refs)
+
+    def _handle(self, horizon: int) -> StateHandle:
+        layers_format = self._writer.layers_format
+        detail = {"partitions": layers_format.partitions, "horizon": None if horizon == BEGINNING else horizon}
+        return StateHandle(kind=KIND, schema=layers_format.ddl(), layers=self._refs, detail=detail)
+
+    def _check_order(self, cover: Cover) -> None:
+        if cover.epoch <= self._epoch:
+            msg = f"snapshot {cover.epoch} is overtaken: snapshot {self._epoch} is durable already"
+            raise CheckpointAborted(msg, uid=self._writer.layers_format.uid)
+
+
+def read_files(writer: LayerWriter, refs: Sequence[LayerRef]) -> DataFrame:
+    """The rows of durable layers: exactly the files they name, whatever else lies in their folders."""
+    paths = [writer.filesystem.url(file.path) for ref in refs for file in ref.files]
+    layers_format: LayerFormat = writer.layers_format
+    return writer.session.read.schema(layers_format.schema).parquet(*paths)
+
+
+class PendingLayers:
+    """A snapshot by name; see :class:`penstock.operators.base.PendingState`."""
+
+    def __init__(self, durable: DurableLayers, stack: Stack, cover: Cover) -> None:
+        self._durable = durable
+        self._stack = stack
+        self._cover = cover
+        self._lock = threading.Lock()
+        self._taken = False
+
+    def materialise(self) -> StateHandle:
+        """Write what is not durable yet; see :meth:`DurableLayers.materialise`."""
+        if not self._take():
+            msg = f"snapshot {self._cover.epoch} was given up before it was written: a later one was asked for"
+            raise CheckpointAborted(msg)
+        return self._durable.materialise(self._cover)
+
+    def give_up(self) -> None:
+        """The checkpoint was aborted before writing began: let go of the layers. Later calls do nothing."""
+        if self._take():
+            self._stack.covered(self._cover, durable=False)
+
+    def _take(self) -> bool:
+        with self._lock:
+            taken, self._taken = self._taken, True
+        return not taken

@@ -1,0 +1,141 @@
+"""One immutable layer of merged rows in Spark's cache, and what the rows of a step's layers look like.
+
+Knows nothing of the stack a layer lies in, of checkpoints or of windows' shapes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from penstock.elements import Lease
+from penstock.errors import InternalError
+from penstock.ids import BEGINNING, END_OF_TIME
+from penstock.state.blocks import Figures, blocks_needed, cut, free
+from penstock.state.changing import changing, holds, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+START, END = "window_start", "window_end"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerFormat:
+    """The rows of a step's layers: one for each key and window, with partial aggregates.
+
+    Attributes:
+        uid: the step, for messages.
+        keys: names of the key columns, maybe none.
+        schema: the key columns, ``window_start`` and ``window_end`` (TIMESTAMP), then the partial columns.
+        merges: for each partial column, how the values of one key and window become one.
+        partitions: ``n``: every layer of a process is hashed into as many.
+    """
+
+    uid: str
+    keys: tuple[str, ...]
+    schema: StructType
+    merges: Mapping[str, Callable[[Column], Column]]
+    partitions: int
+
+    def hashed(self, frame: DataFrame) -> DataFrame:
+        """``frame`` placed as all layers are: by the user's keys alone, or by ``window_end`` if there are none."""
+        return frame.repartition(self.partitions, *(quoted(name) for name in self.keys or (END,)))
+
+    def merged(self, frame: DataFrame) -> DataFrame:
+        """One row for each key and window. No exchange if ``frame`` is a union of layers."""
+        from pyspark.sql import functions as F
+
+        types = {field.name: field.dataType for field in self.schema.fields}
+        partials = [merge(F.col(quoted(name))).cast(types[name]).alias(name) for name, merge in self.merges.items()]
+        return frame.groupBy(*(quoted(name) for name in (*self.keys, START, END))).agg(*partials)
+
+    def between(self, frame: DataFrame, after: int, until: int = END_OF_TIME) -> DataFrame:
+        """Rows whose window ends in ``(after, until]``. Bounds change with every batch and compile nothing."""
+        end = f"unix_micros({END})"
+        lower, upper = (f"{changing(bound, beside=END)}" for bound in (after, until))
+        return frame.where(holds(f"{end} > {lower} AND {end} <= {upper}"))
+
+    def ddl(self) -> str:
+        """The schema as Spark DDL: what a state handle records."""
+        return ", ".join(f"{quoted(field.name)} {field.dataType.simpleString()}" for field in self.schema.fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Layer:
+    """One immutable set of merged rows in Spark's cache.
+
+    Attributes:
+        name: unique within the process.
+        level: how many merges deep it is.
+        epoch: the number of the snapshot that first covers it.
+        rows: exact, or an upper bound if the figures were lost.
+        first_end: least window end of its rows, in microseconds.
+        last_end: greatest window end.
+        frame: the rows.
+        lease: who still needs the blocks; the stack is one of them.
+    """
+
+    name: str
+    level: int
+    epoch: int
+    rows: int
+    first_end: int
+    last_end: int
+    frame: DataFrame
+    lease: Lease
+
+    def spans(self, first: int, last: int) -> bool:
+        """Whether some of its windows may end in ``[first, last]``."""
+        return self.first_end <= last and self.last_end >= first
+
+
+def union(layers: Sequence[Layer]) -> DataFrame:
+    """The rows of several layers, not yet merged; their common partitioning is kept."""
+    return reduce(lambda left, right: left.union(right), (layer.frame for layer in layers))
+
+
+def build(layers_format: LayerFormat, frame: DataFrame, *, name: str, level: int, epoch: int) -> Layer | None:
+    """Run ``frame``, whose rows are merged and hashed, into a layer: one job. ``None`` if it has no rows.
+
+    Raises:
+        LayerMissing: ``frame`` reads another layer, and a block of that is lost.
+    """
+    figures = Figures(("rows", "first", "last"))
+    with blocks_needed(layers_format.uid):
+        kept = cut(figures.watch(frame, _extent()))
+    told = figures.read() or _ask(kept)
+    if not told["rows"]:
+        free(kept)
+        return None
+    first, last = told["first"], told["last"]
+    if first is None or last is None:
+        msg = f"layer {name} of step '{layers_format.uid}' has {told['rows']} rows and no window"
+        raise InternalError(msg)
+    return Layer(
+        name=name,
+        level=level,
+        epoch=epoch,
+        rows=told["rows"],
+        first_end=max(first, BEGINNING),
+        last_end=last,
+        frame=kept,
+        lease=Lease(lambda: free(kept)),
+    )
+
+
+def _extent() -> list[Column]:
+    from pyspark.sql import functions as F
+
+    end = F.expr(f"unix_micros({END})")
+    return [F.count(F.lit(1)).alias("rows"), F.min(end).alias("first"), F.max(end).alias("last")]
+
+
+def _ask(kept: DataFrame) -> dict[str, int | None]:
+    """The same figures by a job of their own: only if the observation was lost, since the layer depends on them."""
+    row = kept.agg(*_extent()).collect()[0]
+    return {"rows": row[0], "first": row[1], "last": row[2]}

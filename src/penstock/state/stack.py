@@ -1,0 +1,173 @@
+"""The layers of one step in memory: which there are, which are due, dead or covered by a snapshot; runs no job.
+
+Every layer has an *epoch*: the number of the snapshot that first covers it. Snapshots not yet durable are
+*boundaries*. Two layers may be merged only if no boundary lies between them: so every layer is wholly covered by a
+snapshot or not at all, whatever compaction does meanwhile.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.elements import Lease
+from penstock.errors import InternalError
+from penstock.ids import BEGINNING
+from penstock.state.compaction import Sized
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.state.layer import Layer
+
+LIMIT = 8
+"""Layers in a stack: planning a union of 16 takes twice as long as one of 8."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Cover:
+    """What a snapshot names: layers up to ``epoch`` that were not durable then, and the horizon.
+
+    ``lease`` keeps the blocks of ``layers`` until the snapshot is durable or given up.
+    """
+
+    epoch: int
+    horizon: int
+    layers: tuple[Layer, ...]
+    lease: Lease
+
+
+class Stack:
+    """The layers in memory. Every method is atomic; jobs are run by the callers, outside.
+
+    Args:
+        horizon: windows that end at or before it are closed: their rows count no more.
+        restored: the layer made of the durable ones, if any; its epoch is 0.
+    """
+
+    def __init__(self, *, horizon: int = BEGINNING, restored: Layer | None = None) -> None:
+        self._lock = threading.Lock()
+        self._layers: list[Layer] = [restored] if restored else []
+        self._horizon: int = horizon
+        self._durable = 0
+        self._boundaries: list[int] = []
+        self._epoch = 1
+        self._numbers = itertools.count(1)
+        self._closed = False
+
+    @property
+    def horizon(self) -> int:
+        """Windows that end at or before it are closed."""
+        return self._horizon
+
+    @property
+    def epoch(self) -> int:
+        """The number of the next snapshot: that of layers added now."""
+        return self._epoch
+
+    @property
+    def height(self) -> int:
+        """How many layers there are."""
+        return len(self._layers)
+
+    def next_name(self) -> str:
+        """A name for a new layer, never given again in this process."""
+        return f"m{next(self._numbers):08d}"
+
+    def add(self, layer: Layer) -> None:
+        """Put a batch's layer on top."""
+        with self._lock:
+            self._layers.append(layer)
+
+    def lease_due(self, first: int, last: int) -> tuple[tuple[Layer, ...], Lease]:
+        """The layers that may hold windows ending in ``[first, last]``, kept until the lease is released."""
+        with self._lock:
+            return self._lease([layer for layer in self._layers if layer.spans(first, last)])
+
+    def close_windows(self, horizon: int) -> None:
+        """Raise the horizon and let go of layers that are wholly below it."""
+        with self._lock:
+            self._horizon = max(self._horizon, horizon)
+            dead = [layer for layer in self._layers if layer.last_end <= self._horizon]
+            self._layers = [layer for layer in self._layers if layer.last_end > self._horizon]
+        _release(dead)
+
+    def sized(self) -> tuple[Sized, ...]:
+        """What the compaction policy looks at."""
+        with self._lock:
+            return tuple(
+                Sized(name=layer.name, level=layer.level, rows=layer.rows, group=self._group(layer))
+                for layer in self._layers
+            )
+
+    def lease_named(self, names: Sequence[str]) -> tuple[tuple[Layer, ...], Lease]:
+        """Those of the named layers that are still there, kept until the lease is released."""
+        with self._lock:
+            return self._lease([layer for layer in self._layers if layer.name in names])
+
+    def replace(self, members: Sequence[Layer], merged: Layer | None) -> bool:
+        """Put ``merged`` in the place of ``members`` at once; ``False`` (and ``merged`` freed) if closed meanwhile.
+
+        Members that died meanwhile are no longer there; their rows in ``merged`` are below the horizon, so dead too.
+        """
+        gone = {layer.name for layer in members}
+        with self._lock:
+            taken = not self._closed
+            replaced = [layer for layer in self._layers if layer.name in gone]
+            if taken:
+                self._layers = [layer for layer in self._layers if layer.name not in gone]
+                alive = merged is not None and merged.last_end > self._horizon
+                if merged and alive:
+                    self._layers.append(merged)
+        if taken:
+            _release(replaced)
+        if merged and not (taken and alive):
+            merged.lease.release()
+        return taken
+
+    def cover(self) -> Cover:
+        """Name the layers that the next checkpoint must make durable, and begin a new epoch. Takes no time."""
+        with self._lock:
+            epoch, self._epoch = self._epoch, self._epoch + 1
+            self._boundaries.append(epoch)
+            layers, lease = self._lease([layer for layer in self._layers if layer.epoch > self._durable])
+            return Cover(epoch=epoch, horizon=self._horizon, layers=layers, lease=lease)
+
+    def covered(self, cover: Cover, *, durable: bool) -> None:
+        """The snapshot was made durable, or given up: its boundary falls and its hold on layers ends."""
+        with self._lock:
+            if cover.epoch not in self._boundaries:
+                msg = f"snapshot {cover.epoch} was ended twice"
+                raise InternalError(msg)
+            self._boundaries.remove(cover.epoch)
+            if durable:
+                self._durable = max(self._durable, cover.epoch)
+        cover.lease.release()
+
+    def close(self) -> None:
+        """Let go of all layers; leased ones are freed by the last holder."""
+        with self._lock:
+            self._closed = True
+            layers, self._layers = self._layers, []
+        _release(layers)
+
+    def _group(self, layer: Layer) -> int:
+        """Number of boundaries below the layer: the durable ones first, then each pending snapshot's, then the new."""
+        return sum(1 for boundary in (self._durable, *self._boundaries) if layer.epoch > boundary)
+
+    def _lease(self, layers: Sequence[Layer]) -> tuple[tuple[Layer, ...], Lease]:
+        for layer in layers:
+            layer.lease.share(1)
+        return tuple(layers), Lease(_releasing(layers))
+
+
+def _releasing(layers: Sequence[Layer]) -> Callable[[], None]:
+    kept = tuple(layers)
+    return lambda: _release(kept)
+
+
+def _release(layers: Sequence[Layer]) -> None:
+    for layer in layers:
+        layer.lease.release()

@@ -1,0 +1,142 @@
+"""Writes merged rows as one durable layer of Parquet files; knows nothing of which layers a checkpoint names.
+
+A layer is written in slices, so that no task runs long beside the data path: Spark never preempts a task. A slice is
+a part of the hash of the group columns; each row falls into exactly one. Every attempt has a folder of its own, whose
+name is never used again, so what a dead or fenced process still writes can harm nobody.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from penstock.handles import FileRef, LayerRef
+from penstock.state.blocks import Figures, blocks_needed, rebind
+from penstock.state.changing import changing, holds, quoted
+from penstock.state.layer import END, LayerFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from penstock.filesystem.base import FileSystem
+
+ROWS_A_TASK = 150_000
+"""About 100 ms of merging and writing."""
+
+_OPTIONS = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """What is known of rows before they are written: an upper bound of their number, and where windows end."""
+
+    rows: int
+    level: int
+    first_end: int
+    last_end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerWriter:
+    """Makes layers durable.
+
+    Attributes:
+        layers_format: what the rows look like and how they are merged.
+        filesystem: makes files durable and describes them.
+        folder: of this step and generation, relative to the job's directory.
+        prefix: begins the names of all layers of this generation, ``"g7-"``.
+        session: the state's own session; its settings decide how Parquet is written.
+        tasks: at most this many tasks at once.
+        background: entered around each Spark job.
+        failpoint: called at durable steps.
+    """
+
+    layers_format: LayerFormat
+    filesystem: FileSystem
+    folder: str
+    prefix: str
+    session: SparkSession
+    tasks: int
+    background: Callable[[], AbstractContextManager[None]]
+    failpoint: Callable[[str], None]
+    numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    def write(self, rows: DataFrame, extent: Extent, *, horizon: int) -> LayerRef:
+        """Merge ``rows``, leave out closed windows, write them and make them durable: one job for each slice.
+
+        Args:
+            rows: of the format, not yet merged; a union of layers, so that merging needs no exchange, or files.
+            extent: what is known of them.
+            horizon: windows ending at or before it are left out.
+
+        Raises:
+            LayerMissing: a cached block of ``rows`` is lost.
+            StorageFailed: the file system refused.
+        """
+        name = f"{self.prefix}{next(self.numbers):06d}"
+        source = self.layers_format.between(rebind(rows, self.session), horizon)
+        slices = max(1, -(-extent.rows // (ROWS_A_TASK * self.tasks)))
+        self.failpoint("state.layer.before_write")
+        counts = [self._write_slice(source, name, part, slices) for part in range(slices)]
+        self.failpoint("state.layer.written")
+        files = self._settle(f"{self.folder}/{name}")
+        self.failpoint("state.layer.durable")
+        known = [count for count in counts if count is not None]
+        return LayerRef(
+            name=name,
+            level=extent.level,
+            rows=sum(known) if len(known) == len(counts) else extent.rows,
+            files=files,
+            detail={"first_end": extent.first_end, "last_end": extent.last_end},
+        )
+
+    def _write_slice(self, source: DataFrame, name: str, part: int, slices: int) -> int | None:
+        from pyspark.sql import functions as F
+
+        columns = ", ".join(quoted(column) for column in (*self.layers_format.keys, END))
+        modulus, wanted = (changing(value, beside=END) for value in (slices, part))
+        rows = source.where(holds(f"pmod(CAST(hash({columns}) AS BIGINT), {modulus}) = {wanted}"))
+        figures = Figures(("rows",))
+        merged = figures.watch(self.layers_format.merged(rows), [F.count(F.lit(1)).alias("rows")])
+        target = self.filesystem.url(f"{self.folder}/{name}/{part:04d}")
+        with self.background(), blocks_needed(self.layers_format.uid):
+            merged.coalesce(self.tasks).write.mode("append").options(**_OPTIONS).parquet(target)
+        told = figures.read()
+        return told["rows"] if told else None
+
+    def _settle(self, folder: str) -> tuple[FileRef, ...]:
+        """Make the data files durable; the check sums that Hadoop's local file system left beside them go."""
+        files = []
+        for path in self.filesystem.list(folder):
+            if path.endswith(".parquet"):
+                files.append(self.filesystem.settle(path))
+            else:
+                self.filesystem.delete(path)
+        return tuple(files)
+
+
+def extent_of(refs: Sequence[LayerRef]) -> Extent:
+    """The extent of durable layers together."""
+    return Extent(
+        rows=sum(ref.rows for ref in refs),
+        level=1 + max(ref.level for ref in refs),
+        first_end=min(bounds(ref)[0] for ref in refs),
+        last_end=max(bounds(ref)[1] for ref in refs),
+    )
+
+
+def bounds(ref: LayerRef) -> tuple[int, int]:
+    """Least and greatest window end of a durable layer, in microseconds, as its detail says."""
+    detail = ref.detail
+    if isinstance(detail, dict):
+        first, last = detail.get("first_end"), detail.get("last_end")
+        if isinstance(first, int) and isinstance(last, int):
+            return first, last
+    from penstock.errors import CheckpointUnreadable
+
+    msg = f"layer {ref.name} says {detail!r} of its windows, expected first_end and last_end in microseconds"
+    raise CheckpointUnreadable(msg)

@@ -1,0 +1,1 @@
+"""Tools for testing pipelines and connectors; they ship, and are documented."""

@@ -1,0 +1,190 @@
+"""A file system in memory that logs what is done and fails as told: for tests of connectors and pipelines.
+
+It can lose an answer, let a write land late, lose at a crash what was not synced, and raise at any operation.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from hashlib import sha256
+from typing import TypeVar
+
+from penstock.errors import CheckpointUnreadable, StateDirectoryRefused
+from penstock.filesystem.base import Created, Moved, UnknownOutcome
+from penstock.handles import FileRef
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One call: its name (``"create"``) and the path it was about."""
+
+    name: str
+    path: str
+
+
+@dataclass(slots=True)
+class _Fault:
+    operation: str
+    pattern: str
+    left: int
+    error: Exception | None = None
+    late: bool = False
+
+
+class MemoryFileSystem:
+    """Files as a dictionary. Safe for several threads.
+
+    Attributes:
+        operations: every call, in order.
+    """
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+        self._lock = threading.RLock()
+        self._files: dict[str, bytes] = {}
+        self._durable: dict[str, bytes] = {}
+        self._faults: list[_Fault] = []
+        self._in_flight: list[Callable[[], object]] = []
+
+    # ------------------------------------------------------------------------------------------------- for the test
+
+    def fail(self, operation: str, error: Exception, *, path: str = "*", times: int = 1) -> None:
+        """Raise ``error`` at the next calls of an operation on paths of a pattern; they have no effect."""
+        self._faults.append(_Fault(operation, path, times, error=error))
+
+    def lose_answer(self, operation: str, *, path: str = "*", times: int = 1) -> None:
+        """The next such calls have their effect, but raise ``UnknownOutcome``."""
+        self._faults.append(_Fault(operation, path, times))
+
+    def delay(self, operation: str, *, path: str = "*", times: int = 1) -> None:
+        """The next such calls raise ``UnknownOutcome`` and have their effect only when :meth:`land` is called."""
+        self._faults.append(_Fault(operation, path, times, late=True))
+
+    def land(self) -> None:
+        """What was delayed takes effect now, in the order it was sent: it may find its name taken."""
+        with self._lock:
+            in_flight, self._in_flight = self._in_flight, []
+            for act in in_flight:
+                act()
+
+    def write_unsynced(self, path: str, data: bytes) -> None:
+        """What a Spark task does: the file is there, and a crash loses it unless it was settled."""
+        with self._lock:
+            self._files[path] = data
+
+    def corrupt(self, path: str, data: bytes) -> None:
+        """The disk has other bytes than were written."""
+        with self._lock:
+            self._files[path] = self._durable[path] = data
+
+    def remove(self, path: str) -> None:
+        """A file is gone without anybody of ours having deleted it."""
+        with self._lock:
+            self._files.pop(path)
+            self._durable.pop(path, None)
+
+    def crash(self) -> None:
+        """The power fails: everything that was not made durable is lost, writes in flight never land."""
+        with self._lock:
+            self._files = dict(self._durable)
+            self._in_flight.clear()
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """A copy of everything that is there."""
+        with self._lock:
+            return dict(self._files)
+
+    # ------------------------------------------------------------------------------------------------- FileSystem
+
+    def read(self, path: str) -> bytes | None:
+        """The whole content, or ``None``."""
+        return self._do("read", path, lambda: self._files.get(path))
+
+    def create(self, path: str, data: bytes) -> Created:
+        """Create if absent; durable."""
+
+        def act() -> Created:
+            if path in self._files:
+                return Created.EXISTS
+            self._files[path] = self._durable[path] = bytes(data)
+            return Created.CREATED
+
+        return self._do("create", path, act)
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Write over what is there; not yet durable."""
+        self._do("replace", path, lambda: self._files.__setitem__(path, bytes(data)))
+
+    def delete(self, path: str) -> None:
+        """Delete; a crash may bring it back until :meth:`sync` was called."""
+        self._do("delete", path, lambda: self._files.pop(path, None))
+
+    def sync(self) -> None:
+        """An orderly end of the process: everything is durable."""
+        with self._lock:
+            self._durable = dict(self._files)
+
+    def list(self, prefix: str) -> Sequence[str]:
+        """All files below a folder, sorted."""
+        folder = f"{prefix.rstrip('/')}/" if prefix else ""
+        return self._do("list", prefix, lambda: sorted(path for path in self._files if path.startswith(folder)))
+
+    def settle(self, path: str) -> FileRef:
+        """Make durable and describe."""
+
+        def act() -> FileRef:
+            data = self._files.get(path)
+            if data is None:
+                msg = f"{path} is not there, though a task said that it had written it"
+                raise CheckpointUnreadable(msg)
+            self._durable[path] = data
+            return FileRef(path=path, length=len(data), sha256=sha256(data).hexdigest())
+
+        return self._do("settle", path, act)
+
+    def move(self, source: str, target: str) -> Moved:
+        """Rename; durable."""
+
+        def act() -> Moved:
+            if source not in self._files:
+                return Moved(found=False)
+            if target in self._files:
+                msg = f"{source} cannot be moved to {target}: another file has that name; names are never used twice"
+                raise StateDirectoryRefused(msg)
+            self._files[target] = self._durable[target] = self._files.pop(source)
+            self._durable.pop(source, None)
+            return Moved(found=True)
+
+        return self._do("move", source, act)
+
+    def url(self, path: str) -> str:
+        """An address that only a fake Spark understands."""
+        return f"memory:///{path.lstrip('/')}"
+
+    def _do(self, name: str, path: str, act: Callable[[], _T]) -> _T:
+        with self._lock:
+            self.operations.append(Operation(name, path))
+            fault = self._fault(name, path)
+            if fault is None:
+                return act()
+            if fault.error is not None:
+                raise fault.error
+            if fault.late:
+                self._in_flight.append(act)
+            else:
+                act()
+            msg = f"no answer to {name} of {path}"
+            raise UnknownOutcome(msg)
+
+    def _fault(self, name: str, path: str) -> _Fault | None:
+        for fault in self._faults:
+            if fault.left and fault.operation == name and fnmatchcase(path, fault.pattern):
+                fault.left -= 1
+                return fault
+        return None

@@ -1,0 +1,282 @@
+"""Entries to bytes and back: round trips, every flipped bit, every strict refusal."""
+
+import json
+import math
+
+import pytest
+from core.checkpoint_values import CLAIM, condemn, entries, file, keyed, layer, manifest, output, pin, rewind, unpin
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.checkpoint import canonical
+from penstock.checkpoint.canonical import seal
+from penstock.checkpoint.codec import decode, encode
+from penstock.checkpoint.entries import (
+    Claim,
+    Condemn,
+    Entry,
+    Manifest,
+    Pin,
+    Rewind,
+    StepRecord,
+    StepRole,
+    Stopped,
+    Unpin,
+)
+from penstock.elements import CheckpointKind
+from penstock.errors import CheckpointUnreadable, InternalError
+from penstock.handles import Committable, FileRef, LayerRef, Position, StateHandle, TaskSnapshot
+
+texts = st.text(max_size=8)
+numbers = st.integers(min_value=0, max_value=2**63)
+times = st.integers(min_value=-(2**63), max_value=2**63 - 1)
+details = st.recursive(
+    st.none() | st.booleans() | times | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def some(values, most=2):
+    return st.lists(values, max_size=most).map(tuple)
+
+
+files = st.builds(FileRef, path=texts, length=numbers, sha256=texts)
+committables = st.builds(
+    Committable, uid=texts, kind=texts, checkpoint=numbers, target=texts, files=some(files), detail=details
+)
+layers = st.builds(LayerRef, name=texts, level=numbers, rows=numbers, files=some(files), detail=details)
+states = st.builds(StateHandle, kind=texts, schema=texts, layers=some(layers), detail=details)
+snapshots = st.builds(
+    TaskSnapshot,
+    task=texts,
+    position=st.none() | st.builds(Position, kind=texts, detail=details),
+    state=st.none() | states,
+    watermarks=some(times),
+)
+pins = st.builds(
+    Pin, name=texts, checkpoint=numbers, at=times, owner=texts, expires=st.none() | times, request=st.none() | texts
+)
+bodies = st.one_of(
+    st.builds(Claim, host=texts, pid=numbers, started=times, version=texts),
+    pins,
+    st.builds(Unpin, name=texts, at=times, request=st.none() | texts),
+    st.builds(Condemn, checkpoints=some(numbers), files=some(texts), at=times, reason=texts),
+    st.builds(Stopped, checkpoint=st.none() | numbers, at=times, fulfils=some(texts)),
+    st.builds(
+        Rewind,
+        to=st.none() | numbers,
+        left=st.none() | numbers,
+        at=times,
+        discard=some(committables),
+        condemned=some(numbers),
+        lost=some(numbers),
+        request=st.none() | texts,
+    ),
+    st.builds(
+        Manifest,
+        checkpoint=numbers,
+        kind=st.sampled_from(CheckpointKind),
+        parent=st.none() | numbers,
+        triggered=times,
+        completed=times,
+        steps=some(
+            st.builds(StepRecord, uid=texts, role=st.sampled_from(StepRole), kind=texts, schema=texts), most=3
+        ),
+        tasks=some(snapshots),
+        open=some(committables),
+        pins=some(pins),
+        fulfils=some(texts),
+        condemned=some(numbers),
+        condemned_files=some(texts),
+        deleted=st.integers(min_value=-1, max_value=2**40),
+        floor=numbers,
+    ),
+)
+any_entry = st.builds(
+    Entry,
+    number=numbers,
+    log_id=texts,
+    job=texts,
+    generation=numbers,
+    token=texts,
+    previous=texts,
+    body=bodies,
+)
+
+RICH = manifest(
+    4,
+    3,
+    tasks=(
+        TaskSnapshot(task="in", position=Position(kind="files/1", detail={"a": [1, 2.5, None, True, "é"]})),
+        keyed(layer("layer-1"), detail={"horizon": -1}),
+    ),
+    kind=CheckpointKind.SAVEPOINT,
+    open=(output(4, detail={"marker": "m"}),),
+    pins=(pin("before-v2", 4, request="r"),),
+    fulfils=("r",),
+    condemned=(1,),
+    condemned_files=("state/totals/0/a",),
+)
+BODIES = [
+    CLAIM,
+    RICH,
+    rewind(2, 4, discard=(output(3),), condemned=(3, 4), lost=(7,), request="r"),
+    pin("p", 3, owner="me", expires=9),
+    unpin("p"),
+    condemn(3, files=["staged/out/0/3/a"], reason="orphans"),
+    Stopped(checkpoint=None, at=5, fulfils=("s",)),
+]
+
+
+@given(any_entry)
+def test_what_is_written_is_read_back(entry):
+    assert decode(encode(entry), entry.number) == entry
+
+
+@given(any_entry)
+def test_bytes_are_canonical(entry):
+    assert encode(decode(encode(entry), entry.number)) == encode(entry)
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: type(body).__name__)
+def test_an_entry_is_one_line_of_plain_json(body):
+    [entry] = entries(body)
+
+    document = json.loads(encode(entry))
+
+    assert list(document) == sorted(document)
+    assert document["format"] == 1
+    assert document["log"] == "log-1"
+    assert b"\n" not in encode(entry)
+
+
+@pytest.mark.mission("D3")
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: type(body).__name__)
+def test_a_truncation_at_any_offset_is_noticed(body):
+    [entry] = entries(body)
+    data = encode(entry)
+
+    for length in range(len(data)):
+        with pytest.raises(CheckpointUnreadable, match=r"log/0{20}\.json"):
+            decode(data[:length], 0)
+
+
+@pytest.mark.mission("D3")
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: type(body).__name__)
+def test_any_flipped_bit_at_any_offset_is_noticed(body):
+    [entry] = entries(body)
+    data = bytearray(encode(entry))
+
+    for offset in range(len(data)):
+        for bit in range(8):
+            data[offset] ^= 1 << bit
+            with pytest.raises(CheckpointUnreadable):
+                decode(bytes(data), 0)
+            data[offset] ^= 1 << bit
+
+
+def test_an_entry_under_another_number_is_refused():
+    [entry] = entries(CLAIM)
+
+    with pytest.raises(CheckpointUnreadable, match=r"00007\.json\.number: is 0, the file's name says 7"):
+        decode(encode(entry), 7)
+
+
+def resealed(body, path, value):
+    """The entry with one field changed and a right checksum: only strictness can refuse it."""
+    [entry] = entries(body)
+    document = json.loads(encode(entry))
+    del document["sha256"]
+    *way, last = path
+    place = document
+    for step in way:
+        place = place[step]
+    if value is ...:
+        del place[last]
+    else:
+        place[last] = value
+    return seal(document)
+
+
+WRONG = [
+    (("format",), 2, r"\.format: is 2, this penstock reads 1"),
+    (("format",), "1", r"\.format: must be a whole number, is '1' \(str\)"),
+    (("kind",), "note", r"\.kind: unknown kind of entry 'note'; known are checkpoint, claim, condemn"),
+    (("extra",), [1], r"unknown field 'extra' with value \[1\]"),
+    (("token",), ..., r"field 'token' is missing"),
+    (("generation",), -1, r"\.generation: must be a whole number from 0 on, is -1"),
+    (("generation",), True, r"\.generation: must be a whole number, is True \(bool\)"),
+    (("body",), [], r"\.body: must be an object, is \[\] \(list\)"),
+    (("body", "checkpoint"), 1.0, r"\.body\.checkpoint: must be a whole number, is 1\.0 \(float\)"),
+    (("body", "kind"), "weekly", r"\.body\.kind: must be one of 'periodic', 'savepoint', 'final', is 'weekly'"),
+    (("body", "parent"), "3", r"\.body\.parent: must be a whole number, is '3'"),
+    (("body", "parent"), ..., r"\.body: field 'parent' is missing"),
+    (("body", "tasks"), {}, r"\.body\.tasks: must be an array, is \{\} \(dict\)"),
+    (("body", "tasks", 0, "position", "kind"), None, r"\.body\.tasks\[0\]\.position\.kind: must be a string, is None"),
+    (("body", "tasks", 0, "watermarks"), ["x"], r"\.watermarks\[0\]: must be a whole number, is 'x'"),
+    (("body", "tasks", 1, "state", "layers", 0, "files", 0, "length"), -3, r"\.length: must be a whole number from 0"),
+    (("body", "open", 0, "uid"), 5, r"\.body\.open\[0\]\.uid: must be a string, is 5 \(int\)"),
+    (("body", "fulfils"), [None], r"\.body\.fulfils\[0\]: must be a string"),
+    (("body", "pins", 0, "expires"), "soon", r"\.body\.pins\[0\]\.expires: must be a whole number, is 'soon'"),
+    (("body", "steps", 0, "note"), "x" * 90, r"\.body\.steps\[0\]: unknown field 'note' with value 'x{59}…"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "message"), WRONG, ids=[".".join(map(str, path)) for path, *_ in WRONG])
+def test_a_field_that_is_unknown_missing_or_mistyped_is_named_with_file_and_value(path, value, message):
+    with pytest.raises(CheckpointUnreadable, match=r"log/0{20}\.json.*" + message):
+        decode(resealed(RICH, path, value), 0)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"[]", b"null", b"{", b"\xff", b"[" * 100_000, b'{"format":1}', b'{"n":' + b"9" * 5000 + b"}"],
+    ids=["empty", "array", "null", "cut", "not ascii", "deep", "no checksum", "huge number"],
+)
+def test_what_is_no_entry_at_all_is_unreadable(data):
+    with pytest.raises(CheckpointUnreadable, match=r"log/0{20}\.json"):
+        decode(data, 0)
+
+
+def test_same_content_in_other_bytes_is_refused():
+    [entry] = entries(CLAIM)
+    document = json.loads(encode(entry))
+
+    with pytest.raises(CheckpointUnreadable, match="does not match its checksum"):
+        decode(json.dumps(document, sort_keys=True).encode(), 0)
+
+
+@pytest.mark.parametrize(
+    ("detail", "message"),
+    [
+        ({1: "a"}, r"detail: key 1 is a int, JSON has only strings"),
+        ({"a": math.nan}, r"detail\.a: nan \(float\) cannot be written"),
+        ([{"b": b"raw"}], r"detail\[0\]\.b: b'raw' \(bytes\) cannot be written"),
+        (CheckpointKind.FINAL, r"detail: .* \(CheckpointKind\) cannot be written"),
+        ({1, 2}, r"detail: \{1, 2\} \(set\) cannot be written"),
+    ],
+)
+def test_a_detail_that_would_not_come_back_the_same_is_a_bug_of_its_maker(detail, message):
+    [entry] = entries(condemn())
+    body = manifest(1, open=(output(1, detail=detail),))
+
+    with pytest.raises(InternalError, match=r"committable of 'out': " + message):
+        encode(Entry(**{name: getattr(entry, name) for name in entry.__slots__ if name != "body"}, body=body))
+
+
+def test_tuples_in_details_are_written_as_arrays():
+    [entry] = entries(manifest(1, open=(output(1, detail=(1, 2)),)))
+
+    assert decode(encode(entry), 0).body.open[0].detail == [1, 2]
+
+
+def test_an_entry_that_is_far_too_large_is_neither_written_nor_read(monkeypatch):
+    [entry] = entries(condemn(files=[file("x").path] * 100))
+    data = encode(entry)
+    monkeypatch.setattr(canonical, "LARGEST", 100)
+
+    with pytest.raises(InternalError, match="keeps rows in a detail"):
+        encode(entry)
+    with pytest.raises(CheckpointUnreadable, match="more than an entry can have"):
+        decode(data, 0)

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import SourceChanged, SourceUnavailable, StateIncompatible
+from penstock.handles import Position
+from penstock.sources import file_ranges
+from penstock.sources.file_listing import (
+    SMALLEST_CUT,
+    Caps,
+    Progress,
+    Signature,
+    Slice,
+    decide,
+    decode,
+    encode,
+    is_finished,
+    outstanding,
+    reconcile,
+)
+from penstock.sources.file_ranges import Piece, read_lines
+from penstock.sources.file_scan import bytes_per_row, scan
+
+
+def caps(files=100, most=None, split=10**9, cuttable=True):
+    return Caps(files=files, bytes=most, split_bytes=split, cuttable=lambda name: cuttable)
+
+
+def whole(name, size, mtime=1):
+    return Slice(name=name, signature=Signature(size, mtime), start=0, end=size)
+
+
+def test_files_are_read_by_time_then_path_and_empty_ones_wait():
+    listing = {"b": Signature(1, 5), "a": Signature(1, 5), "z": Signature(1, 1), "empty": Signature(0, 0)}
+    assert [name for name, _ in outstanding(listing, Progress())] == ["z", "a", "b"]
+
+
+def test_a_file_with_an_older_time_that_arrives_late_is_read():
+    progress = Progress(done={"new": Signature(1, 100)})
+    listing = {"new": Signature(1, 100), "old": Signature(1, 3)}
+    assert outstanding(listing, progress) == [("old", Signature(1, 3))]
+
+
+def test_whole_files_are_taken_while_under_the_cap_and_the_first_always():
+    files = [(name, Signature(60, 1)) for name in "abc"]
+    decision = decide(Progress(), files, caps(most=120))
+    assert decision.slices == (whole("a", 60), whole("b", 60))
+    assert decision.progress.done == {"a": Signature(60, 1), "b": Signature(60, 1)}
+    assert [part.name for part in decide(Progress(), files, caps(most=1)).slices] == ["a"]
+    assert [part.name for part in decide(Progress(), files, caps(files=2)).slices] == ["a", "b"]
+    assert decide(Progress(), [], caps()).slices == ()
+
+
+def test_a_big_file_is_cut_alone_and_without_gap():
+    size = 5 * SMALLEST_CUT + 7
+    files = [("small", Signature(1, 1)), ("big", Signature(size, 2)), ("last", Signature(1, 3))]
+    limits = caps(split=2 * SMALLEST_CUT)
+    first = decide(Progress(), files, limits)
+    assert [part.name for part in first.slices] == ["small"]
+    progress, cuts = first.progress, []
+    while True:
+        decision = decide(progress, [item for item in files[1:] if item[0] not in progress.done], limits)
+        progress = decode(Position(kind="files/1", detail=json.loads(json.dumps(encode(decision.progress).detail))))
+        if decision.slices[0].name == "last":
+            break
+        assert len(decision.slices) == 1
+        cuts.append((decision.slices[0].start, decision.slices[0].end))
+    step = 2 * SMALLEST_CUT
+    assert cuts == [(0, step), (step, 2 * step), (2 * step, size)]
+    assert progress.partial is None
+    assert set(progress.done) == {"small", "big", "last"}
+
+
+def test_what_cannot_be_cut_is_whole():
+    assert decide(Progress(), [("a.gz", Signature(10**6, 1))], caps(split=1, cuttable=False)).slices[0].whole
+
+
+def test_gone_files_are_forgotten_once_they_are_fully_read():
+    progress = Progress(done={"kept": Signature(1, 1), "gone": Signature(1, 1)})
+    assert reconcile({"kept": Signature(1, 1)}, progress).done == {"kept": Signature(1, 1)}
+
+
+@pytest.mark.parametrize("now", [Signature(2, 1), Signature(1, 2)])
+def test_a_done_file_that_changed_is_an_error_with_both_signatures(now):
+    with pytest.raises(SourceChanged, match=r"'f' was read as 1 bytes, modified at 1 ns; now it is .* rename"):
+        reconcile({"f": now}, Progress(done={"f": Signature(1, 1)}))
+
+
+@pytest.mark.parametrize("listing", [{}, {"f": Signature(10, 2)}])
+def test_a_partly_read_file_that_vanished_or_changed_is_an_error(listing):
+    partial = Slice(name="f", signature=Signature(10, 1), start=5, end=10)
+    with pytest.raises(SourceChanged, match="'f' is partly read"):
+        reconcile(listing, Progress(partial=partial))
+
+
+def test_a_position_survives_json_and_another_kind_is_refused():
+    progress = Progress(
+        done={"d": Signature(1, 2)},
+        partial=Slice(name="p", signature=Signature(10, 3), start=4, end=10),
+        remaining={"p": Signature(10, 3)},
+    )
+    detail = json.loads(json.dumps(encode(progress).detail))
+    assert decode(Position(kind="files/1", detail=detail)) == progress
+    with pytest.raises(StateIncompatible, match="'kafka/1'"):
+        decode(Position(kind="kafka/1", detail={}))
+    with pytest.raises(StateIncompatible, match="another version"):
+        decode(Position(kind="files/1", detail={"seen": []}))
+
+
+def test_unfinished_names():
+    names = ["a", "_a", ".a", "a.tmp", "a._COPYING_"]
+    assert [is_finished(name) for name in names] == [True, False, False, False, False]
+
+
+def test_a_scan_sees_finished_files_that_match(tmp_path: Path):
+    for name in ("a.json", "b.csv", "_c.json", "d.json.tmp", "sub/e.json", ".hidden/f.json"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("12")
+    assert list(scan(str(tmp_path), pattern="*.json", recursive=False)) == ["a.json"]
+    found = scan(str(tmp_path), pattern="*.json", recursive=True)
+    assert sorted(found) == ["a.json", "sub/e.json"]
+    assert found["a.json"] == Signature(2, (tmp_path / "a.json").stat().st_mtime_ns)
+    with pytest.raises(SourceUnavailable, match="create it"):
+        scan(str(tmp_path / "none"), pattern="*", recursive=False)
+
+
+def test_the_size_of_a_row_is_guessed_from_the_beginning(tmp_path: Path):
+    (tmp_path / "a").write_bytes(b"123\n" * 10)
+    assert bytes_per_row(str(tmp_path / "a"), "text") == 4
+    assert bytes_per_row(str(tmp_path / "none"), "text") is None
+
+
+@given(
+    lines=st.lists(st.text(st.characters(exclude_characters="\n\ufeff", exclude_categories=["Cs"]), max_size=12)),
+    ended=st.booleans(),
+    cuts=st.sets(st.integers(0, 200)),
+    header=st.booleans(),
+    block=st.sampled_from([1, 2, 3, 7, 4096]),
+)
+def test_any_cut_gives_the_same_lines(tmp_path_factory, lines, ended, cuts, header, block):
+    content = "\n".join(lines).encode() + (b"\n" if ended and lines else b"")
+    path = tmp_path_factory.mktemp("cut") / "f"
+    path.write_bytes(content)
+    bounds = [0, *sorted(c for c in cuts if 0 < c < len(content)), len(content)]
+    pieces = [
+        Piece(path=str(path), name="f", start=a, end=b, size=len(content), mtime_ns=0)
+        for a, b in itertools.pairwise(bounds)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(file_ranges, "_BLOCK", block)
+        got = [line for piece in pieces for some in read_lines(piece, skip_first=header) for line in some]
+    expected = content.split(b"\n")
+    if expected[-1] == b"":
+        expected.pop()
+    assert got == expected[1 if header else 0 :]
+
+
+def test_a_line_longer_than_a_block_belongs_to_the_piece_it_begins_in(tmp_path: Path):
+    path = tmp_path / "f"
+    content = b"a\n" + b"x" * (10 * 1024 * 1024) + b"\nb"
+    path.write_bytes(content)
+    middle = len(content) // 2
+
+    def lines(start, end):
+        piece = Piece(path=str(path), name="f", start=start, end=end, size=len(content), mtime_ns=0)
+        return [line for block in read_lines(piece, skip_first=False) for line in block]
+
+    assert [len(line) for line in lines(0, middle)] == [1, 10 * 1024 * 1024]
+    assert lines(middle, len(content)) == [b"b"]

@@ -1,0 +1,262 @@
+"""What a pipeline's function makes, and all that is refused without Spark, each with its line."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import penstock as ps
+from penstock.graph.nodes import BAD, Graph, Origin, ParseJson, Read, Ref, RowWise, Union, WithWatermark, Write
+from penstock.graph.render import as_mermaid, as_text
+from penstock.graph.validate import validate
+from penstock.operators.base import LATE
+from penstock.sources.base import Guarantee
+
+
+class _Sink:
+    """As much of a sink as a graph looks at."""
+
+    guarantee = Guarantee.AT_LEAST_ONCE
+
+    def writer(self, context):
+        raise NotImplementedError
+
+    def describe(self):
+        return "somewhere"
+
+
+def line() -> int:
+    return inspect.stack()[1].lineno
+
+
+def numbers(p: ps.Pipeline) -> ps.Stream:
+    return p.read("numbers", ps.rate.Source(rows_per_second=10))
+
+
+def refused(make, error=ps.GraphError) -> str:
+    """The message of the refusal of a pipeline made by ``make``."""
+    with pytest.raises(error) as caught:
+        ps.pipeline("demo")(make).graph()
+    assert caught.value.where is not None
+    assert caught.value.where.startswith("tests/core/test_graph_build.py:")
+    return str(caught.value)
+
+
+def test_each_method_adds_one_frozen_node_with_the_users_line():
+    lines = {}
+
+    @ps.pipeline("orders")
+    def orders(p):
+        raw = p.read("orders", ps.files.Source("in/", format="text"))
+        lines["read"] = line() - 1
+        good, bad = raw.parse_json("value", "id LONG, at TIMESTAMP", on_error="split")
+        clean = good.where("id > 0").with_watermark("at", delay="5 seconds", idle_after="1 minute", max_ahead="1 day")
+        totals = clean.group_by("id", ps.tumbling("1 minute")).agg("totals", ps.agg.count().alias("n"))
+        totals.write("out", _Sink())
+        totals.late.write("late", _Sink())
+        bad.write("bad", _Sink())
+
+    graph = orders.graph()
+    assert [type(node).__name__ for node in graph.nodes] == [
+        *("Read", "ParseJson", "RowWise", "WithWatermark", "Keyed", "Write", "Write", "Write")
+    ]
+    assert str(graph.nodes[0].origin) == f"tests/core/test_graph_build.py:{lines['read']}"
+    watermark = graph.nodes[3]
+    assert isinstance(watermark, WithWatermark)
+    assert (watermark.delay, watermark.idle_after, watermark.max_ahead) == (5_000_000, 60_000_000, 86_400_000_000)
+    assert [node.inputs for node in graph.nodes[5:]] == [(Ref(4),), (Ref(4, LATE),), (Ref(1, BAD),)]
+    assert orders.name == graph.name == "orders"
+
+
+def test_a_graph_is_the_same_each_time_it_is_built():
+    @ps.pipeline("demo")
+    def demo(p):
+        numbers(p).where("value > 1").write("out", _Sink())
+
+    assert as_text(demo.graph()) == as_text(demo.graph())
+
+
+def test_a_windowed_result_carries_its_watermark_on():
+    p = ps.Pipeline("demo")
+    timed = numbers(p).with_watermark("timestamp", delay="1 second")
+    minutes = timed.group_by("value", ps.tumbling("1 minute")).agg("minutes", ps.agg.count().alias("n"))
+    hours = minutes.group_by("value", ps.tumbling("1 hour")).agg("hours", ps.agg.sum("n"))
+    assert minutes.time == "window_end"
+    assert hours.pipeline.graph().nodes[-1].spec.time == "window_end"
+    assert minutes.late.time is None
+
+
+def test_union_keeps_the_event_time_that_all_have():
+    p = ps.Pipeline("demo")
+    a, b = numbers(p), p.read("more", ps.rate.Source(rows_per_second=1))
+    assert a.union(b).time is None
+    timed = [stream.with_watermark("timestamp", delay="1 second") for stream in (a, b)]
+    assert timed[0].union(timed[1]).time == "timestamp"
+    assert isinstance(p.graph().nodes[-1], Union)
+
+
+@pytest.mark.mission("S5")
+def test_a_pipeline_without_sink_or_source_is_refused():
+    assert "has no sink: end with stream.write" in refused(numbers)
+    assert "has no source: begin with p.read" in refused(lambda p: None)
+
+
+@pytest.mark.mission("S5")
+def test_rows_that_go_nowhere_are_refused_but_late_ones_need_no_sink():
+    def forgotten(p):
+        stream = numbers(p)
+        stream.where("value > 1").drop("value")
+        stream.write("out", _Sink())
+
+    assert "the rows of drop value go nowhere" in refused(forgotten)
+
+    def bad(p):
+        raw = p.read("lines", ps.files.Source("in/", format="text"))
+        good, _ = raw.parse_json("value", "id LONG", on_error="split")
+        good.write("out", _Sink())
+
+    assert "the bad rows of parse_json value go nowhere" in refused(bad)
+
+    @ps.pipeline("demo")
+    def late(p):
+        timed = numbers(p).with_watermark("timestamp", delay="1 second")
+        timed.group_by(ps.tumbling("1 minute")).agg("n", ps.agg.count()).write("out", _Sink())
+
+    assert late.graph()
+
+
+@pytest.mark.mission("S5")
+def test_a_uid_must_be_there_and_possible_and_unique():
+    def twice(p):
+        numbers(p).write("numbers", _Sink())
+
+    assert "the uid is taken by read 'numbers' at tests/core/" in refused(twice, ps.DuplicateUid)
+    assert "is not a valid name" in refused(lambda p: p.read("Orders!", ps.rate.Source(rows_per_second=1)))
+    assert "uid must be a string" in refused(lambda p: numbers(p).write(_Sink(), _Sink()))
+    assert "missing 1 required positional argument" in refused(lambda p: numbers(p).write(_Sink()), ps.UserFunctionError)
+    with pytest.raises(ps.GraphError, match="is not a valid name"):
+        ps.pipeline("My Job")
+    with pytest.raises(ps.GraphError, match=r'write @ps.pipeline\("name"\)'):
+        ps.pipeline(numbers)
+
+
+def test_a_guarantee_above_the_sinks_or_the_sources_best_is_refused():
+    asked = refused(lambda p: numbers(p).write("out", _Sink(), guarantee="exactly-once"))
+    assert "exactly-once is asked for, but the best that somewhere can do is at-least-once" in asked
+    assert "guarantee is 'twice'" in refused(lambda p: numbers(p).write("out", _Sink(), guarantee="twice"))
+
+    class _Lossy:
+        guarantee = Guarantee.AT_MOST_ONCE
+
+        def open(self, context, resume):
+            raise NotImplementedError
+
+        def describe(self):
+            return "a socket"
+
+    weak = refused(lambda p: p.read("lines", _Lossy()).write("out", _Sink(), guarantee="at-least-once"))
+    assert "its rows come from a socket (source 'lines'), which can be read at-most-once only" in weak
+
+
+def test_what_methods_take_is_checked_where_it_is_given():
+    cases = {
+        "needs a watermark": lambda s: s.group_by("value", ps.tumbling("1 minute")),
+        "select() needs at least one column": lambda s: s.select(),
+        "where() takes SQL text or a Column, got 3": lambda s: s.where(3),
+        "transform() needs a function": lambda s: s.transform("f"),
+        "delay '5 parsecs' is not a length": lambda s: s.with_watermark("timestamp", delay="5 parsecs"),
+        "on_error is 'ignore'": lambda s: s.parse_json("value", "id LONG", on_error="ignore"),
+        "union() was given one stream twice": lambda s: s.union(s),
+        "is the event time that the watermark": lambda s: s.with_watermark("timestamp", delay="1 s").drop("timestamp"),
+        "write() needs a sink": lambda s: s.write("out", "files"),
+        "needs exactly one window": lambda s: s.with_watermark("timestamp", delay="1 s").group_by("value"),
+        "use one of ps.agg.avg, ps.agg.count": lambda s: (
+            s.with_watermark("timestamp", delay="1 s").group_by(ps.tumbling("1 h")).agg("n", "count(1)")
+        ),
+        "has no name: write": lambda s: (
+            s.with_watermark("timestamp", delay="1 s").group_by("value + 1", ps.tumbling("1 h"))
+        ),
+    }
+    for message, use in cases.items():
+        assert message in refused(lambda p, use=use: use(numbers(p)))
+
+
+def test_sql_takes_exactly_one_stream_and_every_part_by_name():
+    table = "SELECT 1 AS value"
+    cases = {
+        "needs exactly one stream, got 0": lambda p: p.sql("SELECT * FROM {c}", c=p.table("c", table)),
+        "needs exactly one stream, got 2": lambda p: p.sql("{a} {b}", a=numbers(p), b=numbers(p)),
+        "see {n}": lambda p: p.sql("SELECT * FROM m", n=numbers(p)),
+        "but 'c' is 'countries'": lambda p: p.sql("{n} {c}", n=numbers(p), c="countries"),
+        "table 'c' is declared twice": lambda p: (p.table("c", table), p.table("c", table)),
+        "refresh 'often'": lambda p: p.table("c", table, refresh="often"),
+    }
+    for message, make in cases.items():
+        assert message in refused(make)
+
+
+def test_a_stream_of_another_pipeline_is_refused():
+    other = numbers(ps.Pipeline("other"))
+    assert "of pipeline 'other' is used in pipeline 'demo'" in refused(lambda p: numbers(p).union(other))
+    assert "of pipeline 'other'" in refused(lambda p: p.sql("SELECT * FROM {o}", o=other))
+
+
+def test_an_error_in_the_users_function_has_its_line_and_the_original():
+    def broken(p):
+        return 1 / 0
+
+    with pytest.raises(ps.UserFunctionError, match="raised ZeroDivisionError: division by zero") as caught:
+        ps.pipeline("demo")(broken).graph()
+    assert caught.value.where == f"tests/core/test_graph_build.py:{line() - 4} in broken"
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_graph_not_made_by_a_pipeline_is_checked_too():
+    here = Origin("x.py", 1)
+    node = Write(id=0, origin=here, inputs=(Ref(3),), uid="out", sink=_Sink())
+    with pytest.raises(ps.PenstockError, match="out of order"):
+        validate(Graph(name="demo", origin=here, nodes=(node,)))
+
+
+def test_rendered_text_and_mermaid():
+    here = Origin("shop.py", 7)
+    source = ps.rate.Source(rows_per_second=10)
+    graph = Graph(
+        name="demo",
+        origin=here,
+        nodes=(
+            Read(id=0, origin=here, uid="lines", source=source),
+            ParseJson(id=1, origin=here, inputs=(Ref(0),), column="value", schema="id LONG", on_error="split"),
+            RowWise(id=2, origin=here, inputs=(Ref(1),), verb="where", text='name = "x"', build=lambda frame: frame),
+            Write(id=3, origin=here, inputs=(Ref(2),), uid="out", sink=_Sink()),
+            Write(id=4, origin=here, inputs=(Ref(1, BAD),), uid="bad", sink=_Sink()),
+        ),
+    )
+    assert as_text(graph).splitlines() == [
+        "pipeline demo (shop.py:7)",
+        f"  [0] read 'lines': {source.describe()}, exactly-once  (shop.py:7)",
+        "  [1] parse_json value, on error split <- 0  (shop.py:7)",
+        '  [2] where name = "x" <- 1  (shop.py:7)',
+        "  [3] write 'out': somewhere, at-least-once <- 2  (shop.py:7)",
+        "  [4] write 'bad': somewhere, at-least-once <- 1.bad  (shop.py:7)",
+    ]
+    drawn = as_mermaid(graph).splitlines()
+    assert drawn[3] == '  n2["where name = #quot;x#quot;<br/>shop.py:7"]'
+    assert drawn[-1] == "  n1 -->|bad| n4"
+
+
+def test_building_a_pipeline_of_strings_loads_neither_spark_nor_the_runtime():
+    code = """
+import sys, penstock as ps
+import penstock.graph.nodes, penstock.runtime.plan
+p = ps.Pipeline("demo")
+s = p.read("n", ps.rate.Source(rows_per_second=1)).where("value > 1").with_watermark("timestamp", delay="1 s")
+s.group_by("value", ps.tumbling("1 minute")).agg("t", ps.agg.count())
+print(sorted({name.partition(".")[0] for name in sys.modules} & {"pyspark", "pandas", "pyarrow"}))
+print("penstock.runtime.supervisor" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
+    assert done.stdout.split() == ["[]", "False"]

@@ -1,0 +1,78 @@
+"""From graph to tasks and routes."""
+
+from core.graphs import NoSink, NoSource, NoSpec
+
+from penstock.graph.nodes import Graph, Keyed, Node, Origin, ParseJson, Read, Ref, RowWise, Union, WithWatermark, Write
+from penstock.runtime.plan import Leaf, Route, Select, TaskPlan, plan_tasks
+
+HERE = Origin("shop.py", 1)
+
+
+def read(id: int, uid: str = "in") -> Read:
+    return Read(id=id, origin=HERE, uid=uid, source=NoSource())
+
+
+def row(id: int, of: Ref) -> RowWise:
+    return RowWise(id=id, origin=HERE, inputs=(of,), verb="where", text="x", build=lambda frame: frame)
+
+
+def mark(id: int, of: Ref) -> WithWatermark:
+    return WithWatermark(id=id, origin=HERE, inputs=(of,), column="at", delay=0, idle_after=None, max_ahead=None)
+
+
+def write(id: int, of: Ref, uid: str = "out") -> Write:
+    return Write(id=id, origin=HERE, inputs=(of,), uid=uid, sink=NoSink())
+
+
+def plan(*nodes: Node) -> dict[str, TaskPlan]:
+    return {task.id: task for task in plan_tasks(Graph(name="j", origin=HERE, nodes=nodes))}
+
+
+def test_stateless_steps_fuse_into_the_route() -> None:
+    first, second = row(1, Ref(0)), row(2, Ref(1))
+    tasks = plan(read(0), first, second, write(3, Ref(2)))
+    assert list(tasks) == ["in", "out"]
+    assert tasks["in"].routes == {"out": Route(steps=(first, second), to=Leaf("out", 0))}
+    assert tasks["out"].inputs == 1
+
+
+def test_a_stream_read_twice_branches_where_it_is_read_twice() -> None:
+    shared, left = row(1, Ref(0)), row(2, Ref(1))
+    tasks = plan(read(0), shared, left, write(3, Ref(2), "a"), write(4, Ref(1), "b"))
+    route = tasks["in"].routes["out"]
+    assert route == Route(
+        steps=(shared,),
+        branches=(Route(steps=(left,), to=Leaf("a", 0)), Route(steps=(), to=Leaf("b", 0))),
+    )
+
+
+def test_a_union_is_a_task_and_may_read_one_stream_twice() -> None:
+    both = Union(id=2, origin=HERE, inputs=(Ref(0), Ref(1)))
+    tasks = plan(read(0, "a"), read(1, "b"), both, write(3, Ref(2)))
+    assert tasks["union@2"].inputs == 2
+    assert tasks["b"].routes["out"].to == Leaf("union@2", 1)
+    same = plan(read(0), Union(id=1, origin=HERE, inputs=(Ref(0), Ref(0))), write(2, Ref(1)))
+    assert [branch.to for branch in same["in"].routes["out"].branches] == [Leaf("union@1", 0), Leaf("union@1", 1)]
+
+
+def test_a_split_has_a_branch_for_each_port_that_is_read() -> None:
+    parse = ParseJson(id=1, origin=HERE, inputs=(Ref(0),), column="v", schema="a INT", on_error="split")
+    good, bad = write(2, Ref(1), "good"), write(3, Ref(1, "bad"), "bad")
+    route = plan(read(0), parse, good, bad)["in"].routes["out"]
+    assert route.steps == (parse,)
+    assert [branch.steps for branch in route.branches] == [(Select(parse, "out"),), (Select(parse, "bad"),)]
+    only = plan(read(0), parse, good)["in"].routes["out"]
+    assert only == Route(steps=(parse, Select(parse, "out")), to=Leaf("good", 0))
+
+
+def test_a_side_output_that_nobody_reads_has_no_route() -> None:
+    keyed = Keyed(id=1, origin=HERE, inputs=(Ref(0),), uid="totals", spec=NoSpec())
+    assert set(plan(read(0), keyed, write(2, Ref(1)))["totals"].routes) == {"out"}
+    late = write(3, Ref(1, "late"), "late-out")
+    assert set(plan(read(0), keyed, write(2, Ref(1)), late)["totals"].routes) == {"out", "late"}
+
+
+def test_each_input_knows_the_last_watermark_on_its_way() -> None:
+    upper, lower = mark(1, Ref(0)), mark(2, Ref(1))
+    tasks = plan(read(0), upper, lower, write(3, Ref(2), "a"), write(4, Ref(1), "b"))
+    assert dict(tasks["in"].routes["out"].leaves()) == {Leaf("a", 0): lower, Leaf("b", 0): upper}

@@ -1,0 +1,226 @@
+"""A task among its channels, stepped by hand: order, alignment, watermarks, snapshots, backpressure."""
+
+import pytest
+from core.runtime_fakes import Clock, KeepingWork, NotingShell, drained, marked, output_to, rows
+
+from penstock.elements import Barrier, CancelBarrier, EndOfStream, InputStatus, LatencyMarker, Lease, Measure, Watermark
+from penstock.graph.nodes import WithWatermark
+from penstock.handles import TaskSnapshot
+from penstock.ids import BEGINNING, END_OF_TIME, CheckpointId, EventTime, Instant
+from penstock.runtime.channel import Channel
+from penstock.runtime.inputs import Inputs
+from penstock.runtime.task import PATIENCE, Completed, Progress, StepTask
+
+
+class Bench:
+    """One task with its channels."""
+
+    def __init__(self, inputs: int = 1, *, mark: WithWatermark | None = None, passes_on: bool = False) -> None:
+        self.clock = Clock()
+        self.shell = NotingShell()
+        self.work = KeepingWork("step", passes_on=passes_on)
+        self.sources = [Channel() for _ in range(inputs)]
+        self.sink = Channel()
+        self.woken = 0
+        self.task = StepTask(
+            "step",
+            Inputs(self.sources, [mark] * inputs, wake=self._wake),
+            output_to(self.sink),
+            self.work,
+            shell=self.shell,
+            clock=self.clock,
+        )
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def settle_down(self) -> Progress:
+        """Step until nothing is left to do."""
+        while (progress := self.task.step()).worked and not progress.done:
+            pass
+        return progress
+
+
+def at(value: int) -> Watermark:
+    return Watermark(at=EventTime(value))
+
+
+def barrier(number: int) -> Barrier:
+    return Barrier(checkpoint=CheckpointId(number))
+
+
+def test_batches_and_control_elements_keep_their_order() -> None:
+    bench = Bench(passes_on=True)
+    for element in (rows(1), at(5), barrier(1), rows(2)):
+        bench.sources[0].put(element)
+    bench.settle_down()
+    assert bench.work.calls == [(0, [1]), ("advance", 5), ("snapshot", 1), (0, [2])]
+    assert drained(bench.sink) == [[1], at(5), barrier(1), [2]]
+    assert bench.shell.snapshots == [("step", 1, TaskSnapshot(task="step", watermarks=(EventTime(5),)))]
+
+
+@pytest.mark.mission("L8", "L16", "L19")
+def test_71_what_follows_an_early_barrier_waits_for_the_other_input_and_keeps_its_order() -> None:
+    bench = Bench(2)
+    for element in (rows("a1"), barrier(1), rows("a2"), rows("a3")):
+        bench.sources[0].put(element)
+    bench.sources[1].put(rows("b1"))
+    bench.settle_down()
+    assert bench.task.doing == "aligning checkpoint 1"
+    assert [call for call in bench.work.calls if call == (0, ["a2"])] == []
+    bench.sources[1].put(barrier(1))
+    bench.settle_down()
+    assert bench.work.calls[-3:] == [("snapshot", 1), (0, ["a2"]), (0, ["a3"])]
+
+
+@pytest.mark.mission("L20")
+def test_a_cancelled_checkpoint_is_forwarded_once_and_told() -> None:
+    bench = Bench(2)
+    bench.sources[0].put(barrier(3))
+    bench.sources[1].put(CancelBarrier(checkpoint=CheckpointId(3)))
+    bench.sources[0].put(CancelBarrier(checkpoint=CheckpointId(3)))
+    bench.settle_down()
+    assert drained(bench.sink) == [CancelBarrier(checkpoint=CheckpointId(3))]
+    assert bench.shell.abandonments == [("step", 3)]
+    assert bench.shell.snapshots == []
+
+
+def test_event_time_moves_once_the_first_job_has_told_it() -> None:
+    bench = Bench(mark=marked(delay=3))
+    bench.sources[0].put(rows(1, largest=10))
+    bench.settle_down()
+    assert drained(bench.sink) == [at(7)]
+
+
+def test_a_step_that_runs_no_job_forwards_the_watermark_when_somebody_downstream_has_told_it() -> None:
+    bench = Bench(mark=marked(), passes_on=True)
+    bench.work.process = lambda batch, **_: bench.task._output.emit(batch)  # type: ignore[method-assign] # noqa: SLF001
+    batch = rows(1, largest=10)
+    bench.sources[0].put(batch)
+    bench.sources[0].put(barrier(1))
+    bench.settle_down()
+    assert drained(bench.sink) == [[1], barrier(1)]
+    assert bench.shell.snapshots == []  # the watermark at the barrier is not known yet
+    batch.settle()
+    assert bench.woken > 0
+    bench.settle_down()
+    assert drained(bench.sink) == [at(10)]
+    assert bench.shell.snapshots == [("step", 1, TaskSnapshot(task="step", watermarks=(EventTime(10),)))]
+
+
+def test_a_watermark_from_upstream_passes_a_with_watermark_only_at_the_end_of_time() -> None:
+    bench = Bench(mark=marked())
+    bench.sources[0].put(at(99))
+    bench.settle_down()
+    assert drained(bench.sink) == []
+    bench.sources[0].put(at(END_OF_TIME))
+    bench.settle_down()
+    assert drained(bench.sink) == [at(END_OF_TIME)]
+
+
+def test_with_no_room_downstream_nothing_is_taken_in() -> None:
+    bench = Bench(passes_on=True)
+    for number in range(2):
+        bench.sink.put(rows(number))
+    bench.sources[0].put(rows("waits"))
+    assert bench.task.step() == Progress()
+    assert bench.task.doing == "waiting for room downstream"
+    bench.sink.take()
+    assert bench.task.step().worked
+
+
+def test_a_quiet_input_goes_idle_after_its_time_and_active_again_with_a_batch() -> None:
+    bench = Bench(2, mark=marked(idle_after=100))
+    bench.sources[0].put(rows(1, largest=50))
+    bench.sources[1].put(rows(1, largest=10))
+    bench.settle_down()
+    assert drained(bench.sink) == [at(10)]
+    bench.clock.at = 99
+    assert bench.settle_down().wake_at == 100
+    bench.sources[0].put(rows(2, largest=60))
+    bench.settle_down()
+    bench.clock.at = 150
+    bench.settle_down()
+    assert drained(bench.sink) == [at(60)]  # input 1 holds nothing back any more
+    bench.sources[1].put(rows(2, largest=20))
+    bench.settle_down()
+    assert drained(bench.sink) == []
+
+
+def test_when_all_inputs_are_idle_the_next_task_is_told() -> None:
+    bench = Bench()
+    bench.sources[0].put(InputStatus(idle=True))
+    bench.settle_down()
+    assert drained(bench.sink) == [InputStatus(idle=True)]
+    bench.sources[0].put(rows(1))
+    bench.settle_down()
+    assert drained(bench.sink)[-1] == InputStatus(idle=False)
+
+
+@pytest.mark.mission("L9")
+def test_latency_markers_pass_by_the_work() -> None:
+    bench = Bench()
+    marker = LatencyMarker(source="s", sent=Instant(1))
+    bench.sources[0].put(marker)
+    bench.settle_down()
+    assert bench.work.calls == []
+    assert drained(bench.sink) == [marker]
+
+
+def test_the_end_of_all_inputs_ends_the_task() -> None:
+    bench = Bench(2)
+    bench.sources[0].put(EndOfStream())
+    assert not bench.settle_down().done
+    bench.sources[1].put(EndOfStream())
+    assert bench.settle_down().done
+    assert drained(bench.sink) == [EndOfStream()]
+
+
+def test_completion_is_told_between_two_elements() -> None:
+    bench = Bench()
+    bench.sources[0].put(rows(1))
+    bench.task.post(Completed(checkpoint=CheckpointId(4)))
+    bench.settle_down()
+    assert bench.work.calls == [("completed", 4), (0, [1])]
+
+
+def test_a_side_batch_waits_for_the_main_one_to_tell_whether_it_has_rows() -> None:
+    bench = Bench()
+    bad = Measure(lambda: {"bad": 2})
+    side = rows("bad row", only_if=("bad:3", "bad"))
+    side = type(side)(frame=side.frame, sequence=1, measures={"bad:3": bad}, only_if=("bad:3", "bad"))
+    bench.sources[0].put(side)
+    assert bench.task.step() == Progress(wake_at=Instant(PATIENCE))
+    bad.settle()
+    assert bench.woken == 1
+    bench.settle_down()
+    assert bench.work.calls == [(0, ["bad row"])]
+
+
+def test_a_side_batch_is_run_anyway_when_nobody_tells() -> None:
+    bench = Bench()
+    side = type(rows())(frame=["x"], sequence=1, measures={"b": Measure(dict)}, only_if=("b", "bad"))
+    bench.sources[0].put(side)
+    bench.task.step()
+    bench.clock.at = PATIENCE
+    bench.settle_down()
+    assert bench.work.calls == [(0, ["x"])]
+
+
+def test_the_last_holder_of_a_lease_frees() -> None:
+    freed: list[int] = []
+    lease = Lease(lambda: freed.append(1), holders=2)
+    lease.share(1)
+    for expected in ([], [], [1]):
+        lease.release()
+        assert freed == expected
+
+
+def test_a_snapshot_before_anything_stands_at_the_beginning() -> None:
+    bench = Bench(2)
+    for channel in bench.sources:
+        channel.put(barrier(0))
+    bench.settle_down()
+    assert bench.shell.snapshots == [("step", 0, TaskSnapshot(task="step", watermarks=(BEGINNING, BEGINNING)))]
+    bench.task.close()
+    assert bench.work.calls[-1] == "closed"

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import functions as F
+
+from penstock import formats
+from penstock.errors import DecodeError, GraphError, SchemaMismatch
+
+pytestmark = pytest.mark.spark
+
+VALUES = """
+    (1, '{"id": 1, "at": "2026-01-01T00:00:10Z", "more": 0}'),
+    (2, NULL),
+    (3, '{"id": "x"}'),
+    (4, ''),
+    (5, '{"id": null}'),
+    (6, '{"id": 2} {"id": 3}')
+"""
+
+
+@pytest.fixture
+def frame(spark):
+    return spark.sql(f"SELECT * FROM VALUES {VALUES} AS t(key, value)").cache()
+
+
+@pytest.fixture
+def schema(spark):
+    return formats.struct_type(spark, "id LONG, at TIMESTAMP")
+
+
+def test_split_keeps_good_columns_on_one_side_and_whole_bad_rows_on_the_other(frame, schema):
+    decoded = formats.decode_json(frame, "value", schema)
+    good = formats.good(decoded, "value", schema)
+    assert good.schema == formats.parsed_schema(frame.schema, "value", schema)
+    assert [(row.key, row.id) for row in good.orderBy("key").collect()] == [(1, 1), (5, None)]
+    bad = formats.rejected(decoded)
+    assert bad.columns == ["key", "value", "_error"]
+    told = {row.key: (row.value, row._error) for row in bad.collect()}
+    assert told[2] == (None, "null value")
+    assert told[3][0] == '{"id": "x"}'
+    assert told[3][1].startswith("malformed JSON, or a field that is not of its declared type (struct<id:bigint,at:t")
+    assert told[3][1].endswith('{"id": "x"}')
+    assert sorted(told) == [2, 3, 4, 6]
+
+
+def test_every_side_decodes_once_whatever_is_done_with_it(frame, schema):
+    decoded = formats.decode_json(frame, "value", schema)
+    for side in (
+        formats.good(decoded, "value", schema).where("id > 0").select("at", "id"),
+        formats.rejected(decoded).where("_error like 'mal%'"),
+        formats.lenient(decoded, "value", schema).where("id > 0"),
+        formats.strict(decoded, "value", schema).where("id > 0"),
+        decoded.observe("bad", F.count_if(F.col("_bad").isNotNull())).where("_bad is null").select("_parsed.*"),
+    ):
+        plan = side._jdf.queryExecution().executedPlan().toString()
+        assert plan.count("from_json") == 1, plan
+
+
+def test_null_gives_a_row_of_nulls_for_a_bad_record(frame, schema):
+    rows = formats.lenient(formats.decode_json(frame, "value", schema), "value", schema).orderBy("key").collect()
+    assert [(row.key, row.id) for row in rows] == [(1, 1), (2, None), (3, None), (4, None), (5, None), (6, None)]
+
+
+def test_fail_names_the_place_and_the_text(frame, schema):
+    decoded = formats.decode_json(frame.where("key = 3"), "value", schema)
+    with pytest.raises(Exception, match=r"penstock\.decode:") as failure:
+        formats.strict(decoded, "value", schema, place="concat('key ', key)").count()
+    explained = formats.explain(failure.value)
+    assert isinstance(explained, DecodeError)
+    assert str(explained).startswith("key 3: malformed JSON")
+    assert formats.explain(ValueError("penstock.decode: no")) is None
+
+
+def test_bytes_are_text_and_columns_by_themselves_agree(frame, schema):
+    binary = frame.withColumn("value", F.col("value").cast("binary"))
+    record, why = formats.json_columns(F.col("value"), schema)
+    both = binary.select("key", record.alias("r"), why.alias("w")).orderBy("key").collect()
+    assert [(row.key, row.w is None) for row in both] == [
+        (1, True),
+        (2, False),
+        (3, False),
+        (4, False),
+        (5, True),
+        (6, False),
+    ]
+    assert both[0].r.id == 1
+    good = formats.good(formats.decode_json(binary, "value", schema), "value", schema)
+    assert good.count() == 2
+
+
+def test_a_long_bad_record_is_clipped(spark, schema):
+    frame = spark.sql("SELECT repeat('x', 1000000) AS value")
+    ((_, why),) = formats.rejected(formats.decode_json(frame, "value", schema)).collect()
+    assert len(why) < 500
+    assert why.endswith("xxx…")
+
+
+def test_names_that_would_stand_twice_are_refused(spark, frame, schema):
+    with pytest.raises(SchemaMismatch, match="KEY"):
+        formats.parsed_schema(frame.schema, "value", formats.struct_type(spark, "KEY LONG"))
+    with pytest.raises(SchemaMismatch, match="there are key, value"):
+        formats.parsed_schema(frame.schema, "none", schema)
+    with pytest.raises(SchemaMismatch, match="only STRING"):
+        formats.parsed_schema(frame.schema, "key", schema)
+    with pytest.raises(GraphError, match="twice"):
+        formats.struct_type(spark, "a INT, A INT")
+    assert formats.parsed_schema(frame.schema, "value", formats.struct_type(spark, "value LONG")).names == [
+        "key",
+        "value",
+    ]
+
+
+def test_odd_column_names(spark):
+    schema = formats.struct_type(spark, "`a.b` INT, `c``d` INT, `e f` STRUCT<`x-y`: INT>")
+    frame = spark.sql("""SELECT 1 AS `k.k`, '{"a.b": 1, "c`d": 2, "e f": {"x-y": 3}}' AS `v.v`""")
+    good = formats.good(formats.decode_json(frame, "v.v", schema), "v.v", schema)
+    assert [tuple(row) for row in good.collect()] == [(1, 1, 2, (3,))]
+    null = formats.lenient(formats.decode_json(frame, "v.v", schema), "v.v", schema)
+    assert null.collect() == good.collect()
+    line = spark.sql("SELECT '1,2' AS value")
+    csv = formats.struct_type(spark, "`a.b` INT, `c``d` INT")
+    assert [tuple(r) for r in formats.good(formats.decode_csv(line, "value", csv), "value", csv).collect()] == [(1, 2)]

@@ -1,0 +1,364 @@
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.errors import DecodeError, GraphError, SourceChanged, SourceUnavailable
+from penstock.handles import Position
+from penstock.ids import Instant, WallTime
+from penstock.sources import files
+from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Rows, SourceContext, Until
+
+pytestmark = pytest.mark.spark
+CUT = 64 * 1024
+
+
+def put(folder: Path, name: str, content: bytes | str, at: int) -> Path:
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    os.utime(path, (at, at))
+    return path
+
+
+def open_(spark, source, resume=None, until=Until.STOPPED):
+    return source.open(SourceContext(uid="in", spark=spark, until=until), resume)
+
+
+def ask(reader, now=0, **limits):
+    return reader.poll(now=Instant(now), wall=WallTime(0), limits=Limits(**limits))
+
+
+def drain(reader, **limits):
+    """All batches that are there, as lists of rows, and the position after each."""
+    batches, positions = [], []
+    while isinstance(poll := ask(reader, **limits), Rows):
+        batches.append([tuple(row) for row in reader.frame(poll.plan).collect()])
+        positions.append(through_json(reader.position()))
+    return batches, positions
+
+
+def through_json(position):
+    return Position(kind=position.kind, detail=json.loads(json.dumps(position.detail)))
+
+
+def jobs(spark, name, action):
+    spark.sparkContext.setJobGroup(name, name)
+    try:
+        action()
+        return len(spark.sparkContext.statusTracker().getJobIdsForGroup(name))
+    finally:
+        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
+
+
+def compilations(spark):
+    return spark._jvm.org.apache.spark.metrics.source.CodegenMetrics.METRIC_COMPILATION_TIME().getCount()
+
+
+def noop(frame):
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def test_json_files_are_read_once_in_order_and_new_ones_follow(spark, tmp_path):
+    put(tmp_path, "b.json", '{"id": 1, "user": "ü"}\r\n\n  \n{"user": null, "more": [1]}', at=10)
+    put(tmp_path, "a.json", '{"id": 3}\n', at=20)
+    put(tmp_path, "_c.json", "unfinished", at=5)
+    source = files.Source(str(tmp_path), schema="id LONG, user STRING", max_files_per_batch=1)
+    reader = open_(spark, source)
+    batches, positions = drain(reader)
+    assert batches == [[(1, "ü"), (None, None)], [(3, None)]]
+    assert ask(reader, now=0) == Nothing(wake_at=Instant(200_000))
+
+    put(tmp_path, "moved.json", '{"id": 4}\n', at=1)
+    assert ask(reader, now=199_999) == Nothing(wake_at=Instant(200_000))
+    poll = ask(reader, now=200_000)
+    assert [tuple(row) for row in reader.frame(poll.plan).collect()] == [(4, None)]
+    assert drain(open_(spark, source, positions[0]))[0] == [[(4, None)], [(3, None)]]
+
+
+@pytest.mark.parametrize("name", ["x.json", "12:30.json", "a{b},[c] %20 é.json", "x.json.gz"])
+def test_names_are_only_names(spark, tmp_path, name):
+    content = b'{"id": 1}\n'
+    put(tmp_path, name, gzip.compress(content) if name.endswith("gz") else content, at=1)
+    assert drain(open_(spark, files.Source(str(tmp_path), schema="id LONG")))[0] == [[(1,)]]
+
+
+LINES = [f'{{"id": {n}, "text": "{"é€😀" * (n % 50)}"}}' for n in range(2000)]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_split_file_gives_the_rows_of_the_whole_and_any_cut_is_a_place_to_resume(spark, tmp_path, end, closed):
+    put(tmp_path, "big.json", end.join(LINES) + (end if closed else ""), at=1)
+    put(tmp_path, "then.json", '{"id": -1, "text": ""}', at=2)
+    schema = "id LONG, text STRING"
+    (whole,), _ = drain(open_(spark, files.Source(str(tmp_path), schema=schema)))
+    cut = files.Source(str(tmp_path), schema=schema, split_bytes=CUT)
+    batches, positions = drain(open_(spark, cut))
+    assert len(batches) > 3
+    assert [row for batch in batches for row in batch] == whole
+    for at in (0, 1, len(positions) - 2):
+        assert drain(open_(spark, cut, positions[at]))[0] == batches[at + 1 :]
+
+
+def test_text_keeps_blank_lines_and_bytes_and_a_row_of_ten_megabytes(spark, tmp_path):
+    long = "x" * (10 * 1024 * 1024)
+    put(tmp_path, "t", b"\xef\xbb\xbfa\r\n\n \r\r\n" + long.encode() + b"\n\xff\r", at=1)
+    whole = open_(spark, files.Source(str(tmp_path), format="text"))
+    frame = whole.frame(ask(whole).plan)
+    seen = [tuple(r) for r in frame.selectExpr("hex(left(value, 9))", "length(value)").collect()]
+    assert seen == [("61", 1), ("", 0), ("200D", 2), ("78" * 9, len(long)), ("FF", 1)]
+    cuts = open_(spark, files.Source(str(tmp_path), format="text", split_bytes=1024 * 1024 * 3))
+    again = []
+    while isinstance(poll := ask(cuts), Rows):
+        cut = cuts.frame(poll.plan).selectExpr("hex(left(value, 9))", "length(value)")
+        again += [tuple(r) for r in cut.collect()]
+    assert again == seen
+
+
+def test_a_json_row_of_twenty_five_megabytes_is_decoded(spark, tmp_path):
+    put(tmp_path, "t", '{"v": "' + "x" * 25_000_000 + '"}', at=1)
+    for split in (10**9, 2**20):
+        reader = open_(spark, files.Source(str(tmp_path), schema="v STRING", split_bytes=split))
+        lengths = []
+        while isinstance(poll := ask(reader), Rows):
+            lengths += [row[0] for row in reader.frame(poll.plan).selectExpr("length(v)").collect()]
+        assert lengths == [25_000_000]
+
+
+MALFORMED = [
+    '{"id": "1"}',
+    '{"id": 1.5}',
+    '{"id": 1}{"id": 2}',
+    '{"id": 1} more',
+    '[{"id": 1}]',
+    "null",
+    "7",
+    '{"id": 99999999999999999999}',
+    '{"in": {"x": "no"}}',
+    '{"id": 1',
+]
+
+
+@pytest.mark.parametrize("line", MALFORMED)
+def test_a_malformed_row_fails_with_its_file_and_text(spark, tmp_path, line):
+    put(tmp_path, "in.json", f'{{"id": 1}}\n{line}\n', at=1)
+    reader = open_(spark, files.Source(str(tmp_path), schema="id LONG, in STRUCT<x: INT>"))
+    frame = reader.frame(ask(reader).plan)
+    with pytest.raises(Exception, match=r"penstock\.(decode|changed):|FAILED_READ_FILE") as failure:
+        noop(frame.select("in"))
+    explained = files.explain(failure.value)
+    assert isinstance(explained, DecodeError)
+    assert f"{tmp_path}/in.json" in str(explained)
+    assert line in str(explained)
+    assert "parse_json" in str(explained)
+
+
+def test_a_malformed_row_cannot_be_filtered_or_projected_away(spark, tmp_path):
+    put(tmp_path, "in.json", '{"id": "no"}\n' + "y" * 500, at=1)
+    reader = open_(spark, files.Source(str(tmp_path), schema="id LONG"))
+    frame = reader.frame(ask(reader).plan)
+    for action in (lambda: frame.where("id > 3").collect(), frame.count):
+        with pytest.raises(Exception, match=r"penstock\.(decode|changed):|FAILED_READ_FILE") as failure:
+            action()
+        assert isinstance(files.explain(failure.value), DecodeError)
+
+
+def test_csv_with_header_and_options(spark, tmp_path):
+    put(tmp_path, "a.csv", "id;name\n1;'x;y'\r\n\n2;\n", at=1)
+    put(tmp_path, "b.csv", "id;name\nid;name", at=2)
+    source = files.Source(
+        str(tmp_path), format="csv", schema="id STRING, name STRING", options={"header": True, "sep": ";", "quote": "'"}
+    )
+    assert drain(open_(spark, source))[0] == [[("1", "x;y"), ("2", None), ("id", "name")]]
+    rows = [f"{n};n{n}" for n in range(20_000)]
+    put(tmp_path, "c.csv", "\n".join(["id;name", *rows]), at=3)
+    cut = files.Source(
+        str(tmp_path),
+        format="csv",
+        schema="id STRING, name STRING",
+        pattern="c*",
+        split_bytes=CUT,
+        options=source_options,
+    )
+    batches, _ = drain(open_(spark, cut))
+    assert len(batches) > 2
+    assert [";".join(row) for batch in batches for row in batch] == rows
+
+
+source_options = {"header": True, "sep": ";"}
+
+
+@pytest.mark.parametrize("line", ["x,1", "1", "1,2,3"])
+def test_a_malformed_csv_row_fails(spark, tmp_path, line):
+    put(tmp_path, "in.csv", f"{line}\n", at=1)
+    reader = open_(spark, files.Source(str(tmp_path), format="csv", schema="a INT, b INT"))
+    with pytest.raises(Exception, match=r"penstock\.(decode|changed):|FAILED_READ_FILE") as failure:
+        noop(reader.frame(ask(reader).plan))
+    assert isinstance(files.explain(failure.value), DecodeError)
+
+
+def test_parquet_whole_and_by_row_groups_is_the_same(spark, tmp_path):
+    source = tmp_path / "in"
+    source.mkdir()
+    ids = range(60_000)
+    table = pa.table(
+        {
+            "id": ids,
+            "s": [str(n) for n in ids],
+            "at": pa.array(ids, pa.timestamp("us", "UTC")),
+            "d": pa.array([Decimal(n) / 4 for n in ids], pa.decimal128(12, 2)),
+            "l": [[n, None] for n in ids],
+        }
+    )
+    pq.write_table(table, source / "big.parquet", row_group_size=10_000)
+    whole, _ = drain(open_(spark, files.Source(str(source), format="parquet")))
+    batches, positions = drain(open_(spark, files.Source(str(source), format="parquet", split_bytes=CUT)))
+    assert len(batches) > 2
+    assert [row for batch in batches for row in batch] == whole[0]
+    rest = open_(spark, files.Source(str(source), format="parquet", split_bytes=CUT), positions[1])
+    assert drain(rest)[0] == batches[2:]
+    given = files.Source(str(source), format="parquet", schema="S STRING, none INT", split_bytes=CUT)
+    assert drain(open_(spark, given))[0][0][:2] == [("0", None), ("1", None)]
+
+
+def test_parquet_of_another_type_is_a_decode_error(spark, tmp_path):
+    pq.write_table(pa.table({"id": [str(n) for n in range(20_000)]}), tmp_path / "b.parquet")
+    for split in (10**9, CUT):
+        source = files.Source(str(tmp_path), format="parquet", schema="id LONG", split_bytes=split, pattern="b*")
+        reader = open_(spark, source)
+        with pytest.raises(Exception, match=r"penstock\.(decode|changed):|FAILED_READ_FILE") as failure:
+            noop(reader.frame(ask(reader).plan))
+        explained = files.explain(failure.value)
+        assert isinstance(explained, DecodeError)
+        assert "b.parquet" in str(explained)
+        assert "schema" in str(explained)
+
+
+def test_a_planned_file_that_vanishes_or_changes_is_an_error(spark, tmp_path):
+    source = files.Source(str(tmp_path), schema="id LONG")
+    path = put(tmp_path, "a.json", '{"id": 1}\n', at=1)
+    reader = open_(spark, source)
+    poll = ask(reader)
+    frame = reader.frame(poll.plan)
+    path.write_text('{"id": 22}\n')
+    with pytest.raises(SourceChanged, match=r"'a.json' was planned as 10 bytes"):
+        reader.frame(poll.plan)
+    with pytest.raises(SourceChanged, match=r"'a.json'"):
+        reader.position()
+    with pytest.raises(SourceChanged, match=r"'a.json' was read"):
+        ask(reader, now=10**9)
+    path.unlink()
+    with pytest.raises(SourceChanged, match="gone"):
+        reader.frame(poll.plan)
+    with pytest.raises(Exception, match=r"penstock\.(decode|changed):|FAILED_READ_FILE") as failure:
+        noop(frame)
+    assert isinstance(files.explain(failure.value), SourceChanged)
+
+
+def test_a_cut_file_that_changes_while_it_is_read_fails_the_job(spark, tmp_path):
+    path = put(tmp_path, "a.json", '{"id": 1}\n' * 10_000, at=1)
+    reader = open_(spark, files.Source(str(tmp_path), schema="id LONG", split_bytes=CUT))
+    frame = reader.frame(ask(reader).plan)
+    with path.open("a") as more:
+        more.write('{"id": 2}\n')
+    with pytest.raises(Exception, match=r"penstock\.(decode|changed):|FAILED_READ_FILE") as failure:
+        noop(frame)
+    explained = files.explain(failure.value)
+    assert isinstance(explained, SourceChanged)
+    assert "'a.json'" in str(explained)
+    with pytest.raises(SourceChanged, match="partly read"):
+        ask(reader, now=10**9)
+
+
+def test_a_listed_file_that_goes_away_before_it_is_planned_is_left_out(spark, tmp_path):
+    for name in "abc":
+        put(tmp_path, name, name, at=1)
+    reader = open_(spark, files.Source(str(tmp_path), format="text", max_files_per_batch=1))
+    ask(reader)
+    (tmp_path / "b").unlink()
+    assert drain(reader)[0] == [[("c",)]]
+
+
+def test_caught_up_reads_what_was_there_at_the_opening(spark, tmp_path):
+    put(tmp_path, "a", "a", at=2)
+    source = files.Source(str(tmp_path), format="text")
+    reader = open_(spark, source, until=Until.CAUGHT_UP)
+    put(tmp_path, "b", "b", at=1)
+    batches, positions = drain(reader)
+    assert batches == [[("a",)]]
+    assert ask(reader) == CaughtUp()
+    assert drain(open_(spark, source, positions[-1], until=Until.CAUGHT_UP))[0] == [[("b",)]]
+
+
+def test_bounded_ends_after_what_was_there_at_the_first_start(spark, tmp_path):
+    put(tmp_path, "a", "a", at=1)
+    put(tmp_path, "b", "b", at=2)
+    source = files.Source(str(tmp_path), format="text", bounded=True, max_files_per_batch=1)
+    first = open_(spark, source)
+    start = through_json(first.position())
+    ask(first)
+    middle = through_json(first.position())
+    put(tmp_path, "c", "c", at=0)
+    assert drain(open_(spark, source, start))[0] == [[("a",)], [("b",)]]
+    resumed = open_(spark, source, middle)
+    assert drain(resumed)[0] == [[("b",)]]
+    assert ask(resumed) == Ended()
+    assert ask(open_(spark, source, through_json(resumed.position()))) == Ended()
+
+
+def test_limits(spark, tmp_path):
+    for name in "abcd":
+        put(tmp_path, name, f"{name}\n" * 100, at=1)
+    source = files.Source(str(tmp_path), format="text")
+    assert [len(batch) for batch in drain(open_(spark, source), bytes=450)[0]] == [200, 200]
+    assert [len(batch) for batch in drain(open_(spark, source), rows=300)[0]] == [300, 100]
+    assert ask(open_(spark, source)).bytes == 800
+
+
+def test_one_job_a_batch_and_nothing_compiled_for_the_next(spark, tmp_path):
+    for n in range(40):
+        put(tmp_path, f"f{n}.json", f'{{"id": {n}, "user": "u"}}\n' * (10 + n), at=n)
+    put(tmp_path, "big.json", '{"id": 1, "user": "u"}\n' * 30_000, at=99)
+    source = files.Source(str(tmp_path), schema="id LONG, user STRING", split_bytes=CUT)
+    reader = open_(spark, source)
+    counts, compiled = [], []
+    while isinstance(poll := ask(reader, bytes=1500 + len(counts) * 100), Rows):
+        before = compilations(spark)
+        counts.append(jobs(spark, f"files-{len(counts)}", lambda p=poll: noop(reader.frame(p.plan))))
+        compiled.append(compilations(spark) - before)
+    assert len(counts) > 10
+    assert set(counts) == {1}
+    assert sum(1 for n in compiled if n) <= 2  # each of the two shapes once
+
+
+def test_frames_are_stable_and_decoded_once(spark, tmp_path):
+    put(tmp_path, "a.json", '{"id": 1, "user": "u"}\n', at=1)
+    reader = open_(spark, files.Source(str(tmp_path), schema="id LONG, user STRING"))
+    frame = reader.frame(ask(reader).plan)
+    assert frame.collect() == frame.collect()
+    plan = frame.where("id > 0 and user = 'u'")._jdf.queryExecution().executedPlan().toString()
+    assert plan.count("from_json") == 1
+
+
+def test_what_cannot_work_is_refused(spark, tmp_path):
+    with pytest.raises(GraphError, match="schema="):
+        files.Source("in", format="json")
+    with pytest.raises(GraphError, match="not one of"):
+        files.Source("in", format="xml")
+    with pytest.raises(GraphError, match="several lines"):
+        files.Source("in", format="csv", schema="a INT", options={"multiLine": True})
+    with pytest.raises(GraphError, match="mount"):
+        files.Source("s3://in", format="text")
+    with pytest.raises(GraphError, match="no list of columns"):
+        files.Source("in", schema="a NOTHING").schema(spark)
+    with pytest.raises(SourceUnavailable, match="create it"):
+        open_(spark, files.Source(str(tmp_path / "none"), format="text"))
+    with pytest.raises(SourceUnavailable, match="schema="):
+        files.Source(str(tmp_path), format="parquet").schema(spark)

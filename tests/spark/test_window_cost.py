@@ -1,0 +1,183 @@
+"""What a windowed aggregate costs, by Spark's own counters: jobs, exchanges, compilations, cached blocks."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from penstock.errors import LayerMissing
+from penstock.ids import END_OF_TIME
+from penstock.operators import aggregates as agg
+from penstock.operators.base import LATE
+from penstock.operators.window_aggregate import WindowAggregate
+from penstock.operators.windows import tumbling
+from penstock.state.blocks import free, lost_block
+from penstock.state.compaction import Merge
+from penstock.state.layer import union
+from penstock.state.stack import LIMIT
+from window_harness import Rig, counted, exchanges, persistent
+
+pytestmark = pytest.mark.spark
+
+SECOND = 1_000_000
+SCHEMA = pa.schema([("user", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("x", pa.int64())])
+
+
+def step(keys=(("user", "user"),)) -> WindowAggregate:
+    aggregates = (agg.sum("x"), agg.count().alias("n"), agg.avg("x"), agg.max("x"))
+    return WindowAggregate(keys=keys, time="at", window=tumbling("10 seconds"), aggregates=aggregates)
+
+
+def rows(start: int, count: int = 200) -> list[dict[str, object]]:
+    return [{"user": f"u{n % 17}", "at": (start + n % 60) * SECOND, "x": n} for n in range(count)]
+
+
+@pytest.fixture
+def rig(spark, tmp_path):
+    rig = Rig(spark, step(), SCHEMA, tmp_path)
+    yield rig
+    rig.operator.close()
+
+
+def test_a_batch_is_one_job_firing_is_the_consumers_and_nothing_due_is_none(spark, rig):
+    with counted(spark) as batch:
+        rig.process(rows(0))
+    with counted(spark) as late:
+        rig.watermark = 10 * SECOND
+        rig.process(rows(0))
+    with counted(spark) as idle:
+        rig.advance(5 * SECOND)
+        rig.advance(9 * SECOND)
+        rig.operator.snapshot(1)
+        assert rig.operator.maintain() is None
+    with counted(spark) as advance:
+        rig.advance(20 * SECOND)
+    with counted(spark) as consumer:
+        rig.sent[-1][1].frame.write.format("noop").mode("overwrite").save()
+    assert [cost.jobs for cost in (batch, late, idle, advance, consumer)] == [1, 1, 0, 0, 1]
+    assert len(rig.sent) == 2  # the late rows and what fired
+
+
+@pytest.mark.parametrize("keys", [(("user", "user"),), (("half", "x / 2"),), ()], ids=["string", "double", "none"])
+def test_no_exchange_lies_above_layers_at_any_height(spark, tmp_path, keys):
+    rig = Rig(spark, step(keys), SCHEMA, tmp_path)
+    for height in range(1, LIMIT + 1):
+        rig.process(rows(0))
+        assert rig.operator._stack.height == height
+        layers, lease = rig.operator._stack.lease_due(0, END_OF_TIME)
+        plan = rig.operator._plan
+        assert exchanges(plan.finished(union(layers), 0, 20 * SECOND)) == 0
+        assert exchanges(plan.layers_format.merged(plan.layers_format.between(union(layers), 0))) == 0
+        lease.release()
+    rig.operator._compact()
+    rig.process(rows(0))
+    layers, lease = rig.operator._stack.lease_due(0, END_OF_TIME)
+    assert max(layer.level for layer in layers) == 1
+    assert exchanges(rig.operator._plan.finished(union(layers), 0, 20 * SECOND)) == 0
+    lease.release()
+    rig.operator.close()
+
+
+def one_pass(rig: Rig, start: int) -> int:
+    """Every height: batches with late rows, a firing, a merge of all layers; then everything closes."""
+    stack = rig.operator._stack
+    for height in range(1, LIMIT + 1):
+        for _ in range(height):
+            rig.process([*rows(start), *rows(start - 600, 3)])
+        rig.advance((start + 20) * SECOND)
+        rig.take()
+        rig.take(LATE)
+        layers, lease = stack.lease_due(0, END_OF_TIME)
+        assert len(layers) == height
+        names = tuple(layer.name for layer in layers)
+        stack.replace(layers, rig.operator._merged(layers, Merge(names=names, level=1, reason="test")))
+        lease.release()
+        rig.process(rows(start))
+        rig.checkpoint()
+        rig.advance((start + 90) * SECOND)
+        rig.take()
+        assert stack.height == 0
+        start += 100
+    return start
+
+
+def test_nothing_is_compiled_after_one_pass_over_all_heights(spark, tmp_path):
+    rig = Rig(spark, step(), SCHEMA, tmp_path)
+    start = one_pass(rig, 1_000)
+    with counted(spark) as second:
+        one_pass(rig, start)
+    assert second.compilations == 0
+    rig.operator.close()
+
+
+def test_blocks_are_bounded_over_many_batches_and_none_are_left_after_the_end(spark, tmp_path):
+    before = persistent(spark)
+    rig = Rig(spark, step(), SCHEMA, tmp_path)
+    most = 0
+    for batch in range(30):
+        rig.process([*rows(batch * 15), *rows(-600, 3)])
+        rig.advance(batch * 15 * SECOND)
+        rig.take()
+        rig.take(LATE)
+        rig.maintain()
+        if batch % 5 == 0:
+            rig.checkpoint()
+        most = max(most, persistent(spark) - before)
+    assert most <= LIMIT
+    rig.operator.close()
+    assert persistent(spark) == before
+
+
+def test_without_compaction_beside_it_the_step_compacts_by_itself(spark, tmp_path):
+    rig = Rig(spark, step(), SCHEMA, tmp_path)
+    for _ in range(20):
+        rig.process(rows(0))
+        assert rig.operator._stack.height <= LIMIT
+    assert rig.counts["compacted"] >= 12
+    rig.advance(END_OF_TIME)
+    assert sum(row[4] for row in rig.take()) == 20 * 200
+    rig.operator.close()
+
+
+def test_the_blocks_of_a_result_on_its_way_outlive_compaction_and_closing(spark, tmp_path):
+    before = persistent(spark)
+    rig = Rig(spark, step(), SCHEMA, tmp_path)
+    for _ in range(4):
+        rig.process(rows(0))
+    rig.advance(20 * SECOND)
+    assert rig.maintain() == 1
+    assert persistent(spark) - before == 5
+    rig.operator.close()
+    assert persistent(spark) - before == 4
+    assert sum(row[4] for row in rig.take()) == 4 * len([row for row in rows(0) if row["at"] < 20 * SECOND])
+    assert persistent(spark) == before
+
+
+@pytest.mark.mission("S34")
+def test_a_layers_plan_does_not_reach_back_to_the_batch(spark, rig):
+    rig.process(rows(0))
+    rig.process(rows(0))
+    rig.operator._compact()
+    layers, lease = rig.operator._stack.lease_due(0, END_OF_TIME)
+    for layer in layers:
+        plan = layer.frame._jdf.queryExecution().analyzed()
+        assert plan.getClass().getSimpleName() == "LogicalRDD"
+        lineage = plan.rdd().toDebugString()
+        assert "CheckpointRDD" in lineage
+        assert "ShuffledRowRDD" not in lineage
+    lease.release()
+
+
+def test_a_lost_block_is_an_error_that_restarts_and_never_a_recomputation(spark, rig):
+    for _ in range(4):
+        rig.process(rows(0))
+    layers, lease = rig.operator._stack.lease_due(0, END_OF_TIME)
+    free(layers[2].frame)
+    with pytest.raises(LayerMissing, match="a cached block of the state is lost"):
+        rig.maintain()
+    rig.advance(END_OF_TIME)
+    with pytest.raises(Exception, match="CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND") as error:
+        rig.take()
+    assert lost_block(error.value)
+    assert LayerMissing.retry
+    lease.release()

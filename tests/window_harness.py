@@ -1,0 +1,186 @@
+"""A windowed aggregate alone on a real session: no runtime, a real folder, and Spark counted from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock.elements import Batch
+from penstock.errors import CheckpointUnreadable
+from penstock.filesystem.base import Created
+from penstock.handles import FileRef, StateHandle
+from penstock.operators.base import LATE, MAIN, OperatorContext
+from penstock.operators.window_aggregate import WindowAggregate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+_GROUPS = itertools.count()
+
+
+class Folder:
+    """As much of a local file system as layers need."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.deleted: list[str] = []
+
+    def read(self, path: str) -> bytes | None:
+        file = self.root / path
+        return file.read_bytes() if file.exists() else None
+
+    def create(self, path: str, data: bytes) -> Created:
+        raise NotImplementedError
+
+    def delete(self, path: str) -> None:
+        (self.root / path).unlink(missing_ok=True)
+
+    def list(self, prefix: str) -> list[str]:
+        found = (file for file in (self.root / prefix).rglob("*") if file.is_file())
+        return sorted(str(file.relative_to(self.root)) for file in found)
+
+    def settle(self, path: str) -> FileRef:
+        data = self.read(path)
+        if data is None:
+            msg = f"{path} is not there"
+            raise CheckpointUnreadable(msg)
+        return FileRef(path=path, length=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+    def url(self, path: str) -> str:
+        return f"file://{self.root / path}"
+
+
+@dataclass
+class Counted:
+    """What a piece of work cost, as Spark's own counters tell."""
+
+    jobs: int = 0
+    compilations: int = 0
+
+
+@contextlib.contextmanager
+def counted(spark: SparkSession) -> Iterator[Counted]:
+    """Count the jobs of this thread and all compilations."""
+    context = spark.sparkContext
+    group = f"window-test-{next(_GROUPS)}"
+    result = Counted()
+    before = compilations(spark)
+    context.setJobGroup(group, group)
+    try:
+        yield result
+    finally:
+        result.jobs = len(context.statusTracker().getJobIdsForGroup(group))
+        result.compilations = compilations(spark) - before
+        context._jsc.sc().clearJobGroup()
+
+
+def compilations(spark: SparkSession) -> int:
+    metrics: Any = spark.sparkContext._jvm.org.apache.spark.metrics.source.CodegenMetrics
+    return metrics.METRIC_COMPILATION_TIME().getCount()
+
+
+def exchanges(frame: DataFrame) -> int:
+    return frame._jdf.queryExecution().executedPlan().toString().count("Exchange")
+
+
+def persistent(spark: SparkSession) -> int:
+    return spark.sparkContext._jsc.sc().getPersistentRDDs().size()
+
+
+@dataclass
+class Rig:
+    """One windowed aggregate, its input's schema, and what came out of it."""
+
+    spark: SparkSession
+    spec: WindowAggregate
+    schema: pa.Schema
+    root: Path
+    partitions: int = 2
+    generation: int = 1
+    late_read: bool = True
+    restored: StateHandle | None = None
+    failpoint: Any = lambda _name: None
+    counts: dict[str, int] = field(default_factory=dict)
+    watermark: int = -(2**63)
+
+    def __post_init__(self) -> None:
+        self.sent: list[tuple[str, Batch]] = []
+        self.input = self.frame([]).schema
+        self.filesystem = Folder(self.root)
+        context = OperatorContext(
+            uid="totals",
+            spark=self.spark,
+            filesystem=self.filesystem,
+            folder=f"state/totals/{self.generation}",
+            generation=self.generation,
+            inputs=(self.input,),
+            consumed=frozenset({MAIN, LATE} if self.late_read else {MAIN}),
+            partitions=self.partitions,
+            cores=2,
+            background=contextlib.nullcontext,
+            count=self._count,
+            failpoint=self.failpoint,
+        )
+        self.operator: Any = self.spec.open(context, self.restored)
+        self._checkpoints = itertools.count(1)
+        self._batches = itertools.count()
+
+    def frame(self, rows: list[dict[str, object]]) -> DataFrame:
+        return self.spark.createDataFrame(pa.Table.from_pylist(rows, schema=self.schema))
+
+    def process(self, rows: list[dict[str, object]]) -> None:
+        self.process_frame(self.frame(rows))
+
+    def process_frame(self, frame: DataFrame) -> None:
+        batch = Batch(frame=frame, sequence=next(self._batches))
+        self.operator.process(batch, source=0, watermark=self.watermark, emit=self._emit)
+
+    def advance(self, watermark: int) -> None:
+        self.watermark = watermark
+        self.operator.advance(watermark, emit=self._emit)
+
+    def take(self, port: str = MAIN) -> list[tuple[object, ...]]:
+        """Run and release what was sent on by a port, sorted as text."""
+        rows: list[tuple[object, ...]] = []
+        mine = [batch for to, batch in self.sent if to == port]
+        self.sent = [(to, batch) for to, batch in self.sent if to != port]
+        for batch in mine:
+            rows += [tuple(row) for row in batch.frame.collect()]
+            batch.release()
+        return sorted(rows, key=repr)
+
+    def maintain(self) -> int:
+        """All background work that is due; how many pieces it was."""
+        pieces = 0
+        while (work := self.operator.maintain()) is not None:
+            work()
+            pieces += 1
+        return pieces
+
+    def checkpoint(self) -> StateHandle:
+        return self.operator.snapshot(next(self._checkpoints)).materialise()
+
+    def again(self, handle: StateHandle, **changes: Any) -> Rig:
+        """The same step in a new process, so to say: restored, with the next generation."""
+        self.operator.close()
+        settings = {"partitions": self.partitions, "generation": self.generation + 1, "late_read": self.late_read}
+        settings |= changes
+        return Rig(self.spark, self.spec, self.schema, self.root, restored=handle, watermark=self.watermark, **settings)
+
+    def bytes_written(self) -> int:
+        return sum(os.path.getsize(self.root / path) for path in self.filesystem.list("state"))
+
+    def _emit(self, batch: Batch, port: str = MAIN) -> None:
+        self.sent.append((port, batch))
+
+    def _count(self, name: str, value: int) -> None:
+        self.counts[name] = self.counts.get(name, 0) + value
