@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.elements import Batch
-from penstock.errors import CheckpointUnreadable
-from penstock.filesystem.base import Created
-from penstock.handles import FileRef, StateHandle
+from penstock.filesystem.local import LocalFileSystem
+from penstock.handles import StateHandle
 from penstock.operators.base import LATE, MAIN, OperatorContext
 from penstock.operators.window_aggregate import WindowAggregate
 
@@ -25,38 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _GROUPS = itertools.count()
-
-
-class Folder:
-    """As much of a local file system as layers need."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.deleted: list[str] = []
-
-    def read(self, path: str) -> bytes | None:
-        file = self.root / path
-        return file.read_bytes() if file.exists() else None
-
-    def create(self, path: str, data: bytes) -> Created:
-        raise NotImplementedError
-
-    def delete(self, path: str) -> None:
-        (self.root / path).unlink(missing_ok=True)
-
-    def list(self, prefix: str) -> list[str]:
-        found = (file for file in (self.root / prefix).rglob("*") if file.is_file())
-        return sorted(str(file.relative_to(self.root)) for file in found)
-
-    def settle(self, path: str) -> FileRef:
-        data = self.read(path)
-        if data is None:
-            msg = f"{path} is not there"
-            raise CheckpointUnreadable(msg)
-        return FileRef(path=path, length=len(data), sha256=hashlib.sha256(data).hexdigest())
-
-    def url(self, path: str) -> str:
-        return f"file://{self.root / path}"
 
 
 @dataclass
@@ -115,7 +80,7 @@ class Rig:
     def __post_init__(self) -> None:
         self.sent: list[tuple[str, Batch]] = []
         self.input = self.frame([]).schema
-        self.filesystem = Folder(self.root)
+        self.filesystem = LocalFileSystem(self.root)
         context = OperatorContext(
             uid="totals",
             spark=self.spark,
@@ -177,7 +142,7 @@ class Rig:
         return Rig(self.spark, self.spec, self.schema, self.root, restored=handle, watermark=self.watermark, **settings)
 
     def bytes_written(self) -> int:
-        return sum(os.path.getsize(self.root / path) for path in self.filesystem.list("state"))
+        return sum((self.root / path).stat().st_size for path in self.filesystem.list("state"))
 
     def _emit(self, batch: Batch, port: str = MAIN) -> None:
         self.sent.append((port, batch))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 DECODED: Final = "_parsed"
 """Column of a decoded frame: the record as a struct, ``NULL`` or incomplete where it is bad."""
@@ -100,44 +100,22 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def json_columns(
-    value: Column, schema: StructType, options: Mapping[str, object] | None = None
-) -> tuple[Column, Column]:
+def json_columns(column: str, schema: StructType, options: Mapping[str, object] | None = None) -> tuple[Column, Column]:
     """A column of JSON text as a struct, and why it is bad (``NULL``: it is good), as two expressions.
 
     Both hold the decoding: in one projection it may be run twice. :func:`decode_json` puts them on two levels of the
     plan, and is what steps should use.
 
     Args:
-        value: text, one JSON object each.
+        column: name of the column, text, one JSON object each.
         schema: the fields wanted; other fields are ignored, absent ones are ``NULL``. A ``STRING`` field takes any
             JSON value as its text, which is Spark's rule; every other type must match.
         options: of Spark's ``from_json`` (``timestampFormat``, …).
     """
-    envelope = _json_envelope(value, schema, options or {})
-    return envelope["v"], _reason(value, envelope["v"], envelope[_CORRUPT], "JSON", schema)
-
-
-def _json_envelope(value: Column, schema: StructType, options: Mapping[str, object]) -> Column:
-    """Decode inside an object of our own: what follows the record, or a bare ``null``, then is an error too."""
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import StringType, StructField, StructType
-
-    outer = StructType([StructField("v", schema, True), StructField(_CORRUPT, StringType(), True)])
-    wrapped = F.concat(F.lit('{"v":'), value.cast("string"), F.lit("}"))
-    return F.from_json(wrapped, outer, {**check_options(options), **_JSON})
-
-
-def _reason(value: Column, record: Column, corrupt: Column, what: str, schema: StructType) -> Column:
     from pyspark.sql import functions as F
 
-    text = value.cast("string")
-    wanted = schema.simpleString()
-    told = f"malformed {what}, or a field that is not of its declared type ({wanted}): "
-    shown = F.when(F.length(text) > CLIP, F.concat(F.left(text, F.lit(CLIP)), F.lit("…"))).otherwise(text)
-    return F.when(value.isNull(), F.lit("null value")).when(
-        record.isNull() | corrupt.isNotNull(), F.concat(F.lit(told), shown)
-    )
+    record = _json_envelope(column, schema, options)
+    return F.expr(f"{record}.v"), F.expr(_reason(column, f"{record}.v", f"{record}.{_CORRUPT}", "JSON", schema))
 
 
 def decode_json(
@@ -146,82 +124,91 @@ def decode_json(
     """``frame`` with two columns more: the record (:data:`DECODED`) and why it is bad (:data:`REASON`).
 
     Lazy; decodes each record once. Hand the result to :func:`good`, :func:`rejected`, :func:`strict` or
-    :func:`lenient`; an observation of ``count_if(_bad IS NOT NULL)`` may be put between.
+    :func:`lenient`; an observation of ``count_if(_bad IS NOT NULL)`` may be put between. Written as SQL text, which
+    takes a third of the time of building columns.
 
     >>> decoded = decode_json(frame, "value", schema)  # doctest: +SKIP
-    >>> parsed, bad = good(decoded, "value", schema), rejected(decoded)  # doctest: +SKIP
+    >>> parsed, bad = good(decoded, "value"), rejected(decoded)  # doctest: +SKIP
     """
-    from pyspark.sql import functions as F
+    record = _json_envelope(column, schema, options)
+    return _staged(frame, column, record, f"{DECODED}.v", "JSON", schema)
 
-    value = F.col(_quoted(column))
-    staged = frame.withColumn(DECODED, _json_envelope(value, schema, options or {}))
-    record, corrupt = F.col(f"{DECODED}.v"), F.col(f"{DECODED}.{_CORRUPT}")
-    kept = [F.col(_quoted(name)) for name in frame.columns]
-    why = _reason(value, record, corrupt, "JSON", schema)
-    return staged.select(*kept, record.alias(DECODED), why.alias(REASON))
+
+def _json_envelope(column: str, schema: StructType, options: Mapping[str, object] | None) -> str:
+    """Decode inside an object of our own: what follows the record, or a bare ``null``, then is an error too."""
+    wrapped = f"concat('{{\"v\":', CAST({_quoted(column)} AS STRING), '}}')"
+    return f"from_json({wrapped}, {_literal(f'v {_sql_type(schema)}, {_CORRUPT} STRING')}, {_options(options, _JSON)})"
 
 
 def decode_csv(
     frame: DataFrame, column: str, schema: StructType, options: Mapping[str, object] | None = None
 ) -> DataFrame:
     """The same for one line of CSV. Too few or too many fields are bad too; a quoted line break is not supported."""
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import StringType, StructField, StructType
-
-    value = F.col(_quoted(column))
-    outer = StructType([*schema.fields, StructField(_CORRUPT, StringType(), True)])
-    given = {**check_options(options or {}), **_CSV}
-    record = F.from_csv(value, F.lit(_ddl(outer)), given)
-    kept = [F.col(_quoted(name)) for name in frame.columns]
-    why = _reason(value, F.col(DECODED), F.col(f"{DECODED}.{_CORRUPT}"), "CSV", schema)
-    return frame.withColumn(DECODED, record).select(*kept, F.col(DECODED), why.alias(REASON))
+    outer = ", ".join([*(f"{_quoted(f.name)} {_sql_type(f.dataType)}" for f in schema.fields), f"{_CORRUPT} STRING"])
+    record = f"from_csv(CAST({_quoted(column)} AS STRING), {_literal(outer)}, {_options(options, _CSV)})"
+    return _staged(frame, column, record, DECODED, "CSV", schema)
 
 
-def good(decoded: DataFrame, column: str, schema: StructType) -> DataFrame:
+def _staged(frame: DataFrame, column: str, record: str, inner: str, what: str, schema: StructType) -> DataFrame:
+    """The decoding on one level of the plan, what is made of it on the next: so it is run once."""
+    kept = [_quoted(name) for name in frame.columns]
+    staged = frame.selectExpr(*kept, f"{record} AS {DECODED}")
+    why = _reason(column, inner, f"{DECODED}.{_CORRUPT}", what, schema)
+    return staged.selectExpr(*kept, f"{inner} AS {DECODED}", f"{why} AS {REASON}")
+
+
+def _reason(column: str, record: str, corrupt: str, what: str, schema: StructType) -> str:
+    value = _quoted(column)
+    text = f"CAST({value} AS STRING)"
+    shown = f"CASE WHEN length({text}) > {CLIP} THEN concat(left({text}, {CLIP}), '…') ELSE {text} END"
+    told = _literal(f"malformed {what}, or a field that is not of its declared type ({schema.simpleString()}): ")
+    bad = f"WHEN {record} IS NULL OR {corrupt} IS NOT NULL THEN concat({told}, {shown})"
+    return f"CASE WHEN {value} IS NULL THEN 'null value' {bad} END"
+
+
+def good(decoded: DataFrame, column: str) -> DataFrame:
     """The good rows: the columns of before without ``column``, then the record's. Bad rows are left out."""
-    return _opened(decoded, f"CASE WHEN {REASON} IS NULL THEN array({DECODED}) ELSE array() END", column, schema)
+    return _opened(decoded, f"CASE WHEN {REASON} IS NULL THEN array({DECODED}) ELSE array() END", column)
 
 
 def rejected(decoded: DataFrame) -> DataFrame:
     """The bad rows: all columns of before, unchanged, and :data:`ERROR` with the reason."""
-    from pyspark.sql import functions as F
-
     kept = [_quoted(name) for name in decoded.columns if name not in (DECODED, REASON)]
     why = f"CASE WHEN {REASON} IS NULL THEN array() ELSE array({REASON}) END"  # a filter would be pushed below decoding
-    return decoded.select(*map(F.col, kept), F.explode(F.expr(why)).alias(ERROR))
+    return decoded.selectExpr(*kept, f"explode({why}) AS {ERROR}")
 
 
-def lenient(decoded: DataFrame, column: str, schema: StructType) -> DataFrame:
+def lenient(decoded: DataFrame, column: str) -> DataFrame:
     """All rows; the record's columns are all ``NULL`` where it is bad."""
-    return _opened(decoded, f"array(CASE WHEN {REASON} IS NULL THEN {DECODED} END)", column, schema)
+    return _opened(decoded, f"array(CASE WHEN {REASON} IS NULL THEN {DECODED} END)", column)
 
 
 def strict(
-    decoded: DataFrame, column: str, schema: StructType, *, place: str = "NULL", skip: str = "false"
+    decoded: DataFrame, column: str, *, place: str = "NULL", skip: str = "false", alone: bool = False
 ) -> DataFrame:
     """The good rows; the first bad one fails the job, whatever columns are used later (see :func:`explain`).
 
     Args:
         decoded: from :func:`decode_json` or :func:`decode_csv`.
         column: the decoded column, which goes.
-        schema: of the record.
         place: SQL for where the row came from, as text.
         skip: SQL condition of rows that are neither good nor bad (blank lines).
+        alone: leave out the other columns.
     """
     told = f"concat('{DECODE_MARK}', to_json(named_struct('place', {place}, 'reason', {REASON})))"
     rows = f"WHEN {REASON} IS NOT NULL THEN raise_error({told}) ELSE array({DECODED}) END"
-    return _opened(decoded, f"CASE WHEN {skip} THEN array() {rows}", column, schema)
+    return _opened(decoded, f"CASE WHEN {skip} THEN array() {rows}", column, alone=alone)
 
 
-def _opened(decoded: DataFrame, records: str, column: str, schema: StructType) -> DataFrame:
+def _opened(decoded: DataFrame, records: str, column: str, *, alone: bool = False) -> DataFrame:
     """One row for each record of an array, with the record's fields as columns.
 
     A generator, not a filter and a projection: the optimiser would push either below the decoding and decode twice,
     or drop the check of a row whose columns nobody uses.
     """
-    kept = [_quoted(n) for n in decoded.columns if n not in (DECODED, REASON) and n != column]
-    names = [_quoted(name) for name in schema.fieldNames()]
-    return decoded.selectExpr(*kept, f"inline({records})").select(*kept, *names)
+    kept = [] if alone else [_quoted(n) for n in decoded.columns if n not in (DECODED, REASON, column)]
+    rows = decoded.selectExpr(*kept, f"inline({records})")
+    return rows.drop(_CORRUPT) if _CORRUPT in rows.columns else rows
 
 
 def parsed_schema(rows: StructType, column: str, record: StructType) -> StructType:
@@ -281,5 +268,26 @@ def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _ddl(schema: StructType) -> str:
-    return ", ".join(f"{_quoted(field.name)} {field.dataType.simpleString()}" for field in schema.fields)
+def _sql_type(kind: DataType) -> str:
+    """A type as SQL, with the names of fields quoted."""
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if isinstance(kind, StructType):
+        return f"STRUCT<{', '.join(f'{_quoted(f.name)}: {_sql_type(f.dataType)}' for f in kind.fields)}>"
+    if isinstance(kind, ArrayType):
+        return f"ARRAY<{_sql_type(kind.elementType)}>"
+    if isinstance(kind, MapType):
+        return f"MAP<{_sql_type(kind.keyType)}, {_sql_type(kind.valueType)}>"
+    return kind.simpleString()
+
+
+def _options(given: Mapping[str, object] | None, ours: Mapping[str, str]) -> str:
+    pairs = {**check_options(given or {}), **ours}
+    return f"map({', '.join(f'{_literal(name)}, {_literal(value)}' for name, value in pairs.items())})"
+
+
+def _literal(text: str) -> str:
+    """A string literal that means the same whatever the parser makes of backslashes and quotes."""
+    if re.fullmatch(r"[^'\\]*", text) and text.isprintable():
+        return f"'{text}'"
+    return f"decode(X'{text.encode().hex()}', 'UTF-8')"

@@ -20,9 +20,7 @@ def file(path):
 
 def output(checkpoint, uid="out", *, name="part-0", kind="files/1", detail=None):
     path = f"staged/{uid}/0/{checkpoint}/{name}"
-    return Committable(
-        uid=uid, kind=kind, checkpoint=checkpoint, target="there", files=(file(path),), detail=detail
-    )
+    return Committable(uid=uid, kind=kind, checkpoint=checkpoint, target="there", files=(file(path),), detail=detail)
 
 
 def layer(name, generation=0, uid="totals"):

@@ -4,10 +4,10 @@ import json
 import math
 
 import pytest
-from core.checkpoint_values import CLAIM, condemn, entries, file, keyed, layer, manifest, output, pin, rewind, unpin
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.checkpoint_values import CLAIM, condemn, entries, file, keyed, layer, manifest, output, pin, rewind, unpin
 from penstock.checkpoint import canonical
 from penstock.checkpoint.canonical import seal
 from penstock.checkpoint.codec import decode, encode
@@ -80,9 +80,7 @@ bodies = st.one_of(
         parent=st.none() | numbers,
         triggered=times,
         completed=times,
-        steps=some(
-            st.builds(StepRecord, uid=texts, role=st.sampled_from(StepRole), kind=texts, schema=texts), most=3
-        ),
+        steps=some(st.builds(StepRecord, uid=texts, role=st.sampled_from(StepRole), kind=texts, schema=texts), most=3),
         tasks=some(snapshots),
         open=some(committables),
         pins=some(pins),
@@ -129,11 +127,13 @@ BODIES = [
 ]
 
 
+@settings(deadline=None)
 @given(any_entry)
 def test_what_is_written_is_read_back(entry):
     assert decode(encode(entry), entry.number) == entry
 
 
+@settings(deadline=None)
 @given(any_entry)
 def test_bytes_are_canonical(entry):
     assert encode(decode(encode(entry), entry.number)) == encode(entry)

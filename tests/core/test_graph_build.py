@@ -81,7 +81,7 @@ def test_a_graph_is_the_same_each_time_it_is_built():
 
 def test_a_windowed_result_carries_its_watermark_on():
     p = ps.Pipeline("demo")
-    timed = numbers(p).with_watermark("timestamp", delay="1 second")
+    timed = numbers(p).with_watermark("at", delay="1 second")
     minutes = timed.group_by("value", ps.tumbling("1 minute")).agg("minutes", ps.agg.count().alias("n"))
     hours = minutes.group_by("value", ps.tumbling("1 hour")).agg("hours", ps.agg.sum("n"))
     assert minutes.time == "window_end"
@@ -93,8 +93,8 @@ def test_union_keeps_the_event_time_that_all_have():
     p = ps.Pipeline("demo")
     a, b = numbers(p), p.read("more", ps.rate.Source(rows_per_second=1))
     assert a.union(b).time is None
-    timed = [stream.with_watermark("timestamp", delay="1 second") for stream in (a, b)]
-    assert timed[0].union(timed[1]).time == "timestamp"
+    timed = [stream.with_watermark("at", delay="1 second") for stream in (a, b)]
+    assert timed[0].union(timed[1]).time == "at"
     assert isinstance(p.graph().nodes[-1], Union)
 
 
@@ -122,7 +122,7 @@ def test_rows_that_go_nowhere_are_refused_but_late_ones_need_no_sink():
 
     @ps.pipeline("demo")
     def late(p):
-        timed = numbers(p).with_watermark("timestamp", delay="1 second")
+        timed = numbers(p).with_watermark("at", delay="1 second")
         timed.group_by(ps.tumbling("1 minute")).agg("n", ps.agg.count()).write("out", _Sink())
 
     assert late.graph()
@@ -136,7 +136,9 @@ def test_a_uid_must_be_there_and_possible_and_unique():
     assert "the uid is taken by read 'numbers' at tests/core/" in refused(twice, ps.DuplicateUid)
     assert "is not a valid name" in refused(lambda p: p.read("Orders!", ps.rate.Source(rows_per_second=1)))
     assert "uid must be a string" in refused(lambda p: numbers(p).write(_Sink(), _Sink()))
-    assert "missing 1 required positional argument" in refused(lambda p: numbers(p).write(_Sink()), ps.UserFunctionError)
+    assert "missing 1 required positional argument" in refused(
+        lambda p: numbers(p).write(_Sink()), ps.UserFunctionError
+    )
     with pytest.raises(ps.GraphError, match="is not a valid name"):
         ps.pipeline("My Job")
     with pytest.raises(ps.GraphError, match=r'write @ps.pipeline\("name"\)'):
@@ -167,18 +169,16 @@ def test_what_methods_take_is_checked_where_it_is_given():
         "select() needs at least one column": lambda s: s.select(),
         "where() takes SQL text or a Column, got 3": lambda s: s.where(3),
         "transform() needs a function": lambda s: s.transform("f"),
-        "delay '5 parsecs' is not a length": lambda s: s.with_watermark("timestamp", delay="5 parsecs"),
+        "delay '5 parsecs' is not a length": lambda s: s.with_watermark("at", delay="5 parsecs"),
         "on_error is 'ignore'": lambda s: s.parse_json("value", "id LONG", on_error="ignore"),
         "union() was given one stream twice": lambda s: s.union(s),
-        "is the event time that the watermark": lambda s: s.with_watermark("timestamp", delay="1 s").drop("timestamp"),
+        "is the event time that the watermark": lambda s: s.with_watermark("at", delay="1 s").drop("at"),
         "write() needs a sink": lambda s: s.write("out", "files"),
-        "needs exactly one window": lambda s: s.with_watermark("timestamp", delay="1 s").group_by("value"),
+        "needs exactly one window": lambda s: s.with_watermark("at", delay="1 s").group_by("value"),
         "use one of ps.agg.avg, ps.agg.count": lambda s: (
-            s.with_watermark("timestamp", delay="1 s").group_by(ps.tumbling("1 h")).agg("n", "count(1)")
+            s.with_watermark("at", delay="1 s").group_by(ps.tumbling("1 h")).agg("n", "count(1)")
         ),
-        "has no name: write": lambda s: (
-            s.with_watermark("timestamp", delay="1 s").group_by("value + 1", ps.tumbling("1 h"))
-        ),
+        "has no name: write": lambda s: s.with_watermark("at", delay="1 s").group_by("value + 1", ps.tumbling("1 h")),
     }
     for message, use in cases.items():
         assert message in refused(lambda p, use=use: use(numbers(p)))
@@ -253,10 +253,10 @@ def test_building_a_pipeline_of_strings_loads_neither_spark_nor_the_runtime():
 import sys, penstock as ps
 import penstock.graph.nodes, penstock.runtime.plan
 p = ps.Pipeline("demo")
-s = p.read("n", ps.rate.Source(rows_per_second=1)).where("value > 1").with_watermark("timestamp", delay="1 s")
+s = p.read("n", ps.rate.Source(rows_per_second=1)).where("value > 1").with_watermark("at", delay="1 s")
 s.group_by("value", ps.tumbling("1 minute")).agg("t", ps.agg.count())
 print(sorted({name.partition(".")[0] for name in sys.modules} & {"pyspark", "pandas", "pyarrow"}))
 print("penstock.runtime.supervisor" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["[]", "False"]

@@ -1,8 +1,8 @@
 """What follows from the entries of a log; rule ids are those of the protocol."""
 
 import pytest
-from core.checkpoint_values import CLAIM, condemn, history, manifest, output, pin, rewind, unpin, with_open
 
+from core.checkpoint_values import CLAIM, condemn, history, manifest, output, pin, rewind, unpin, with_open
 from penstock.checkpoint.entries import Stopped
 from penstock.checkpoint.history import LOST_JUMP, History, Unreadable
 from penstock.errors import CheckpointUnreadable

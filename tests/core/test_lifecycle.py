@@ -27,7 +27,7 @@ def test_an_illegal_move_raises_with_the_story_and_changes_nothing() -> None:
     life = Lifecycle()
     life.to(JobState.RESTORING)
     life.to(JobState.RUNNING)
-    with pytest.raises(InternalError, match="from running to created .*created → restoring → running"):
+    with pytest.raises(InternalError, match=r"from running to created .*created → restoring → running"):
         life.to(JobState.CREATED)
     assert life.state is JobState.RUNNING
     life.to(JobState.STOPPING)

@@ -1,7 +1,6 @@
 """From graph to tasks and routes."""
 
 from core.graphs import NoSink, NoSource, NoSpec
-
 from penstock.graph.nodes import Graph, Keyed, Node, Origin, ParseJson, Read, Ref, RowWise, Union, WithWatermark, Write
 from penstock.runtime.plan import Leaf, Route, Select, TaskPlan, plan_tasks
 

@@ -1,8 +1,8 @@
 """A task among its channels, stepped by hand: order, alignment, watermarks, snapshots, backpressure."""
 
 import pytest
-from core.runtime_fakes import Clock, KeepingWork, NotingShell, drained, marked, output_to, rows
 
+from core.runtime_fakes import Clock, KeepingWork, NotingShell, drained, marked, output_to, rows
 from penstock.elements import Barrier, CancelBarrier, EndOfStream, InputStatus, LatencyMarker, Lease, Measure, Watermark
 from penstock.graph.nodes import WithWatermark
 from penstock.handles import TaskSnapshot
@@ -94,7 +94,7 @@ def test_event_time_moves_once_the_first_job_has_told_it() -> None:
 
 def test_a_step_that_runs_no_job_forwards_the_watermark_when_somebody_downstream_has_told_it() -> None:
     bench = Bench(mark=marked(), passes_on=True)
-    bench.work.process = lambda batch, **_: bench.task._output.emit(batch)  # type: ignore[method-assign] # noqa: SLF001
+    bench.work.process = lambda batch, **_: bench.task._output.emit(batch)  # type: ignore[method-assign]
     batch = rows(1, largest=10)
     bench.sources[0].put(batch)
     bench.sources[0].put(barrier(1))

@@ -1,4 +1,4 @@
-"""A driver in a process of its own, as tests see it: its log, its JVM, the place where it stands; and ways to kill it."""
+"""A driver in a process of its own, as tests see it: its words, its JVM, where it stands, and ways to kill it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ import sys
 from pathlib import Path
 
 import psutil
+
 from crash.waiting import holds_within, until
 
 HERE = Path(__file__).parent
+LIGHT = "-XX:-UsePerfData -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""A JVM that lives for seconds compiles little, and shares two cores with others."""
+
 SHAPES = ("python", "jvm", "group")
 
 
@@ -156,7 +160,7 @@ def surroundings(home: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)]),
         "TMPDIR": str(temporary),
         "SPARK_LOCAL_DIRS": str(temporary),
-        "SPARK_SUBMIT_OPTS": f"-Djava.io.tmpdir={temporary} -XX:-UsePerfData",
+        "SPARK_SUBMIT_OPTS": f"-Djava.io.tmpdir={temporary} {LIGHT}",
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
 

@@ -59,7 +59,9 @@ class InputFiles:
         at = BEGIN + timedelta(seconds=number * SECONDS - chance.random() * 3)
         if number % 97 == 96:
             self.bad += 1
-            return chance.choice([f"not json at all {number}", f'{{"id": {number}, "user": "u1", "amou', _wrong(number)])
+            return chance.choice(
+                [f"not json at all {number}", f'{{"id": {number}, "user": "u1", "amou', _wrong(number)]
+            )
         if self.files >= self.disorder_from and number % 11 == 10:
             at -= timedelta(minutes=10)
             self.delayed.add(number)
@@ -76,22 +78,23 @@ def _text(at: datetime) -> str:
 
 
 class Dropper:
-    """Drops files at a pace, on a thread of its own, until it is stopped."""
+    """Drops files at a pace, on a thread of its own, until it is stopped or has dropped ``most``."""
 
-    def __init__(self, files: InputFiles, every: float) -> None:
+    def __init__(self, files: InputFiles, every: float, most: int = 12) -> None:
         self._files = files
         self._every = every
+        self._left = most
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dropper", daemon=True)
 
-    def __enter__(self) -> Dropper:
+    def __enter__(self) -> None:
         self._thread.start()
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._over.wait(self._every):
+        while self._left and not self._over.wait(self._every):
             self._files.drop()
+            self._left -= 1

@@ -1,4 +1,4 @@
-"""Waits for conditions, never for time: a condition is looked at again and again until it holds or a deadline passed."""
+"""Waits for conditions, never for time: looks at a condition again and again until it holds or a deadline passed."""
 
 from __future__ import annotations
 

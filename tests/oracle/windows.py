@@ -17,18 +17,18 @@ CREATE OR REPLACE VIEW decoded AS
            CASE WHEN json_valid(line) THEN TRY_CAST(line ->> '$.id' AS BIGINT) END AS id,
            CASE WHEN json_valid(line) THEN line ->> '$.user' END AS user,
            CASE WHEN json_valid(line) THEN TRY_CAST(line ->> '$.amount' AS DOUBLE) END AS amount,
-           CASE WHEN json_valid(line) THEN TRY_CAST(line ->> '$.at' AS TIMESTAMP) END AS at
+           CASE WHEN json_valid(line) THEN TRY_CAST(line ->> '$.at' AS TIMESTAMP) END AS "at"
     FROM raw;
 
 CREATE OR REPLACE VIEW bad_lines AS
-    SELECT line FROM decoded WHERE id IS NULL OR user IS NULL OR amount IS NULL OR at IS NULL;
+    SELECT line FROM decoded WHERE id IS NULL OR user IS NULL OR amount IS NULL OR "at" IS NULL;
 
 CREATE OR REPLACE VIEW good AS
-    SELECT id, user, amount, at FROM decoded
-    WHERE id IS NOT NULL AND user IS NOT NULL AND amount IS NOT NULL AND at IS NOT NULL AND user <> '{flush}';
+    SELECT id, user, amount, "at" FROM decoded
+    WHERE id IS NOT NULL AND user IS NOT NULL AND amount IS NOT NULL AND "at" IS NOT NULL AND user <> '{flush}';
 
 CREATE OR REPLACE VIEW expected AS
-    SELECT user, date_trunc('minute', at) AS window_start, sum(amount) AS amount, count(*) AS n
+    SELECT user, date_trunc('minute', "at") AS window_start, sum(amount) AS amount, count(*) AS n
     FROM good GROUP BY ALL;
 """
 

@@ -30,7 +30,7 @@ def schema(spark):
 
 def test_split_keeps_good_columns_on_one_side_and_whole_bad_rows_on_the_other(frame, schema):
     decoded = formats.decode_json(frame, "value", schema)
-    good = formats.good(decoded, "value", schema)
+    good = formats.good(decoded, "value")
     assert good.schema == formats.parsed_schema(frame.schema, "value", schema)
     assert [(row.key, row.id) for row in good.orderBy("key").collect()] == [(1, 1), (5, None)]
     bad = formats.rejected(decoded)
@@ -46,10 +46,10 @@ def test_split_keeps_good_columns_on_one_side_and_whole_bad_rows_on_the_other(fr
 def test_every_side_decodes_once_whatever_is_done_with_it(frame, schema):
     decoded = formats.decode_json(frame, "value", schema)
     for side in (
-        formats.good(decoded, "value", schema).where("id > 0").select("at", "id"),
+        formats.good(decoded, "value").where("id > 0").select("at", "id"),
         formats.rejected(decoded).where("_error like 'mal%'"),
-        formats.lenient(decoded, "value", schema).where("id > 0"),
-        formats.strict(decoded, "value", schema).where("id > 0"),
+        formats.lenient(decoded, "value").where("id > 0"),
+        formats.strict(decoded, "value").where("id > 0"),
         decoded.observe("bad", F.count_if(F.col("_bad").isNotNull())).where("_bad is null").select("_parsed.*"),
     ):
         plan = side._jdf.queryExecution().executedPlan().toString()
@@ -57,14 +57,14 @@ def test_every_side_decodes_once_whatever_is_done_with_it(frame, schema):
 
 
 def test_null_gives_a_row_of_nulls_for_a_bad_record(frame, schema):
-    rows = formats.lenient(formats.decode_json(frame, "value", schema), "value", schema).orderBy("key").collect()
+    rows = formats.lenient(formats.decode_json(frame, "value", schema), "value").orderBy("key").collect()
     assert [(row.key, row.id) for row in rows] == [(1, 1), (2, None), (3, None), (4, None), (5, None), (6, None)]
 
 
 def test_fail_names_the_place_and_the_text(frame, schema):
     decoded = formats.decode_json(frame.where("key = 3"), "value", schema)
     with pytest.raises(Exception, match=r"penstock\.decode:") as failure:
-        formats.strict(decoded, "value", schema, place="concat('key ', key)").count()
+        formats.strict(decoded, "value", place="concat('key ', key)").count()
     explained = formats.explain(failure.value)
     assert isinstance(explained, DecodeError)
     assert str(explained).startswith("key 3: malformed JSON")
@@ -73,7 +73,7 @@ def test_fail_names_the_place_and_the_text(frame, schema):
 
 def test_bytes_are_text_and_columns_by_themselves_agree(frame, schema):
     binary = frame.withColumn("value", F.col("value").cast("binary"))
-    record, why = formats.json_columns(F.col("value"), schema)
+    record, why = formats.json_columns("value", schema)
     both = binary.select("key", record.alias("r"), why.alias("w")).orderBy("key").collect()
     assert [(row.key, row.w is None) for row in both] == [
         (1, True),
@@ -84,7 +84,7 @@ def test_bytes_are_text_and_columns_by_themselves_agree(frame, schema):
         (6, False),
     ]
     assert both[0].r.id == 1
-    good = formats.good(formats.decode_json(binary, "value", schema), "value", schema)
+    good = formats.good(formats.decode_json(binary, "value", schema), "value")
     assert good.count() == 2
 
 
@@ -113,10 +113,10 @@ def test_names_that_would_stand_twice_are_refused(spark, frame, schema):
 def test_odd_column_names(spark):
     schema = formats.struct_type(spark, "`a.b` INT, `c``d` INT, `e f` STRUCT<`x-y`: INT>")
     frame = spark.sql("""SELECT 1 AS `k.k`, '{"a.b": 1, "c`d": 2, "e f": {"x-y": 3}}' AS `v.v`""")
-    good = formats.good(formats.decode_json(frame, "v.v", schema), "v.v", schema)
+    good = formats.good(formats.decode_json(frame, "v.v", schema), "v.v")
     assert [tuple(row) for row in good.collect()] == [(1, 1, 2, (3,))]
-    null = formats.lenient(formats.decode_json(frame, "v.v", schema), "v.v", schema)
+    null = formats.lenient(formats.decode_json(frame, "v.v", schema), "v.v")
     assert null.collect() == good.collect()
     line = spark.sql("SELECT '1,2' AS value")
     csv = formats.struct_type(spark, "`a.b` INT, `c``d` INT")
-    assert [tuple(r) for r in formats.good(formats.decode_csv(line, "value", csv), "value", csv).collect()] == [(1, 2)]
+    assert [tuple(r) for r in formats.good(formats.decode_csv(line, "value", csv), "value").collect()] == [(1, 2)]

@@ -82,10 +82,11 @@ ALLOWED = {
     "rename": lambda f: rename(f, "x_"),
     "unpivot": lambda f: f.unpivot(["id"], ["amount"], "name", "value"),
     "hint": lambda f: f.hint("broadcast"),
-    "higher order": lambda f: f.withColumn("tags", F.transform("tags", lambda t: F.upper(t))),
+    "higher order": lambda f: f.withColumn("tags", F.transform("tags", F.upper)),
     "random": lambda f: f.withColumn("r", F.rand()).withColumn("u", F.expr("uuid()")),
     "time": lambda f: f.withColumn("seen", F.current_timestamp()),
     "fillna and cast": lambda f: f.fillna(0.0, ["amount"]).withColumn("id", f.id.cast("string")),
+    "Spark's own watermark, which does nothing in a batch": lambda f: f.withWatermark("at", "1 second"),
     "nested transform": lambda f: f.transform(lambda g: g.drop("tags")),
 }
 
@@ -113,14 +114,13 @@ REFUSED = {
     "self join": (lambda f: f.join(f.select("user"), "user"), "with itself"),
     "scalar subquery of itself": (lambda f: over(f, "SELECT *, (SELECT max(id) FROM o) FROM o"), "subquery reads the"),
     "IN subquery of itself": (lambda f: over(f, "SELECT * FROM o WHERE id IN (SELECT id FROM o)"), "subquery reads"),
-    "watermark": (lambda f: f.withWatermark("at", "1 second"), "EventTimeWatermark.*with_watermark"),
     "observe": (lambda f: f.observe(Observation("mine"), F.count(F.lit(1)).alias("n")), "CollectMetrics"),
     "row numbers": (lambda f: f.withColumn("n", F.monotonically_increasing_id()), "begins anew in each batch"),
     "partition ids": (lambda f: f.where(F.spark_partition_id() == 0), "how a batch is cut"),
     "file name": (lambda f: f.withColumn("file", F.input_file_name()), "input_file_name"),
     "undeclared table": (lambda f: f.join(local(f), "user"), r"neither the stream nor a declared table.*p\.table"),
     "undeclared in a subquery": (lambda f: over(f, "SELECT * FROM o WHERE id IN (SELECT id FROM range(3))"), "Range"),
-    "its input ignored": (lambda f: local(f), "neither the stream"),
+    "its input ignored": (lambda f: F.broadcast(local(f)), "neither the stream"),
     "lazy checkpoint": (lambda f: f.localCheckpoint(eager=False), "neither the stream"),
 }
 
@@ -187,13 +187,19 @@ def test_jobs_of_other_threads_do_not_count(spark):
         ("SELECT * FROM {o} o WHERE user NOT IN (SELECT user FROM {c})", None),
         ("SELECT o.*, n FROM {o} o JOIN (SELECT user, count(*) AS n FROM {c} GROUP BY user) USING (user)", None),
         ("WITH w AS (SELECT * FROM {o} WHERE amount > 1) SELECT w.id, country FROM w JOIN {c} c USING (user)", None),
-        ("SELECT o.*, c.country FROM {o} o RIGHT JOIN {c} c USING (user)", "Join RightOuter with the stream on the left"),
-        ("SELECT o.*, c.country FROM {c} c LEFT JOIN {o} o USING (user)", "Join LeftOuter with the stream on the right"),
+        (
+            "SELECT o.*, c.country FROM {o} o RIGHT JOIN {c} c USING (user)",
+            "Join RightOuter with the stream on the left",
+        ),
+        (
+            "SELECT o.*, c.country FROM {c} c LEFT JOIN {o} o USING (user)",
+            "Join LeftOuter with the stream on the right",
+        ),
         ("SELECT * FROM {o} o FULL JOIN {c} c USING (user)", "Join FullOuter"),
         ("SELECT * FROM {c} c LEFT ANTI JOIN {o} o USING (user)", "Join LeftAnti with the stream on the right"),
         ("SELECT country FROM {c} WHERE (SELECT count(*) FROM {o}) > 1", "a subquery reads the stream"),
         ("SELECT user, count(*) FROM {o} JOIN {c} USING (user) GROUP BY user", "Aggregate"),
-        ("SELECT * FROM {o} JOIN {c} USING (user) ORDER BY id LIMIT 3", "Limit"),
+        ("SELECT * FROM {o} JOIN {c} USING (user) ORDER BY id LIMIT 3", "Sort"),
         ("SELECT DISTINCT user FROM {o} JOIN {c} USING (user)", "Aggregate|Distinct"),
     ],
 )
@@ -229,7 +235,9 @@ def test_a_function_that_fails_is_shown_with_module_and_line(spark):
     nothing = refusal(spark, lambda s, p, c: s.transform(returns_nothing), ps.UserFunctionError)
     assert "returns_nothing() returned NoneType instead of a DataFrame; is a return missing?" in nothing
     raised = refusal(spark, lambda s, p, c: s.transform(raises), ps.UserFunctionError)
-    assert re.search(r"raises\(\) raised RuntimeError: boom \(tests/spark/test_rowwise_check.py:\d+ in raises\)", raised)
+    assert re.search(
+        r"raises\(\) raised RuntimeError: boom \(tests/spark/test_rowwise_check.py:\d+ in raises\)", raised
+    )
     misspelt = refusal(spark, lambda s, p, c: s.transform(misspells), ps.SchemaMismatch)
     assert "there is no column 'amont'; did you mean amount?" in misspelt
     assert "in misspells)" in misspelt
@@ -274,8 +282,8 @@ def test_schema_and_preview_run_nothing_of_the_job(spark):
     assert [row.value for row in bad.preview({"lines": rows}).collect()] == ["x"]
     with pytest.raises(ps.GraphError, match="needs rows of every source"):
         twice.preview({"other": rows})
-    with pytest.raises(ps.GraphError, match="a row of preview\\(\\) has key"):
+    with pytest.raises(ps.GraphError, match=r"a row of preview\(\) has key"):
         twice.preview([{"key": 1}])
-    timed = p.read("n", ps.rate.Source(rows_per_second=1)).with_watermark("timestamp", delay="1 s")
-    with pytest.raises(ps.GraphError, match="keeps state: test it with ps.testing.run"):
+    timed = p.read("n", ps.rate.Source(rows_per_second=1)).with_watermark("at", delay="1 s")
+    with pytest.raises(ps.GraphError, match=r"keeps state: test it with ps\.testing\.run"):
         timed.group_by(ps.tumbling("1 s")).agg("c", ps.agg.count()).preview([])

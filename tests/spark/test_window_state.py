@@ -254,6 +254,20 @@ def test_compaction_between_naming_and_writing_changes_neither(rig):
     assert rest_of(rig)[0][3:5] == (sum(range(10)) - 8, 9)
 
 
+def test_layers_that_are_durable_are_not_merged_with_those_that_are_not(rig):
+    for second in (0, 1):
+        rig.process(rows(second))
+    rig.checkpoint()
+    for second in (2, 3):
+        rig.process(rows(second))
+    assert rig.maintain() == 0
+    for second in (4, 5):
+        rig.process(rows(second))
+    assert rig.maintain() == 1
+    assert sorted(size.group for size in rig.operator._stack.sized()) == [0, 0, 1]
+    assert rest_of(rig.again(rig.checkpoint()))[0][3:5] == (15, 6)
+
+
 def test_durable_layers_are_merged_by_tiers_and_older_checkpoints_stay_whole(rig):
     for second in range(8):
         rig.process(rows(second))

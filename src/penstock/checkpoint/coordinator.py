@@ -39,19 +39,13 @@ class Coordinator:
         """
         self._story.append(repr(event))
         try:
-            if isinstance(event, JobStarted):
-                return self._start(event)
-            if self._run is None:
+            if self._run is not None:
+                return self._run.handle(event)
+            if not isinstance(event, JobStarted):
                 msg = "the job has not started"
                 raise InternalError(msg)
-            return self._run.handle(event)
+            self._run = Run(self._settings, event)
+            return self._run.begin()
         except InternalError as error:
             msg = f"{error}; the newest events:\n" + "\n".join(self._story)
             raise InternalError(msg) from error
-
-    def _start(self, event: JobStarted) -> list[Effect]:
-        if self._run is not None:
-            msg = "the job was started before"
-            raise InternalError(msg)
-        self._run = Run(self._settings, event)
-        return self._run.begin()

@@ -7,7 +7,8 @@ from enum import Enum
 from typing import TypeAlias
 
 from penstock.checkpoint.entries import Manifest, Stopped
-from penstock.checkpoint.events import AbortReason, AckResult, AttemptId, Timer
+from penstock.checkpoint.events import AbortReason, AckResult, AttemptId
+from penstock.checkpoint.timers import Timer
 from penstock.elements.control import CheckpointKind
 from penstock.errors import PenstockError
 from penstock.handles import Committable

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import NewType, TypeAlias
 
 from penstock.checkpoint.entries import StepRecord
+from penstock.checkpoint.timers import Timer
 from penstock.handles import CommitOutcome, Committable, TaskSnapshot
 from penstock.ids import CheckpointId, EntryNumber, Instant, WallTime
 
@@ -76,52 +77,6 @@ _TOLD_BY_TASK = frozenset(
 )
 
 
-# ------------------------------------------------------------------------------------------------------------- timers
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeriodicDue:
-    """Time for the next periodic checkpoint."""
-
-    due: Instant
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointDeadline:
-    """This checkpoint has had its time."""
-
-    checkpoint: CheckpointId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryDue:
-    """Time to try a checkpoint again that must be: the first of a log, or the final one."""
-
-    due: Instant
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitRetryDue:
-    """Time to commit this sink's oldest open committable again."""
-
-    uid: str
-    checkpoint: CheckpointId
-    due: Instant
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopDeadline:
-    """Whoever asked to stop does not wait longer for output to be published."""
-
-    request: str
-
-
-Timer: TypeAlias = PeriodicDue | CheckpointDeadline | RetryDue | CommitRetryDue | StopDeadline
-
-
-# ------------------------------------------------------------------------------------------------------------- events
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStarted:
     """All tasks are restored; no source has sent anything yet. Its effects are carried out before sources start.
@@ -135,6 +90,8 @@ class JobStarted:
         open: committables of the log that the recovery has not published.
         initial: a new log or a new source: a checkpoint is taken at once, and no source sends a batch before
             ``NotifyCompleted`` (C4).
+        settled: the recovery has published what the newest entry calls open; the next checkpoint, which records that,
+            is worth while even if no row comes (S5).
     """
 
     at: Instant
@@ -146,6 +103,7 @@ class JobStarted:
     parent: CheckpointId | None = None
     open: tuple[Committable, ...] = ()
     initial: bool = False
+    settled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

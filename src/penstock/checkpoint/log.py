@@ -6,7 +6,7 @@ No lock, no lease, no clock: whoever's claim is newest owns the log, and anybody
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 
@@ -14,20 +14,12 @@ from penstock.checkpoint import paths
 from penstock.checkpoint.codec import encode
 from penstock.checkpoint.entries import Body, Claim, Entry, Manifest
 from penstock.checkpoint.history import History
+from penstock.checkpoint.numbers import Numbers, Pause, fenced_by
 from penstock.checkpoint.reading import numbers_in_log, read_history
-from penstock.errors import (
-    CheckpointError,
-    CheckpointUnreadable,
-    GenerationFenced,
-    StateDirectoryRefused,
-    StorageFailed,
-)
+from penstock.errors import CheckpointUnreadable, GenerationFenced, StateDirectoryRefused
 from penstock.failpoints import failpoint
-from penstock.filesystem.base import Created, FileSystem, UnknownOutcome
+from penstock.filesystem.base import FileSystem
 from penstock.ids import EntryNumber, Generation
-
-Pause = Callable[[float], None]
-"""Waits so many seconds. It may raise, to give up: whatever was sent may then still land (L3)."""
 
 
 class Log:
@@ -44,7 +36,7 @@ class Log:
         self._filesystem = filesystem
         self._job = job
         self._new_id = new_id
-        self._pause = pause
+        self._numbers = Numbers(filesystem, job, pause)
 
     def read(self, *, past_unreadable: bool = False) -> History:
         """What the log says now. Reading decides nothing for a writer: it reads again under its claim (L2).
@@ -83,15 +75,15 @@ class Log:
         while True:
             entry = self._claim_entry(history, claim)
             failpoint("log.claim.before")
-            if self._take(entry):
+            if self._numbers.take(entry):
                 failpoint("log.claim.written")
                 history = self.read(past_unreadable=past_unreadable)
                 if history.tail == entry.number:
-                    return OwnedLog(self, entry, history)
+                    return OwnedLog(self._filesystem, self._numbers, entry, history)
             else:
                 history = self.read(past_unreadable=past_unreadable)
             if not take_over and history.generation is not None and history.generation > began:
-                raise self._fenced_by(history.claim, entry.number, "a start of the same job was faster")
+                raise fenced_by(history.claim, entry.number, "a start of the same job was faster")
 
     def _claim_entry(self, history: History, claim: Claim) -> Entry:
         log_id = history.log_id
@@ -125,61 +117,6 @@ class Log:
                 )
                 raise StateDirectoryRefused(msg)
 
-    # ---------------------------------------------------------------------------------------- taking a number (L3, L4)
-
-    def _take(self, entry: Entry) -> bool:
-        """Write until the number is taken: by us, with nobody above us, or by somebody else.
-
-        Raises:
-            StorageFailed: surely nothing was written, so the number may be used for something else.
-        """
-        path, data = paths.entry(entry.number), encode(entry)
-        may_land = False
-        for seconds in _backoff():
-            try:
-                if self._filesystem.create(path, data) is Created.CREATED or self._filesystem.read(path) == data:
-                    return self._is_newest(entry.number)
-                return False
-            except UnknownOutcome:
-                may_land = True
-            except (StorageFailed, StateDirectoryRefused):
-                if not may_land:
-                    raise
-            self._pause(seconds)
-        raise AssertionError  # pragma: no cover - the backoff has no end
-
-    def _is_newest(self, number: EntryNumber) -> bool:
-        """Whether no higher number exists: else ours lies below the floor, or another claim came at once (L4)."""
-        for seconds in _backoff():
-            try:
-                return numbers_in_log(self._filesystem)[-1:] == (number,)
-            except StorageFailed:  # noqa: PERF203 - each try is a call to the storage
-                self._pause(seconds)
-        raise AssertionError  # pragma: no cover - the backoff has no end
-
-    def _fenced(self, number: EntryNumber) -> GenerationFenced:
-        """Say who has the log now; whatever goes wrong in finding out does not hide that it is not us."""
-        try:
-            return self._fenced_by(self.read(past_unreadable=True).claim, number, "this process no longer owns the job")
-        except CheckpointError as error:
-            return GenerationFenced(f"this process no longer owns the job: entry {number} is not its own ({error})")
-
-    @staticmethod
-    def _fenced_by(claim: Entry | None, number: EntryNumber, what: str) -> GenerationFenced:
-        who = "another process"
-        if claim is not None and isinstance(claim.body, Claim):
-            at = claim.body.started // 1_000_000
-            who = f"process {claim.body.pid} on {claim.body.host}, started at {at} (seconds since 1970)"
-        generation = f" as generation {claim.number}" if claim else ""
-        return GenerationFenced(f"{what}: entry {number} of its log was lost to {who}{generation}")
-
-
-def _backoff() -> Iterator[float]:
-    seconds = 0.1
-    while True:
-        yield seconds
-        seconds = min(seconds * 2, 10.0)
-
 
 class OwnedLog:
     """The log under our claim: the only thing that can append. Safe to use from several threads.
@@ -189,8 +126,9 @@ class OwnedLog:
         generation: the number of our claim.
     """
 
-    def __init__(self, log: Log, claim: Entry, history: History) -> None:
-        self._log = log
+    def __init__(self, filesystem: FileSystem, numbers: Numbers, claim: Entry, history: History) -> None:
+        self._filesystem = filesystem
+        self._numbers = numbers
         self._claim = claim
         self._lock = threading.Lock()
         self._fence: GenerationFenced | None = None
@@ -220,8 +158,8 @@ class OwnedLog:
             number = EntryNumber(self.history.tail + 1)
             entry = replace(self._claim, number=number, previous=self.history.tail_hash, body=body)
             failpoint(before)
-            if not self._log._take(entry):  # noqa: SLF001 - one module, one secret
-                self._fence = self._log._fenced(number)  # noqa: SLF001
+            if not self._numbers.take(entry):
+                self._fence = self._numbers.fenced(number)
                 raise self._fence
             failpoint(after)
             self.history = _extended(self.history, entry)
@@ -235,19 +173,18 @@ class OwnedLog:
         """
         with self._lock:
             self._refuse_if_fenced()
-            if not self._log._is_newest(self.history.tail):  # noqa: SLF001
-                self._fence = self._log._fenced(EntryNumber(self.history.tail + 1))  # noqa: SLF001
+            if not self._numbers.is_newest(self.history.tail):
+                self._fence = self._numbers.fenced(EntryNumber(self.history.tail + 1))
                 raise self._fence
 
     def trim(self) -> int:
         """Delete the entries below the floor that a manifest in the log records, oldest first. How many there were."""
         with self._lock:
             self._refuse_if_fenced()
-            filesystem = self._log._filesystem  # noqa: SLF001
-            doomed = [number for number in numbers_in_log(filesystem) if number < self.history.floor]
+            doomed = [number for number in numbers_in_log(self._filesystem) if number < self.history.floor]
             for number in doomed:
                 failpoint("log.trim.before")
-                filesystem.delete(paths.entry(number))
+                self._filesystem.delete(paths.entry(number))
             self.history = replace(self.history, below_floor=())
             return len(doomed)
 

@@ -20,27 +20,22 @@ from penstock.checkpoint.events import (
     AckResult,
     AllSourcesDone,
     AttemptId,
-    CheckpointDeadline,
     CheckpointRequested,
-    CommitRetryDue,
     CommitReturned,
     Event,
     JobStarted,
     ManifestFailed,
     ManifestWritten,
-    PeriodicDue,
     ProgressMade,
-    RetryDue,
-    StopDeadline,
     StoppedWritten,
     StopRequested,
     TaskAcknowledged,
     TaskDeclined,
     TaskFailed,
     TaskFinished,
-    Timer,
     TimerFired,
 )
+from penstock.checkpoint.timers import CheckpointDeadline, CommitRetryDue, PeriodicDue, RetryDue, StopDeadline, Timer
 
 __all__ = [
     "AbortCheckpoint",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from penstock.checkpoint.entries import Pin
-from penstock.checkpoint.messages import AckResult, AttemptId
+from penstock.checkpoint.messages import AckResult, Answer, AnswerRequest, AttemptId, Effect
 from penstock.checkpoint.policy import Due, Request
 from penstock.elements.control import CheckpointKind
 from penstock.errors import InternalError
@@ -71,6 +71,13 @@ class Pending:
         if asked is None or asked.name is None:
             return ()
         return (Pin(name=asked.name, checkpoint=self.checkpoint, at=at, owner=asked.owner, request=asked.request),)
+
+    def answer(self, answer: Answer, message: str) -> list[Effect]:
+        """Tell whoever asked for this checkpoint, if somebody did."""
+        if self.request is None:
+            return []
+        request = self.request.request
+        return [AnswerRequest(request=request, answer=answer, checkpoint=self.checkpoint, message=message)]
 
 
 class RollCall:

@@ -58,6 +58,7 @@ class Run:
         self._start = start
         self._calls = RollCall(start.attempts)
         self._agenda = Agenda(settings, started=start.at, initial=start.initial)
+        self._agenda.is_changed = start.settled
         self._failures = Failures(settings.tolerable_failures)
         self._publication = Publication(settings.commit_backoff, settings.commit_backoff_limit)
         self._next_id = start.next_checkpoint
@@ -73,7 +74,7 @@ class Run:
 
     def handle(self, event: Event) -> list[Effect]:
         """Take in an event."""
-        if self._is_over and not isinstance(event, CheckpointRequested | StopRequested):
+        if self._is_over and not isinstance(event, CheckpointRequested | StopRequested | JobStarted):
             return []
         effects = self._dispatch(event)
         self._is_over = self._is_over or any(isinstance(effect, EndJob | FailJob) for effect in effects)
@@ -232,9 +233,7 @@ class Run:
         self._failures.succeeded(event.checkpoint)
         self._agenda.completed(event.at)
         effects: list[Effect] = [NotifyCompleted(checkpoint=event.checkpoint)]
-        if pending.request is not None:
-            effects.append(_answer(pending, Answer.DONE, "in the log"))
-        effects += self._publication.logged()
+        effects += [*pending.answer(Answer.DONE, "in the log"), *self._publication.logged()]
         if pending.kind is CheckpointKind.FINAL:
             self._agenda.ending.final = event.checkpoint
             return [*effects, *self._agenda.ending.proceed(self._publication.open, event.wall)]
@@ -288,11 +287,8 @@ class Run:
 
     def _failed(self, event: Event, pending: Pending, reason: AbortReason, message: str) -> list[Effect]:
         checkpoint = pending.checkpoint
-        effects: list[Effect] = [
-            AbortCheckpoint(checkpoint=checkpoint, reason=reason, message=message, last_completed=self._last)
-        ]
-        if pending.request is not None:
-            effects.append(_answer(pending, Answer.FAILED, message))
+        abort = AbortCheckpoint(checkpoint=checkpoint, reason=reason, message=message, last_completed=self._last)
+        effects: list[Effect] = [abort, *pending.answer(Answer.FAILED, message)]
         if self._failures.is_too_many(checkpoint, pending.kind, reason):
             tolerated = self._settings.tolerable_failures
             text = f"checkpoint {checkpoint} failed: {message} ({tolerated} failures in a row are tolerated)"
@@ -302,9 +298,3 @@ class Run:
 
 def _refused(request: str, reason: AbortReason) -> Effect:
     return AnswerRequest(request=request, answer=Answer.REFUSED, checkpoint=None, message=reason.value)
-
-
-def _answer(pending: Pending, answer: Answer, message: str) -> Effect:
-    request = pending.request
-    assert request is not None
-    return AnswerRequest(request=request.request, answer=answer, checkpoint=pending.checkpoint, message=message)

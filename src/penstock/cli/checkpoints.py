@@ -1,23 +1,19 @@
-"""``penstock checkpoints``: what a job's log says, read from its directory alone. No Spark, no pipeline; writes nothing."""
+"""``penstock checkpoints``: what a job's log says, from its directory alone. No Spark, no pipeline, writes nothing."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from rich.table import Table
 from rich.text import Text
 
-from penstock.checkpoint import paths
 from penstock.checkpoint.entries import Claim, Stopped
-from penstock.checkpoint.reading import read_history
-from penstock.cli.exits import ExitCode, UsageError
-from penstock.cli.live import size
-from penstock.cli.locate import near
-from penstock.filesystem.resolve import resolve
+from penstock.cli.exits import ExitCode
+from penstock.cli.job_log import read_log
+from penstock.cli.live import count, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,10 +71,7 @@ def show_checkpoints(output: Output, *, job: str, state: str, as_json: bool) -> 
         UsageError: there is no such job; with the nearest name.
         PenstockError: the log cannot be read.
     """
-    _require(job, state)
-    history = read_history(resolve(state, job), job)
-    if history.is_empty:
-        raise UsageError(_unknown(job, state))
+    history = read_log(state, job)
     if as_json:
         output.out.file.write(json.dumps(document(history), indent=2) + "\n")
         return ExitCode.ENDED
@@ -181,17 +174,8 @@ def _summary(history: History) -> str:
     point = history.restore_point
     following = f"checkpoint {point.checkpoint} (→)" if point else "empty state"
     waiting = len(history.open_committables)
-    published = f"{waiting} outputs not known to be published" if waiting else "everything is published"
+    published = f"{count(waiting, 'output')} not known to be published" if waiting else "everything is published"
     ended = "stopped in order" if _is_stopped(history) else "running, or ended without a last word"
-    return f"{history.job}: {ended} · generation {history.generation} · the next start continues {following} · {published}"
-
-
-def _require(job: str, state: str) -> None:
-    if "://" not in state and not (Path(state) / job / paths.LOG).is_dir():
-        raise UsageError(_unknown(job, state))
-
-
-def _unknown(job: str, state: str) -> str:
-    folder = Path(state)
-    there = [found.parent.name for found in folder.glob(f"*/{paths.LOG}")] if folder.is_dir() else []
-    return f"there is no job {job!r} in {state}" + (near(job, there) or "; no job has any state there")
+    return (
+        f"{history.job}: {ended} · generation {history.generation} · the next start continues {following} · {published}"
+    )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -14,12 +16,12 @@ from typing import TYPE_CHECKING, Final
 from rich.table import Table
 from rich.text import Text
 
-from penstock.checkpoint.reading import read_history
 from penstock.cli import demo_pipeline
 from penstock.cli.demo_orders import FILES, Totals, make_orders, read_published
 from penstock.cli.exits import ExitCode, UsageError
 from penstock.cli.family import family, kill_family
-from penstock.filesystem.resolve import resolve
+from penstock.cli.job_log import read_log
+from penstock.cli.process import LIFELINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,6 +30,11 @@ if TYPE_CHECKING:
     from penstock.cli.output import Output
 
 FEWEST: Final = 1_000
+HALF_WAY: Final = FILES * 2 // 3
+"""Files that may be left when the kill comes."""
+
+NOISE: Final = "WARNING: Using incubator modules"
+"""What the JVM always says."""
 SHOWN: Final = 8
 """Windows in the table at the end."""
 
@@ -41,6 +48,7 @@ def run_demo(output: Output, *, rows: int, folder: str | None = None, keep: bool
     if rows < FEWEST:
         msg = f"--rows {rows} is too few to be killed half-way: at least {FEWEST:,}"
         raise UsageError(msg)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.INTERRUPTED))  # unwinds: child and folder go too
     with _folder(folder, keep=keep) as home:
         return _Demo(output, home, rows, keep=keep).run()
 
@@ -75,7 +83,7 @@ class _Demo:
         def kill_half_way(line: str, pid: int) -> bool:
             nonlocal killed
             point = self._restore_point() if " checkpoint " in line else None
-            if point is None or not 0 < (left := _files_left(point)) < FILES:
+            if point is None or not 0 < (left := _files_left(point)) <= HALF_WAY:
                 return False
             members = len(family(pid))
             self._say(
@@ -95,19 +103,23 @@ class _Demo:
     def _drive(self, stop: Callable[[str, int], bool]) -> int:
         """Run the pipeline and show its lines until it ends, or until ``stop`` says that it was killed."""
         command = [sys.executable, "-m", "penstock", "run", "orders:orders", "--no-parent", "--state", "state"]
+        ours, theirs = socket.socketpair()  # should this process be killed, the child notices and stops
         child = subprocess.Popen(
             [*command, "--checkpoint-every", "1s"],
             cwd=self._home,
-            env=self._environment(),
+            env=self._environment() | {LIFELINE: str(theirs.fileno())},
+            pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
-        assert child.stderr is not None  # noqa: S101 - it is a pipe
+        theirs.close()
+        assert child.stderr is not None  # it is a pipe
         try:
             for line in child.stderr:
-                self._say(f"   │ {line.rstrip()}", style="dim")
+                if not line.startswith(NOISE):
+                    self._say(f"   │ {line.rstrip()}", style="dim")
                 if stop(line, child.pid):
                     break
             return child.wait()
@@ -115,12 +127,13 @@ class _Demo:
             kill_family(child.pid)
             child.wait()
             child.stderr.close()
+            ours.close()
 
     def _environment(self) -> dict[str, str]:
         """Nothing outside the demo's folder is written, by a JVM that is killed neither."""
         temporary = self._home / "tmp"
         temporary.mkdir(exist_ok=True)
-        options = f"-Djava.io.tmpdir={temporary} -XX:-UsePerfData"
+        options = f"-Djava.io.tmpdir={temporary} -XX:-UsePerfData -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
         given = os.environ.get("SPARK_SUBMIT_OPTS")
         return os.environ | {
             "TMPDIR": str(temporary),
@@ -129,7 +142,7 @@ class _Demo:
         }
 
     def _restore_point(self) -> Manifest | None:
-        return read_history(resolve(str(self._home / "state"), "orders"), "orders").restore_point
+        return read_log(str(self._home / "state"), "orders").restore_point
 
     # --------------------------------------------------------------------------------------------------- the result
 

@@ -1,7 +1,7 @@
 """Orders, summed by user and minute. Copy this file and change it: it is a whole pipeline.
 
-    penstock run orders:orders --state state
-    penstock checkpoints orders --state state
+penstock run orders:orders --state state
+penstock checkpoints orders --state state
 """
 
 import penstock as ps

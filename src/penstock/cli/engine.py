@@ -58,7 +58,7 @@ class EngineWatch:
         return self._process is not None and self._process.poll() is not None
 
     def _wait(self) -> None:
-        assert self._process is not None  # noqa: S101 - the thread is started only with one
+        assert self._process is not None  # the thread is started only with one
         self._process.wait()
         if not self._released.is_set():
             self._died()

@@ -67,6 +67,17 @@ _REFUSED: Final = (
     LogGap,
 )
 
+_CODES: Final[tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], ExitCode], ...]] = (
+    ((UsageError, SettingsError), ExitCode.USAGE),
+    (_REFUSED, ExitCode.REFUSED),
+    (GenerationFenced, ExitCode.FENCED),
+    (EngineDied, ExitCode.ENGINE_DIED),
+    (InternalError, ExitCode.BUG),
+    (PenstockError, ExitCode.FAILED),
+    (KeyboardInterrupt, ExitCode.INTERRUPTED),
+)
+"""The first that fits counts."""
+
 
 def exit_code_of(error: BaseException) -> ExitCode:
     """The code of what ended a command.
@@ -74,21 +85,7 @@ def exit_code_of(error: BaseException) -> ExitCode:
     >>> exit_code_of(GenerationFenced("taken over"))
     <ExitCode.FENCED: 69>
     """
-    match error:
-        case UsageError() | SettingsError():
-            return ExitCode.USAGE
-        case GenerationFenced():
-            return ExitCode.FENCED
-        case EngineDied():
-            return ExitCode.ENGINE_DIED
-        case InternalError():
-            return ExitCode.BUG
-        case KeyboardInterrupt():
-            return ExitCode.INTERRUPTED
-        case PenstockError():
-            return ExitCode.REFUSED if isinstance(error, _REFUSED) else ExitCode.FAILED
-        case _:
-            return ExitCode.BUG
+    return next((code for kinds, code in _CODES if isinstance(error, kinds)), ExitCode.BUG)
 
 
 def table() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from contextlib import suppress
 
 
 def family(pid: int) -> list[int]:
@@ -26,9 +27,7 @@ def kill_family(pid: int) -> int:
     """SIGKILL for all of them at once, as far as they still live; how many there were."""
     killed = 0
     for each in family(pid):
-        try:
+        with suppress(ProcessLookupError):
             os.kill(each, signal.SIGKILL)
             killed += 1
-        except ProcessLookupError:
-            continue
     return killed

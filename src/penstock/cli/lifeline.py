@@ -78,7 +78,7 @@ class StopRequests:
                 self._act(signal.Signals(number).name)
 
     def _hear_parent(self) -> None:
-        assert self._lifeline is not None  # noqa: S101 - the thread is started only with one
+        assert self._lifeline is not None  # the thread is started only with one
         while True:
             try:
                 heard = self._lifeline.recv(16)

@@ -1,4 +1,4 @@
-"""A running job for people: a header, one line a checkpoint, on a terminal a line that is always now. Decides nothing."""
+"""A running job for people: a header, a line for each checkpoint, on a terminal a line of now. Decides nothing."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class LiveOutput:
         how = "starting empty" if fact.restored is None else f"restoring from checkpoint {fact.restored}"
         parts = [f"{self._job}: {how}", f"generation {fact.generation}"]
         if fact.published:
-            parts.append(f"published {_count(fact.published, 'output')} that the log held open")
+            parts.append(f"published {count(fact.published, 'output')} that the log held open")
         self._output.note(" · ".join(parts), style="bold")
         self._watermarks.clear()
         self._rows.clear()
@@ -116,7 +116,7 @@ class LiveOutput:
         kind = "" if fact.kind == "periodic" else f" ({fact.kind})"
         parts = [f"{fact.duration_ms / 1_000:.2f} s", f"+{size(fact.bytes)}"]
         if fact.committables:
-            parts.append(_count(fact.committables, "output"))
+            parts.append(count(fact.committables, "output"))
         self._line(f"checkpoint {fact.checkpoint} ok{kind} [{', '.join(parts)}]")
 
     def _ended(self, fact: JobEnded) -> None:
@@ -127,7 +127,7 @@ class LiveOutput:
             f"{total['read']:,} rows read",
             f"{total['written']:,} written",
             *([f"{total['late']:,} late"] if total["late"] else []),
-            _count(total["checkpoints"], "checkpoint"),
+            count(total["checkpoints"], "checkpoint"),
         ]
         self._output.note(" · ".join(parts), style="bold")
 
@@ -189,5 +189,10 @@ def size(number: int) -> str:
     return f"{number} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
 
 
-def _count(number: int, what: str) -> str:
+def count(number: int, what: str) -> str:
+    """A number of things.
+
+    >>> count(1, "output"), count(2_000, "output")
+    ('1 output', '2,000 outputs')
+    """
     return f"{number:,} {what}" + ("" if number == 1 else "s")

@@ -49,7 +49,7 @@ def locate(target: str) -> PipelineDefinition:
         msg = f"module {name!r} has no pipeline {attribute!r}{_hint(attribute, here, 'it has no pipeline at all')}"
         raise UsageError(msg)
     if not _is_pipeline(found):
-        msg = f"{target} is a {type(found).__name__}, not a pipeline; put @ps.pipeline(\"{attribute}\") above it"
+        msg = f'{target} is a {type(found).__name__}, not a pipeline; put @ps.pipeline("{attribute}") above it'
         raise UsageError(msg)
     return found  # type: ignore[no-any-return]
 

@@ -141,7 +141,7 @@ def _add_demo(app: App, output: Output) -> None:
     def demo(
         *,
         rows: Annotated[int, Parameter(help="Orders to make.")] = 200_000,
-        dir: Annotated[str | None, Parameter(help="Folder to work in; a temporary one by default.")] = None,  # noqa: A002
+        dir: Annotated[str | None, Parameter(help="Folder to work in; a temporary one by default.")] = None,
         keep: Annotated[bool, Flag, Parameter(help="Leave everything there to look at.")] = False,
     ) -> int:
         from penstock.cli.demo import run_demo
@@ -153,7 +153,7 @@ def _add_demo(app: App, output: Output) -> None:
 
 def _add_checkpoints(app: App, output: Output) -> None:
     def checkpoints(
-        job: Annotated[str, Parameter(help="Name of the job, as in @ps.pipeline(\"orders\").")],
+        job: Annotated[str, Parameter(help='Name of the job, as in @ps.pipeline("orders").')],
         /,
         *,
         state: State = STATE,
@@ -174,7 +174,7 @@ def dispatch(arguments: Sequence[str], output: Output) -> int:
         return output.error(UsageError(f"{error}".strip() + f" See penstock {_command(arguments)}--help."))
     except (PenstockError, KeyboardInterrupt) as error:
         return output.error(error)
-    except Exception as error:  # noqa: BLE001 - the last line of defence: no traceback unless asked for
+    except Exception as error:  # the last line of defence: no traceback unless asked for
         return output.error(error)
     return int(code or ExitCode.ENDED)
 

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Final
 
@@ -78,15 +78,18 @@ class Parent:
                 if not died:
                     return code
                 what = _death(code)
-                if self._requests:
+                if self._is_asked():
                     self._tell(f"{what} before its last checkpoint; the next start goes on from the one before")
                     return ExitCode.ENGINE_DIED
                 if in_vain >= HOPELESS:
                     self._tell(f"{what}; it never got as far as reading in {in_vain} starts, so this gives up")
                     return ExitCode.ENGINE_DIED
                 self._pause(what)
-                if self._requests:
+                if self._is_asked():
                     return ExitCode.ENGINE_DIED
+
+    def _is_asked(self) -> bool:
+        return self._requests > 0
 
     def _one(self) -> tuple[int, bool]:
         child = _Child(self._command(self._has_run))
@@ -101,7 +104,7 @@ class Parent:
         return code, child.has_run
 
     def _pause(self, what: str) -> None:
-        self._strategy, delay = self._strategy.after_failure(self._clock.now(), chance=random.random())  # noqa: S311
+        self._strategy, delay = self._strategy.after_failure(self._clock.now(), chance=random.random())
         seconds = (delay or 0) / 1_000_000
         self._tell(f"{what}; it starts again in {seconds:.1f} s, from the last complete checkpoint")
         select.select([self._ear], [], [], seconds)
@@ -123,10 +126,8 @@ class Parent:
         """Counts and sends; takes no lock, for it may interrupt whoever holds it."""
         del number, frame
         self._requests += 1
-        try:
+        with suppress(OSError):
             self._poke.send(STOP)
-        except OSError:
-            pass
         child = self._child
         if child is not None:
             child.ask(self._requests)

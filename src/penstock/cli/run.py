@@ -6,8 +6,9 @@ import logging
 import os
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from penstock.cli.engine import EngineWatch, log_to_file
 from penstock.cli.exits import ExitCode
@@ -17,7 +18,6 @@ from penstock.cli.locate import locate, refused
 from penstock.cli.process import Parent
 from penstock.errors import EngineDied, PenstockError
 from penstock.facts import Fact, JobStarted
-from penstock.graph.nodes import Write
 from penstock.runtime.clock import SystemClock
 from penstock.settings import read_settings
 
@@ -110,6 +110,7 @@ class _Runner:
         return ExitCode.ENDED
 
     def _job(self) -> Job:
+        from penstock.graph.nodes import Write
         from penstock.job import Job
 
         options = self._options
@@ -124,7 +125,7 @@ class _Runner:
                 allow_non_restored_state=options.allow_non_restored_state,
                 take_over=options.take_over,
                 listener=self._listen,
-                **options.settings,
+                **cast("Any", options.settings),
             )
         except PenstockError:
             raise
@@ -165,10 +166,8 @@ class _Runner:
         if self._live is not None:
             self._live.close()
         for stream in (sys.stdout, sys.stderr):
-            try:
+            with suppress(OSError, ValueError):
                 stream.flush()
-            except (OSError, ValueError):
-                continue
         os._exit(code)
 
 
@@ -193,5 +192,3 @@ def _log_to(output: Output) -> None:
     logger = logging.getLogger("penstock")
     logger.addHandler(_ToOutput(output))
     logger.propagate = False
-
-

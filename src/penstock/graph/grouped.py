@@ -43,7 +43,7 @@ class GroupedStream:
 
         >>> import penstock as ps
         >>> numbers = ps.Pipeline("demo").read("numbers", ps.rate.Source(rows_per_second=10))
-        >>> by_value = numbers.with_watermark("timestamp", delay="5 seconds").group_by("value", ps.tumbling("1 hour"))
+        >>> by_value = numbers.with_watermark("at", delay="5 seconds").group_by("value", ps.tumbling("1 hour"))
         >>> by_value.agg("counts", ps.agg.count().alias("n"))
         <WindowedResult of 'counts'>
         """

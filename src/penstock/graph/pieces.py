@@ -144,20 +144,19 @@ class Pieces:
         leaf = self.grafter.leaf(schema)
         decoded = formats.decode_json(leaf.frame, node.column, record)
         if node.on_error == "fail":
-            return (_piece(leaf, formats.strict(decoded, node.column, record)),)
+            return (_piece(leaf, formats.strict(decoded, node.column)),)
         gauge = make_gauge(decoded, f"bad:{node.id}", {"bad": f"count_if({formats.REASON} IS NOT NULL)"})
         wide = _piece(leaf, decoded, gauge)
         if node.on_error == "split":
             return (wide,)
         above = self.grafter.leaf(_nullable(wide.schema))
-        return (wide, _piece(above, formats.lenient(above.frame, node.column, record)))
+        return (wide, _piece(above, formats.lenient(above.frame, node.column)))
 
     def _port(self, step: PortOf, schema: StructType) -> Piece:
         leaf = self.grafter.leaf(schema)
         if step.port == BAD:
             return _piece(leaf, formats.rejected(leaf.frame))
-        record = formats.struct_type(self.spark, step.node.schema)
-        return _piece(leaf, formats.good(leaf.frame, step.node.column, record))
+        return _piece(leaf, formats.good(leaf.frame, step.node.column))
 
     def _watermark(self, node: WithWatermark, schema: StructType) -> Piece:
         from pyspark.sql.types import TimestampType

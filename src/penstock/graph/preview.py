@@ -38,7 +38,7 @@ def preview(graph: Graph, ref: Ref, rows: Rows | Mapping[str, Rows]) -> DataFram
     wanted = ancestors(graph, ref)
     sources = [node for node in graph.nodes if node.id in wanted and isinstance(node, Read)]
     given = _by_uid(rows, sources)
-    analyze(graph, spark, only=ref)
+    analyze(graph, spark, only=ref).close()
     frames: dict[Ref, DataFrame] = {}
     for node in graph.nodes:
         if node.id in wanted:
@@ -89,7 +89,7 @@ def _parse(node: ParseJson, frames: dict[Ref, DataFrame], spark: SparkSession) -
     record = formats.struct_type(spark, node.schema)
     decoded = formats.decode_json(frames[node.inputs[0]], node.column, record)
     opened = {"fail": formats.strict, "null": formats.lenient, "split": formats.good}[node.on_error]
-    frames[Ref(node.id)] = opened(decoded, node.column, record)
+    frames[Ref(node.id)] = opened(decoded, node.column)
     if node.on_error == "split":
         frames[Ref(node.id, BAD)] = formats.rejected(decoded)
 

@@ -103,7 +103,7 @@ class Stream:
         >>> def twice(frame, column):
         ...     return frame.withColumn("twice", frame[column] * 2)
         >>> numbers.transform(twice, column="value").schema.names
-        ['timestamp', 'value', 'twice']
+        ['value', 'at', 'twice']
         """
         origin = caller()
         check_function(function, origin)
@@ -180,7 +180,7 @@ class Stream:
         return (parsed, Stream(self.pipeline, Ref(node.id, BAD))) if on_error == "split" else parsed
 
     def with_watermark(
-        self, column: str, delay: str, *, idle_after: str | None = None, max_ahead: str | None = None
+        self, column: str, delay: str, *, idle_after: str | None = None, max_ahead: str | None = "1 day"
     ) -> Stream:
         """Say which column is event time, and how late rows may come.
 
@@ -188,12 +188,14 @@ class Stream:
             column: a TIMESTAMP.
             delay: the watermark is the largest event time seen, less this.
             idle_after: without a batch for so long, this stream no longer holds others back.
-            max_ahead: event times further than this ahead of the wall clock do not move the watermark.
+            max_ahead: event times further than this ahead of the wall clock do not move the watermark, so that one
+                wrong clock cannot make everybody else late; such rows are counted and otherwise treated like any
+                other. ``None`` believes every row.
 
         >>> import penstock as ps
         >>> numbers = ps.Pipeline("demo").read("numbers", ps.rate.Source(rows_per_second=10))
-        >>> numbers.with_watermark("timestamp", delay="5 seconds")
-        <Stream of with_watermark timestamp, delay 5 seconds>
+        >>> numbers.with_watermark("at", delay="5 seconds")
+        <Stream of with_watermark at, delay 5 seconds>
         """
         origin = caller()
         check_column_name("with_watermark", column, origin)
@@ -218,7 +220,7 @@ class Stream:
 
         >>> import penstock as ps
         >>> numbers = ps.Pipeline("demo").read("numbers", ps.rate.Source(rows_per_second=10))
-        >>> timed = numbers.with_watermark("timestamp", delay="5 seconds")
+        >>> timed = numbers.with_watermark("at", delay="5 seconds")
         >>> timed.group_by("value", ps.tumbling("1 minute")).agg("counts", ps.agg.count())
         <WindowedResult of 'counts'>
         """
@@ -253,7 +255,9 @@ class Stream:
         from penstock.graph.analyze import analyze
         from penstock.graph.preview import local_session
 
-        return analyze(self.pipeline.graph(), local_session(), only=self.ref).schema(self.ref)
+        analysis = analyze(self.pipeline.graph(), local_session(), only=self.ref)
+        analysis.close()
+        return analysis.schema(self.ref)
 
     def print_schema(self) -> None:
         """Print the columns as Spark does."""

@@ -58,7 +58,7 @@ def _missing_column(error: Exception) -> str | None:
 
 
 def _no_column(name: str, columns: Sequence[str]) -> str:
-    near = get_close_matches(name.rpartition(".")[2], columns, n=3, cutoff=0.5)
+    near = get_close_matches(name.rpartition(".")[2], columns, n=3, cutoff=0.6)
     meant = f"; did you mean {' or '.join(near)}?" if near else ";"
     shown = ", ".join(columns[:_COLUMNS_SHOWN]) + (", …" if len(columns) > _COLUMNS_SHOWN else "")
     return f"there is no column {name!r}{meant} there are {shown}" if columns else f"there is no column {name!r}"
@@ -74,12 +74,14 @@ def _first_line(error: Exception) -> str:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """PySpark logs each failed analysis with the JVM's whole trace; here the failure is told in a better way."""
+    from pyspark.logger import PySparkLogger
+
     thread = threading.get_ident()
 
     def passes(record: logging.LogRecord) -> bool:
         return record.thread != thread
 
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    loggers: list[logging.Logger] = [PySparkLogger.getLogger(name) for name in _LOGGERS]
     for logger in loggers:
         logger.addFilter(passes)
     try:

@@ -30,31 +30,42 @@ def explain(error: BaseException) -> PenstockError:
     """
     if isinstance(error, PenstockError):
         return error
-    name, text = type(error).__name__, str(error)
-    if (name in {"Py4JNetworkError", "Py4JError"} and not _is_java_error(error)) or isinstance(error, ConnectionError):
-        return EngineDied("the JVM under Spark is gone; the job begins again in a new process")
-    if _FULL_TEXT.search(text) or (isinstance(error, OSError) and error.errno in _FULL):
-        return StorageFailed(f"storage refused a write: {_first_line(text)}; free space or make it writable")
-    if _LOST_BLOCK.search(text):
-        return LayerMissing("a cached block of state is gone (a lost executor?); restoring from the durable layers")
-    decoded = _decoded(error)
-    if decoded is not None:
-        return decoded
-    if name == "PythonException" or "PythonException" in text[:2_000]:
-        return UserFunctionError(f"a function of the pipeline raised in a Spark worker: {_python_failure(text)}")
+    text = str(error)
+    told = _engine(error) or _storage(error, text) or _lost_block(text) or _decoded(error) or _function(error, text)
+    if told is not None:
+        return told
     if _is_spark(error):
         return EngineFailed(f"a Spark job failed: {_first_line(text)}")
-    return InternalError(f"{name}: {_first_line(text)}. This is a bug of penstock, please report it")
+    return InternalError(f"{type(error).__name__}: {_first_line(text)}. This is a bug of penstock, please report it")
+
+
+def _engine(error: BaseException) -> PenstockError | None:
+    is_broken_wire = type(error).__name__ in {"Py4JNetworkError", "Py4JError"} or isinstance(error, ConnectionError)
+    return EngineDied("the JVM under Spark is gone; the job begins again in a new process") if is_broken_wire else None
+
+
+def _storage(error: BaseException, text: str) -> PenstockError | None:
+    if _FULL_TEXT.search(text) or (isinstance(error, OSError) and error.errno in _FULL):
+        return StorageFailed(f"storage refused a write: {_first_line(text)}; free space or make it writable")
+    return None
+
+
+def _lost_block(text: str) -> PenstockError | None:
+    if _LOST_BLOCK.search(text):
+        return LayerMissing("a cached block of state is gone (a lost executor?); restoring from the durable layers")
+    return None
+
+
+def _function(error: BaseException, text: str) -> PenstockError | None:
+    if type(error).__name__ == "PythonException" or "PythonException" in text[:2_000]:
+        return UserFunctionError(f"a function of the pipeline raised in a Spark worker: {_python_failure(text)}")
+    return None
 
 
 def _decoded(error: BaseException) -> PenstockError | None:
     from penstock import formats
 
     return formats.explain(error)
-
-
-def _is_java_error(error: BaseException) -> bool:
-    return type(error).__name__ == "Py4JJavaError"
 
 
 def _is_spark(error: BaseException) -> bool:

@@ -23,7 +23,7 @@ from penstock.graph.nodes import Read, Write
 from penstock.graph.pipeline import PipelineDefinition
 from penstock.job.attempt import Attempt, Plan
 from penstock.job.report import Report, Tally
-from penstock.job.session import make_session, take_over
+from penstock.job.session import activate, make_session, take_over
 from penstock.runtime.clock import SystemClock
 from penstock.runtime.lifecycle import JobState, Lifecycle
 from penstock.runtime.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
@@ -208,6 +208,7 @@ class Job:
 
     def _plan(self, spark: SparkSession | None, until: Until) -> Plan:
         assert spark is not None
+        activate(spark)
         analysis = analyze(self.graph, spark, clock=self._clock)
         filesystem = resolve(f"{self._state}/{self.name}")
         return Plan(

@@ -78,10 +78,6 @@ class Tally:
 
     def _add(self, fact: Fact) -> None:
         match fact:
-            case JobStarted():
-                self._state = "running"
-                if fact.attempt == 1:
-                    self._restored = fact.restored
             case BatchRead():
                 self._batches[fact.task] += 1
             case RowsRead():
@@ -91,13 +87,22 @@ class Tally:
                     self._written[fact.task] += fact.rows or 0
             case Counted():
                 self._counters[fact.task, fact.name] += fact.amount
+            case Published():
+                self._published[fact.task] += fact.outcome in {"done", "already done"}
+            case _:
+                self._add_of_job(fact)
+
+    def _add_of_job(self, fact: Fact) -> None:
+        match fact:
+            case JobStarted():
+                self._state = "running"
+                if fact.attempt == 1:
+                    self._restored = fact.restored
             case CheckpointCompleted():
                 self._events["completed"] += 1
                 self._last = fact.checkpoint
             case CheckpointFailed():
                 self._events["failed"] += 1
-            case Published():
-                self._published[fact.task] += fact.outcome in {"done", "already done"}
             case Restarting():
                 self._events["restarts"] += 1
             case JobEnded():

@@ -90,6 +90,12 @@ def take_over(spark: SparkSession) -> SparkSession:
     return ours
 
 
+def activate(spark: SparkSession) -> None:
+    """Make it this thread's active session: Spark's analyser asks for it, and a new thread has none."""
+    inner = cast("Any", spark)
+    inner._jvm.SparkSession.setActiveSession(inner._jsparkSession)  # noqa: SLF001 - there is no public way
+
+
 def configure(spark: SparkSession) -> None:
     """Set what the engine's plans rely on."""
     for key, value in SQL_SETTINGS.items():

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.elements import Batch, Lease
+from penstock.job.session import activate
 from penstock.runtime.threads import BackgroundSlots
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class SparkEdge:
     @contextmanager
     def _marked(self, pool: str, group: str, description: str) -> Iterator[None]:
         context = self._context
+        activate(self.spark)
         context.setLocalProperty("spark.scheduler.pool", pool)
         context.setJobGroup(group, description, interruptOnCancel=False)
         context.addJobTag(self._tag)

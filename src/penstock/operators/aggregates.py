@@ -79,7 +79,7 @@ class Aggregate:
         raise GraphError(msg)
 
 
-def sum(of: str | Column) -> Aggregate:  # noqa: A001 - Spark's word
+def sum(of: str | Column) -> Aggregate:
     """Sum of the values that are not NULL; NULL if there are none. Whole numbers give LONG, decimals ten more digits.
 
     >>> sum("amount").label
@@ -98,12 +98,12 @@ def count(of: str | Column | None = None) -> Aggregate:
     return Aggregate(function="count", of=of, parts=parts, finish=lambda p, _type: _or_zero(p["count"]))
 
 
-def min(of: str | Column) -> Aggregate:  # noqa: A001 - Spark's word
+def min(of: str | Column) -> Aggregate:
     """Least value that is not NULL; NaN is greater than every number."""
     return Aggregate(function="min", of=of, parts=(_part("min", "min", "min"),), finish=lambda p, _type: p["min"])
 
 
-def max(of: str | Column) -> Aggregate:  # noqa: A001 - Spark's word
+def max(of: str | Column) -> Aggregate:
     """Greatest value that is not NULL; NaN is greater than every number."""
     return Aggregate(function="max", of=of, parts=(_part("max", "max", "max"),), finish=lambda p, _type: p["max"])
 

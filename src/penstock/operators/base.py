@@ -23,7 +23,9 @@ LATE = "late"
 class Emit(Protocol):
     """Sends a batch downstream by a port of the step; may block while channels are full."""
 
-    def __call__(self, batch: Batch, port: str = MAIN) -> None: ...
+    def __call__(self, batch: Batch, port: str = MAIN) -> None:
+        """Send."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,7 +59,6 @@ _REMEDIES: Final = {
     "Union": "use stream.union(other)",
     "Intersect": _SET,
     "Except": _SET,
-    "EventTimeWatermark": "use stream.with_watermark(…)",
     "CollectMetrics": "penstock counts rows itself; leave .observe(…) out",
     "WithCTE": "write the query without WITH",
 }

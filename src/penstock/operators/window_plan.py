@@ -122,11 +122,9 @@ def make_plan(
     _check_time(schema, time)
     _check_names(keys, aggregates, schema)
     probe = session.createDataFrame([], schema)
-    end = f"timestamp_micros({_END_MICROS})"
-    start = f"timestamp_micros({window.start(_END_MICROS)})"
-    flagged = probe.selectExpr("*", f"{window.end(f'unix_micros({quoted(time)})')} AS {_END_MICROS}")
-    inputs = _inputs(keys, start, end, aggregates, schema)
-    rows = _analysed(lambda: flagged.select(*inputs), "keys and aggregates", schema)
+    ended = probe.selectExpr("*", f"{window.end(f'unix_micros({quoted(time)})')} AS {_END_MICROS}")
+    inputs = _inputs(keys, window, aggregates, schema)
+    rows = _analysed(lambda: ended.select(*inputs), "keys and aggregates", schema)
     _check_keys({name: rows.schema[_key(place)].dataType for place, (name, _) in enumerate(keys)})
     types = [rows.schema[f"{OWN}in_{place}"].dataType for place in range(len(aggregates))]
     partials, merges = _partials(aggregates, types)
@@ -136,11 +134,7 @@ def make_plan(
     finishes = (*(_column(quoted(name)) for name in (*names, START, END)), *_finishes(aggregates, types))
     output = _analysed(lambda: partial.select(*finishes), "aggregates", schema)
     layers_format = LayerFormat(
-        uid=uid,
-        keys=names,
-        schema=_nullable(partial.schema),
-        merges=merges,
-        partitions=partitions,
+        uid=uid, keys=names, schema=_nullable(partial.schema), merges=merges, partitions=partitions
     )
     return WindowPlan(
         time=time,
@@ -155,12 +149,13 @@ def make_plan(
 
 
 def _inputs(
-    keys: Sequence[tuple[str, str | Column]], start: str, end: str, aggregates: Sequence[Aggregate], schema: StructType
+    keys: Sequence[tuple[str, str | Column]], window: Window, aggregates: Sequence[Aggregate], schema: StructType
 ) -> list[Column]:
     from pyspark.sql import functions as F
 
     columns = [_expression(expression, schema).alias(_key(place)) for place, (_, expression) in enumerate(keys)]
-    columns += [F.expr(start).alias(START), F.expr(end).alias(END)]
+    columns.append(F.expr(f"timestamp_micros({window.start(_END_MICROS)})").alias(START))
+    columns.append(F.expr(f"timestamp_micros({_END_MICROS})").alias(END))
     for place, aggregate in enumerate(aggregates):
         of = F.lit(1) if aggregate.of is None else _expression(aggregate.of, schema)
         columns.append(of.alias(f"{OWN}in_{place}"))

@@ -46,9 +46,9 @@ from penstock.checkpoint.messages import (
     WriteStopped,
 )
 from penstock.elements import Barrier, CancelBarrier
-from penstock.errors import CheckpointError, GenerationFenced, PenstockError, assert_never
-from penstock.failpoints import failpoint
+from penstock.errors import CheckpointAborted, CheckpointError, GenerationFenced, PenstockError, assert_never
 from penstock.facts import BatchRead, CheckpointCompleted, CheckpointFailed, Fact, Listener, Published
+from penstock.failpoints import failpoint
 from penstock.handles import CommitOutcome, Committable, TaskSnapshot
 from penstock.ids import CheckpointId, EntryNumber, Instant
 from penstock.runtime.clock import Clock
@@ -135,7 +135,11 @@ class Supervisor:
         """Make a snapshot durable on the task's worker, then acknowledge; a failure fails the attempt."""
 
         def run() -> None:
-            snapshot = work()
+            try:
+                snapshot = work()
+            except CheckpointAborted as error:
+                self._decline(task, checkpoint, AbortReason.TASK_NOT_READY, str(error))
+                return
             self._put(
                 TaskAcknowledged(
                     at=self._clock.now(),
@@ -150,6 +154,9 @@ class Supervisor:
 
     def abandoned(self, task: str, checkpoint: CheckpointId) -> None:
         """A cancel barrier, or a newer one, came; the coordinator knows already unless it was the latter."""
+        self._decline(task, checkpoint, AbortReason.TASK_NOT_READY, "its barrier was cancelled or overtaken")
+
+    def _decline(self, task: str, checkpoint: CheckpointId, reason: AbortReason, message: str) -> None:
         self._put(
             TaskDeclined(
                 at=self._clock.now(),
@@ -157,8 +164,8 @@ class Supervisor:
                 checkpoint=checkpoint,
                 task=task,
                 attempt=self._attempts[task],
-                reason=AbortReason.TASK_NOT_READY,
-                message="its barrier was cancelled or overtaken",
+                reason=reason,
+                message=message,
             )
         )
 

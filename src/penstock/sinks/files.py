@@ -55,7 +55,7 @@ class Sink:
     True
     """
 
-    path: str
+    path: str | os.PathLike[str]
     format: str = field(default="parquet", kw_only=True)
     partition_by: Sequence[str] = field(default=(), kw_only=True)
     files_per_checkpoint: int = field(default=1, kw_only=True)
@@ -63,7 +63,7 @@ class Sink:
     options: Mapping[str, object] = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
-        local = self.path.removeprefix("file://")
+        local = os.fspath(self.path).removeprefix("file://")
         if "://" in local:
             msg = f"path {self.path!r}: output is published by rename, which needs a local or mounted file system"
             raise GraphError(msg)
@@ -77,6 +77,11 @@ class Sink:
         if self.files_per_checkpoint < 1 or self.target_file_bytes < 1:
             msg = "files_per_checkpoint and target_file_bytes must be at least 1"
             raise GraphError(msg)
+
+    @property
+    def target(self) -> str:
+        """The directory, as an absolute path."""
+        return os.fspath(self.path)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -133,6 +138,11 @@ def _check_column(column: Any, form: str, *, partition: bool) -> None:
         raise GraphError(msg)
 
 
+def _url(path: str) -> str:
+    """For Spark, which takes a path as it stands: not percent-encoded."""
+    return f"file://{path}"
+
+
 @dataclass(frozen=True, slots=True)
 class _Staged:
     folder: str
@@ -145,7 +155,7 @@ class FilesWriter:
     def __init__(self, sink: Sink, context: SinkContext) -> None:
         self._sink = sink
         self._context = context
-        self._root = "/".join([sink.path, HIDDEN, context.log_id, context.uid, str(context.generation)])
+        self._root = "/".join([sink.target, HIDDEN, context.log_id, context.uid, str(context.generation)])
         self._lock = threading.Lock()
         self._epoch: list[_Staged] = []
         self._batches = 0
@@ -155,7 +165,7 @@ class FilesWriter:
         """Stage a batch as Parquet, losslessly, in one job; then settle its measures."""
         folder = f"{self._root}/{self._batches}"
         self._batches += 1  # also after a failure: a folder is never used again
-        rows = staging.stage(cast("DataFrame", batch.frame), self._context.filesystem.url(folder))
+        rows = staging.stage(cast("DataFrame", batch.frame), _url(folder))
         batch.settle()
         if rows is None:  # Spark removed the counter, most likely with all the rows
             rows = sum(staging.rows_in(path) for path in self._content(folder))
@@ -197,6 +207,7 @@ class FilesWriter:
             self._convert(epoch, listed, folder)
             listed = self._content(folder)
         refs = [filesystem.settle(path) for path in listed]
+        staging.sync_folders(listed, self._sink.target)
         if not as_they_are:
             self._remove(epoch)
         return self._committable(checkpoint, refs, folder)
@@ -209,7 +220,7 @@ class FilesWriter:
         context, sink = self._context, self._sink
         size = sum(os.path.getsize(path) for path in listed)
         parts = max(sink.files_per_checkpoint, -(-size // sink.target_file_bytes))
-        urls = [context.filesystem.url(part.folder) for part in epoch]
+        urls = [_url(part.folder) for part in epoch]
         options = {name: str(value) for name, value in sink.options.items()}
         with context.background():
             frame = staging.staged(context.spark, urls, context.schema)
@@ -217,7 +228,7 @@ class FilesWriter:
                 frame = frame.repartition(parts, *sink.partition_by)
             else:
                 frame = frame.coalesce(parts)
-            staging.write(frame, context.filesystem.url(folder), sink.format, sink.partition_by, options)
+            staging.write(frame, _url(folder), sink.format, sink.partition_by, options)
 
     def _content(self, folder: str) -> list[str]:
         """The files that Spark's job committed in a folder, in a stable order."""
@@ -234,7 +245,7 @@ class FilesWriter:
             below = where[len(folder) :].strip("/") if folder else ""
             ending = file.partition(".")[2]
             final = f"{name}-{number:02d}.{ending}"
-            moves[ref.path] = "/".join(part for part in (self._sink.path, below, final) if part)
+            moves[ref.path] = "/".join(part for part in (self._sink.target, below, final) if part)
         if len(set(moves.values())) != len(refs):
             msg = f"two files of checkpoint {checkpoint} would have one name: {moves}"
             raise InternalError(msg, uid=context.uid)
@@ -242,13 +253,13 @@ class FilesWriter:
             uid=context.uid,
             kind=KIND,
             checkpoint=checkpoint,
-            target=self._sink.path,
+            target=self._sink.target,
             files=tuple(refs),
             detail={"moves": moves, "format": self._sink.format},
         )
 
     def _remove(self, epoch: Sequence[_Staged]) -> None:
-        staging.remove(self._context.spark, [self._context.filesystem.url(part.folder) for part in epoch])
+        staging.remove(self._context.spark, [_url(part.folder) for part in epoch])
 
     def _next_folder(self) -> int:
         with self._lock:

@@ -94,7 +94,7 @@ class Sink:
         from penstock.errors import GraphError
 
         try:
-            to_arrow_schema(schema)
+            to_arrow_schema(schema, timezone="UTC")
         except Exception as error:
             msg = f"a memory sink cannot hold {schema.simpleString()}: {error}; cast or drop the column"
             raise GraphError(msg) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -72,6 +73,26 @@ def write(frame: DataFrame, url: str, form: str, partition_by: Sequence[str], op
     if partition_by:
         writer = writer.partitionBy(*partition_by)
     writer.save(url)
+
+
+def sync_folders(files: Sequence[str], top: str) -> None:
+    """Make the names of folders durable that Spark made for files, up to and with ``top``'s own.
+
+    A file system syncs what lies below its root; a sink's target does not. Without this a power loss could take a
+    staged file away with its folder, and a staged file that is gone counts as published.
+    """
+    folders = {os.path.dirname(top)}
+    for file in files:
+        folder = os.path.dirname(file)
+        while folder.startswith(top) and folder not in folders:
+            folders.add(folder)
+            folder = os.path.dirname(folder)
+    for folder in sorted(folders, reverse=True):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def remove(spark: SparkSession, urls: Sequence[str]) -> None:

@@ -59,8 +59,8 @@ def frame_of(
     lines = lines.selectExpr(clean, "_file")
     decoding = formats.decode_json if content.format == "json" else formats.decode_csv
     decoded = decoding(lines, "value", schema, content.options)
-    rows = formats.strict(decoded, "value", schema, place="_file", skip="btrim(value, ' \t') = ''")
-    return rows.select(*(f"`{name.replace('`', '``')}`" for name in schema.fieldNames()))
+    blank = r"btrim(value, ' \t') = ''"
+    return formats.strict(decoded, "value", place="_file", skip=blank, alone=True)
 
 
 def _whole_lines(spark: SparkSession, root: str, slices: Sequence[Slice]) -> DataFrame:

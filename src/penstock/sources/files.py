@@ -66,8 +66,8 @@ class Source:
     Raises:
         GraphError: an argument is impossible.
 
-    >>> Source("in", format="json", schema="id LONG, user STRING").describe()
-    'files in/* (json)'
+    >>> Source("/in", format="json", schema="id LONG, user STRING").describe()
+    'files /in/* (json)'
     """
 
     path: str
@@ -82,7 +82,7 @@ class Source:
 
     def __init__(  # noqa: PLR0913 - what can be said about a directory
         self,
-        path: str,
+        path: str | os.PathLike[str],
         *,
         format: str = "json",
         schema: str | StructType | None = None,
@@ -94,6 +94,7 @@ class Source:
         poll_interval_ms: int = 200,
         options: Mapping[str, object] | None = None,
     ) -> None:
+        path = os.fspath(path)
         given = dict(options or {})
         header = str(given.pop("header", False)).lower() == "true"
         _check(path, format, schema, header=header)

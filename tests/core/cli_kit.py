@@ -1,0 +1,32 @@
+"""Runs a command line in this process, and gives back what it said and its exit code."""
+
+import io
+import signal
+from dataclasses import dataclass
+
+from penstock.cli.main import dispatch
+from penstock.cli.output import Output
+from penstock.cli.process import SIGNALS
+
+
+@dataclass
+class Said:
+    code: int
+    out: str
+    err: str
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def say(*arguments, traceback=False):
+    out, err = io.StringIO(), io.StringIO()
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        code = dispatch(list(arguments), Output(traceback=traceback, out=out, err=err))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return Said(code=code, out=out.getvalue(), err=err.getvalue())

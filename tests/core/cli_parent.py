@@ -1,0 +1,17 @@
+"""A parent for tests: watches ``cli_child`` with short pauses, and ends as it does."""
+
+import sys
+from pathlib import Path
+
+from penstock.cli.process import Parent
+from penstock.runtime.restart import ExponentialDelay
+
+CHILD = str(Path(__file__).with_name("cli_child.py"))
+
+if __name__ == "__main__":
+    parent = Parent(
+        lambda has_run: [sys.executable, CHILD, *sys.argv[1:], *(["again"] if has_run else [])],
+        tell=lambda text: print(text, flush=True),  # noqa: T201 - what the test reads
+        strategy=ExponentialDelay(initial=1_000),
+    )
+    sys.exit(parent.run())

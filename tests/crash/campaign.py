@@ -1,0 +1,226 @@
+"""Kills a job again and again: where, in which shape, how often. Knows the places, not what the job computes."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from crash.driver import SHAPES, Driver, all_gone, entries
+from crash.input_files import Dropper, InputFiles
+from crash.waiting import until
+from oracle.windows import FLUSH
+from penstock.failpoints import KNOWN
+
+COMMIT = (
+    "checkpoint.manifest.written",
+    "sink.commit.before",
+    "sink.files.before_move",
+    "local.move.before",
+    "local.move.renamed",
+    "sink.files.moved",
+    "sink.published",
+)
+"""Between the manifest, which is the commit point, and its confirmation."""
+
+RECOVERY = ("log.claim.before", "log.claim.written", "recovery.committed", "recovery.restored", "sink.published")
+EVERY = "500ms"
+REACHED = 240.0
+"""Seconds for a driver to start, on a busy machine, and come to its place."""
+
+
+@dataclass(frozen=True)
+class Kill:
+    place: str
+    shape: str
+    code: int
+    in_recovery: bool
+
+    @property
+    def in_commit(self) -> bool:
+        return self.place in COMMIT
+
+
+@dataclass
+class Campaign:
+    """All lives of one job in one folder."""
+
+    home: Path
+    seed: int
+    pace: float = 0.5
+    kills: list[Kill] = field(default_factory=list)
+    not_reached: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+    fenced: int = 0
+    lives: list[Driver] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.seed)
+        self.files = InputFiles(self.home / "in", self.seed)
+        self.files.drop(2)
+
+    # ------------------------------------------------------------------------------------------------------ lives
+
+    def driver(self, *arguments: str, pause_at: str | None = None, hit: int = 1, **environment: str) -> Driver:
+        made = Driver(
+            self.home,
+            len(self.lives),
+            "--checkpoint-every",
+            EVERY,
+            "--retained",
+            "2",
+            *arguments,
+            pause_at=pause_at,
+            hit=hit,
+            environment=environment,
+        )
+        self.lives.append(made)
+        return made
+
+    def look(self, checkpoints: int) -> None:
+        """A life without a kill, ended in order: it shows which places there are."""
+        driver = self.driver()
+        with Dropper(self.files, self.pace):
+            self._running(driver, entries(self.home) + 1 + checkpoints)
+        self._require(driver.stop(), 0, driver, "stopped by SIGTERM")
+
+    def strike(self, place: str, shape: str, *, hit: int = 1) -> bool:
+        """Kill at a place; false if this life never came there."""
+        self.files.drop(2)
+        driver = self.driver(pause_at=place, hit=hit)
+        with Dropper(self.files, self.pace):
+            reached = driver.reaches(REACHED)
+        if not reached:
+            self.not_reached[place] += 1
+            if driver.is_over:
+                self._require(driver.wait(1), 0, driver, f"before it came to {place}")
+            else:
+                self._require(driver.stop(), 0, driver, "stopped by SIGTERM")
+            return False
+        self._kill(driver, place, shape)
+        return True
+
+    def strike_anywhere(self, shape: str) -> None:
+        """Kill at a random moment after a random number of entries."""
+        driver = self.driver()
+        with Dropper(self.files, self.pace):
+            self._running(driver, entries(self.home) + self.chance.randint(2, 5))
+            threading.Event().wait(self.chance.random() * 0.5)  # which moment it is must not depend on a gate
+        self._kill(driver, "anywhere", shape)
+
+    def zombie(self, place: str | None) -> None:
+        """Stop a driver, let another take over and publish, wake the first: it must find itself fenced."""
+        first = self.driver(pause_at=place, hit=3)
+        with Dropper(self.files, self.pace):
+            if place is None:
+                self._running(first, entries(self.home) + 4)
+            elif not first.reaches(REACHED):
+                self.notes.append(f"the driver to be stopped never came to {place}: {first.tail()}")
+                first.stop()
+                return
+            first.signal(signal.SIGSTOP)
+            mark = entries(self.home)
+            second = self.driver("--take-over")
+            self._running(second, mark + 4)
+        seen = self._published()
+        first.release()
+        first.signal(signal.SIGCONT)
+        self._require(first.wait(60), 69, first, "woken after another had taken over")
+        self.fenced += first.process.returncode == 69
+        generations = {_generation(name) for name in self._published() - seen}
+        if len(generations) > 1:
+            self.notes.append(f"after the fence files of generations {sorted(generations)} appeared")
+        self._require(second.stop(), 0, second, "stopped by SIGTERM")
+
+    def finish(self, **environment: str) -> None:
+        """Close all windows and run to the end of the input, in order."""
+        self.files.drop_flush(FLUSH)
+        for _ in range(2):
+            driver = self.driver("--until", "caught-up", **environment)
+            self._require(driver.wait(300), 0, driver, "ran to the end of its input")
+
+    def close(self) -> None:
+        for driver in self.lives:
+            driver.end()
+        left = all_gone(self.home)
+        if left:
+            self.notes.append(f"{left} processes did not end by themselves")
+
+    # ----------------------------------------------------------------------------------------------------- helpers
+
+    def _running(self, driver: Driver, entry: int) -> None:
+        until(
+            REACHED,
+            f"the log has entry {entry}",
+            lambda: driver.is_over or (driver.is_running and entries(self.home) >= entry),
+            driver.tail,
+        )
+
+    def _kill(self, driver: Driver, place: str, shape: str) -> None:
+        if driver.is_over:
+            self.notes.append(f"ended with {driver.process.returncode} before it was killed: {driver.tail()}")
+            return
+        in_recovery = not driver.is_running
+        code = driver.kill(shape)
+        self.kills.append(Kill(place=place, shape=shape, code=code, in_recovery=in_recovery))
+        self._require(code, 75 if shape == "jvm" else -signal.SIGKILL, driver, f"{shape} killed at {place}")
+
+    def _require(self, code: int, expected: int, driver: Driver, what: str) -> None:
+        if code != expected:
+            self.notes.append(f"exit {code} instead of {expected}: {what}: {driver.tail()}")
+
+    def _published(self) -> set[str]:
+        return {str(path) for folder in ("out", "late", "bad") for path in (self.home / folder).glob("part-*")}
+
+    @property
+    def hits(self) -> set[str]:
+        """Places that any life came to."""
+        return {name for life in self.lives for name in life.record.read_text(encoding="utf-8").split()}
+
+
+def plan(kills: int, reachable: set[str], chance: random.Random) -> Iterator[tuple[str, str, int]]:
+    """Places, shapes and hits: each reachable place at its first hit, then more in the commit, then anywhere."""
+    shapes = [SHAPES[index % 3] for index in range(kills)]
+    first = [(name, 1) for name in KNOWN if name in reachable]
+    again = [(name, chance.randint(1, 4)) for _ in range(kills) for name in COMMIT if name in reachable]
+    chance.shuffle(first)
+    anywhere = [("anywhere", 1)] * max(2, kills // 10)
+    chosen = (first + anywhere + again)[:kills]
+    commits = [each for each in chosen if each[0] in COMMIT]
+    others = [each for each in chosen if each[0] not in COMMIT]
+    while commits or others:  # mixed, so that a run that is cut short has some of each
+        source = commits if commits and (not others or chance.random() < 0.45) else others
+        name, hit = source.pop(0)
+        yield name, shapes.pop(), hit
+
+
+def run(campaign: Campaign, kills: int) -> None:
+    """The kills of a whole run, a quarter of them followed by one during the recovery."""
+    campaign.look(checkpoints=6)
+    campaign.look(checkpoints=2)
+    in_recovery = 0
+    planned = kills - kills // 4
+    for number, (place, shape, hit) in enumerate(plan(planned, campaign.hits, campaign.chance)):
+        if place == "anywhere":
+            campaign.strike_anywhere(shape)
+        else:
+            campaign.strike(place, shape, hit=hit)
+        if number % 3 == 2:
+            campaign.strike(RECOVERY[in_recovery % len(RECOVERY)], SHAPES[in_recovery % 3])
+            in_recovery += 1
+        _progress(campaign)
+
+
+def _progress(campaign: Campaign) -> None:
+    last = campaign.kills[-1] if campaign.kills else None
+    what = f"{last.shape} at {last.place}" if last else "none"
+    print(f"  {len(campaign.kills)} kills, {campaign.files.rows} rows, last: {what}", flush=True)
+
+
+def _generation(path: str) -> int:
+    """Of a published file's name, ``part-<log>-<checkpoint>-<generation>-<number>``."""
+    return int(Path(path).name.split("-")[3])

@@ -1,0 +1,133 @@
+"""Signals and deaths of a real job under ``penstock run``: what reaches whom, and with which exit code it ends."""
+
+import os
+import signal
+
+import psutil
+import pytest
+
+from crash.driver import Driver, all_gone, entries
+from crash.input_files import InputFiles
+from crash.waiting import clock, until
+from penstock.cli.job_log import read_log
+
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(600)]
+
+START = 240
+"""Seconds for a driver to start, on a machine that others use too."""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts the job of the torture over a few files; ends whatever is left of it."""
+    files = InputFiles(tmp_path / "in", seed=3)
+    files.drop(3)
+    made = []
+
+    def begin(*, parent=True):
+        made.append(Driver(tmp_path, len(made), "--checkpoint-every", "500ms", parent=parent))
+        until(START, "a checkpoint with output", lambda: reads(made[-1]) or made[-1].is_over, made[-1].tail)
+        assert not made[-1].is_over, made[-1].tail()
+        return made[-1]
+
+    yield begin
+    for driver in made:
+        below = psutil.Process(driver.process.pid).children(recursive=True) if not driver.is_over else []
+        driver.end()
+        for each in below:
+            if each.is_running():
+                each.kill()
+    assert all_gone(tmp_path) == 0
+
+
+def reads(driver):
+    """Rows are published, so the job is in the middle of its work."""
+    return bool(list((driver.home / "out").glob("part-*")) or list((driver.home / "bad").glob("part-*")))
+
+
+def child_of(driver):
+    (child,) = [
+        each for each in psutil.Process(driver.process.pid).children() if "penstock" in " ".join(each.cmdline())
+    ]
+    return child
+
+
+def stopped(driver):
+    """Its last word in the log is that everything is published."""
+    history = read_log(str(driver.home / "state"), "torture")
+    return type(history.entries[-1].body).__name__ == "Stopped" and not history.open_committables
+
+
+def test_sigterm_to_the_parent_takes_a_last_checkpoint_publishes_and_ends_with_0(start):
+    driver = start()
+    asked = clock()
+
+    assert driver.stop(seconds=120) == 0
+
+    assert stopped(driver)
+    assert "(final)" in driver.said
+    if os.getloadavg()[0] < 2 * (os.cpu_count() or 1):  # the promise is for a machine that is not overrun
+        assert clock() - asked < 10
+
+
+def test_ctrl_c_to_the_whole_group_counts_once(start):
+    driver = start()
+
+    os.killpg(driver.process.pid, signal.SIGINT)
+
+    assert driver.wait(120) == 0
+    assert stopped(driver)
+    assert driver.said.count("taking a last checkpoint") == 1
+
+
+def test_sigterm_to_the_child_stops_the_job_in_order_and_the_parent_ends_too(start):
+    driver = start()
+
+    child_of(driver).send_signal(signal.SIGTERM)
+
+    assert driver.wait(120) == 0
+    assert stopped(driver)
+
+
+def test_a_second_ctrl_c_ends_at_once_with_130_and_the_next_start_goes_on(start):
+    driver = start()
+    child = child_of(driver)
+    child.suspend()  # so that the first request cannot be carried out before the second
+    driver.signal(signal.SIGINT)
+    driver.signal(signal.SIGINT)
+    child.resume()
+
+    assert driver.wait(120) == 130
+    assert not stopped(driver)
+    assert start().stop(seconds=120) == 0
+
+
+def test_the_death_of_the_jvm_is_told_and_the_parent_starts_the_job_again(start):
+    driver = start()
+    first, entry = child_of(driver), entries(driver.home)
+    driver.jvm().kill()
+
+    until(
+        START, "another child has written", lambda: driver.is_over or _writes_again(driver, first, entry), driver.tail
+    )
+
+    assert driver.stop(seconds=120) == 0
+    assert "the engine died; it starts again in" in driver.said
+    assert "restoring from checkpoint" in driver.said
+    assert stopped(driver)
+
+
+def _writes_again(driver, first, entry):
+    return driver.said.count("· generation ") == 2 and entries(driver.home) > entry + 1 and not first.is_running()
+
+
+def test_a_job_whose_parent_is_killed_stops_in_order(start):
+    driver = start()
+    child = child_of(driver)
+
+    driver.process.kill()
+    driver.process.wait()
+
+    until(120, "the child ended", lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    assert stopped(driver)
+    assert "the parent process is gone" in driver.said

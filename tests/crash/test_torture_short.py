@@ -1,0 +1,25 @@
+"""The torture with few kills, as the suite runs it; ``make torture-files`` is the whole of it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TORTURE = Path(__file__).with_name("torture_files.py")
+
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.mark.mission("D10", "S10", "L25")
+def test_a_job_killed_at_four_places_loses_and_repeats_nothing_and_a_broken_one_does():
+    done = subprocess.run([sys.executable, str(TORTURE), "--short"], capture_output=True, text=True, check=False)
+    figures = json.loads(done.stdout.splitlines()[-1].removeprefix("RESULT ")) if done.stdout else {}
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert figures["kills"] == 4
+    assert figures["kills_in_commit"] == 2
+    assert figures["kills_in_recovery"] >= 1
+    assert figures["rows"] > 0
+    assert (figures["lost"], figures["repeated"]) == (0, 0)

@@ -1,0 +1,304 @@
+"""One plan serves every batch: equal to running the functions again, without jobs, compilations or calls a column."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import functions as F
+
+import penstock as ps
+from penstock.elements import Batch, Measure
+from penstock.errors import InternalError
+from penstock.graph.analyze import analyze
+from penstock.graph.nodes import BAD, ParseJson, Read
+from penstock.graph.segment import compile_segment
+from penstock.ids import Instant, WallTime
+from penstock.operators.gauge import Observer, make_gauge
+from penstock.operators.graft import Grafter, plan_of
+from penstock.sources.base import Guarantee
+from window_harness import counted
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "id LONG, user STRING, amount DOUBLE, at TIMESTAMP"
+COUNTRIES = "SELECT * FROM VALUES ('u1', 'DE'), ('u2', 'FR'), ('u2', 'BE') AS t(user, country)"
+NOW = 1_767_225_600_000_000
+"""2026-01-01T00:00:00Z"""
+
+
+class _Lines:
+    guarantee = Guarantee.EXACTLY_ONCE
+
+    def __init__(self, ddl=SCHEMA):
+        self.ddl = ddl
+
+    def schema(self, spark):
+        from pyspark.sql.types import StructType
+
+        return StructType.fromDDL(self.ddl)
+
+    def open(self, context, resume):
+        raise NotImplementedError
+
+    def describe(self):
+        return "lines"
+
+
+@dataclass
+class _Clock:
+    at: int = NOW
+
+    def now(self):
+        return Instant(self.at)
+
+    def wall(self):
+        return WallTime(self.at)
+
+
+@dataclass
+class _Port:
+    node: ParseJson
+    port: str
+
+
+def frame_of(spark, ids=(1, 2, 3), at=NOW):
+    ids = list(ids)
+    table = pa.table(
+        {
+            "id": pa.array(ids, pa.int64()),
+            "user": [f"u{n % 4}" for n in ids],
+            "amount": [n / 2 for n in ids],
+            "at": pa.array([at + n * 1_000_000 for n in ids], pa.timestamp("us", tz="UTC")),
+        }
+    )
+    return spark.createDataFrame(table)
+
+
+def batch_of(frame):
+    return Batch(frame=frame, sequence=1)
+
+
+def compiled(spark, describe, clock=None, ddl=SCHEMA):
+    """The segment of all stateless steps that ``describe(stream, pipeline, countries)`` makes, and its graph."""
+    p = ps.Pipeline("demo")
+    describe(p.read("lines", _Lines(ddl)), p, p.table("countries", COUNTRIES, refresh="1 minute"))
+    graph = p.graph()
+    analysis = analyze(graph, spark, clock=clock or _Clock())
+    return analysis.segment(graph.nodes[0], graph.nodes[1:]), graph
+
+
+def rows(frame):
+    return sorted((tuple(row) for row in frame.collect()), key=repr)
+
+
+def noop(batch):
+    batch.frame.write.format("noop").mode("append").save()
+    batch.settle()
+    return {name: measure.value for name, measure in batch.measures.items()}
+
+
+STEPS = {
+    "ours": lambda s, p, c: s.where("amount > 1").select("id", "amount * 2 AS twice", F.col("user")).drop("user"),
+    "overwritten column": lambda s, p, c: s.with_column("id", "id + 1").with_column("id", "id * 2").where("id > 5"),
+    "self reference": lambda s, p, c: s.transform(lambda f: f.withColumn("amount", f["amount"] + f.amount)),
+    "udf": lambda s, p, c: s.transform(lambda f: f.withColumn("x", F.udf(lambda x: x + 1, "long")("id"))),
+    "explode": lambda s, p, c: s.select("id", "explode(sequence(1, id)) AS n").where("n % 2 = 1"),
+    "join": lambda s, p, c: p.sql("SELECT o.*, c.country FROM {o} o LEFT JOIN {c} c USING (user)", o=s, c=c),
+    "join twice": lambda s, p, c: p.sql(
+        "SELECT o.id, c.country, d.country AS other FROM {o} o JOIN {c} c USING (user) JOIN {c} d USING (user)",
+        o=s,
+        c=c,
+    ),
+    "table as argument": lambda s, p, c: s.transform(lambda f, other: f.join(other, "user", "left_anti"), other=c),
+    "subquery": lambda s, p, c: p.sql("SELECT *, (SELECT count(*) FROM {c}) AS n FROM {o}", o=s, c=c),
+    "correlated": lambda s, p, c: p.sql(
+        "SELECT * FROM {o} o WHERE EXISTS (SELECT 1 FROM {c} c WHERE c.user = o.user)", o=s, c=c
+    ),
+    "with clause": lambda s, p, c: p.sql(
+        "WITH w AS (SELECT * FROM {o} WHERE id > 1) SELECT w.id, country FROM w JOIN {c} USING (user)", o=s, c=c
+    ),
+    "fifteen": lambda s, p, c: list(
+        itertools.accumulate(range(15), lambda t, n: t.with_column(f"c{n}", f"amount * {n}"), initial=s)
+    )[-1],
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_grafted_batches_equal_running_the_functions_again(spark, name):
+    segment, graph = compiled(spark, STEPS[name])
+    tables = {table.name: spark.sql(table.query) for table in graph.tables}
+    for ids in ([1, 2, 3, 4, 5], [7], [2, 2, 6]):
+        expected = frame_of(spark, ids)
+        for node in graph.nodes[1:]:
+            expected = node.build(expected, *(tables[table.name] for table in node.tables))
+        got = segment(batch_of(frame_of(spark, ids))).frame
+        assert rows(got) == rows(expected)
+        assert got.schema.simpleString() == expected.schema.simpleString() == segment.schema.simpleString()
+
+
+def test_grafted_batches_can_be_joined_unioned_and_kept(spark):
+    segment, _ = compiled(spark, STEPS["with clause"])
+    first, second = (segment(batch_of(frame_of(spark, ids))).frame for ids in ([1, 2], [5, 6]))
+    assert rows(first.union(second)) == sorted(rows(first) + rows(second), key=repr)
+    assert first.join(second, "id", "full").count() == first.count() + second.count()
+    kept = first.persist()
+    assert rows(kept) == rows(first)
+    kept.unpersist()
+
+
+def test_functions_run_once_however_many_batches_and_segments(spark):
+    calls = []
+
+    def counts(frame):
+        calls.append(1)
+        return frame.withColumn("n", F.lit(len(calls)))
+
+    p = ps.Pipeline("demo")
+    p.read("lines", _Lines()).transform(counts)
+    graph = p.graph()
+    analysis = analyze(graph, spark)
+    segments = [analysis.segment(graph.nodes[0], graph.nodes[1:]) for _ in range(2)]
+    for segment in segments:
+        for _ in range(3):
+            assert {row.n for row in segment(batch_of(frame_of(spark))).frame.collect()} == {1}
+    assert len(calls) == 1
+
+
+def test_random_numbers_are_drawn_anew_for_each_batch_and_again_the_same_for_one(spark):
+    segment, _ = compiled(
+        spark, lambda s, p, c: s.where("id > 0").select("id", "rand() AS r", "uuid() AS u").drop("id")
+    )
+    one, two = (segment(batch_of(frame_of(spark))) for _ in range(2))
+    assert rows(one.frame) != rows(two.frame)
+    assert rows(one.frame) == rows(one.frame)
+
+
+def test_a_table_is_read_again_when_due_and_freed_with_its_last_batch(spark):
+    spark.createDataFrame([("u1", "old")], "user string, country string").createOrReplaceTempView("lake")
+    clock = _Clock()
+
+    def describe(s, p, c):
+        table = p.table("t", "SELECT * FROM lake", refresh="1 minute")
+        return p.sql("SELECT id, country FROM {o} JOIN {t} USING (user)", o=s, t=table)
+
+    segment, _ = compiled(spark, describe, clock)
+    first = segment(batch_of(frame_of(spark)))
+    assert rows(first.frame) == [(1, "old")]
+    spark.createDataFrame([("u1", "new")], "user string, country string").createOrReplaceTempView("lake")
+    clock.at += 59_000_000
+    still = segment(batch_of(frame_of(spark)))
+    assert rows(still.frame) == [(1, "old")]
+    still.release()
+    clock.at += 1_000_000
+    second = segment(batch_of(frame_of(spark)))
+    assert rows(second.frame) == [(1, "new")]
+    assert rows(first.frame) == [(1, "old")]
+    kept = spark.sparkContext._jsc.sc().getPersistentRDDs().size()
+    first.release()
+    assert spark.sparkContext._jsc.sc().getPersistentRDDs().size() == kept - 1
+
+
+def test_measures_tell_rows_bad_records_and_event_time_by_the_way(spark):
+    def describe(s, p, c):
+        parsed = s.parse_json("value", "id LONG, at TIMESTAMP", on_error="null")
+        return parsed.where("id IS NOT NULL").with_watermark("at", delay="1 s", max_ahead="1 hour")
+
+    segment, _ = compiled(spark, describe, ddl="value STRING")
+    times = ["2025-12-31T23:00:00Z", "2026-01-01T00:59:00Z", "2026-01-01T02:00:00Z"]
+    lines = [f'{{"id": 1, "at": "{at}"}}' for at in times] + ['{"id": 1}', "x", '{"id": "y"}']
+    batch = segment(batch_of(spark.createDataFrame([(line,) for line in lines], "value string")))
+    assert all(measure.value is None for measure in batch.measures.values())
+    told = noop(batch)
+    seen = int(dt.datetime.fromisoformat("2026-01-01T00:59:00+00:00").timestamp()) * 1_000_000
+    assert told == {
+        "rows": {"rows": 6},
+        "bad:1": {"bad": 2},
+        "time:3": {"max": seen, "ahead": 1, "missing": 1},
+    }
+
+
+def test_rows_are_not_counted_again_where_the_reader_knows_them(spark):
+    segment, _ = compiled(spark, STEPS["ours"])
+    known = Measure.known({"rows": 3, "bytes": 10})
+    batch = segment(Batch(frame=frame_of(spark), sequence=1, rows=3, measures={"rows": known}))
+    assert batch.measures["rows"] is known
+    assert "CollectMetrics" not in plan_of(batch.frame).toString()
+    assert batch.rows is None
+
+
+def test_a_split_is_decoded_once_and_its_bad_branch_waits_for_the_count(spark):
+    p = ps.Pipeline("demo")
+    raw = p.read("lines", _Lines("value STRING"))
+    raw.parse_json("value", "id LONG", on_error="split")
+    graph = p.graph()
+    node = graph.nodes[1]
+    assert isinstance(node, ParseJson)
+    analysis = analyze(graph, spark)
+    root = analysis.segment(graph.nodes[0], [node])
+    good = analysis.segment(graph.nodes[0], [_Port(node, "out")], is_root=False)
+    bad = analysis.segment(graph.nodes[0], [_Port(node, BAD)], is_root=False)
+    wide = root(batch_of(spark.createDataFrame([('{"id": 1}',), ("x",)], "value string")))
+    ports = good(wide), bad(wide)
+    assert rows(ports[0].frame) == [(1,)]
+    ports[0].settle()
+    assert ports[1].measures["bad:1"].value == {"bad": 1}
+    assert ports[1].only_if == ("bad:1", "bad")
+    assert rows(ports[1].frame)[0][0] == "x"
+    assert ports[0].only_if is None
+
+
+def test_a_bad_record_fails_the_job_where_that_was_asked_for(spark):
+    segment, _ = compiled(spark, lambda s, p, c: s.parse_json("value", "id LONG"), ddl="value STRING")
+    batch = segment(batch_of(spark.createDataFrame([("x",)], "value string")))
+    with pytest.raises(Exception, match=r"penstock\.decode"):
+        batch.frame.select(F.lit(1)).collect()
+
+
+def test_batches_cost_one_job_each_and_compile_nothing_once_warm(spark):
+    def describe(s, p, c):
+        joined = p.sql("SELECT o.*, c.country FROM {o} o LEFT JOIN {c} c USING (user)", o=s, c=c)
+        return joined.where("amount > 0").with_watermark("at", delay="1 s", max_ahead="1 hour")
+
+    clock = _Clock()
+    segment, _ = compiled(spark, describe, clock)
+    for _ in range(2):
+        noop(segment(batch_of(frame_of(spark))))
+    with counted(spark) as built:
+        batches = []
+        for n in range(3):
+            clock.at += 1_000_000
+            batches.append(segment(batch_of(frame_of(spark, range(n, n + 5), at=NOW + n))))
+    assert (built.jobs, built.compilations) == (0, 0)
+    with counted(spark) as run:
+        told = [noop(batch) for batch in batches]
+    assert run.compilations == 0
+    assert run.jobs <= 2 * len(batches)  # one is Spark's broadcast of the joined table
+    assert all(figures["rows"] == {"rows": 5} for figures in told)
+
+
+def test_a_figure_that_no_job_brings_is_lost_not_waited_for(spark):
+    grafter = Grafter(spark)
+    frame = spark.range(3)
+    node, measure = Observer(grafter).observe(plan_of(frame), make_gauge(frame, "n", {"n": "count(1)"}))
+    grafter.frame(node).where("false").write.format("noop").mode("append").save()
+    measure.settle()
+    assert measure.value is None
+
+
+def test_a_batch_of_other_columns_is_an_internal_error(spark):
+    segment, _ = compiled(spark, STEPS["ours"])
+    with pytest.raises(InternalError, match="a batch has the columns struct<other:bigint>"):
+        segment(batch_of(spark.range(3).toDF("other")))
+
+
+def test_steps_can_be_compiled_without_an_analysis(spark):
+    p = ps.Pipeline("demo")
+    p.read("lines", _Lines()).where("id > 1")
+    graph = p.graph()
+    assert isinstance(graph.nodes[0], Read)
+    segment = compile_segment(spark, graph.nodes[1:], _Lines().schema(spark))
+    assert [row.id for row in segment(batch_of(frame_of(spark))).frame.collect()] == [2, 3]

@@ -1,0 +1,39 @@
+"""Types of pipelines and streams as a user's editor sees them: read by the type checkers, never run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from typing_extensions import assert_type
+
+import penstock as ps
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def add_tax(frame: DataFrame, rate: float) -> DataFrame:
+    return frame.withColumn("tax", frame.amount * rate)
+
+
+@ps.pipeline("orders")
+def orders(p: ps.Pipeline) -> None:
+    raw = p.read("orders", ps.files.Source("in/", format="text"))
+    assert_type(raw, ps.Stream)
+    assert_type(raw.parse_json("value", "id LONG", on_error="split"), tuple[ps.Stream, ps.Stream])
+    assert_type(raw.parse_json("value", "id LONG", on_error="null"), ps.Stream)
+    assert_type(raw.parse_json("value", "id LONG"), ps.Stream)
+    countries = p.table("countries", "SELECT 1 AS id", refresh="10 minutes")
+    assert_type(countries, ps.TableRef)
+    joined = p.sql("SELECT o.* FROM {o} o JOIN {c} c USING (id)", o=raw, c=countries)
+    timed = joined.transform(add_tax, rate=0.2).with_watermark("at", delay="5 seconds")
+    grouped = timed.group_by("user", ps.tumbling("1 minute"))
+    assert_type(grouped, ps.GroupedStream)
+    totals = grouped.agg("totals", ps.agg.sum("amount").alias("amount"), ps.agg.count())
+    assert_type(totals, ps.WindowedResult)
+    assert_type(totals.late, ps.Stream)
+    assert_type(totals.write("out", ps.files.Sink("out/"), guarantee="exactly-once"), None)
+    assert_type(raw.schema.names, "list[str]")
+
+
+assert_type(orders, ps.PipelineDefinition)
