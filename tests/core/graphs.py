@@ -29,6 +29,9 @@ class NoSink:
     def writer(self, context: Any) -> Any:
         raise AssertionError
 
+    def stages_in(self, log_id: str, uid: str) -> Any:
+        raise AssertionError
+
     def describe(self) -> str:
         return "nowhere"
 

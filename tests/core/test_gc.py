@@ -185,6 +185,15 @@ def test_G2_orphans_are_of_older_generations_and_named_by_no_entry():
     assert orphans_of(found, 2, files) == ("staged/out/0/9/part-1", path_of("stray"))
 
 
+def test_G2_beside_a_target_only_files_of_the_own_log_are_orphans():
+    found = history(CLAIM, holding(1, None, "a"), CLAIM)
+    ours, younger, theirs = (
+        f"/out/.penstock/{place}/part-0" for place in ("log-1/out/0", "log-1/out/2", "log-2/out/0")
+    )
+
+    assert orphans_of(found, 2, [ours, younger, theirs]) == (ours,)
+
+
 def test_G2_orphans_are_condemned_by_an_entry_before_they_are_deleted():
     found = collect(holding(1, None, "a"), history(CLAIM, CLAIM), orphans=(path_of("stray"), path_of("a"), "wal/x/0/1"))
 

@@ -126,12 +126,12 @@ class Campaign:
             mark = entries(self.home)
             second = self.driver("--take-over")
             self._running(second, mark + 4)
-        seen = self._published()
+        seen = self.published()
         first.release()
         first.signal(signal.SIGCONT)
         self._require(first.wait(60), 69, first, "woken after another had taken over")
         self.fenced += first.process.returncode == 69
-        generations = {_generation(name) for name in self._published() - seen}
+        generations = {_generation(name) for name in self.published() - seen}
         if len(generations) > 1:
             self.notes.append(f"after the fence files of generations {sorted(generations)} appeared")
         self._require(second.stop(), 0, second, "stopped by SIGTERM")
@@ -173,7 +173,8 @@ class Campaign:
         if code != expected:
             self.notes.append(f"exit {code} instead of {expected}: {what}: {driver.tail()}")
 
-    def _published(self) -> set[str]:
+    def published(self) -> set[str]:
+        """Files that readers see."""
         return {str(path) for folder in ("out", "late", "bad") for path in (self.home / folder).glob("part-*")}
 
     @property

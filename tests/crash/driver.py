@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -153,8 +157,7 @@ def command(pipeline: str, *arguments: str) -> list[str]:
 
 def surroundings(home: Path) -> dict[str, str]:
     """Modules of the tests can be imported, and nothing is written outside of the folder."""
-    temporary = home / "tmp"
-    temporary.mkdir(exist_ok=True)
+    temporary = _temporary(home)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     return clean | {
         "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)]),
@@ -163,6 +166,14 @@ def surroundings(home: Path) -> dict[str, str]:
         "SPARK_SUBMIT_OPTS": f"-Djava.io.tmpdir={temporary} {LIGHT}",
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
+
+
+@functools.cache
+def _temporary(home: Path) -> Path:
+    """A folder with a short name, for Unix sockets have short paths; removed when this process ends."""
+    made = tempfile.mkdtemp(prefix=f"pt-{os.getpid()}-")
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return Path(made)
 
 
 def entries(home: Path, job: str = "torture") -> int:

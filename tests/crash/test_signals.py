@@ -107,18 +107,16 @@ def test_the_death_of_the_jvm_is_told_and_the_parent_starts_the_job_again(start)
     first, entry = child_of(driver), entries(driver.home)
     driver.jvm().kill()
 
-    until(
-        START, "another child has written", lambda: driver.is_over or _writes_again(driver, first, entry), driver.tail
-    )
+    def writes_again():
+        began = driver.said.count("· generation ") == 2
+        return driver.is_over or (began and entries(driver.home) > entry + 1 and not first.is_running())
+
+    until(START, "another child has written", writes_again, driver.tail)
 
     assert driver.stop(seconds=120) == 0
     assert "the engine died; it starts again in" in driver.said
     assert "restoring from checkpoint" in driver.said
     assert stopped(driver)
-
-
-def _writes_again(driver, first, entry):
-    return driver.said.count("· generation ") == 2 and entries(driver.home) > entry + 1 and not first.is_running()
 
 
 def test_a_job_whose_parent_is_killed_stops_in_order(start):

@@ -119,12 +119,18 @@ def orphans_of(history: History, own: Generation, files: Iterable[str]) -> tuple
     and files outside our folders are never orphans.
     """
     kept = needed(history) | frozenset(history.condemned_files())
-    return tuple(sorted(path for path in files if _is_older(path, own) and path not in kept))
+    older = (path for path in files if _is_older(path, own) and _is_of_log(path, history.log_id))
+    return tuple(sorted(path for path in older if path not in kept))
 
 
 def _is_older(path: str, own: Generation) -> bool:
     generation = paths.generation_of(path)
     return generation is not None and generation < own
+
+
+def _is_of_log(path: str, log_id: str | None) -> bool:
+    """Beside a sink's target the staged files of several logs may lie; in the job's directory all are of its own."""
+    return not path.startswith("/") or f"/.penstock/{log_id}/" in path
 
 
 def delete_recorded(filesystem: FileSystem, history: History) -> EntryNumber:

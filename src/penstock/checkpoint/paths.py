@@ -23,7 +23,7 @@ WAL: Final = "wal"
 CONTROL: Final = "control"
 
 _ENTRY = re.compile(r"log/(\d{20})\.json")
-_GENERATION = re.compile(r"(?:state|staged)/[^/]+/(\d{1,20})/.+")
+_GENERATION = re.compile(r"(?:(?:state|staged)/[^/]+|/.*/\.penstock/[^/]+/[^/]+)/(\d{1,20})/.+")
 _OURS = re.compile(r"[._]?penstock(?:[._-].*)?")
 
 
@@ -74,6 +74,8 @@ def answer(identity: str) -> str:
 
 def generation_of(path: str) -> Generation | None:
     """The generation in whose folder a layer or a staged file lies; ``None`` for all else, write-ahead blocks included.
+
+    Beside a sink's target files are staged in ``.penstock/<log id>/<uid>/<generation>/``.
 
     >>> generation_of("state/totals/7/layer-1/part-0.parquet")
     7

@@ -49,15 +49,17 @@ def run_demo(output: Output, *, rows: int, folder: str | None = None, keep: bool
         msg = f"--rows {rows} is too few to be killed half-way: at least {FEWEST:,}"
         raise UsageError(msg)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.INTERRUPTED))  # unwinds: child and folder go too
-    with _folder(folder, keep=keep) as home:
-        return _Demo(output, home, rows, keep=keep).run()
+    # Paths of Unix sockets must be short, so Spark's temporary files do not lie below a folder that the user named.
+    with _folder(folder, keep=keep) as home, tempfile.TemporaryDirectory(prefix="penstock-demo-") as temporary:
+        return _Demo(output, home, rows, temporary, keep=keep).run()
 
 
 class _Demo:
-    def __init__(self, output: Output, home: Path, rows: int, *, keep: bool) -> None:
+    def __init__(self, output: Output, home: Path, rows: int, temporary: str, *, keep: bool) -> None:
         self._output = output
         self._home = home
         self._rows = rows
+        self._temporary = temporary
         self._keep = keep
 
     def run(self) -> int:
@@ -131,13 +133,12 @@ class _Demo:
 
     def _environment(self) -> dict[str, str]:
         """Nothing outside the demo's folder is written, by a JVM that is killed neither."""
-        temporary = self._home / "tmp"
-        temporary.mkdir(exist_ok=True)
+        temporary = self._temporary
         options = f"-Djava.io.tmpdir={temporary} -XX:-UsePerfData -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
         given = os.environ.get("SPARK_SUBMIT_OPTS")
         return os.environ | {
-            "TMPDIR": str(temporary),
-            "SPARK_LOCAL_DIRS": str(temporary),
+            "TMPDIR": temporary,
+            "SPARK_LOCAL_DIRS": temporary,
             "SPARK_SUBMIT_OPTS": f"{given} {options}" if given else options,
         }
 

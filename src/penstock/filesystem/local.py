@@ -24,7 +24,7 @@ from penstock.handles import FileRef
 NETWORK: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ncpfs", "fuse.sshfs", "fuse.s3fs"})
 """File systems whose exclusive create, or listing, cannot be relied on from several hosts."""
 
-_REFUSED: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+_REFUSED: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR})
 _UNCLEAR: Final = frozenset({errno.EIO, errno.ETIMEDOUT, errno.ESTALE})
 _TEMPORARY: Final = ".penstock-tmp-"
 _CHUNK: Final = 1 << 20
@@ -67,8 +67,8 @@ class LocalFileSystem:
         return sorted(found)
 
     def url(self, path: str) -> str:
-        """A ``file:`` address."""
-        return self._file(path).as_uri()
+        """A ``file:`` address, not percent-encoded: Spark takes it as it stands."""
+        return f"file://{self._file(path)}"
 
     # --------------------------------------------------------------------------------------------------------- writing
 

@@ -181,6 +181,9 @@ class PipelineDefinition:
             error.where = error.where or raised_at(error)
             raise
         except Exception as error:
+            if isinstance(error, TypeError) and "required positional argument" in str(error):
+                msg = f"{error}; every source, stateful step and sink is given its uid first, then what it is"
+                raise GraphError(msg, where=raised_at(error) or str(self.origin)) from error
             msg = f"the function of pipeline {self.name!r} raised {type(error).__name__}: {error}"
             raise UserFunctionError(msg, where=raised_at(error) or str(self.origin)) from error
         graph = p.graph()

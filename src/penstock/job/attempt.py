@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -124,6 +124,7 @@ class Attempt:
                 settings=plan.settings,
                 cores=cores,
                 until=plan.until,
+                initial=recovery.initial,
                 clock=plan.clock,
                 listener=plan.listener,
                 supervisor=self.supervisor,
@@ -146,7 +147,12 @@ class Attempt:
             tasks=assembly.tasks,
             threads=assembly.threads,
             workers=Workers(self.supervisor.broke),
-            journal=Journal(owned, plan.filesystem, retained=plan.settings.retained),
+            journal=Journal(
+                owned,
+                plan.filesystem,
+                retained=plan.settings.retained,
+                leftovers=lambda: self._leftovers(owned.log_id),
+            ),
             publish=lambda item: self._committer(item).commit(item),
             explain=explain,
             cancel=edge.cancel,
@@ -158,6 +164,15 @@ class Attempt:
 
     def _committer(self, item: Committable) -> Committer:
         return committer(item.kind, self._plan.filesystem, failpoint)
+
+    def _leftovers(self, log_id: str) -> Iterator[str]:
+        """Everything that drivers wrote and that may lie about: layers, and what sinks staged."""
+        for folder in ("state", "staged"):
+            yield from self._plan.filesystem.list(folder)
+        for task in self._tasks:
+            if isinstance(task.node, Write):
+                for folder in task.node.sink.stages_in(log_id, task.id):
+                    yield from self._plan.filesystem.list(folder)
 
     def _started(
         self, at: Instant, recovery: Recovery, assembly: Assembly, steps: tuple[StepRecord, ...]
@@ -171,6 +186,7 @@ class Attempt:
             next_checkpoint=recovery.next_checkpoint,
             parent=recovery.restored,
             initial=recovery.initial,
+            settled=bool(recovery.commit),
         )
 
 

@@ -18,7 +18,6 @@ from penstock.errors import (
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE})
 _FULL_TEXT: Final = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system")
-_LOST_BLOCK: Final = re.compile(r"Checkpoint block \S+ not found|checkpoint data .* (?:lost|not found)", re.IGNORECASE)
 _PYTHON_FRAME: Final = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
@@ -31,7 +30,7 @@ def explain(error: BaseException) -> PenstockError:
     if isinstance(error, PenstockError):
         return error
     text = str(error)
-    told = _engine(error) or _storage(error, text) or _lost_block(text) or _decoded(error) or _function(error, text)
+    told = _engine(error) or _storage(error, text) or _lost_block(error) or _decoded(error) or _function(error, text)
     if told is not None:
         return told
     if _is_spark(error):
@@ -50,8 +49,10 @@ def _storage(error: BaseException, text: str) -> PenstockError | None:
     return None
 
 
-def _lost_block(text: str) -> PenstockError | None:
-    if _LOST_BLOCK.search(text):
+def _lost_block(error: BaseException) -> PenstockError | None:
+    from penstock.state.blocks import lost_block
+
+    if lost_block(error):
         return LayerMissing("a cached block of state is gone (a lost executor?); restoring from the durable layers")
     return None
 
@@ -63,9 +64,9 @@ def _function(error: BaseException, text: str) -> PenstockError | None:
 
 
 def _decoded(error: BaseException) -> PenstockError | None:
-    from penstock import formats
+    from penstock.sources import files
 
-    return formats.explain(error)
+    return files.explain(error)
 
 
 def _is_spark(error: BaseException) -> bool:

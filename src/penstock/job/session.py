@@ -24,6 +24,8 @@ SQL_SETTINGS: Final = {
     "spark.sql.sources.partitionOverwriteMode": "static",
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.files.maxPartitionBytes": "128m",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
 }
 """What the engine's plans rely on; set on our own session or on our clone of the user's."""
 

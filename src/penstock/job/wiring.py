@@ -48,6 +48,7 @@ class Surroundings:
     settings: Settings
     cores: int
     until: Until
+    initial: bool
     clock: Clock
     listener: Listener
     supervisor: Supervisor
@@ -114,7 +115,13 @@ class Assembly:
         reader = node.source.open(context, snapshot.position if snapshot else None)
         limits = Limits(rows=self._of.settings.max_rows_per_batch, bytes=self._of.settings.max_bytes_per_batch)
         return SourceTask(
-            plan.id, reader, output, limits=lambda: limits, shell=self._of.supervisor, clock=self._of.clock
+            plan.id,
+            reader,
+            output,
+            limits=lambda: limits,
+            held=self._of.initial,
+            shell=self._of.supervisor,
+            clock=self._of.clock,
         )
 
     def _inputs(self, plan: TaskPlan) -> Inputs:

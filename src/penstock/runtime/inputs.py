@@ -103,6 +103,13 @@ class Inputs:
                 self.valve.advance(i, at)
         return self.valve.at
 
+    def drain(self) -> None:
+        """Let go of the batches that wait here: the job is being torn down and nobody will run them."""
+        for each in self._inputs:
+            for element in each.channel.drain():
+                if isinstance(element, Batch):
+                    element.release()
+
     def frozen(self) -> FrozenWatermarks:
         """The watermarks after all batches taken so far, which some of those have yet to tell."""
         return FrozenWatermarks(

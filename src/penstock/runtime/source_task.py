@@ -29,7 +29,8 @@ Mail: TypeAlias = Barrier | CancelBarrier | Completed | Finish
 class SourceTask:
     """Reads one source. Barriers come by mail and leave between two batches, with the position after the last one.
 
-    ``limits`` is asked before each poll. After the barrier of a final checkpoint nothing more is read.
+    ``limits`` is asked before each poll. After the barrier of a final checkpoint nothing more is read. ``held``: nothing
+    is read before the first checkpoint is in the log, which fixes where a new source began (rule C4).
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class SourceTask:
         output: Output,
         *,
         limits: Callable[[], Limits],
+        held: bool = False,
         shell: Shell,
         clock: Clock,
     ) -> None:
@@ -50,6 +52,7 @@ class SourceTask:
         self._clock = clock
         self._mail: deque[Mail] = deque()
         self._positions: dict[CheckpointId, Position] = {}
+        self._held = held
         self._reading = True
         self._finished = False
         self._wake_at: Instant | None = None
@@ -65,8 +68,8 @@ class SourceTask:
         if self._mail:
             self._answer(self._mail.popleft())
             return Progress(worked=True, done=self._finished)
-        if not self._reading:
-            self.doing = "waiting for the final checkpoint"
+        if self._held or not self._reading:
+            self.doing = f"waiting for the {'first' if self._held else 'final'} checkpoint"
             return Progress()
         if not self._output.has_room:
             self.doing = "waiting for room downstream"
@@ -134,6 +137,7 @@ class SourceTask:
         self._shell.capture(self.id, checkpoint, lambda: TaskSnapshot(task=self.id, position=position))
 
     def _completed(self, checkpoint: CheckpointId) -> None:
+        self._held = False
         position = self._positions.pop(checkpoint, None)
         if position is not None:
             self._reader.committed(checkpoint, position)

@@ -160,7 +160,8 @@ class StepTask:
         return Progress(wake_at=wake)
 
     def close(self) -> None:
-        """Release what is held; the task is not stepped again."""
+        """Release what is held, waiting batches too; the task is not stepped again."""
+        self._inputs.drain()
         self._work.close()
 
     def _take(self, source: int) -> None:

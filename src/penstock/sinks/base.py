@@ -109,6 +109,13 @@ class Sink(Protocol):
         """A writer for one run. Nothing of an earlier run is resumed: what is not in the log never was."""
         ...
 
+    def stages_in(self, log_id: str, uid: str) -> Sequence[str]:
+        """Folders outside the state directory that its writers stage in, one folder a generation below them.
+
+        What a dead generation left there is condemned by name in the log, as in the state directory (rule G2).
+        """
+        ...
+
     def describe(self) -> str:
         """In a few words, for people: ``files out/ (parquet)``. No secrets."""
         ...

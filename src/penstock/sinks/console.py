@@ -57,6 +57,10 @@ class Sink:
         """A writer that prints to standard output."""
         return ConsoleWriter(self, context.uid)
 
+    def stages_in(self, log_id: str, uid: str) -> Sequence[str]:  # noqa: ARG002
+        """Nothing is staged."""
+        return ()
+
     def describe(self) -> str:
         """For people."""
         return f"console ({self.rows} rows a batch)"

@@ -119,6 +119,10 @@ class Sink:
         """A writer that stages in a folder of this generation."""
         return FilesWriter(self, context)
 
+    def stages_in(self, log_id: str, uid: str) -> Sequence[str]:
+        """Beside the target, so that publishing is a rename."""
+        return (f"{self.target}/{HIDDEN}/{log_id}/{uid}",)
+
     def describe(self) -> str:
         """For people, with the path as it was resolved."""
         return f"files {self.path} ({self.format})"

@@ -103,6 +103,10 @@ class Sink:
         """A writer that stages in this process."""
         return MemoryWriter(self._name, context)
 
+    def stages_in(self, log_id: str, uid: str) -> Sequence[str]:  # noqa: ARG002
+        """Nothing is staged."""
+        return ()
+
     def describe(self) -> str:
         """For people."""
         return f"memory {self._name}"

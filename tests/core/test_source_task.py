@@ -1,0 +1,155 @@
+"""A source's task: barriers leave between batches with the position, and nothing is read when it must not be."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from core.runtime_fakes import Clock, NotingShell, drained, output_to
+
+from penstock.elements import Barrier, CancelBarrier, CheckpointKind, EndOfStream, Watermark
+from penstock.handles import Position, TaskSnapshot
+from penstock.ids import END_OF_TIME, CheckpointId, Instant, WallTime
+from penstock.runtime.channel import Channel
+from penstock.runtime.source_task import Finish, SourceTask
+from penstock.runtime.task import Completed, Progress
+from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Poll, Rows
+
+
+@dataclass
+class Numbers:
+    """A reader of scripted answers; its position is how many plans it gave."""
+
+    script: list[Poll]
+    read: int = 0
+    told: list[tuple[int, object]] = field(default_factory=list)
+
+    def poll(self, *, now: Instant, wall: WallTime, limits: Limits) -> Poll:
+        answer = self.script.pop(0) if self.script else Nothing(wake_at=Instant(now + 5))
+        self.read += isinstance(answer, Rows)
+        return answer
+
+    def frame(self, plan: object) -> object:
+        return plan
+
+    def position(self) -> Position:
+        return Position(kind="numbers/1", detail=self.read)
+
+    def committed(self, checkpoint: CheckpointId, position: Position) -> None:
+        self.told.append((checkpoint, position.detail))
+
+    def close(self) -> None:
+        self.told.append((-1, "closed"))
+
+
+class Bench:
+    """A source task with its channel."""
+
+    def __init__(self, *script: Poll, held: bool = False) -> None:
+        self.reader = Numbers(list(script))
+        self.shell = NotingShell()
+        self.clock = Clock()
+        self.channel = Channel()
+        self.task = SourceTask(
+            "in",
+            self.reader,  # type: ignore[arg-type]
+            output_to(self.channel),
+            limits=Limits,
+            held=held,
+            shell=self.shell,
+            clock=self.clock,
+        )
+
+    def settle_down(self) -> Progress:
+        while (progress := self.task.step()).worked and not progress.done:
+            pass
+        return progress
+
+
+def barrier(number: int, kind: CheckpointKind = CheckpointKind.PERIODIC) -> Barrier:
+    return Barrier(checkpoint=CheckpointId(number), kind=kind)
+
+
+def completed(number: int) -> Completed:
+    return Completed(checkpoint=CheckpointId(number))
+
+
+def test_a_barrier_leaves_between_two_batches_with_the_position_after_the_last() -> None:
+    bench = Bench(Rows(plan=["a"]), Rows(plan=["b"]))
+    bench.task.step()
+    bench.task.post(barrier(1))
+    bench.settle_down()
+    assert drained(bench.channel) == [["a"], barrier(1), ["b"]]
+    position = Position(kind="numbers/1", detail=1)
+    assert bench.shell.snapshots == [("in", 1, TaskSnapshot(task="in", position=position))]
+
+
+def test_rule_c4_a_new_source_reads_nothing_before_the_first_checkpoint_is_in_the_log() -> None:
+    bench = Bench(Rows(plan=["a"]), held=True)
+    bench.task.post(barrier(0))
+    bench.settle_down()
+    assert drained(bench.channel) == [barrier(0)]
+    assert bench.task.doing == "waiting for the first checkpoint"
+    bench.task.post(completed(0))
+    bench.settle_down()
+    assert drained(bench.channel) == [["a"]]
+
+
+def test_nothing_to_read_says_when_to_ask_again_and_is_not_asked_before() -> None:
+    bench = Bench(Nothing(wake_at=Instant(50)), Rows(plan=["a"]))
+    assert bench.task.step() == Progress(wake_at=Instant(50))
+    bench.clock.at = 49
+    assert bench.task.step() == Progress(wake_at=Instant(50))
+    bench.clock.at = 50
+    assert bench.task.step().worked
+
+
+def test_backpressure_with_no_room_nothing_is_polled() -> None:
+    bench = Bench(*(Rows(plan=[n]) for n in range(5)))
+    bench.settle_down()
+    assert bench.reader.read == 2
+    assert bench.task.doing == "waiting for room downstream"
+    bench.task.post(barrier(1))
+    bench.task.step()
+    assert drained(bench.channel) == [[0], [1], barrier(1)]
+
+
+@pytest.mark.mission("L1")
+def test_a_source_that_ends_sends_the_end_of_time_and_one_that_caught_up_or_is_stopped_does_not() -> None:
+    ended = Bench(Rows(plan=["a"]), Ended())
+    ended.settle_down()
+    assert drained(ended.channel) == [["a"], Watermark(at=END_OF_TIME)]
+    assert ended.shell.done == [("in", True)]
+    caught_up = Bench(Rows(plan=["a"]), CaughtUp())
+    caught_up.settle_down()
+    assert drained(caught_up.channel) == [["a"]]
+    assert caught_up.shell.done == [("in", False)]
+    stopped = Bench(Rows(plan=["a"]), Rows(plan=["b"]))
+    stopped.task.step()
+    stopped.task.post(barrier(1, CheckpointKind.FINAL))
+    stopped.task.post(Finish())
+    assert stopped.settle_down().done
+    assert drained(stopped.channel) == [["a"], barrier(1, CheckpointKind.FINAL), EndOfStream()]
+    stopped.task.close()
+    assert stopped.reader.told == [(-1, "closed")]
+
+
+def test_after_a_final_barrier_nothing_is_read_even_if_its_checkpoint_is_cancelled() -> None:
+    bench = Bench(Rows(plan=["a"]))
+    bench.task.post(barrier(1, CheckpointKind.FINAL))
+    bench.task.post(CancelBarrier(checkpoint=CheckpointId(1)))
+    bench.settle_down()
+    assert bench.reader.read == 0
+
+
+def test_completion_tells_the_reader_the_position_of_exactly_that_checkpoint() -> None:
+    bench = Bench(Rows(plan=["a"]), Rows(plan=["b"]))
+    bench.task.post(barrier(1))
+    bench.task.step()
+    bench.task.step()
+    bench.task.post(barrier(2))
+    bench.task.post(completed(1))
+    bench.task.post(completed(9))
+    bench.settle_down()
+    assert bench.reader.told == [(1, 0)]
+    bench.task.post(completed(2))
+    bench.settle_down()
+    assert bench.reader.told == [(1, 0)], "older than one that completed: forgotten"
