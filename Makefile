@@ -46,7 +46,7 @@ imports: $(INSTALLED) ## who may import whom
 	@PYTHONPATH=tests $(BIN)/lint-imports --no-logo --no-cache
 
 ##@ Test
-.PHONY: test test-core mission torture-files
+.PHONY: test test-core mission torture replay exhaust planted coverage-simulation torture-files
 test: $(INSTALLED) ## all tests; TESTS="tests/spark -k join" runs some
 	@$(WITH_JAVA) tools/test.sh $(or $(TESTS),tests)
 
@@ -55,6 +55,21 @@ test-core: $(INSTALLED) ## the tests that need no JVM: seconds
 
 mission: $(INSTALLED) ## which tests prove which behaviour, and the gaps; REQUIRE=D1,D4 fails if one of these has none
 	@$(BIN)/python tools/mission.py $(if $(REQUIRE),--require $(REQUIRE))
+
+torture: $(INSTALLED) ## SEEDS=10000 stories of crashes, zombies and lost answers from FIRST=1 on, simulated
+	@cd tests && ../$(BIN)/python -m simulation.run torture $(or $(SEEDS),1000) $(or $(FIRST),1)
+
+replay: $(INSTALLED) ## tell the story of one simulated SEED, step by step
+	@cd tests && ../$(BIN)/python -m simulation.run replay $(SEED)
+
+exhaust: $(INSTALLED) ## every run of small simulated worlds with at most DEVIATIONS=2 pauses, crashes or lost answers
+	@cd tests && ../$(BIN)/python -m simulation.exhaustive $(or $(DEVIATIONS),2) $(SECONDS_EACH)
+
+planted: $(INSTALLED) ## take each rule away and see who notices; BUGS="L3 R4" tries some
+	@cd tests && ../$(BIN)/python -m planted.run $(BUGS)
+
+coverage-simulation: $(INSTALLED) ## branches of runtime/ and checkpoint/ that SEEDS=1000 simulated stories take
+	@cd tests && COVERAGE_FILE=/tmp/.coverage-simulation ../$(BIN)/python -m simulation.coverage $(or $(SEEDS),1000)
 
 torture-files: $(INSTALLED) ## kill a files-to-files job again and again and compare what it published; ARGS=…
 	@$(WITH_JAVA) $(BIN)/python tests/crash/torture_files.py $(ARGS)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         UserFunctionError,
     )
     from penstock.graph.grouped import GroupedStream, WindowedResult
+    from penstock.graph.pace import every, when_ready
     from penstock.graph.parts import TableRef
     from penstock.graph.pipeline import Pipeline, PipelineDefinition, pipeline
     from penstock.graph.stream import Stream
@@ -48,6 +49,7 @@ __all__ = [
     "WindowedResult",
     "agg",
     "console",
+    "every",
     "files",
     "generator",
     "get_or_create",
@@ -56,6 +58,7 @@ __all__ = [
     "rate",
     "testing",
     "tumbling",
+    "when_ready",
 ]
 
 _MODULES: Final = {
@@ -77,9 +80,11 @@ _HOMES: Final = {
     "Stream": "penstock.graph.stream",
     "TableRef": "penstock.graph.parts",
     "WindowedResult": "penstock.graph.grouped",
+    "every": "penstock.graph.pace",
     "get_or_create": "penstock.job",
     "pipeline": "penstock.graph.pipeline",
     "tumbling": "penstock.operators.windows",
+    "when_ready": "penstock.graph.pace",
 }
 
 

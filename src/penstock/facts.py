@@ -65,8 +65,20 @@ class WatermarkAdvanced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyMeasured:
+    """A marker that a source sent has arrived at a sink: how long what is queued between them takes to get through.
+
+    Markers pass operators by, so the time that rows wait in windows is not in it, nor their checkpoint's.
+    """
+
+    source: str
+    task: str
+    micros: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """A step adds to one of its counters (``late``, ``missing_time``, ``fired`` …)."""
+    """A step adds to one of its counters (``late``, ``missing_time``, ``fired``, a source's ``ticks_missed`` …)."""
 
     task: str
     name: str
@@ -95,11 +107,12 @@ class CheckpointFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """A sink made the output of a checkpoint visible, or found it so."""
+    """A sink made the output of a checkpoint visible, found it so, or says why not yet."""
 
     task: str
     checkpoint: CheckpointId
     outcome: str
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +138,7 @@ Fact: TypeAlias = (
     | RowsRead
     | BatchDone
     | WatermarkAdvanced
+    | LatencyMeasured
     | Counted
     | CheckpointCompleted
     | CheckpointFailed

@@ -15,7 +15,7 @@ from penstock.durations import parse_duration
 from penstock.errors import GraphError, SettingsError
 
 PREFIX: Final = "PENSTOCK_"
-_DURATIONS: Final = frozenset({"checkpoint_every", "checkpoint_timeout", "min_pause"})
+_DURATIONS: Final = frozenset({"checkpoint_every", "checkpoint_timeout", "min_pause", "latency_every", "stop_timeout"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,14 @@ class Settings:
         max_rows_per_batch: most rows a batch may hold, where the source can count them before reading.
         max_bytes_per_batch: most bytes a batch may hold.
         channel_capacity: batches that wait on an edge before its sender pauses.
+        stop_timeout: how long a stop waits for the last checkpoint and its output; then the job ends without them, and
+            the next start goes on from the last complete one. ``None`` waits for ever.
         restart: ``exponential``, ``fixed``, ``rate`` or ``none``.
+        mode: ``exactly-once``, where inputs wait for each other's barriers, or ``at-least-once``, where none waits and
+            rows may count twice after a restart.
+        rate_control: cap each batch at what, judged by those before it, is processed in a second, or in the interval of
+            its source's pace; ``max_rows_per_batch`` holds too, and alone caps the first ones.
+        latency_every: from one latency marker of a source to the next; ``None`` sends none.
     """
 
     checkpoint_every: int = 5_000_000
@@ -43,6 +50,10 @@ class Settings:
     max_bytes_per_batch: int | None = 256 * 1024 * 1024
     channel_capacity: int = 2
     restart: str = "exponential"
+    stop_timeout: int | None = None
+    mode: str = "exactly-once"
+    rate_control: bool = False
+    latency_every: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("checkpoint_every", "checkpoint_timeout", "retained", "channel_capacity"):
@@ -52,8 +63,17 @@ class Settings:
         for name in ("max_rows_per_batch", "max_bytes_per_batch"):
             if getattr(self, name) is not None:
                 self._at_least(name, 1)
-        if self.restart not in RESTARTS:
-            msg = f"restart is {self.restart!r}, but must be one of {', '.join(RESTARTS)}"
+        for name in ("latency_every", "stop_timeout"):
+            if getattr(self, name) is not None:
+                self._at_least(name, 10_000)
+        self._one_of("restart", RESTARTS)
+        self._one_of("mode", MODES)
+        self._one_of("rate_control", (False, True))
+
+    def _one_of(self, name: str, choices: tuple[object, ...]) -> None:
+        value = getattr(self, name)
+        if not any(value == choice and type(value) is type(choice) for choice in choices):
+            msg = f"{name} is {value!r}, but must be one of {', '.join(map(str, choices))}"
             raise SettingsError(msg)
 
     def _at_least(self, name: str, least: int) -> None:
@@ -65,6 +85,18 @@ class Settings:
 
 
 RESTARTS: Final = ("exponential", "fixed", "rate", "none")
+MODES: Final = ("exactly-once", "at-least-once")
+_TEXTS: Final = frozenset({"restart", "mode"})
+_SWITCHES: Final = {
+    "true": True,
+    "1": True,
+    "yes": True,
+    "on": True,
+    "false": False,
+    "0": False,
+    "no": False,
+    "off": False,
+}
 
 
 def read_settings(given: Mapping[str, object], *, environment: Mapping[str, str] | None = None) -> Settings:
@@ -90,8 +122,10 @@ def read_settings(given: Mapping[str, object], *, environment: Mapping[str, str]
 
 
 def _value(name: str, value: object) -> object:
-    if not isinstance(value, str) or name == "restart":
+    if not isinstance(value, str) or name in _TEXTS:
         return value
+    if name == "rate_control":
+        return _SWITCHES.get(value.strip().lower(), value)
     try:
         return parse_duration(name, value) if name in _DURATIONS else int(value)
     except (GraphError, ValueError) as error:

@@ -1,7 +1,8 @@
 """A child for tests of the parent: does what its script says, one word for each start.
 
-Words: a number ends with that code; ``killed`` kills itself; ``wait`` tells that it runs and ends with 0 when asked to
-stop, with 130 when asked twice; ``deaf`` waits and does not listen. A line for each start goes into the file.
+Words: a number ends with that code; ``killed`` kills itself; ``unborn`` does so before it tells that it runs; ``wait``
+tells that it runs and ends with 0 when asked to stop, with 130 when asked twice; ``deaf`` waits and does not listen.
+A line for each start goes into the file.
 """
 
 import os
@@ -12,32 +13,39 @@ from pathlib import Path
 
 from penstock.cli.lifeline import StopRequests
 
-record, script = Path(sys.argv[1]), sys.argv[2].split(",")
-over = threading.Event()
+
+class Child:
+    def __init__(self, record, script, *words):
+        self.record = Path(record)
+        self.words = words
+        before = self.record.read_text().splitlines() if self.record.exists() else []
+        script = script.split(",")
+        self.word = script[min(sum(line.startswith("start") for line in before), len(script) - 1)]
+        self.over = threading.Event()
+
+    def note(self, text):
+        with self.record.open("a", encoding="utf-8") as file:
+            file.write(text + "\n")
+
+    def run(self):
+        if self.word == "deaf":
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
+            self.note(f"start {os.getpid()}")
+            self.over.wait()
+        requests = StopRequests(at_once=lambda: os._exit(130), tell=self.note)
+        if self.word != "unborn":
+            requests.running()
+        self.note(" ".join(["start", str(os.getpid()), *self.words]))
+        if self.word == "wait":
+            requests.bind((lambda: self.note("asked")) if "slow" in self.words else self.over.set)
+            self.over.wait()
+            self.note("ended in order")
+            return 0
+        if self.word in {"killed", "unborn"}:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return int(self.word)
 
 
-def note(text):
-    with record.open("a", encoding="utf-8") as file:
-        file.write(text + "\n")
-
-
-if script[0] == "deaf":
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    note(f"start {os.getpid()}")
-    over.wait()
-
-requests = StopRequests(at_once=lambda: os._exit(130), tell=note)
-starts = len([line for line in record.read_text().splitlines() if line.startswith("start")]) if record.exists() else 0
-word = script[min(starts, len(script) - 1)]
-if word != "unborn":
-    requests.running()
-note(f"start {os.getpid()} {' '.join(sys.argv[3:])}".rstrip())
-if word == "wait":
-    requests.bind(over.set if "slow" not in sys.argv else lambda: note("asked"))
-    over.wait()
-    note("ended in order")
-    sys.exit(0)
-if word in {"killed", "unborn"}:
-    os.kill(os.getpid(), signal.SIGKILL)
-sys.exit(int(word))
+if __name__ == "__main__":
+    sys.exit(Child(*sys.argv[1:]).run())

@@ -60,6 +60,7 @@ class KeepingWork:
     task: str
     calls: list[object] = field(default_factory=list)
     passes_on: bool = False
+    runs_batches: bool = True
 
     def process(self, batch: Batch, *, source: int, watermark: EventTime, output: Output) -> int | None:
         self.calls.append((source, batch.frame))

@@ -9,6 +9,7 @@ import pytest
 from core.cli_kit import say
 from penstock import errors
 from penstock.cli.exits import MEANINGS, ExitCode, UsageError, exit_code_of
+from penstock.cli.output import explain
 
 GOLDEN = Path(__file__).parent / "cli_golden"
 ROOT = Path(__file__).parents[2]
@@ -127,6 +128,12 @@ def test_traceback_shows_all_frames(tmp_path, monkeypatch):
 
     assert "Traceback (most recent call last)" in said.err
     assert "ZeroDivisionError" in said.err
+
+
+def test_a_missing_java_is_named():
+    assert explain(errors.EngineFailed("[JAVA_GATEWAY_EXITED] Java gateway process exited"))[1].startswith(
+        "Spark needs Java 17"
+    )
 
 
 @pytest.mark.parametrize(

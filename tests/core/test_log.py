@@ -566,3 +566,13 @@ def test_L8_a_crash_of_the_machine_keeps_every_entry_whole(filesystem):
     filesystem.crash()
 
     assert log_on(filesystem)[0].read() == owner.history
+
+
+def test_L9_a_restart_within_a_process_goes_on_only_after_its_own_claim(filesystem):
+    first = claim(filesystem, ids="a", pid=1)
+    second = claim(filesystem, ids="b", pid=1, after=first.generation)
+    assert second.generation == 1
+    claim(filesystem, ids="c", pid=2)
+
+    with pytest.raises(GenerationFenced, match=r"taken over while this process paused.*process 2"):
+        claim(filesystem, ids="d", pid=1, after=second.generation, take_over=True)

@@ -48,10 +48,11 @@ def test_a_stream_read_twice_branches_where_it_is_read_twice() -> None:
 def test_a_union_is_a_task_and_may_read_one_stream_twice() -> None:
     both = Union(id=2, origin=HERE, inputs=(Ref(0), Ref(1)))
     tasks = plan(read(0, "a"), read(1, "b"), both, write(3, Ref(2)))
-    assert tasks["union@2"].inputs == 2
-    assert tasks["b"].routes["out"].to == Leaf("union@2", 1)
+    assert tasks["union@a+b"].inputs == 2
+    assert tasks["b"].routes["out"].to == Leaf("union@a+b", 1)
     same = plan(read(0), Union(id=1, origin=HERE, inputs=(Ref(0), Ref(0))), write(2, Ref(1)))
-    assert [branch.to for branch in same["in"].routes["out"].branches] == [Leaf("union@1", 0), Leaf("union@1", 1)]
+    twice = [branch.to for branch in same["in"].routes["out"].branches]
+    assert twice == [Leaf("union@in+in", 0), Leaf("union@in+in", 1)]
 
 
 def test_a_split_has_a_branch_for_each_port_that_is_read() -> None:
@@ -75,3 +76,27 @@ def test_each_input_knows_the_last_watermark_on_its_way() -> None:
     upper, lower = mark(1, Ref(0)), mark(2, Ref(1))
     tasks = plan(read(0), upper, lower, write(3, Ref(2), "a"), write(4, Ref(1), "b"))
     assert dict(tasks["in"].routes["out"].leaves()) == {Leaf("a", 0): lower, Leaf("b", 0): upper}
+
+
+def test_a_union_keeps_its_name_when_steps_come_or_go_and_changes_it_with_its_inputs() -> None:
+    def name(*between: Node, inputs: tuple[Ref, ...]) -> str:
+        both = Union(id=2 + len(between), origin=HERE, inputs=inputs)
+        tasks = plan(read(0, "a"), read(1, "b"), *between, both, write(3 + len(between), Ref(both.id)))
+        return next(id for id in tasks if id.startswith("union@"))
+
+    assert name(inputs=(Ref(0), Ref(1))) == "union@a+b"
+    assert name(row(2, Ref(0)), inputs=(Ref(2), Ref(1))) == "union@a+b"
+    assert name(inputs=(Ref(1), Ref(0))) == "union@b+a"
+
+
+def test_two_unions_of_the_same_streams_have_two_names() -> None:
+    first = Union(id=2, origin=HERE, inputs=(Ref(0), Ref(1)))
+    second = Union(id=3, origin=HERE, inputs=(Ref(0), Ref(1)))
+    tasks = plan(read(0, "a"), read(1, "b"), first, second, write(4, Ref(2), "x"), write(5, Ref(3), "y"))
+    assert [id for id in tasks if "union" in id] == ["union@a+b", "union@a+b#2"]
+
+
+def test_a_union_of_a_side_output_names_the_port() -> None:
+    parse = ParseJson(id=1, origin=HERE, inputs=(Ref(0),), column="v", schema="a INT", on_error="split")
+    both = Union(id=2, origin=HERE, inputs=(Ref(1), Ref(1, "bad")))
+    assert "union@in+in.bad" in plan(read(0), parse, both, write(3, Ref(2)))

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 
 import pytest
-from core.runtime_fakes import Clock, NotingShell, drained, output_to
 
+from core.runtime_fakes import Clock, NotingShell, drained, output_to
 from penstock.elements import Barrier, CancelBarrier, CheckpointKind, EndOfStream, Watermark
+from penstock.errors import StateIncompatible
 from penstock.handles import Position, TaskSnapshot
 from penstock.ids import END_OF_TIME, CheckpointId, Instant, WallTime
 from penstock.runtime.channel import Channel
@@ -43,7 +44,7 @@ class Numbers:
 class Bench:
     """A source task with its channel."""
 
-    def __init__(self, *script: Poll, held: bool = False) -> None:
+    def __init__(self, *script: Poll, held: bool = False, has_ended: bool = False) -> None:
         self.reader = Numbers(list(script))
         self.shell = NotingShell()
         self.clock = Clock()
@@ -54,6 +55,7 @@ class Bench:
             output_to(self.channel),
             limits=Limits,
             held=held,
+            has_ended=has_ended,
             shell=self.shell,
             clock=self.clock,
         )
@@ -153,3 +155,14 @@ def test_completion_tells_the_reader_the_position_of_exactly_that_checkpoint() -
     bench.task.post(completed(2))
     bench.settle_down()
     assert bench.reader.told == [(1, 0)], "older than one that completed: forgotten"
+
+
+def test_a_source_that_ended_says_so_in_its_snapshot_and_may_not_go_on() -> None:
+    ended = Bench(Ended())
+    ended.settle_down()
+    ended.task.post(barrier(1))
+    ended.settle_down()
+    assert ended.shell.snapshots[0][2].watermarks == (END_OF_TIME,)
+    again = Bench(Rows(plan=["more"]), has_ended=True)
+    with pytest.raises(StateIncompatible, match="'in' ended in an earlier run"):
+        again.settle_down()

@@ -3,13 +3,25 @@
 import pytest
 
 from core.runtime_fakes import Clock, KeepingWork, NotingShell, drained, marked, output_to, rows
-from penstock.elements import Barrier, CancelBarrier, EndOfStream, InputStatus, LatencyMarker, Lease, Measure, Watermark
+from penstock.elements import (
+    Barrier,
+    Batch,
+    CancelBarrier,
+    EndOfStream,
+    FirstRun,
+    InputStatus,
+    LatencyMarker,
+    Lease,
+    Measure,
+    Watermark,
+)
 from penstock.graph.nodes import WithWatermark
 from penstock.handles import TaskSnapshot
 from penstock.ids import BEGINNING, END_OF_TIME, CheckpointId, EventTime, Instant
 from penstock.runtime.channel import Channel
 from penstock.runtime.inputs import Inputs
-from penstock.runtime.task import PATIENCE, Completed, Progress, StepTask
+from penstock.runtime.task import Completed, Progress, StepTask
+from penstock.runtime.turns import PATIENCE, WHEN_WOKEN, Turns
 
 
 class Bench:
@@ -184,14 +196,18 @@ def test_completion_is_told_between_two_elements() -> None:
     assert bench.work.calls == [("completed", 4), (0, [1])]
 
 
+def kept(*values: object, bad: int = 2, first: FirstRun, only_if: bool = False) -> Batch:
+    """A branch of a kept batch; a side branch tells by its figure whether it has rows."""
+    measures = {"bad:3": Measure(lambda: {"bad": bad})}
+    condition = ("bad:3", "bad") if only_if else None
+    return Batch(frame=list(values), sequence=1, measures=measures, only_if=condition, firsts=(first,))
+
+
 def test_a_side_batch_waits_for_the_main_one_to_tell_whether_it_has_rows() -> None:
-    bench = Bench()
-    bad = Measure(lambda: {"bad": 2})
-    side = rows("bad row", only_if=("bad:3", "bad"))
-    side = type(side)(frame=side.frame, sequence=1, measures={"bad:3": bad}, only_if=("bad:3", "bad"))
-    bench.sources[0].put(side)
+    bench, first = Bench(), FirstRun()
+    bench.sources[0].put(kept("bad row", first=first, only_if=True))
     assert bench.task.step() == Progress(wake_at=Instant(PATIENCE))
-    bad.settle()
+    first.done()
     assert bench.woken == 1
     bench.settle_down()
     assert bench.work.calls == [(0, ["bad row"])]
@@ -199,12 +215,45 @@ def test_a_side_batch_waits_for_the_main_one_to_tell_whether_it_has_rows() -> No
 
 def test_a_side_batch_is_run_anyway_when_nobody_tells() -> None:
     bench = Bench()
-    side = type(rows())(frame=["x"], sequence=1, measures={"b": Measure(dict)}, only_if=("b", "bad"))
-    bench.sources[0].put(side)
+    bench.sources[0].put(kept("x", first=FirstRun(), only_if=True))
     bench.task.step()
     bench.clock.at = PATIENCE
     bench.settle_down()
     assert bench.work.calls == [(0, ["x"])]
+
+
+def test_of_two_consumers_of_a_kept_batch_one_runs_it_alone_first_so_that_its_figures_are_whole() -> None:
+    slow, fast, first = Bench(), Bench(), FirstRun()
+    slow.task.id, fast.task.id = "slow", "fast"
+    assert first.claim("slow", lambda: None), "its job over the batch is running"
+    batch = kept("row", first=first)
+    fast.sources[0].put(batch)
+    assert fast.task.step() == Progress(wake_at=WHEN_WOKEN)
+    batch.settle()
+    assert fast.woken == 1
+    fast.settle_down()
+    assert fast.work.calls == [(0, ["row"])]
+
+
+def test_a_step_that_only_passes_batches_on_does_not_claim_them() -> None:
+    bench, first = Bench(passes_on=True), FirstRun()
+    bench.task._turns = Turns("union", lambda: None, runs_batches=False)
+    bench.sources[0].put(kept("row", first=first))
+    bench.task.step()
+    assert first.claim("sink behind it", lambda: None)
+
+
+def test_an_input_that_was_quiet_since_the_start_goes_idle_too() -> None:
+    bench = Bench(2, mark=marked(idle_after=100))
+    bench.sources[0].put(rows(1, largest=50))
+    bench.settle_down()
+    assert drained(bench.sink) == []
+    bench.clock.at = 99
+    bench.sources[0].put(rows(2, largest=60))
+    bench.settle_down()
+    bench.clock.at = 101
+    bench.settle_down()
+    assert drained(bench.sink) == [at(60)]
 
 
 def test_the_last_holder_of_a_lease_frees() -> None:
@@ -224,3 +273,14 @@ def test_a_snapshot_before_anything_stands_at_the_beginning() -> None:
     assert bench.shell.snapshots == [("step", 0, TaskSnapshot(task="step", watermarks=(BEGINNING, BEGINNING)))]
     bench.task.close()
     assert bench.work.calls[-1] == "closed"
+
+
+def test_an_input_that_a_stop_ends_does_not_move_event_time() -> None:
+    bench = Bench(2)
+    for element in (at(100), EndOfStream()):
+        bench.sources[0].put(element)
+    for element in (at(3), EndOfStream()):
+        bench.sources[1].put(element)
+    bench.settle_down()
+    assert drained(bench.sink) == [at(3), EndOfStream()]
+    assert ("advance", 100) not in bench.work.calls

@@ -185,12 +185,20 @@ def entries(home: Path, job: str = "torture") -> int:
 
 def stragglers(home: Path) -> list[psutil.Process]:
     """Processes that belong to drivers of this folder and still live."""
-    found = []
-    for each in psutil.process_iter(["pid", "cmdline", "status"]):
-        line = " ".join(each.info["cmdline"] or ())
-        if str(home) in line and each.info["status"] != psutil.STATUS_ZOMBIE and each.pid != os.getpid():
-            found.append(each)
-    return [each for each in found if "java" in each.name() or "penstock" in " ".join(each.cmdline())]
+    return [each for each in psutil.process_iter() if _is_of(each, home)]
+
+
+def _is_of(process: psutil.Process, home: Path) -> bool:
+    """A driver works in the folder; its JVM names the folder, where it writes its log."""
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        words = process.cmdline()
+        if process.name() == "java":
+            return str(home) in " ".join(words)
+        return words[1:3] == ["-m", "penstock"] and process.cwd() == str(home)
+    except psutil.Error:
+        return False
 
 
 def all_gone(home: Path, seconds: float = 15) -> int:

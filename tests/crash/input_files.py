@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -15,6 +16,8 @@ ROWS = 120
 """Rows of a file."""
 SECONDS = 0.25
 """Event time from one row to the next."""
+PATIENCE = 20
+"""Looks without progress until one more file is dropped."""
 
 
 @dataclass
@@ -78,12 +81,15 @@ def _text(at: datetime) -> str:
 
 
 class Dropper:
-    """Drops files at a pace, on a thread of its own, until it is stopped or has dropped ``most``."""
+    """Drops files on a thread of its own: two whenever ``progress`` changes, now and then one while it does not.
 
-    def __init__(self, files: InputFiles, every: float, most: int = 12) -> None:
+    So a job that works has always something to read, and one that starts or stands finds no mountain of input.
+    """
+
+    def __init__(self, files: InputFiles, progress: Callable[[], int], *, look_every: float = 0.1) -> None:
         self._files = files
-        self._every = every
-        self._left = most
+        self._progress = progress
+        self._every = look_every
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dropper", daemon=True)
 
@@ -95,6 +101,12 @@ class Dropper:
         self._thread.join()
 
     def _run(self) -> None:
-        while self._left and not self._over.wait(self._every):
-            self._files.drop()
-            self._left -= 1
+        before, still = self._progress(), 0
+        while not self._over.wait(self._every):
+            now = self._progress()
+            still = 0 if now != before else still + 1
+            if still == 0:
+                self._files.drop(2)
+            elif still % PATIENCE == 0:
+                self._files.drop()
+            before = now

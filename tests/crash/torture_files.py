@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,8 @@ SHORT = 4
 
 def main() -> int:
     arguments = _arguments()
+    for number in (signal.SIGINT, signal.SIGTERM):  # a runner that is ended ends its drivers
+        signal.signal(number, lambda *_: sys.exit(130))
     home = Path(tempfile.mkdtemp(prefix="penstock-torture-"))
     began = clock()
     try:
@@ -53,7 +56,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=36)
+    parser.add_argument("--kills", type=int, default=42)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--short", action="store_true", help="few kills, no fence; for the test suite")
     parser.add_argument("--keep", action="store_true", help="leave the folder with logs, state and output")
@@ -104,7 +107,7 @@ def _folder(home: Path, name: str) -> Path:
     return made
 
 
-# ------------------------------------------------------------------------------------------------------ the two controls
+# ----------------------------------------------------------------------------------------------------- the two controls
 
 
 def _uninterrupted(home: Path, campaign: campaigns.Campaign, problems: list[str]) -> dict[str, object]:

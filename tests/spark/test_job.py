@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 import penstock as ps
-from penstock.errors import GenerationFenced, InternalError, SettingsError, UserFunctionError
+from penstock.errors import GenerationFenced, InternalError, SettingsError, StateIncompatible, UserFunctionError
 from penstock.facts import BatchDone, CheckpointCompleted, Fact, JobEnded, JobStarted, Published, Restarting
 from penstock.failpoints import armed
 from penstock.graph.pipeline import PipelineDefinition
 from penstock.runtime.lifecycle import JobState
+from spark.job_kit import Watch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,27 +38,6 @@ def counting(out: ps.memory.Sink, *, rows: int | None = 600, per_batch: int = 10
         counted.write("out", out)
 
     return pipeline
-
-
-class Watch:
-    """A listener that keeps facts and lets a test wait for one."""
-
-    def __init__(self) -> None:
-        self.facts: list[Fact] = []
-        self._changed = threading.Condition()
-
-    def __call__(self, fact: Fact) -> None:
-        with self._changed:
-            self.facts.append(fact)
-            self._changed.notify_all()
-
-    def wait_for(self, kind: type, count: int = 1) -> Any:
-        with self._changed:
-            assert self._changed.wait_for(lambda: len(self.of(kind)) >= count, timeout=120), self.facts
-        return self.of(kind)[-1]
-
-    def of(self, kind: type) -> list[Any]:
-        return [fact for fact in self.facts if isinstance(fact, kind)]
 
 
 def totals(out: ps.memory.Sink) -> dict[tuple[str, str], int]:
@@ -87,13 +66,29 @@ def test_a_bounded_source_ends_with_every_window_fired_and_published_once(spark:
 @pytest.mark.mission("D1", "D5", "S13")
 def test_the_same_call_starts_afresh_or_goes_on(spark: SparkSession, tmp_path: Path) -> None:
     out, watch = ps.memory.Sink(), Watch()
-    first = ps.get_or_create(counting(out, rows=300), state=tmp_path, spark=spark)
-    assert first.run().restored is None
-    second = ps.get_or_create(counting(out, rows=600), state=tmp_path, spark=spark, listener=watch)
-    assert second is not first
+    first = ps.get_or_create(counting(out, rows=None), state=tmp_path, spark=spark, listener=watch)
+    first.start()
+    watch.wait_for(BatchDone, 2, task="counts")
+    assert ps.get_or_create(counting(out), state=tmp_path, spark=spark) is first, "it runs in this process"
+    first.stop()
+    before = first.report()
+    assert before.restored is None
+    rows = before.rows_read["in"]
+    second = ps.get_or_create(counting(out, rows=rows + 120), state=tmp_path, spark=spark)
     report = second.run()
-    assert report.restored is not None
-    assert report.rows_read == {"in": 300}, "what was read before is not read again"
+    assert report.restored == before.last_checkpoint
+    assert report.rows_read == {"in": 120}, "what was read before is not read again"
+    assert sum(totals(out).values()) == rows + 120, "each click counts once, over both runs"
+
+
+def test_a_source_that_ended_and_has_more_rows_is_refused_for_they_would_all_be_late(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    out = ps.memory.Sink()
+    ps.Job(counting(out, rows=60), state=tmp_path, spark=spark).run()
+    assert ps.Job(counting(out, rows=60), state=tmp_path, spark=spark).run().rows_read == {}
+    with pytest.raises(StateIncompatible, match=r"'in' ended in an earlier run.*--fresh"):
+        ps.Job(counting(out, rows=120), state=tmp_path, spark=spark).run()
 
 
 @pytest.mark.mission("D4", "S6")

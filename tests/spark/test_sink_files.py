@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.elements import Batch, Measure
-from penstock.errors import GraphError, SinkIdentityConflict, StateIncompatible
+from penstock.errors import GraphError, InternalError, SinkIdentityConflict, StateIncompatible
 from penstock.filesystem.local import LocalFileSystem
 from penstock.handles import CommitOutcome, Committable, FileRef
 from penstock.ids import CheckpointId, Generation
@@ -50,13 +50,13 @@ class Failpoints:
 class Step:
     """A sink step as the runtime drives it."""
 
-    def __init__(self, spark, sink, sql_schema, generation=7, **context):
+    def __init__(self, spark, sink, sql_schema, generation=7, uid="out", **context):
         self.spark = spark
         self.frame = spark.sql(f"SELECT * FROM VALUES {sql_schema}")
         sink.check(self.frame.schema)
         self.writer = sink.writer(
             SinkContext(
-                uid="out",
+                uid=uid,
                 spark=spark,
                 schema=self.frame.schema,
                 log_id=LOG,
@@ -114,7 +114,7 @@ def test_each_format_comes_back_as_it_was(spark, tmp_path, form):
     assert visible(out) == []
     assert commit(item) is CommitOutcome.DONE
     (name,) = visible(out)
-    assert name.startswith("part-abcdef01-5-7-00.")
+    assert name.startswith("part-abcdef01-out-5-7-00.")
     assert name.endswith(form)
     read = spark.read.schema(step.frame.schema).format(form).option("__globPaths__", "false").load(out)
     expected = [*step.frame.collect(), *step.frame.where("id = 1").collect()]
@@ -129,7 +129,7 @@ def test_text_writes_its_one_column(spark, tmp_path):
     step.write()
     (item,) = step.checkpoint(1)
     commit(item)
-    assert visible(tmp_path) == ["part-abcdef01-1-7-00.txt.gz"]
+    assert visible(tmp_path) == ["part-abcdef01-out-1-7-00.txt.gz"]
     assert sorted(row[0] for row in spark.read.text(str(tmp_path)).collect()) == ["a", "b"]
 
 
@@ -142,6 +142,40 @@ def test_a_partitioned_sink_makes_one_file_a_value_however_many_batches(spark, t
     assert [name.rpartition("/")[0] for name in visible(tmp_path)] == ["k=__HIVE_DEFAULT_PARTITION__", "k=a b", "k=c"]
     read = spark.read.parquet(str(tmp_path)).groupBy("k", "id").count().collect()
     assert sorted(map(tuple, read), key=str) == sorted([("a b", 1, 4), ("c", 2, 4), (None, 3, 4)], key=str)
+
+
+def test_a_partition_column_may_begin_with_an_underscore(spark, tmp_path):
+    step = Step(
+        spark, files.Sink(str(tmp_path), format="json", partition_by="_day"), "(1, 'a'), (2, 'b') AS t(id, _day)"
+    )
+    assert step.write() == 2
+    (item,) = step.checkpoint(1)
+    assert commit(item) is CommitOutcome.DONE
+    assert [name.rpartition("/")[0] for name in visible(tmp_path)] == ["_day=a", "_day=b"]
+    read = spark.read.json(str(tmp_path))
+    assert sorted((row["id"], row["_day"]) for row in read.collect()) == [(1, "a"), (2, "b")]
+
+
+def test_rows_of_which_no_file_came_are_not_removed(spark, tmp_path, monkeypatch):
+    step = Step(spark, files.Sink(str(tmp_path), format="json"), ROWS)
+    step.write()
+    with monkeypatch.context() as patched:
+        patched.setattr(files.staging, "write", lambda *_: None)
+        with pytest.raises(InternalError, match="3 rows staged"):
+            step.checkpoint(1)
+    (item,) = step.checkpoint(2)
+    commit(item)
+    assert spark.read.json(str(tmp_path)).count() == 3
+
+
+def test_two_sinks_in_one_directory_do_not_meet(spark, tmp_path):
+    items = []
+    for uid in ("one", "two"):
+        step = Step(spark, files.Sink(str(tmp_path), format="json"), "(1) AS t(id)", uid=uid)
+        step.write()
+        items += step.checkpoint(1)
+    assert [commit(item) for item in items] == [CommitOutcome.DONE] * 2
+    assert visible(tmp_path) == ["part-abcdef01-one-1-7-00.json", "part-abcdef01-two-1-7-00.json"]
 
 
 def test_a_batch_is_one_job_and_a_checkpoint_is_one_in_its_slot(spark, tmp_path):
@@ -270,16 +304,6 @@ def test_a_foreign_file_under_a_final_name_is_not_overwritten(half):
     assert not Path(half.files[0].path).exists()
 
 
-def test_what_fails_on_the_way_is_tried_again(half):
-    class Full(Disk):
-        def move(self, source, target):
-            raise OSError(28, "No space left on device")
-
-    assert committer(half.kind, Full()).commit(half) is CommitOutcome.RETRY
-    assert committer(half.kind, Full()).void(half) is CommitOutcome.RETRY
-    assert commit(half) is CommitOutcome.DONE
-
-
 def test_an_aborted_checkpoint_and_the_next_carry_both(spark, tmp_path):
     step = Step(spark, files.Sink(str(tmp_path), format="json"), ROWS)
     step.write("id = 1")
@@ -287,7 +311,7 @@ def test_an_aborted_checkpoint_and_the_next_carry_both(spark, tmp_path):
     step.write("id = 2")
     both = [*aborted, *step.checkpoint(2)]
     assert [commit(item) for item in both] == [CommitOutcome.DONE] * 2
-    assert visible(tmp_path) == ["part-abcdef01-1-7-00.json", "part-abcdef01-2-7-00.json"]
+    assert visible(tmp_path) == ["part-abcdef01-out-1-7-00.json", "part-abcdef01-out-2-7-00.json"]
     assert sorted(row.id for row in spark.read.json(str(tmp_path)).collect()) == [1, 2]
 
 
@@ -345,6 +369,7 @@ def test_bigger_epochs_make_more_files(spark, tmp_path):
         (lambda: files.Sink("o", format="text"), "1 AS a", "one STRING"),
         (lambda: files.Sink("o", partition_by="b"), "1 AS a", "partition_by names b"),
         (lambda: files.Sink("o", partition_by="a"), "1 AS a", "nothing is left"),
+        (lambda: files.Sink("o", partition_by=".b"), "1 AS a, 2 AS `.b`", "hidden folders"),
         (lambda: files.Sink("o"), "NULL AS a", "cast or drop"),
         (lambda: files.Sink("o"), "1 AS a, 2 AS A", "twice"),
         (lambda: files.Sink("o", format="xml"), "1 AS a", "not one of"),

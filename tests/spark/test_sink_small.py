@@ -63,6 +63,33 @@ def test_console_prints_the_first_rows_in_one_job_that_runs_over_all(spark, capf
         console.Sink(0)
 
 
+class Pipe:
+    """Standard output, closed at the other end."""
+
+    calls = 0
+
+    def write(self, text):
+        self.calls += 1
+
+    def flush(self):
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def test_console_counts_on_when_nobody_reads(spark, monkeypatch, caplog):
+    pipe = Pipe()
+    monkeypatch.setattr("sys.stdout", pipe)
+    frame = spark.range(7)
+    out = writer(spark, console.Sink(2), frame.schema)
+    measure = Measure(lambda: {"rows": 7})
+    assert out.write(Batch(frame=frame, sequence=1)) == 7
+    assert out.write(Batch(frame=frame, sequence=2, measures={"rows": measure})) == 7
+    assert measure.settled
+    assert pipe.calls == 1
+    assert [record.levelname for record in caplog.records if "standard output is closed" in record.message] == [
+        "WARNING"
+    ]
+
+
 def test_memory_shows_rows_after_the_commit_once(spark):
     sink = memory.Sink()
     frame = spark.sql("SELECT 1 AS id, 'ü' AS name")

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from penstock.elements import Batch
 from penstock.errors import DecodeError, GraphError, SourceChanged, SourceUnavailable
 from penstock.handles import Position
 from penstock.ids import Instant, WallTime
@@ -311,6 +312,68 @@ def test_bounded_ends_after_what_was_there_at_the_first_start(spark, tmp_path):
     assert drain(resumed)[0] == [[("b",)]]
     assert ask(resumed) == Ended()
     assert ask(open_(spark, source, through_json(resumed.position()))) == Ended()
+
+
+def test_a_whole_file_replaced_before_it_was_read_does_not_pass_for_what_was_planned(spark, tmp_path):
+    path = put(tmp_path, "a.json", '{"id": 1}\n', at=1)
+    reader = open_(spark, files.Source(str(tmp_path), schema="id LONG"))
+    poll = ask(reader)
+    frame = reader.frame(poll.plan)
+    poll.verify()
+    before = reader.position()
+    put(tmp_path, "new", '{"id": 22}\n', at=1).replace(path)
+    batch = Batch(frame=frame, sequence=1, verify=poll.verify)
+    assert reader.position() == before  # the barrier went before the batch was run, so it sees nothing
+    noop(frame)
+    with pytest.raises(SourceChanged, match=r"'a.json' was planned as 10 bytes"):
+        batch.settle()
+
+
+def test_what_a_bounded_run_had_left_is_not_the_end_of_a_later_one(spark, tmp_path):
+    put(tmp_path, "a", "a", at=1)
+    bounded = open_(spark, files.Source(str(tmp_path), format="text", bounded=True))
+    _, positions = drain(bounded)
+    put(tmp_path, "b", "b", at=2)
+    later = open_(spark, files.Source(str(tmp_path), format="text"), positions[-1], until=Until.CAUGHT_UP)
+    batches, positions = drain(later)
+    assert batches == [[("b",)]]
+    put(tmp_path, "c", "c", at=3)
+    again = open_(spark, files.Source(str(tmp_path), format="text", bounded=True), positions[-1])
+    put(tmp_path, "d", "d", at=4)
+    assert "remaining" in again.position().detail
+    assert drain(again)[0] == [[("c",)]]
+
+
+def test_caught_up_leaves_out_a_file_that_goes_away_and_bounded_stops(spark, tmp_path):
+    for name in "abcd":
+        put(tmp_path, name, name, at=1)
+    caught_up = open_(spark, files.Source(str(tmp_path), format="text", max_files_per_batch=1), until=Until.CAUGHT_UP)
+    bounded = open_(spark, files.Source(str(tmp_path), format="text", max_files_per_batch=1, bounded=True))
+    for reader in (caught_up, bounded):
+        ask(reader)
+    (tmp_path / "b").unlink()
+    put(tmp_path, "c", "c, later", at=2)
+    put(tmp_path, "e", "e", at=1)
+    assert drain(caught_up)[0] == [[("d",)], [("c, later",)]]
+    assert ask(caught_up) == CaughtUp()
+    with pytest.raises(SourceChanged, match=r"'b'.*gone"):
+        bounded.frame(ask(bounded).plan)
+
+
+def test_compressed_files_are_read_by_workers_as_by_spark(spark, tmp_path):
+    lines = [f"{n};n{n}" for n in range(30_000)]
+    for codec, ending in (("deflate", ".deflate"), ("snappy", ".snappy"), ("bzip2", ".bz2")):
+        written = tmp_path / "by_spark"
+        frame = spark.createDataFrame([(line,) for line in ["id;name", *lines]], "v STRING").coalesce(1)
+        frame.write.mode("overwrite").text(str(written), compression=codec)
+        folder = tmp_path / codec
+        folder.mkdir()
+        next(written.glob(f"part-*{ending}")).rename(folder / f"12:30.csv{ending}")
+        source = files.Source(
+            str(folder), format="csv", schema="id STRING, name STRING", options=source_options, split_bytes=CUT
+        )
+        (batch,), _ = drain(open_(spark, source))
+        assert [";".join(row) for row in batch] == lines
 
 
 def test_limits(spark, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pyarrow as pa
 import pytest
 
@@ -11,6 +13,7 @@ from penstock.operators import aggregates as agg
 from penstock.operators.base import LATE
 from penstock.operators.window_aggregate import WindowAggregate
 from penstock.operators.windows import tumbling
+from penstock.state import compaction
 from penstock.state.blocks import free, lost_block
 from penstock.state.compaction import Merge
 from penstock.state.layer import union
@@ -136,6 +139,27 @@ def test_without_compaction_beside_it_the_step_compacts_by_itself(spark, tmp_pat
     assert rig.counts["compacted"] >= 12
     rig.advance(END_OF_TIME)
     assert sum(row[4] for row in rig.take()) == 20 * 200
+    rig.operator.close()
+
+
+@pytest.mark.parametrize("behind", [0, 1, 2])
+def test_no_batch_runs_two_jobs_while_merging_ends_within_a_few_batches(spark, tmp_path, monkeypatch, behind):
+    """Merging is found due after a batch, and done at once or only when ``behind`` more batches have come."""
+    monkeypatch.setattr(compaction, "SMALLEST_TIER", 10)  # so that layers of 10 rows climb tiers
+    rig = Rig(spark, step(), SCHEMA, tmp_path)
+    jobs, due = [], deque()
+    for batch in range(40):
+        with counted(spark) as cost:
+            rig.process([{"user": f"{batch}-{n}", "at": n * SECOND, "x": n} for n in range(10)])
+        jobs.append(cost.jobs)
+        due.append(rig.operator.maintain())
+        work = due.popleft() if len(due) > behind else None
+        if work:
+            work()
+        if batch % 3 == 2:
+            rig.checkpoint()
+    assert jobs == [1] * 40
+    assert rig.counts["compacted"] >= 30
     rig.operator.close()
 
 

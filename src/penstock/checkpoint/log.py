@@ -54,6 +54,7 @@ class Log:
         *,
         take_over: bool = False,
         expect_tail: EntryNumber | None = None,
+        after: Generation | None = None,
         past_unreadable: bool = False,
     ) -> OwnedLog:
         """Own the log from here on; what was read before is read again under the claim (L1, L2).
@@ -62,6 +63,8 @@ class Log:
             claim: who claims.
             take_over: go on even if another claim was made since this call began (L9).
             expect_tail: refuse if the log has moved since somebody looked at it.
+            after: our own last generation, for a restart within a process: if somebody else has claimed since then,
+                we were fenced without noticing, and do not take the job back.
             past_unreadable: for a rewind: entries that cannot be read do not refuse.
 
         Raises:
@@ -71,6 +74,8 @@ class Log:
         """
         history = self.read(past_unreadable=past_unreadable)
         self._refuse_strange(history, expect_tail)
+        if after is not None and history.generation != after:
+            raise fenced_by(history.claim, EntryNumber(after + 1), "the job was taken over while this process paused")
         began = history.tail
         while True:
             entry = self._claim_entry(history, claim)
@@ -82,7 +87,7 @@ class Log:
                     return OwnedLog(self._filesystem, self._numbers, entry, history)
             else:
                 history = self.read(past_unreadable=past_unreadable)
-            if not take_over and history.generation is not None and history.generation > began:
+            if (after is not None or not take_over) and (history.generation or 0) > began:
                 raise fenced_by(history.claim, entry.number, "a start of the same job was faster")
 
     def _claim_entry(self, history: History, claim: Claim) -> Entry:

@@ -59,7 +59,7 @@ class Numbers:
         for seconds in _backoff():
             try:
                 return numbers_in_log(self._filesystem)[-1:] == (number,)
-            except StorageFailed:  # noqa: PERF203 - each try is a call to the storage
+            except (StorageFailed, StateDirectoryRefused):
                 self._pause(seconds)
         raise AssertionError  # pragma: no cover - the backoff has no end
 

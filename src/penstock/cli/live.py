@@ -124,7 +124,7 @@ class LiveOutput:
         total = self._total
         parts = [
             f"{self._job}: {fact.state}",
-            f"{total['read']:,} rows read",
+            f"{count(total['read'], 'row')} read",
             f"{total['written']:,} written",
             *([f"{total['late']:,} late"] if total["late"] else []),
             count(total["checkpoints"], "checkpoint"),

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 WIDE: Final = 200
 """Columns of a table that goes into a file or a pipe."""
 
+NO_JAVA: Final = "JAVA_GATEWAY_EXITED"
+"""In Spark's message when it could not start a JVM."""
+
 
 class Output:
     """The two streams of a command.
@@ -61,6 +64,8 @@ def explain(error: BaseException) -> list[str]:
     """What a person needs to know, most important first; no frames of ours or of Spark."""
     if isinstance(error, PenstockError):
         lines = [str(error)]
+        if NO_JAVA in lines[0]:
+            lines.append("Spark needs Java 17 or newer: put it on PATH or in JAVA_HOME")
     else:
         name = type(error).__name__
         lines = [f"{name}: {error}" if str(error) else name, "this is a bug of penstock, please report it"]

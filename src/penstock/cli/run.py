@@ -192,3 +192,5 @@ def _log_to(output: Output) -> None:
     logger = logging.getLogger("penstock")
     logger.addHandler(_ToOutput(output))
     logger.propagate = False
+    if not output.traceback:  # the JVM's client would tell of its death first, with a trace, on the root logger itself
+        logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)

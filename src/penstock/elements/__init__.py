@@ -10,6 +10,7 @@ from penstock.elements.control import (
     LatencyMarker,
     Watermark,
 )
+from penstock.elements.first_run import FirstRun
 
 Element = Batch | Watermark | InputStatus | LatencyMarker | Barrier | CancelBarrier | EndOfStream
 
@@ -20,6 +21,7 @@ __all__ = [
     "CheckpointKind",
     "Element",
     "EndOfStream",
+    "FirstRun",
     "InputStatus",
     "LatencyMarker",
     "Lease",

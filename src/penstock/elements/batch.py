@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from penstock.elements.first_run import FirstRun
+
 
 class Measure:
     """What the first job over a batch tells about it: set once, read without waiting.
@@ -44,10 +46,17 @@ class Measure:
 
     def settle(self) -> None:
         """Read the figures; call it only after a job over the batch has succeeded. Later calls do nothing."""
+        self._settle(self._read)
+
+    def lose(self) -> None:
+        """Settle without reading: no job over the batch will tell. Does nothing if it is settled."""
+        self._settle(lambda: None)
+
+    def _settle(self, read: Callable[[], Mapping[str, object] | None]) -> None:
         with self._lock:
             if self._settled:
                 return
-            self._value = self._read()
+            self._value = read()
             self._settled = True
             waiting, self._waiting = self._waiting, []
         for callback in waiting:
@@ -97,6 +106,9 @@ class Batch:
             "ahead": n, "missing": n}``); ``"bad:<step>"`` to a ``parse_json`` (``{"bad": n}``).
         leases: released by the last consumer when it will not run the frame again.
         only_if: name of a measure and figure without which this side branch has no rows (``("bad:…", "bad")``).
+        verify: raises if what a job over the batch has read may not be what its source planned; called after a job,
+            before a snapshot can contain the batch.
+        firsts: of each branch point that kept the batch, the outermost first: who may run it before the others.
     """
 
     frame: object
@@ -105,11 +117,29 @@ class Batch:
     measures: Mapping[str, Measure] = field(default_factory=dict)
     leases: tuple[Lease, ...] = ()
     only_if: tuple[str, str] | None = None
+    verify: Callable[[], None] | None = None
+    firsts: tuple[FirstRun, ...] = ()
 
     def settle(self) -> None:
-        """A job over this batch has succeeded: read what it told."""
+        """A job over this batch has succeeded: read what it told, then see that it read what was planned.
+
+        Raises:
+            ConnectorError: it may have read something else; its output must not get into a checkpoint.
+        """
         for measure in self.measures.values():
             measure.settle()
+        if self.verify is not None:
+            self.verify()
+        for first in self.firsts:
+            first.done()
+
+    def skip(self) -> None:
+        """This holder will not run the batch, which has no rows: figures that nobody read are lost, waits end.
+
+        Leases stay the holder's business, see :meth:`release`.
+        """
+        for measure in self.measures.values():
+            measure.lose()
 
     def release(self) -> None:
         """The holder will not run the frame again."""

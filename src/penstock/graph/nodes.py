@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from penstock.graph.pace import Pace, when_ready
 from penstock.handles import Guarantee
 from penstock.operators.base import LATE, MAIN, OperatorSpec
 from penstock.sinks.base import Sink
@@ -49,12 +50,13 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """A source."""
+    """A source, and when it is read."""
 
     id: int
     origin: Origin
     uid: str
     source: Source
+    pace: Pace = when_ready
 
     @property
     def inputs(self) -> tuple[Ref, ...]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import GraphError
 from penstock.graph.nodes import Origin, Table
 from penstock.graph.origin import defined_at
+from penstock.graph.pace import Every, WhenReady
 from penstock.ids import check_name
 
 if TYPE_CHECKING:
@@ -31,6 +32,13 @@ def check_uid(uid: object, origin: Origin) -> None:
     except GraphError as error:
         error.where = str(origin)
         raise
+
+
+def check_pace(pace: object, uid: str, origin: Origin) -> None:
+    """Refuse what is no pace of a source."""
+    if not isinstance(pace, (WhenReady, Every)):
+        msg = f'read() takes pace=ps.every("1 second") or pace=ps.when_ready, got {pace!r}'
+        raise GraphError(msg, uid=uid, where=str(origin))
 
 
 def check_same(ours: Pipeline, theirs: Pipeline, origin: Origin) -> None:

@@ -10,7 +10,8 @@ from penstock.durations import parse_duration
 from penstock.errors import GraphError, PenstockError, UserFunctionError
 from penstock.graph.nodes import Graph, Node, Origin, Read, Ref, RowWise, Table
 from penstock.graph.origin import caller, raised_at
-from penstock.graph.parts import TableRef, check_pipeline_name, check_same, check_uid
+from penstock.graph.pace import Pace, when_ready
+from penstock.graph.parts import TableRef, check_pace, check_pipeline_name, check_same, check_uid
 from penstock.graph.stream import Stream
 from penstock.graph.validate import validate
 from penstock.ids import check_name
@@ -37,12 +38,13 @@ class Pipeline:
         self._nodes: list[Node] = []
         self._tables: dict[str, Table] = {}
 
-    def read(self, uid: str, source: Source) -> Stream:
+    def read(self, uid: str, source: Source, *, pace: Pace = when_ready) -> Stream:
         """The rows of a source.
 
         Args:
             uid: names the source's position in checkpoints; unique in the pipeline, and never changed lightly.
             source: for example ``ps.files.Source("in/", schema="id LONG")``.
+            pace: ``ps.every("1 second")`` for one batch in each second; by default as soon as there is data.
 
         >>> import penstock as ps
         >>> p = ps.Pipeline("demo")
@@ -54,7 +56,8 @@ class Pipeline:
         if not hasattr(source, "open"):
             msg = f"read() needs a source such as ps.files.Source(…), got {source!r}"
             raise GraphError(msg, uid=uid, where=str(origin))
-        return self.add(lambda number: Read(id=number, origin=origin, uid=uid, source=source))
+        check_pace(pace, uid, origin)
+        return self.add(lambda number: Read(id=number, origin=origin, uid=uid, source=source, pace=pace))
 
     def table(self, name: str, query: str, *, refresh: str | None = None) -> TableRef:
         """A static table that row-wise steps may join.

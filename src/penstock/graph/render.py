@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.errors import assert_never
 from penstock.graph.nodes import Graph, Keyed, Node, ParseJson, Read, Ref, RowWise, Union, WithWatermark, Write
+from penstock.graph.pace import when_ready
 from penstock.graph.steps import title
 from penstock.graph.validate import guarantee_of
 from penstock.operators.base import MAIN
@@ -49,7 +50,8 @@ def as_mermaid(graph: Graph) -> str:
 def _label(graph: Graph, node: Node) -> str:
     match node:
         case Read():
-            return f"{title(node)}: {node.source.describe()}, {node.source.guarantee.value}"
+            pace = "" if node.pace == when_ready else f", {node.pace}"
+            return f"{title(node)}: {node.source.describe()}{pace}, {node.source.guarantee.value}"
         case Write():
             return f"{title(node)}: {node.sink.describe()}, {guarantee_of(graph, node).value}"
         case Keyed():

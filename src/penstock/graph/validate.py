@@ -100,6 +100,18 @@ def _guarantee(graph: Graph, node: Write) -> None:
             raise GraphError(msg, uid=node.uid, where=str(node.origin))
 
 
+def validate_mode(graph: Graph, best: Guarantee) -> None:
+    """Refuse a job that runs with weaker barriers than a sink was asked to rely on.
+
+    Raises:
+        GraphError: more is asked for than ``best``, the most that the job's mode gives.
+    """
+    for node in graph.nodes:
+        if isinstance(node, Write) and node.guarantee is not None and _RANK[node.guarantee] > _RANK[best]:
+            msg = f"{node.guarantee.value} is asked for, but the job runs with mode={best.value!r}"
+            raise GraphError(msg, uid=node.uid, where=str(node.origin))
+
+
 def guarantee_of(graph: Graph, node: Write) -> Guarantee:
     """What the rows of a sink get in the end: the least of the sink and the sources behind it."""
     found = [node.sink.guarantee, *(source.source.guarantee for source in _sources(graph, node))]

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING
 from penstock.checkpoint.coordinator import Coordinator, CoordinatorSettings
 from penstock.checkpoint.entries import Claim, StepRecord, StepRole
 from penstock.checkpoint.journal import Journal
-from penstock.checkpoint.log import Log
+from penstock.checkpoint.log import Log, OwnedLog
 from penstock.checkpoint.messages import AnswerRequest, AttemptId, EndJob, JobStarted
 from penstock.checkpoint.recovery import Recovery, decide_recovery
+from penstock.errors import PenstockError
 from penstock.facts import JobStarted as JobStartedFact
 from penstock.facts import Listener
 from penstock.failpoints import failpoint
 from penstock.filesystem.base import FileSystem
 from penstock.graph.nodes import Keyed, Read, Union, Write
 from penstock.handles import Committable
-from penstock.ids import Instant
+from penstock.ids import Generation, Instant
 from penstock.job.explain import explain
 from penstock.job.recover import carry_out
 from penstock.job.session import cores_of
@@ -56,7 +57,6 @@ class Plan:
     until: Until
     clock: Clock
     listener: Listener
-    fresh: bool
     allow_non_restored_state: bool
     take_over: bool
     pause: Callable[[float], None]
@@ -64,13 +64,25 @@ class Plan:
 
 
 class Attempt:
-    """Builds and runs one generation. Made, run once, thrown away."""
+    """Builds and runs one generation. Made, run once, thrown away.
 
-    def __init__(self, plan: Plan, *, number: int) -> None:
+    Args:
+        plan: of the job.
+        number: 1, 2, … within this process.
+        after: the generation of the attempt before, if there was one: a claim of anybody else since then is a fence,
+            not something to take back (rule L9).
+        fresh: begin empty; :attr:`is_begun` tells when that is in the log.
+    """
+
+    def __init__(self, plan: Plan, *, number: int, after: Generation | None, fresh: bool) -> None:
         self._plan = plan
         self._number = number
+        self._fresh = fresh
         self._tasks = plan_tasks(plan.analysis.graph)
+        self._edge: SparkEdge | None = None
         self.supervisor = Supervisor(plan.clock, plan.listener)
+        self.generation = after
+        self.is_begun = False
 
     def run(self, running: Callable[[], None]) -> EndJob:
         """Claim, recover, and run to the end; ``running`` is called when the sources start.
@@ -86,22 +98,47 @@ class Attempt:
                 raise
             raise told from error
 
+    def give_up(self, error: PenstockError) -> None:
+        """End with this error as soon as can be, from any thread: running Spark jobs are cancelled."""
+        self.supervisor.broke("stop", error)
+        if self._edge is not None:
+            self._edge.cancel()
+
     def _run(self, running: Callable[[], None]) -> EndJob:
-        plan = self._plan
-        owned = plan.log.claim(
-            Claim(host=platform.node(), pid=os.getpid(), started=plan.clock.wall(), version=version("penstock")),
-            take_over=plan.take_over,
+        owned = self._claim()
+        recovery = self._recover(owned)
+        assembly = self._assemble(owned, recovery)
+        failpoint("recovery.restored")
+        self._plan.listener(
+            JobStartedFact(
+                job=self._plan.name,
+                generation=owned.generation,
+                restored=recovery.restored,
+                published=len(recovery.commit),
+                attempt=self._number,
+            )
         )
-        steps = step_records(self._tasks)
+        running()
+        return self.supervisor.run(self._wire(owned, recovery, assembly))
+
+    def _claim(self) -> OwnedLog:
+        plan = self._plan
+        claim = Claim(host=platform.node(), pid=os.getpid(), started=plan.clock.wall(), version=version("penstock"))
+        owned = plan.log.claim(claim, take_over=plan.take_over, after=self.generation)
+        self.generation = owned.generation
+        self._edge = SparkEdge(plan.spark, job=plan.name, generation=owned.generation, cores=cores_of(plan.spark))
+        return owned
+
+    def _recover(self, owned: OwnedLog) -> Recovery:
+        """Publish, void and delete what the log says, and say what is restored."""
+        plan = self._plan
         recovery = decide_recovery(
             owned.history,
-            steps,
-            fresh=plan.fresh and self._number == 1,
+            step_records(self._tasks),
+            fresh=self._fresh,
             allow_non_restored_state=plan.allow_non_restored_state,
             at=plan.clock.wall(),
         )
-        cores = cores_of(plan.spark)
-        edge = SparkEdge(plan.spark, job=plan.name, generation=owned.generation, cores=cores)
         carry_out(
             recovery,
             log=owned,
@@ -111,18 +148,25 @@ class Attempt:
             listener=plan.listener,
             pause=plan.pause,
         )
+        self.is_begun = True
+        return recovery
+
+    def _assemble(self, owned: OwnedLog, recovery: Recovery) -> Assembly:
+        """Every task, restored; if one cannot be, those before it are closed again."""
+        plan = self._plan
+        assert self._edge is not None  # made by the claim
         assembly = Assembly(
             Surroundings(
                 analysis=plan.analysis,
                 plans=self._tasks,
                 snapshots=recovery.snapshots,
-                edge=edge,
+                edge=self._edge,
                 filesystem=plan.filesystem,
                 job=plan.name,
                 log_id=owned.log_id,
                 generation=owned.generation,
                 settings=plan.settings,
-                cores=cores,
+                cores=cores_of(plan.spark),
                 until=plan.until,
                 initial=recovery.initial,
                 clock=plan.clock,
@@ -130,20 +174,20 @@ class Attempt:
                 supervisor=self.supervisor,
             )
         )
-        assembly.build()
-        failpoint("recovery.restored")
-        plan.listener(
-            JobStartedFact(
-                job=plan.name,
-                generation=owned.generation,
-                restored=recovery.restored,
-                published=len(recovery.commit),
-                attempt=self._number,
-            )
-        )
-        wiring = Wiring(
+        try:
+            with self._edge.around("restore"):
+                assembly.build()
+        except BaseException:
+            assembly.close()
+            raise
+        return assembly
+
+    def _wire(self, owned: OwnedLog, recovery: Recovery, assembly: Assembly) -> Wiring:
+        plan = self._plan
+        assert self._edge is not None  # made by the claim
+        return Wiring(
             coordinator=Coordinator(_coordinator_settings(plan.settings)),
-            started=lambda at: self._started(at, recovery, assembly, steps),
+            started=lambda at: self._started(at, recovery, assembly),
             tasks=assembly.tasks,
             threads=assembly.threads,
             workers=Workers(self.supervisor.broke),
@@ -155,12 +199,10 @@ class Attempt:
             ),
             publish=lambda item: self._committer(item).commit(item),
             explain=explain,
-            cancel=edge.cancel,
-            background=edge.background("clean-up"),
+            cancel=self._edge.cancel,
+            background=self._edge.background("clean-up"),
             answered=plan.answered,
         )
-        running()
-        return self.supervisor.run(wiring)
 
     def _committer(self, item: Committable) -> Committer:
         return committer(item.kind, self._plan.filesystem, failpoint)
@@ -174,15 +216,13 @@ class Attempt:
                 for folder in task.node.sink.stages_in(log_id, task.id):
                     yield from self._plan.filesystem.list(folder)
 
-    def _started(
-        self, at: Instant, recovery: Recovery, assembly: Assembly, steps: tuple[StepRecord, ...]
-    ) -> JobStarted:
+    def _started(self, at: Instant, recovery: Recovery, assembly: Assembly) -> JobStarted:
         return JobStarted(
             at=at,
             wall=self._plan.clock.wall(),
             attempts={id: AttemptId(f"{id}@{self._number}") for id in assembly.tasks},
             sources=tuple(id for id, task in assembly.tasks.items() if isinstance(task, SourceTask)),
-            steps=steps,
+            steps=step_records(self._tasks),
             next_checkpoint=recovery.next_checkpoint,
             parent=recovery.restored,
             initial=recovery.initial,

@@ -18,6 +18,8 @@ from penstock.errors import (
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE})
 _FULL_TEXT: Final = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system")
+_STOPPED: Final = re.compile(r"stopped SparkContext|SparkContext was shut down|SparkContext has been shutdown")
+_USER_STATE: Final = re.compile(r"SQLSTATE: (?:22|42)\w{3}")
 _PYTHON_FRAME: Final = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
@@ -30,7 +32,14 @@ def explain(error: BaseException) -> PenstockError:
     if isinstance(error, PenstockError):
         return error
     text = str(error)
-    told = _engine(error) or _storage(error, text) or _lost_block(error) or _decoded(error) or _function(error, text)
+    told = (
+        _engine(error)
+        or _storage(error, text)
+        or _lost_block(error)
+        or _decoded(error)
+        or _function(error, text)
+        or _data(text)
+    )
     if told is not None:
         return told
     if _is_spark(error):
@@ -39,8 +48,29 @@ def explain(error: BaseException) -> PenstockError:
 
 
 def _engine(error: BaseException) -> PenstockError | None:
-    is_broken_wire = type(error).__name__ in {"Py4JNetworkError", "Py4JError"} or isinstance(error, ConnectionError)
-    return EngineDied("the JVM under Spark is gone; the job begins again in a new process") if is_broken_wire else None
+    is_broken_wire = type(error).__name__ == "Py4JNetworkError" or (
+        isinstance(error, ConnectionError) and _passed_py4j(error)
+    )
+    if is_broken_wire or _STOPPED.search(str(error)[:2_000]):
+        return EngineDied("the JVM under Spark, or its context, is gone; the job begins again in a new process")
+    return None
+
+
+def _passed_py4j(error: BaseException) -> bool:
+    """Whether the connection that broke was the one to the JVM, not one of a sink or of standard output."""
+    frame = error.__traceback__
+    while frame is not None:
+        if "py4j" in frame.tb_frame.f_code.co_filename:
+            return True
+        frame = frame.tb_next
+    return False
+
+
+def _data(text: str) -> PenstockError | None:
+    """A row that an expression cannot be computed for (SQLSTATE 22), or a plan that cannot be (42): the same again."""
+    if not _USER_STATE.search(text):
+        return None
+    return UserFunctionError(f"an expression of the pipeline cannot be computed: {_first_line(text)}")
 
 
 def _storage(error: BaseException, text: str) -> PenstockError | None:

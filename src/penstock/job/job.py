@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import logging
 import random
-import signal
 import threading
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.log import Log
 from penstock.checkpoint.messages import AnswerRequest, StopRequested
-from penstock.errors import EngineDied, GenerationFenced, InternalError, PenstockError, SettingsError
+from penstock.errors import Domain, EngineDied, GenerationFenced, InternalError, PenstockError, SettingsError
 from penstock.facts import Fact, JobEnded, Listener, Restarting
 from penstock.filesystem.resolve import resolve
 from penstock.graph.analyze import analyze
 from penstock.graph.nodes import Read, Write
 from penstock.graph.pipeline import PipelineDefinition
+from penstock.graph.validate import validate_mode
+from penstock.handles import Guarantee
 from penstock.job.attempt import Attempt, Plan
 from penstock.job.report import Report, Tally
 from penstock.job.session import activate, make_session, take_over
+from penstock.job.signals import stopping_on_signals
 from penstock.runtime.clock import SystemClock
 from penstock.runtime.lifecycle import JobState, Lifecycle
 from penstock.runtime.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
@@ -83,9 +82,11 @@ class Job:
         self.graph = pipeline.graph()
         self.name = self.graph.name
         self._settings = read_settings(settings)
+        validate_mode(self.graph, Guarantee(self._settings.mode))
         self._state = str(state)
         self._given = spark
-        self._flags = {"fresh": fresh, "allow_non_restored_state": allow_non_restored_state, "take_over": take_over}
+        self._fresh = fresh
+        self._flags = {"allow_non_restored_state": allow_non_restored_state, "take_over": take_over}
         self._observer = listener
         self._tally = Tally(
             sources=frozenset(node.uid for node in self.graph.nodes if isinstance(node, Read)),
@@ -98,6 +99,7 @@ class Job:
         self._attempt: Attempt | None = None
         self._thread: threading.Thread | None = None
         self._error: PenstockError | None = None
+        self._is_given_up = False
         self._lock = threading.Lock()
 
     # ---------------------------------------------------------------------------------------------------- the public
@@ -106,6 +108,11 @@ class Job:
     def state(self) -> JobState:
         """What the job is now."""
         return self._lifecycle.state
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, however."""
+        return self._lifecycle.is_over
 
     def report(self) -> Report:
         """What it has done so far."""
@@ -120,7 +127,7 @@ class Job:
         Raises:
             PenstockError: what ended it.
         """
-        with self._signals():
+        with stopping_on_signals(self.request_stop):
             self.start(until)
             self.wait()
         return self.report()
@@ -181,8 +188,20 @@ class Job:
                 self._finish(JobState.STOPPED, None)
                 return
             attempt = self._attempt
-        if first and attempt is not None:
+        if not first:
+            return
+        if attempt is not None:
+            self._lifecycle_stopping()
             attempt.supervisor.request(self._stop_request())
+        if self._settings.stop_timeout is not None:
+            threading.Thread(target=self._give_up_late, name="penstock-stop-timeout", daemon=True).start()
+
+    def _give_up_late(self) -> None:
+        """After ``stop_timeout`` end without the last checkpoint: what it would have held is read again next time."""
+        assert self._settings.stop_timeout is not None
+        if not self._over.wait(self._settings.stop_timeout / 1_000_000) and self._attempt is not None:
+            self._is_given_up = True
+            self._attempt.give_up(_GivenUp("stopped before the last checkpoint was complete"))
 
     # ------------------------------------------------------------------------------------------------------- driving
 
@@ -234,6 +253,9 @@ class Job:
             try:
                 self._one(plan, number)
             except PenstockError as error:
+                if isinstance(error, _GivenUp) or self._is_given_up:
+                    log.warning("job %s: %s; the next start goes on from the last complete one", self.name, error)
+                    break
                 strategy, delay = strategy.after_failure(self._clock.now(), chance=random.random())
                 if not error.retry or isinstance(error, EngineDied) or delay is None or self._stop.is_set():
                     raise
@@ -244,20 +266,32 @@ class Job:
                     raise
                 self._lifecycle.to(JobState.RESTORING)
                 continue
-            self._finish(JobState.STOPPED, None)
-            return
+            break
+        self._finish(JobState.STOPPED, None)
 
     def _one(self, plan: Plan, number: int) -> None:
-        attempt = Attempt(plan, number=number)
+        before = self._attempt
+        fresh = self._fresh and (before is None or not before.is_begun)
+        attempt = Attempt(plan, number=number, after=before.generation if before else None, fresh=fresh)
         with self._lock:
             self._attempt = attempt
             if self._stop.is_set():
                 attempt.supervisor.request(self._stop_request())
-        attempt.run(lambda: self._lifecycle.to(JobState.RUNNING))
-        self._lifecycle.to(JobState.STOPPING)
+        attempt.run(self._running)
+
+    def _running(self) -> None:
+        with self._lock:
+            self._lifecycle.to(JobState.STOPPING if self._stop.is_set() else JobState.RUNNING)
+
+    def _lifecycle_stopping(self) -> None:
+        with self._lock:
+            if self._lifecycle.state is JobState.RUNNING:
+                self._lifecycle.to(JobState.STOPPING)
 
     def _stop_request(self) -> StopRequested:
-        return StopRequested(at=self._clock.now(), wall=self._clock.wall(), request="stop")
+        return StopRequested(
+            at=self._clock.now(), wall=self._clock.wall(), request="stop", patience=self._settings.stop_timeout
+        )
 
     def _pause(self, seconds: float) -> None:
         """Wait before something is tried again; once a stop is asked for, give up instead."""
@@ -281,32 +315,11 @@ class Job:
         self._lifecycle.to(state)
         self._tell(JobEnded(state=state.value, cause=str(error) if error else None))
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """While it runs in the main thread, Ctrl-C and SIGTERM ask the job to stop, a second one ends the process."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def on_signal(number: int, frame: FrameType | None) -> None:
-            del frame
-            if self._stop.is_set():
-                raise KeyboardInterrupt
-            log.warning(
-                "%s: taking a last checkpoint, then stopping; again to end at once", signal.Signals(number).name
-            )
-            threading.Thread(target=self.request_stop, name="stop-request", daemon=True).start()
-
-        before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
 
 class _GivenUp(PenstockError):
     """The user asked to stop while something could not be done; nothing is lost."""
+
+    domain = Domain.EXTERNAL
 
 
 def _until(text: str) -> Until:
@@ -322,26 +335,3 @@ def _stop_session(spark: SparkSession) -> None:
         spark.stop()
     except Exception:
         log.debug("the Spark session was gone already")
-
-
-_live: dict[tuple[str, str], Job] = {}
-_live_lock = threading.Lock()
-
-
-def get_or_create(pipeline: PipelineDefinition, *, state: str | Path, **options: object) -> Job:
-    """The job of this name on this state directory that this process has, or a new one that continues what is there.
-
-    The same call starts from a checkpoint directory or afresh. Code is never stored: the pipeline given here runs.
-    Options are those of :class:`Job`; they count only when it is made.
-
-    Example::
-
-        job = ps.get_or_create(orders, state="./state")
-        job.run(until="caught-up")
-    """
-    key = (str(Path(state).resolve()) if "://" not in str(state) else str(state), pipeline.name)
-    with _live_lock:
-        job = _live.get(key)
-        if job is None or job._lifecycle.is_over:  # noqa: SLF001 - one module
-            job = _live[key] = Job(pipeline, state=state, **options)  # type: ignore[arg-type]
-        return job

@@ -6,16 +6,19 @@ the same again.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 
 from penstock.checkpoint.log import OwnedLog
 from penstock.checkpoint.recovery import Recovery
+from penstock.errors import CommitFailed
 from penstock.facts import Listener, Published
 from penstock.failpoints import failpoint
 from penstock.filesystem.base import FileSystem
 from penstock.handles import CommitOutcome, Committable
 
 Publish = Callable[[Committable], CommitOutcome]
+log_to = logging.getLogger("penstock")
 _SETTLED = frozenset({CommitOutcome.DONE, CommitOutcome.ALREADY_DONE})
 
 
@@ -52,7 +55,11 @@ def carry_out(
 def _until_settled(item: Committable, act: Publish, log: OwnedLog, pause: Callable[[float], None]) -> CommitOutcome:
     """Again and again until it is surely done: later output of the sink must not pass it (rule S1)."""
     for seconds in _backoff():
-        outcome = act(item)
+        try:
+            outcome = act(item)
+        except CommitFailed as error:
+            log_to.warning("publishing checkpoint %s of %s waits: %s", item.checkpoint, item.uid, error)
+            outcome = CommitOutcome.RETRY
         if outcome in _SETTLED:
             return outcome
         pause(seconds)

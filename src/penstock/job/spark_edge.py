@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from penstock.elements import Batch, Lease
+from penstock.elements import Batch, FirstRun, Lease
 from penstock.job.session import activate
 from penstock.runtime.threads import BackgroundSlots
 
@@ -73,7 +73,7 @@ class SparkEdge:
             _unpersist(frame)
             batch.release()
 
-        return replace(batch, frame=frame, leases=(Lease(free, holders=readers),))
+        return replace(batch, frame=frame, leases=(Lease(free, holders=readers),), firsts=(*batch.firsts, FirstRun()))
 
 
 def _unpersist(frame: DataFrame) -> None:

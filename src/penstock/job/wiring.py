@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
-from penstock.elements import Batch
+from penstock.elements import Batch, Measure
 from penstock.facts import Counted, Listener, RowsRead
 from penstock.failpoints import failpoint
 from penstock.filesystem.base import FileSystem
 from penstock.graph.nodes import Keyed, Read, Union, Write
+from penstock.graph.pace import Every, when_ready
 from penstock.handles import TaskSnapshot
-from penstock.ids import Generation
+from penstock.ids import END_OF_TIME, Generation
 from penstock.job.spark_edge import SparkEdge
 from penstock.operators.base import OperatorContext
+from penstock.runtime.alignment import Alignment, Barriers
 from penstock.runtime.channel import Channel
 from penstock.runtime.clock import Clock
 from penstock.runtime.inputs import Inputs
+from penstock.runtime.latency import MarkerRhythm
 from penstock.runtime.output import Output, Path, Rewrite
+from penstock.runtime.pacing import pace_of
 from penstock.runtime.plan import Leaf, Route, TaskPlan
+from penstock.runtime.rate_control import TARGET, RateControl
+from penstock.runtime.roles import AnyTask, Stepper
 from penstock.runtime.source_task import SourceTask
-from penstock.runtime.supervisor import AnyTask, Supervisor
+from penstock.runtime.supervisor import Supervisor
 from penstock.runtime.task import StepTask, Work
-from penstock.runtime.threads import TaskThread
+from penstock.runtime.threads import TaskThread, ThreadFactory
+from penstock.runtime.tracker import BarrierTracker
 from penstock.runtime.works import OperatorWork, SinkWork, UnionWork
 from penstock.settings import Settings
 from penstock.sinks.base import SinkContext
@@ -31,6 +39,13 @@ from penstock.sources.base import Limits, SourceContext, Until
 
 if TYPE_CHECKING:
     from penstock.graph.analyze import Analysis
+
+
+BARRIERS: Final[Mapping[str, Callable[[int], Barriers]]] = {
+    "exactly-once": Alignment,
+    "at-least-once": BarrierTracker,
+}
+"""How a task follows its barriers, by the job's mode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +67,7 @@ class Surroundings:
     clock: Clock
     listener: Listener
     supervisor: Supervisor
+    thread: ThreadFactory = TaskThread
 
 
 class Assembly:
@@ -60,14 +76,15 @@ class Assembly:
     def __init__(self, around: Surroundings) -> None:
         self._of = around
         self._channels: dict[Leaf, Channel] = {}
-        self.threads: dict[str, TaskThread] = {}
+        self._controls: dict[str, RateControl] = {}
+        self.threads: dict[str, Stepper] = {}
         self.tasks: dict[str, AnyTask] = {}
 
     def build(self) -> None:
         """All channels and threads first, then the tasks, each restored from its snapshot."""
         of = self._of
         for plan in of.plans:
-            self.threads[plan.id] = TaskThread(
+            self.threads[plan.id] = of.thread(
                 plan.id,
                 clock=of.clock,
                 around=of.edge.around,
@@ -77,10 +94,19 @@ class Assembly:
             )
             for source in range(plan.inputs):
                 self._channels[Leaf(plan.id, source)] = Channel(capacity=of.settings.channel_capacity)
+            if isinstance(plan.node, Read) and of.settings.rate_control:
+                pace = plan.node.pace
+                self._controls[plan.id] = RateControl(pace.interval if isinstance(pace, Every) else TARGET)
         for plan in of.plans:
             self._connect(plan)
         for plan in of.plans:
             self.tasks[plan.id] = self._task(plan)
+
+    def close(self) -> None:
+        """Close the tasks that were built, when another could not be."""
+        for task in self.tasks.values():
+            with suppress(Exception):  # what could not be built is the failure that is told
+                task.close()
 
     def _connect(self, plan: TaskPlan) -> None:
         for route in plan.routes.values():
@@ -94,7 +120,13 @@ class Assembly:
         if isinstance(plan.node, Read):
             return self._source(plan, plan.node, output)
         return StepTask(
-            plan.id, self._inputs(plan), output, self._work(plan), shell=self._of.supervisor, clock=self._of.clock
+            plan.id,
+            self._inputs(plan),
+            output,
+            self._work(plan),
+            barriers=BARRIERS[self._of.settings.mode],
+            shell=self._of.supervisor,
+            clock=self._of.clock,
         )
 
     def _path(self, plan: TaskPlan, route: Route, *, is_root: bool) -> Path:
@@ -103,6 +135,8 @@ class Assembly:
             rewrite = self._of.analysis.segment(plan.node, route.steps, is_root=is_root)
             if is_root and isinstance(plan.node, Read):
                 rewrite = _counting(rewrite, plan.id, self._of.listener)
+                if plan.id in self._controls:
+                    rewrite = controlled(rewrite, plan.id, self._controls[plan.id], self._of.clock)
         return Path(
             rewrite=rewrite,
             channel=self._channels[route.to] if route.to is not None else None,
@@ -113,13 +147,18 @@ class Assembly:
         snapshot = self._of.snapshots.get(plan.id)
         context = SourceContext(uid=plan.id, spark=self._of.edge.spark, until=self._of.until)
         reader = node.source.open(context, snapshot.position if snapshot else None)
-        limits = Limits(rows=self._of.settings.max_rows_per_batch, bytes=self._of.settings.max_bytes_per_batch)
+        settings = self._of.settings
+        limits = Limits(rows=settings.max_rows_per_batch, bytes=settings.max_bytes_per_batch)
+        control = self._controls.get(plan.id)
         return SourceTask(
             plan.id,
             reader,
             output,
-            limits=lambda: limits,
+            limits=lambda: limits if control is None else replace(limits, rows=control.cap(limits.rows)),
             held=self._of.initial,
+            has_ended=snapshot is not None and END_OF_TIME in snapshot.watermarks,
+            pace=pace_of(when_ready if self._of.until is Until.CAUGHT_UP else node.pace),
+            markers=MarkerRhythm(settings.latency_every) if settings.latency_every is not None else None,
             shell=self._of.supervisor,
             clock=self._of.clock,
         )
@@ -195,6 +234,25 @@ def _counting(rewrite: Rewrite, task: str, listener: Listener) -> Rewrite:
         return rewritten
 
     return counted
+
+
+def controlled(rewrite: Rewrite, task: str, control: RateControl, clock: Clock) -> Rewrite:
+    """Tell the rate control when a batch leaves, and when a first job over it has succeeded."""
+
+    def rewriting(batch: Batch) -> Batch:
+        control.sent(batch.sequence, clock.now())
+        rewritten = rewrite(batch)
+        ran = Measure(dict)  # tells nothing but that a job has succeeded; it settles after those that are here already
+        ran.when_settled(lambda: _through(rewritten, batch.sequence, control, clock))
+        return replace(rewritten, measures={**rewritten.measures, f"ran:{task}": ran})
+
+    return rewriting
+
+
+def _through(batch: Batch, sequence: int, control: RateControl, clock: Clock) -> None:
+    measure = batch.measures.get("rows")
+    rows = measure.value.get("rows") if measure is not None and measure.value else batch.rows
+    control.through(sequence, rows if isinstance(rows, int) else 0, clock.now())
 
 
 def _tell_rows(task: str, figures: Mapping[str, object] | None, listener: Listener) -> None:

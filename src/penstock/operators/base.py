@@ -74,7 +74,11 @@ class Operator(Protocol):
     """One keyed step. ``process``, ``advance``, ``snapshot`` and ``completed`` are never called at the same time."""
 
     def process(self, batch: Batch, *, source: int, watermark: EventTime, emit: Emit) -> None:
-        """Take in a batch of input ``source``. At most one Spark job. Calls ``batch.settle()`` after its success.
+        """Take in a batch of input ``source``, in one Spark job. Calls ``batch.settle()`` after its success.
+
+        There is one more job, before it, only when :meth:`maintain` has fallen so far behind that state in memory is
+        at its limit: then the step does that work itself, and its input waits. A lost observation is asked for again,
+        which is a job too.
 
         ``watermark`` is the step's, before this batch. The runtime releases the batch afterwards.
         """

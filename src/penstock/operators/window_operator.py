@@ -1,7 +1,8 @@
 """Runs a windowed aggregate the merge way: batches become layers, due windows are merged out of them and sent on.
 
 Knows nothing of threads beyond its own locks, of barriers or the log. Jobs: one for each batch; none to fire (the
-consumer's job runs the lazy result); merging and writing layers in the background.
+consumer's job runs the lazy result); merging and writing layers in the background. Only if merging falls behind by
+several batches does a batch merge first, in a job more: its input waits, and the stack cannot grow without bound.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.elements import Batch, Lease
 from penstock.operators.base import LATE, MAIN, Emit, OperatorContext
 from penstock.operators.window_plan import FIGURES, WindowPlan
-from penstock.state.blocks import Figures, state_session
+from penstock.state.blocks import Figures, state_session, unpersist
 from penstock.state.compaction import Merge, plan_merge
 from penstock.state.durable import DurableLayers, PendingLayers
 from penstock.state.layer import Layer, build, union
 from penstock.state.restore import check_schema, horizon_of, live_refs, restore_layer
-from penstock.state.stack import LIMIT, Stack
+from penstock.state.stack import CROWDED, LIMIT, Stack
 from penstock.state.writer import LayerWriter
 
 if TYPE_CHECKING:
@@ -58,7 +59,10 @@ class WindowOperator:
         self._sent = {MAIN: itertools.count(), LATE: itertools.count()}
 
     def process(self, batch: Batch, *, source: int, watermark: EventTime, emit: Emit) -> None:  # noqa: ARG002
-        """Make the batch's layer, in one job; late rows are counted, and sent on if somebody reads them."""
+        """Make the batch's layer, in one job; late rows are counted, and sent on if somebody reads them.
+
+        If the stack is at its limit it is merged first, in a job more. Closed meanwhile, it keeps and sends nothing.
+        """
         if self._stack.height >= LIMIT:
             self._compact()
         frame: Any = batch.frame
@@ -66,14 +70,16 @@ class WindowOperator:
         keep = LATE in self._context.consumed
         if keep:
             flagged = flagged.persist()
-        told = dict.fromkeys(FIGURES, 0)
+        late = missing = 0
         try:
             told = self._add_layer(flagged)
             batch.settle()
+            if not self._stack.closed:
+                late, missing = told["late"] + told["missing"], told["missing"]
         finally:
-            if keep and not told["late"] + told["missing"]:
-                flagged.unpersist()
-        self._send_late(flagged, told["late"] + told["missing"], told["missing"], emit)
+            if keep and not late:
+                unpersist(flagged)
+        self._send_late(flagged, late, missing, emit)
 
     def advance(self, watermark: EventTime, *, emit: Emit) -> None:
         """Send on the windows that end at or before ``watermark`` and were not sent before; no job."""
@@ -97,6 +103,8 @@ class WindowOperator:
         if self._pending:
             self._pending.give_up()
         self._pending = PendingLayers(self._durable, self._stack, self._stack.cover())
+        if self._stack.closed:  # what it names may lack layers that are gone
+            self._pending.give_up()
         return self._pending
 
     def completed(self, checkpoint: CheckpointId) -> None:
@@ -112,9 +120,9 @@ class WindowOperator:
 
     def close(self) -> None:
         """Let go of every block; what was sent on is freed when its last consumer releases it."""
+        self._stack.close()
         if self._pending:
             self._pending.give_up()
-        self._stack.close()
 
     def _add_layer(self, flagged: DataFrame) -> dict[str, int]:
         figures = Figures(FIGURES)
@@ -135,12 +143,12 @@ class WindowOperator:
             return
         self._context.count("late", late)
         if LATE in self._context.consumed:
-            lease = Lease(lambda: _unpersist(flagged))
+            lease = Lease(lambda: unpersist(flagged))
             batch = Batch(frame=self._plan.late(flagged), sequence=next(self._sent[LATE]), rows=late, leases=(lease,))
             emit(batch, LATE)
 
     def _due(self) -> Merge | None:
-        return plan_merge(self._stack.sized(), limit=LIMIT)
+        return plan_merge(self._stack.sized(), limit=CROWDED)
 
     def _compact_beside(self) -> None:
         with self._context.background():
@@ -165,10 +173,6 @@ class WindowOperator:
         rows = layers_format.merged(layers_format.between(union(layers), self._stack.horizon))
         epoch = max(layer.epoch for layer in layers)
         return build(layers_format, rows, name=self._stack.next_name(), level=plan.level, epoch=epoch)
-
-
-def _unpersist(frame: DataFrame) -> None:
-    frame.unpersist()
 
 
 def _writer(plan: WindowPlan, context: OperatorContext) -> LayerWriter:

@@ -121,11 +121,9 @@ def make_plan(
     """
     _check_time(schema, time)
     _check_names(keys, aggregates, schema)
-    probe = session.createDataFrame([], schema)
-    ended = probe.selectExpr("*", f"{window.end(f'unix_micros({quoted(time)})')} AS {_END_MICROS}")
     inputs = _inputs(keys, window, aggregates, schema)
-    rows = _analysed(lambda: ended.select(*inputs), "keys and aggregates", schema)
-    _check_keys({name: rows.schema[_key(place)].dataType for place, (name, _) in enumerate(keys)})
+    ended = f"{window.end(f'unix_micros({quoted(time)})')} AS {_END_MICROS}"
+    rows = _rows(session.createDataFrame([], schema).selectExpr("*", ended), inputs, keys, schema)
     types = [rows.schema[f"{OWN}in_{place}"].dataType for place in range(len(aggregates))]
     partials, merges = _partials(aggregates, types)
     names = tuple(name for name, _ in keys)
@@ -146,6 +144,15 @@ def make_plan(
         partials=tuple(partials),
         finishes=finishes,
     )
+
+
+def _rows(
+    ended: DataFrame, inputs: Sequence[Column], keys: Sequence[tuple[str, str | Column]], schema: StructType
+) -> DataFrame:
+    """Keys and inputs of aggregates, over a frame that knows where windows end; the keys can be grouped by."""
+    rows = _analysed(lambda: ended.select(*inputs), "keys and aggregates", schema)
+    _check_keys({name: rows.schema[_key(place)].dataType for place, (name, _) in enumerate(keys)})
+    return rows
 
 
 def _inputs(

@@ -8,7 +8,7 @@ and all inputs go on. One checkpoint is aligned at a time: a newer barrier aband
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from penstock.elements import Barrier, CancelBarrier
 from penstock.errors import InternalError, assert_never
@@ -54,6 +54,24 @@ class Abandon:
 
 AlignmentEvent: TypeAlias = BarrierArrived | CancelArrived | InputEnded
 AlignmentEffect: TypeAlias = TakeSnapshot | Abandon
+
+
+class Barriers(Protocol):
+    """Follows the barriers of one task: :class:`Alignment`, or ``BarrierTracker`` where nothing may wait."""
+
+    @property
+    def blocked(self) -> frozenset[int]:
+        """Inputs that must not be read for now."""
+        ...
+
+    @property
+    def aligning(self) -> CheckpointId | None:
+        """The checkpoint whose barriers are being waited for."""
+        ...
+
+    def handle(self, event: AlignmentEvent) -> list[AlignmentEffect]:
+        """Take in one event; return what to do, in order."""
+        ...
 
 
 class Alignment:

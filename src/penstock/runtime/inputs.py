@@ -126,11 +126,13 @@ class Inputs:
         """
         wake: list[Instant] = []
         for i, each in enumerate(self._inputs):
+            if each.last_batch is None:
+                each.last_batch = now  # quiet since the start counts as well
             due = each.idle_at()
             if due is None or i in self.valve.idle:
                 continue
             if due > now or each.channel.peek() is not None:
-                wake.append(due if due > now else Instant(now + 1_000))
+                wake.append(due if due > now else Instant(now + 100_000))
             else:
                 self.valve.set_idle(i, True)
         return min(wake, default=None)

@@ -35,11 +35,20 @@ class JobState(str, Enum):
 MOVES: Final[dict[JobState, frozenset[JobState]]] = {
     JobState.CREATED: frozenset({JobState.RESTORING, JobState.STOPPED, JobState.FAILED}),
     JobState.RESTORING: frozenset(
-        {JobState.RUNNING, JobState.STOPPING, JobState.RESTARTING, JobState.FAILED, JobState.FENCED}
+        {
+            JobState.RUNNING,
+            JobState.STOPPING,
+            JobState.STOPPED,
+            JobState.RESTARTING,
+            JobState.FAILED,
+            JobState.FENCED,
+        }
     ),
-    JobState.RUNNING: frozenset({JobState.STOPPING, JobState.RESTARTING, JobState.FAILED, JobState.FENCED}),
+    JobState.RUNNING: frozenset(
+        {JobState.STOPPING, JobState.STOPPED, JobState.RESTARTING, JobState.FAILED, JobState.FENCED}
+    ),
     JobState.STOPPING: frozenset({JobState.STOPPED, JobState.RESTARTING, JobState.FAILED, JobState.FENCED}),
-    JobState.RESTARTING: frozenset({JobState.RESTORING, JobState.STOPPING, JobState.FAILED}),
+    JobState.RESTARTING: frozenset({JobState.RESTORING, JobState.STOPPING, JobState.STOPPED, JobState.FAILED}),
     JobState.STOPPED: frozenset(),
     JobState.FAILED: frozenset(),
     JobState.FENCED: frozenset(),

@@ -55,6 +55,11 @@ class Output:
         """Whether every channel has room, so that work may begin that emits anywhere."""
         return all(channel.has_room for channel in self._channels)
 
+    @property
+    def is_end(self) -> bool:
+        """Whether nothing comes behind: the task is a sink."""
+        return not self._channels
+
     def emit(self, batch: Batch, port: str = MAIN) -> None:
         """Send a batch along the port's route. One that nobody reads is released at once."""
         path = self._paths.get(port)

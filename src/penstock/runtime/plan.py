@@ -72,19 +72,35 @@ def plan_tasks(graph: Graph) -> tuple[TaskPlan, ...]:
     return tuple(planner.task(node) for node in graph.nodes if isinstance(node, (Read, Union, Keyed, Write)))
 
 
-def task_id(node: TaskNode) -> str:
-    """The uid where there is one; a union, which keeps no state, is named by its place, as no uid can be."""
-    return f"union@{node.id}" if isinstance(node, Union) else node.uid
-
-
 class _Planner:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
+        self._ids: dict[int, str] = {}
+        for node in graph.nodes:
+            if isinstance(node, (Read, Keyed, Write)):
+                self._ids[node.id] = node.uid
+            elif isinstance(node, Union):
+                self._ids[node.id] = self._union_id(node)
+
+    def _union_id(self, node: Union) -> str:
+        """Unions have no uid: one is named by what it unites, in order, as no uid can be.
+
+        So a changed pipeline takes a union's watermarks over only if its inputs are the same.
+        """
+        name = "union@" + "+".join(self._origin(ref) for ref in node.inputs)
+        twins = sum(other == name or other.startswith(f"{name}#") for other in self._ids.values())
+        return f"{name}#{twins + 1}" if twins else name
+
+    def _origin(self, ref: Ref) -> str:
+        """The task that a stream comes from, and the side outputs on its way."""
+        node = self._graph.node(ref.node)
+        port = "" if ref.port == MAIN else f".{ref.port}"
+        return (self._ids[node.id] if node.id in self._ids else self._origin(node.inputs[0])) + port
 
     def task(self, node: TaskNode) -> TaskPlan:
         routes = {port: self._route(Ref(node.id, port)) for port in self._graph.ports(node)}
         return TaskPlan(
-            id=task_id(node),
+            id=self._ids[node.id],
             node=node,
             inputs=len(node.inputs),
             routes={port: route for port, route in routes.items() if route is not None},
@@ -105,7 +121,7 @@ class _Planner:
                 case Union() | Keyed() | Write():
                     for source, read in enumerate(node.inputs):
                         if read == ref:
-                            yield Route(steps=(), to=Leaf(task_id(node), source))
+                            yield Route(steps=(), to=Leaf(self._ids[node.id], source))
                 case ParseJson() if len(self._graph.ports(node)) > 1:
                     yield from self._split(node)
                 case RowWise() | ParseJson() | WithWatermark():

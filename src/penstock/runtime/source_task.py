@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from penstock.elements import Barrier, Batch, CancelBarrier, CheckpointKind, EndOfStream, Watermark
-from penstock.facts import BatchRead
+from penstock.elements import Barrier, Batch, CancelBarrier, CheckpointKind, EndOfStream, LatencyMarker, Watermark
+from penstock.errors import StateIncompatible, assert_never
+from penstock.facts import BatchRead, Counted
 from penstock.failpoints import failpoint
 from penstock.handles import Position, TaskSnapshot
-from penstock.ids import END_OF_TIME, CheckpointId, Instant
+from penstock.ids import END_OF_TIME, CheckpointId, Instant, WallTime
 from penstock.runtime.clock import Clock
+from penstock.runtime.latency import MarkerRhythm
 from penstock.runtime.output import Output
+from penstock.runtime.pacing import AtOnce, Pace
 from penstock.runtime.task import Completed, Progress, Shell
 from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Reader, Rows
+
+log = logging.getLogger("penstock")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +35,12 @@ Mail: TypeAlias = Barrier | CancelBarrier | Completed | Finish
 class SourceTask:
     """Reads one source. Barriers come by mail and leave between two batches, with the position after the last one.
 
-    ``limits`` is asked before each poll. After the barrier of a final checkpoint nothing more is read. ``held``: nothing
-    is read before the first checkpoint is in the log, which fixes where a new source began (rule C4).
+    ``limits`` is asked before each poll. After the barrier of a final checkpoint nothing more is read. ``held``:
+    nothing is read before the first checkpoint is in the log, which fixes where a new source began (rule C4).
+    ``pace`` says when to poll, and ``markers`` when a latency marker leaves, if any do.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - named parts, each of its own kind
         self,
         id: str,
         reader: Reader,
@@ -41,6 +48,9 @@ class SourceTask:
         *,
         limits: Callable[[], Limits],
         held: bool = False,
+        has_ended: bool = False,
+        pace: Pace | None = None,
+        markers: MarkerRhythm | None = None,
         shell: Shell,
         clock: Clock,
     ) -> None:
@@ -48,11 +58,14 @@ class SourceTask:
         self._reader = reader
         self._output = output
         self._limits = limits
+        self._pace = pace or AtOnce()
+        self._markers = markers
         self._shell = shell
         self._clock = clock
         self._mail: deque[Mail] = deque()
         self._positions: dict[CheckpointId, Position] = {}
         self._held = held
+        self._has_ended = has_ended
         self._reading = True
         self._finished = False
         self._wake_at: Instant | None = None
@@ -68,6 +81,17 @@ class SourceTask:
         if self._mail:
             self._answer(self._mail.popleft())
             return Progress(worked=True, done=self._finished)
+        mark_at = self._mark()
+        progress = self._read()
+        if progress.worked or mark_at is None:
+            return progress
+        return replace(progress, wake_at=min(progress.wake_at or mark_at, mark_at))
+
+    def close(self) -> None:
+        """Release the reader."""
+        self._reader.close()
+
+    def _read(self) -> Progress:
         if self._held or not self._reading:
             self.doing = f"waiting for the {'first' if self._held else 'final'} checkpoint"
             return Progress()
@@ -77,29 +101,38 @@ class SourceTask:
         now = self._clock.now()
         if self._wake_at is not None and now < self._wake_at:
             return Progress(wake_at=self._wake_at)
-        return self._poll(now)
+        wall = self._clock.wall()
+        wait = self._pace.wait(wall)
+        if wait > 0:
+            self.doing = "waiting for its tick"
+            return Progress(wake_at=Instant(now + wait))
+        return self._poll(now, wall)
 
-    def close(self) -> None:
-        """Release the reader."""
-        self._reader.close()
-
-    def _poll(self, now: Instant) -> Progress:
+    def _poll(self, now: Instant, wall: WallTime) -> Progress:
         self.doing = "polling"
-        poll = self._reader.poll(now=now, wall=self._clock.wall(), limits=self._limits())
         self._wake_at = None
+        missed = self._pace.served(wall)
+        if missed:
+            self._shell.report(Counted(task=self.id, name="ticks_missed", amount=missed))
+        poll = self._reader.poll(now=now, wall=wall, limits=self._limits())
         match poll:
             case Rows():
+                self._refuse_after_end()
                 self._send(poll, now)
                 return Progress(worked=True)
             case Nothing(wake_at=wake_at):
                 self.doing = "waiting for data"
                 self._wake_at = wake_at
+                self._pace.rest(WallTime(wall + wake_at - now))
                 return Progress(wake_at=wake_at)
             case CaughtUp():
                 self._done(ended=False)
             case Ended():
+                self._has_ended = True
                 self._output.broadcast(Watermark(at=END_OF_TIME))
                 self._done(ended=True)
+            case _:
+                assert_never(poll)
         return Progress(worked=True)
 
     def _send(self, rows: Rows, began: Instant) -> None:
@@ -107,9 +140,37 @@ class SourceTask:
         self.doing = f"batch {self._sent}"
         failpoint("source.polled")
         frame = self._reader.frame(rows.plan)
-        self._output.emit(Batch(frame=frame, sequence=self._sent, rows=rows.rows, measures=dict(rows.measures)))
+        batch = Batch(
+            frame=frame,
+            sequence=self._sent,
+            rows=rows.rows,
+            measures=dict(rows.measures),
+            verify=rows.verify,
+        )
+        self._output.emit(batch)
         took = (self._clock.now() - began) / 1_000
         self._shell.report(BatchRead(task=self.id, sequence=self._sent, rows=rows.rows, plan_ms=took))
+
+    def _refuse_after_end(self) -> None:
+        """Windows were closed for ever when the source ended: what it reads now would be late, all of it."""
+        if self._has_ended:
+            msg = (
+                f"source '{self.id}' ended in an earlier run, which closed all windows for ever; now it has more rows: "
+                "give it another uid, or begin again with --fresh; a source that will go on later must not be bounded"
+            )
+            raise StateIncompatible(msg, uid=self.id)
+
+    def _mark(self) -> Instant | None:
+        """Send a latency marker if one is due; returns when to look again. It is never worth a failure."""
+        if self._markers is None:
+            return None
+        now = self._clock.now()
+        if self._markers.due(now, has_room=self._output.has_room):
+            try:
+                self._output.broadcast(LatencyMarker(source=self.id, sent=now))
+            except Exception:
+                log.warning("source %s could not send a latency marker", self.id, exc_info=True)
+        return self._markers.next_at
 
     def _done(self, *, ended: bool) -> None:
         self._reading = False
@@ -127,6 +188,8 @@ class SourceTask:
             case Finish():
                 self._output.broadcast(EndOfStream())
                 self._finished = True
+            case _:
+                assert_never(mail)
 
     def _barrier(self, barrier: Barrier, checkpoint: CheckpointId, kind: CheckpointKind) -> None:
         position = self._reader.position()
@@ -134,7 +197,9 @@ class SourceTask:
         if kind is CheckpointKind.FINAL:
             self._reading = False
         self._output.broadcast(barrier)
-        self._shell.capture(self.id, checkpoint, lambda: TaskSnapshot(task=self.id, position=position))
+        watermarks = (END_OF_TIME,) if self._has_ended else ()
+        snapshot = TaskSnapshot(task=self.id, position=position, watermarks=watermarks)
+        self._shell.capture(self.id, checkpoint, lambda: snapshot)
 
     def _completed(self, checkpoint: CheckpointId) -> None:
         self._held = False

@@ -16,13 +16,13 @@ from penstock.elements import (
     Barrier,
     Batch,
     CancelBarrier,
-    Element,
     EndOfStream,
     InputStatus,
     LatencyMarker,
     Watermark,
 )
-from penstock.facts import BatchDone, Fact, WatermarkAdvanced
+from penstock.errors import assert_never
+from penstock.facts import BatchDone, Fact, LatencyMeasured, WatermarkAdvanced
 from penstock.handles import TaskSnapshot
 from penstock.ids import BEGINNING, CheckpointId, EventTime, Instant
 from penstock.runtime.alignment import (
@@ -30,6 +30,7 @@ from penstock.runtime.alignment import (
     Alignment,
     AlignmentEffect,
     BarrierArrived,
+    Barriers,
     CancelArrived,
     InputEnded,
     TakeSnapshot,
@@ -37,9 +38,7 @@ from penstock.runtime.alignment import (
 from penstock.runtime.clock import Clock
 from penstock.runtime.inputs import FrozenWatermarks, Inputs
 from penstock.runtime.output import Output
-
-PATIENCE = 2_000_000
-"""Microseconds that a side branch waits for the main one to tell whether it has rows at all."""
+from penstock.runtime.turns import Turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +63,9 @@ Capture: TypeAlias = Callable[[tuple[EventTime, ...]], TaskSnapshot]
 
 class Work(Protocol):
     """What a step does with what arrives: a union, an operator or a sink."""
+
+    runs_batches: bool
+    """Whether it runs jobs over batches; a union only passes them on."""
 
     def process(self, batch: Batch, *, source: int, watermark: EventTime, output: Output) -> int | None:
         """Take in a batch (and release it, or pass it on); returns the rows it made or wrote, if known."""
@@ -115,22 +117,32 @@ class Shell(Protocol):
 
 
 class StepTask:
-    """A task with inputs: aligns barriers, combines watermarks, and lets its work do the rest."""
+    """A task with inputs: follows barriers as ``barriers`` does, combines watermarks, lets its work do the rest."""
 
-    def __init__(self, id: str, inputs: Inputs, output: Output, work: Work, *, shell: Shell, clock: Clock) -> None:
+    def __init__(
+        self,
+        id: str,
+        inputs: Inputs,
+        output: Output,
+        work: Work,
+        *,
+        barriers: Callable[[int], Barriers] = Alignment,
+        shell: Shell,
+        clock: Clock,
+    ) -> None:
         self.id = id
         self._inputs = inputs
         self._output = output
         self._work = work
         self._shell = shell
         self._clock = clock
-        self._alignment = Alignment(len(inputs))
+        self._alignment = barriers(len(inputs))
         self._mail: deque[Completed] = deque()
         self._ended: set[int] = set()
         self._announced = BEGINNING
         self._idle_announced = False
         self._deferred: list[tuple[CheckpointId, FrozenWatermarks, Capture]] = []
-        self._held_since: Instant | None = None
+        self._turns = Turns(id, inputs.wake, runs_batches=work.runs_batches)
         self._maintaining = False
         self.doing = "starting"
 
@@ -151,12 +163,13 @@ class StepTask:
         self._advance()
         self._announce_status()
         for source, head in self._inputs.ready(self._alignment.blocked):
-            patience = self._patience(head)
-            if patience is None:
+            wait = self._turns.wait_for(source, head, self._clock.now())
+            if wait is None:
                 self._take(source)
                 return Progress(worked=True, done=len(self._ended) == len(self._inputs))
-            wake = patience if wake is None else min(wake, patience)
-        self.doing = f"aligning checkpoint {self._alignment.aligning}" if self._alignment.blocked else "idle"
+            wake = wait if wake is None else min(wake, wait)
+        aligning = self._alignment.aligning
+        self.doing = "idle" if aligning is None else f"aligning checkpoint {aligning}"
         return Progress(wake_at=wake)
 
     def close(self) -> None:
@@ -174,19 +187,20 @@ class StepTask:
             case InputStatus(idle=idle):
                 self._inputs.valve.set_idle(source, idle)
             case LatencyMarker():
-                self._output.broadcast(element)
+                self._marked(element)
             case Barrier():
                 self._align(self._alignment.handle(BarrierArrived(source=source, barrier=element)))
             case CancelBarrier():
                 self._align(self._alignment.handle(CancelArrived(source=source, cancel=element)))
             case EndOfStream():
                 self._end(source)
+            case _:
+                assert_never(element)
         self._advance()
 
     def _batch(self, source: int, batch: Batch) -> None:
         began = self._clock.now()
         self.doing = f"batch {batch.sequence}"
-        self._held_since = None
         self._inputs.valve.set_idle(source, False)
         self._inputs[source].took(batch, began, self._inputs.wake)
         rows = self._work.process(batch, source=source, watermark=self._announced, output=self._output)
@@ -200,6 +214,13 @@ class StepTask:
             )
         )
         self._maintain()
+
+    def _marked(self, marker: LatencyMarker) -> None:
+        """Past the work, to whoever comes next; at a sink it has arrived."""
+        self._output.broadcast(marker)
+        if self._output.is_end:
+            micros = self._clock.now() - marker.sent
+            self._shell.report(LatencyMeasured(source=marker.source, task=self.id, micros=micros))
 
     def _passed(self, source: int, at: EventTime) -> None:
         passed = self._inputs[source].passed(at)
@@ -222,8 +243,9 @@ class StepTask:
             self._output.broadcast(InputStatus(idle=idle))
 
     def _end(self, source: int) -> None:
-        self._ended.add(source)
-        self._inputs.valve.end(source)
+        self._ended.add(
+            source
+        )  # its watermark stays: it is at the end of time if the source came to its end, not at a stop
         self._align(self._alignment.handle(InputEnded(source=source)))
         if len(self._ended) == len(self._inputs):
             self._output.broadcast(EndOfStream())
@@ -236,6 +258,8 @@ class StepTask:
                 case Abandon(checkpoint=checkpoint):
                     self._output.broadcast(CancelBarrier(checkpoint=checkpoint))
                     self._shell.abandoned(self.id, checkpoint)
+                case _:
+                    assert_never(effect)
 
     def _snapshot(self, barrier: Barrier) -> None:
         self._advance()
@@ -251,24 +275,8 @@ class StepTask:
             values = watermarks.values()
             self._shell.capture(self.id, checkpoint, lambda capture=capture, values=values: capture(values))  # type: ignore[misc]
 
-    def _patience(self, head: Element) -> Instant | None:
-        """When a side batch that may turn out empty is to be run anyway; ``None`` to take the element now."""
-        if not isinstance(head, Batch) or head.only_if is None:
-            return None
-        measure = head.measures.get(head.only_if[0])
-        if measure is None or measure.settled:
-            return None
-        now = self._clock.now()
-        if self._held_since is None:
-            self._held_since = now
-            measure.when_settled(self._inputs.wake)
-        due = Instant(self._held_since + PATIENCE)
-        return due if due > now else None
-
     def _maintain(self) -> None:
-        if self._maintaining:
-            return
-        work = self._work.maintain()
+        work = None if self._maintaining else self._work.maintain()
         if work is None:
             return
         self._maintaining = True

@@ -6,30 +6,36 @@ the job is torn down by whoever gets the report.
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from penstock.ids import Instant
 from penstock.runtime.clock import Clock
-from penstock.runtime.task import Progress
+from penstock.runtime.roles import AnyTask, Stepper
 
 
-class Stepped(Protocol):
-    """What a thread runs."""
+class ThreadFactory(Protocol):
+    """Makes what steps a task: a thread, or whatever schedules tasks without threads."""
 
-    id: str
-    doing: str
-
-    def step(self) -> Progress:
-        """Do at most one thing."""
+    def __call__(
+        self,
+        id: str,
+        *,
+        clock: Clock,
+        around: Callable[[str], AbstractContextManager[None]],
+        foreground: Callable[[], AbstractContextManager[None]],
+        failed: Callable[[str, BaseException], None],
+        finished: Callable[[str], None],
+    ) -> Stepper:
+        """Make it; it begins when it is started."""
         ...
 
-    def close(self) -> None:
-        """Release what is held."""
-        ...
+
+LONGEST_WAIT = 3_600.0
+"""Seconds after which a thread looks again whatever it was told: an operating system's wait has a limit."""
 
 
 class TaskThread:
@@ -59,7 +65,7 @@ class TaskThread:
         """Something may have changed for the task: step it again."""
         self._awake.set()
 
-    def start(self, task: Stepped) -> None:
+    def start(self, task: AnyTask) -> None:
         """Begin."""
         self._thread = threading.Thread(target=self._run, args=(task,), name=f"penstock-{self.id}", daemon=True)
         self._thread.start()
@@ -76,7 +82,7 @@ class TaskThread:
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
-    def _run(self, task: Stepped) -> None:
+    def _run(self, task: AnyTask) -> None:
         try:
             with self._around(self.id):
                 self._loop(task)
@@ -84,7 +90,7 @@ class TaskThread:
             if not self._stopping:
                 self._failed(self.id, error)
 
-    def _loop(self, task: Stepped) -> None:
+    def _loop(self, task: AnyTask) -> None:
         while not self._stopping:
             self._awake.clear()
             with self._foreground():
@@ -98,43 +104,46 @@ class TaskThread:
     def _seconds(self, wake_at: Instant | None) -> float | None:
         if wake_at is None:
             return None
-        return max(0.0, (wake_at - self._clock.now()) / 1_000_000)
+        return min(max(0.0, (wake_at - self._clock.now()) / 1_000_000), LONGEST_WAIT)
 
 
 class Workers:
-    """Background work: in order for each owner, one thread an owner, results reported by the work itself."""
+    """Background work: in order for each owner, one thread an owner, results reported by the work itself.
+
+    The threads are daemons: one that hangs in a Spark job or a commit does not keep the process from ending.
+    """
 
     def __init__(self, failed: Callable[[str, BaseException], None]) -> None:
         self._failed = failed
-        self._pools: dict[str, ThreadPoolExecutor] = {}
+        self._lock = threading.Lock()
+        self._queues: dict[str, queue.SimpleQueue[Callable[[], None] | None]] = {}
         self._closed = False
 
     def submit(self, owner: str, work: Callable[[], None]) -> None:
         """Run ``work`` after all that ``owner`` submitted before."""
-        if self._closed:
-            return
-        pool = self._pools.get(owner)
-        if pool is None:
-            pool = self._pools[owner] = ThreadPoolExecutor(1, thread_name_prefix=f"penstock-{owner}")
-        pool.submit(self._run, owner, work)
+        with self._lock:
+            if self._closed:
+                return
+            waiting = self._queues.get(owner)
+            if waiting is None:
+                waiting = self._queues[owner] = queue.SimpleQueue()
+                threading.Thread(target=self._run, args=(owner, waiting), name=f"penstock-{owner}", daemon=True).start()
+            waiting.put(work)
 
     def close(self) -> None:
         """Drop what has not begun; what runs is left to end by itself."""
-        self._closed = True
-        for pool in self._pools.values():
-            pool.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            self._closed = True
+            for waiting in self._queues.values():
+                waiting.put(None)
 
-    def join(self) -> None:
-        """Wait for what runs."""
-        for pool in self._pools.values():
-            pool.shutdown(wait=True, cancel_futures=True)
-
-    def _run(self, owner: str, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            if not self._closed:
-                self._failed(owner, error)
+    def _run(self, owner: str, waiting: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+        while (work := waiting.get()) is not None and not self._closed:
+            try:
+                work()
+            except BaseException as error:
+                if not self._closed:
+                    self._failed(owner, error)
 
 
 class BackgroundSlots:

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.elements import Batch
+from penstock.errors import EngineFailed
 from penstock.failpoints import failpoint
 from penstock.handles import TaskSnapshot
 from penstock.ids import CheckpointId, EventTime
 from penstock.operators.base import Operator
 from penstock.runtime.output import Output
 from penstock.runtime.task import Capture
+from penstock.runtime.turns import is_empty
 from penstock.sinks.base import Writer
 
 
 class UnionWork:
     """Passes batches on as they come; keeps nothing but its inputs' watermarks."""
+
+    runs_batches = False
 
     def __init__(self, task: str) -> None:
         self._task = task
@@ -48,15 +52,22 @@ class UnionWork:
 class OperatorWork:
     """Lets an operator keep state; a side batch without rows is dropped before it costs a job."""
 
+    runs_batches = True
+
     def __init__(self, task: str, operator: Operator) -> None:
         self._task = task
         self._operator = operator
 
     def process(self, batch: Batch, *, source: int, watermark: EventTime, output: Output) -> int | None:
         """One job at most."""
-        if not is_empty(batch):
-            self._operator.process(batch, source=source, watermark=watermark, emit=output.emit)
-        batch.release()
+        try:
+            if is_empty(batch):
+                batch.skip()
+            else:
+                self._operator.process(batch, source=source, watermark=watermark, emit=output.emit)
+                batch.settle()
+        finally:
+            batch.release()
         return None
 
     def advance(self, watermark: EventTime, *, output: Output) -> None:
@@ -89,16 +100,23 @@ class SinkWork:
     next manifest (rule S2 of the protocol).
     """
 
+    runs_batches = True
+
     def __init__(self, task: str, writer: Writer) -> None:
         self._task = task
         self._writer = writer
+        self._closed = CheckpointId(-1)  # the newest epoch that was closed
 
     def process(self, batch: Batch, *, source: int, watermark: EventTime, output: Output) -> int | None:
         """One job at most."""
         del source, watermark, output
-        rows = 0 if is_empty(batch) else self._write(batch)
-        batch.release()
-        return rows
+        try:
+            if is_empty(batch):
+                batch.skip()
+                return 0
+            return self._write(batch)
+        finally:
+            batch.release()
 
     def _write(self, batch: Batch) -> int | None:
         rows = self._writer.write(batch)
@@ -110,11 +128,21 @@ class SinkWork:
         """Nothing waits for event time here."""
 
     def snapshot(self, checkpoint: CheckpointId) -> Capture:
-        """Close the epoch; it is made durable later."""
+        """Close the epoch; it is made durable later.
+
+        If that fails, the writer takes its rows into the epoch that is open then. Where another was closed meanwhile,
+        the manifest of that one would pass rows that it lacks: then the attempt ends.
+        """
+        self._closed = checkpoint
         prepared = self._writer.prepare(checkpoint)
 
         def capture(watermarks: tuple[EventTime, ...]) -> TaskSnapshot:
-            items = tuple(prepared.materialise())
+            try:
+                items = tuple(prepared.materialise())
+            except Exception as error:
+                if self._closed == checkpoint:
+                    raise
+                raise _overtaken(checkpoint, self._closed, error) from error
             failpoint("sink.prepared")
             return TaskSnapshot(task=self._task, watermarks=watermarks, committables=items)
 
@@ -132,18 +160,13 @@ class SinkWork:
         self._writer.close()
 
 
-def is_empty(batch: Batch) -> bool:
-    """Whether the batch is a side branch that is known to have no rows."""
-    if batch.only_if is None:
-        return False
-    name, figure = batch.only_if
-    measure = batch.measures.get(name)
-    return measure is not None and measure.value is not None and measure.value.get(figure) == 0
-
-
-__all__ = ["OperatorWork", "SinkWork", "UnionWork", "is_empty"]
-
-
 def _then_failpoint(work: Callable[[], None]) -> None:
     work()
     failpoint("state.compacted")
+
+
+def _overtaken(checkpoint: CheckpointId, by: CheckpointId, error: Exception) -> EngineFailed:
+    return EngineFailed(
+        f"the output of checkpoint {checkpoint} could not be made durable ({error}), and the epoch of checkpoint {by} "
+        "is closed without it; the job begins again from its checkpoint"
+    )

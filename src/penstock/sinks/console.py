@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
@@ -21,10 +22,14 @@ if TYPE_CHECKING:
     from penstock.ids import CheckpointId
     from penstock.sinks.base import SinkContext
 
+log = logging.getLogger("penstock")
+
 
 @dataclass(frozen=True, slots=True)
 class Sink:
     """Prints the first rows of each batch, when the batch is written. At-least-once: a restart prints rows again.
+
+    When nobody reads standard output any more (``… | head``), rows are counted and no longer printed.
 
     Args:
         rows: at most so many rows of a batch.
@@ -72,6 +77,7 @@ class ConsoleWriter:
     def __init__(self, sink: Sink, uid: str) -> None:
         self._sink = sink
         self._uid = uid
+        self._is_heard = True
 
     def write(self, batch: Batch) -> int | None:
         """Print the first rows. The job runs over all rows, so that whoever measures the batch measures all of it."""
@@ -80,9 +86,18 @@ class ConsoleWriter:
         batch.settle()
         rows = count()
         total = "" if rows is None else f", {rows} rows"
-        sys.stdout.write(f"-- {self._uid}, batch {batch.sequence}{total}\n{text}\n")
-        sys.stdout.flush()
+        self._print(f"-- {self._uid}, batch {batch.sequence}{total}\n{text}\n")
         return rows
+
+    def _print(self, text: str) -> None:
+        if not self._is_heard:
+            return
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except ConnectionError as error:  # a broken pipe; further up it would look like a lost connection to the JVM
+            self._is_heard = False
+            log.warning("sink %s: standard output is closed (%s); rows are counted, not printed", self._uid, error)
 
     def prepare(self, checkpoint: CheckpointId) -> PreparedNothing:  # noqa: ARG002 - nothing waits for one
         """Nothing waits."""

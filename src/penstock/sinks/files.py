@@ -34,16 +34,17 @@ class Sink:
 
     A batch is staged below ``<path>/.penstock`` in one job. At a checkpoint one background job turns the staged
     batches into files of the format; once the checkpoint is in the log they are renamed into place, under names that
-    are never used again: ``part-<log>-<checkpoint>-<generation>-<number>.<ending>``. A reader may take a file away as
-    soon as it sees it. The files of one checkpoint appear one after another, not at once. No rows, no file.
+    are never used again: ``part-<log>-<uid>-<checkpoint>-<generation>-<number>.<ending>``. A reader may take a file
+    away as soon as it sees it. The files of one checkpoint appear one after another, not at once. No rows, no file.
 
-    Do not delete ``.penstock`` while the job has something to publish: the rename would find nothing and take that
-    for published.
+    Do not delete ``.penstock``: while a folder of it is missing, as on a target that is not mounted, the job cannot
+    tell what was published, and waits for it.
 
     Args:
         path: the directory, on a local disk or one that all executors have mounted. Made if absent.
         format: ``"parquet"``, ``"json"``, ``"csv"`` or ``"text"`` (one ``STRING`` column).
-        partition_by: columns whose values become folders ``column=value/``.
+        partition_by: columns whose values become folders ``column=value/``. A name may begin with ``_``: Spark's
+            readers (not all others) look into such folders. Not with ``.``.
         files_per_checkpoint: at least so many files a checkpoint (for each folder, if partitioned, at most).
         target_file_bytes: more files if the staged rows are larger than this, in bytes of staged Parquet.
         options: of Spark's writer (``compression``, ``header``, ``sep``, …).
@@ -134,12 +135,20 @@ def _check_column(column: Any, form: str, *, partition: bool) -> None:
     if kind in ("void", "null", "interval"):
         msg = f"column {column.name!r} is {kind}, which no file can hold: cast or drop it"
         raise GraphError(msg)
+    if partition and column.name.startswith("."):
+        msg = f"column {column.name!r} would name hidden folders, which readers skip: rename it"
+        raise GraphError(msg)
     if partition and not flat:
         msg = f"column {column.name!r} is {kind}, which cannot name a folder: partition by a simple value"
         raise GraphError(msg)
     if form == "csv" and not flat:
         msg = f"column {column.name!r} is {kind}, which csv cannot hold: use to_json(...) on it, or format='json'"
         raise GraphError(msg)
+
+
+def _is_hidden(name: str) -> bool:
+    """Whether Spark's readers skip a file or folder of that name; ``_column=value`` they read."""
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
 
 
 def _url(path: str) -> str:
@@ -194,12 +203,11 @@ class FilesWriter:
         if not epoch:
             return ()
         try:
-            made = self._files(checkpoint, epoch)
+            return (self._files(checkpoint, epoch),)
         except BaseException:
             with self._lock:
                 self._epoch[:0] = epoch
             raise
-        return (made,) if made.files else ()
 
     def _files(self, checkpoint: CheckpointId, epoch: Sequence[_Staged]) -> Committable:
         filesystem = self._context.filesystem
@@ -210,6 +218,10 @@ class FilesWriter:
             folder = f"{self._root}/files-{checkpoint}-{self._next_folder()}"
             self._convert(epoch, listed, folder)
             listed = self._content(folder)
+        if not listed:
+            rows = sum(part.rows for part in epoch)
+            msg = f"checkpoint {checkpoint} has {rows} rows staged, and Spark's job wrote no file of them"
+            raise InternalError(msg, uid=self._context.uid)
         refs = [filesystem.settle(path) for path in listed]
         staging.sync_folders(listed, self._sink.target)
         if not as_they_are:
@@ -238,11 +250,11 @@ class FilesWriter:
         """The files that Spark's job committed in a folder, in a stable order."""
         found = self._context.filesystem.list(folder)
         below = [(path, path[len(folder) :].strip("/").split("/")) for path in found]
-        return sorted(path for path, names in below if not any(name.startswith((".", "_")) for name in names))
+        return sorted(path for path, names in below if not any(_is_hidden(name) for name in names))
 
     def _committable(self, checkpoint: CheckpointId, refs: Sequence[FileRef], folder: str) -> Committable:
         context = self._context
-        name = f"part-{context.log_id[:8]}-{checkpoint}-{context.generation}"
+        name = f"part-{context.log_id[:8]}-{context.uid}-{checkpoint}-{context.generation}"
         moves: dict[str, Json] = {}
         for number, ref in enumerate(refs):
             where, _, file = ref.path.rpartition("/")

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
 
-from penstock.errors import PenstockError, SinkIdentityConflict, StateIncompatible
+from penstock.errors import CommitFailed, PenstockError, SinkIdentityConflict, StateDirectoryRefused, StateIncompatible
 from penstock.filesystem.base import UnknownOutcome
 from penstock.handles import CommitOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from penstock.filesystem.base import FileSystem
     from penstock.handles import Committable, FileRef
 
 _VOIDED = ".voided"
+_HIDDEN = ".penstock"
+_REMEDIES: Final = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "give this user the right to write there"),
+    errno.EROFS: "mount it so that it can be written",
+    errno.ENOTDIR: "a file stands where a folder is needed: move it away",
+    errno.EXDEV: "a rename publishes, so all below the target, '.penstock' too, must be on one file system: remove the "
+    "mount or link between them",
+}
+"""What does not pass by itself, and what an operator does about it."""
 
 
 class FilesCommitter:
@@ -24,7 +35,9 @@ class FilesCommitter:
 
     A staged file is renamed to its final name, or (void) to a name that nobody publishes; the first file decides for
     all of an epoch which of the two it is, so a commit and a void that race have one winner. A staged file that is
-    gone was published: a reader may have taken the final file away. Nothing is copied, no final file is overwritten.
+    gone was published: a reader may have taken the final file away. That is said only while the folder of the
+    generation is there, which nothing removes: without it the target is not mounted, or was emptied by hand. Nothing
+    is copied, no final file is overwritten.
 
     Args:
         filesystem: where the files are.
@@ -40,25 +53,29 @@ class FilesCommitter:
 
         Raises:
             SinkIdentityConflict: a final name is taken by a file with another content.
+            CommitFailed: it may not have happened; trying again is safe and may help.
+            StateDirectoryRefused: likewise, but an operator has to mend something first.
         """
         moves = _moves(item)
-        try:
+        with _told("publish", item):
             return self._commit(item, moves)
-        except SinkIdentityConflict:
-            raise
-        except (PenstockError, UnknownOutcome, OSError):
-            return CommitOutcome.RETRY
 
     def _commit(self, item: Committable, moves: Sequence[tuple[FileRef, str]]) -> CommitOutcome:
-        if not moves or self._is_voided(moves):
+        if not moves:
+            return CommitOutcome.ALREADY_DONE
+        self._require_folder(item)
+        staged = self._listed(os.path.dirname(ref.path) for ref, _ in moves)
+        if moves[0][0].path + _VOIDED in staged:
             return CommitOutcome.ALREADY_DONE
         moved = 0
         for number, (ref, final) in enumerate(moves):
             self._failpoint("sink.files.before_move")
-            if self._publish(item, ref, final):
+            if ref.path in staged and self._publish(item, ref, final):
                 moved += 1
                 self._failpoint("sink.files.moved")
-            elif number == 0 and self._is_voided(moves):  # a void came between
+                continue
+            self._require_folder(item)
+            if number == 0 and self._is_voided(moves):  # a void came between
                 return CommitOutcome.ALREADY_DONE
         self._tidy(item, moves)
         return CommitOutcome.DONE if moved else CommitOutcome.ALREADY_DONE
@@ -68,35 +85,54 @@ class FilesCommitter:
 
         Raises:
             SinkIdentityConflict: a half-published epoch cannot be completed, see :meth:`commit`.
+            CommitFailed: see :meth:`commit`.
+            StateDirectoryRefused: see :meth:`commit`.
         """
         moves = _moves(item)
         if not moves:
             return CommitOutcome.DONE
         first = moves[0][0]
-        try:
+        with _told("void", item):
+            self._require_folder(item)
             if not self._is_voided(moves) and not self._filesystem.move(first.path, first.path + _VOIDED).found:
                 outcome = self._commit(item, moves)
                 return CommitOutcome.ALREADY_DONE if outcome is CommitOutcome.DONE else outcome
             for ref, _ in moves[1:]:
                 self._filesystem.delete(ref.path)
             self._filesystem.replace(first.path + _VOIDED, b"")  # the name is the evidence, the rows are not needed
-        except SinkIdentityConflict:
-            raise
-        except (PenstockError, UnknownOutcome, OSError):
-            return CommitOutcome.RETRY
         return CommitOutcome.DONE
+
+    def _require_folder(self, item: Committable) -> None:
+        """See that the folder of the generation is there: only then is a staged file that is not there published."""
+        top = os.path.join(item.target, _HIDDEN)
+        for folder in sorted({_generation(top, ref.path) or top for ref in item.files}):
+            address = self._filesystem.url(folder)
+            if not address.startswith("file:"):
+                continue  # no mount can be missing, and folders are only names
+            try:
+                os.stat(address.removeprefix("file://"))
+            except FileNotFoundError as error:
+                msg = (
+                    f"folder {folder} is not there: whether the output of checkpoint {item.checkpoint} was published "
+                    "cannot be told. Mount the target again, or put the folder back from where it was moved; it is "
+                    "looked for again. If it was deleted: make it again, empty, and what was staged in it counts as "
+                    "published, which it may not have been"
+                )
+                raise CommitFailed(msg, uid=item.uid) from error
 
     def _is_voided(self, moves: Sequence[tuple[FileRef, str]]) -> bool:
         return self._is_there(moves[0][0].path + _VOIDED)
 
     def _is_there(self, path: str) -> bool:
-        """Whether a staged file exists, by listing its small folder: its content may be large."""
-        folder, _, name = path.rpartition("/")
-        return any(found.rpartition("/")[2] == name for found in self._filesystem.list(folder))
+        return path in self._listed([os.path.dirname(path)])
+
+    def _listed(self, folders: Iterable[str]) -> set[str]:
+        """The files of small folders, each listed once: to read files, or to list for each, would cost more."""
+        there = {folder: self._filesystem.list(folder) for folder in set(folders)}
+        return {f"{folder}/{os.path.basename(path)}" for folder, paths in there.items() for path in paths}
 
     def _publish(self, item: Committable, ref: FileRef, final: str) -> bool:
-        if not self._is_there(ref.path):
-            return False
+        """Whether a staged file was renamed by this call; ``False``: it is gone, or stands under both names."""
         taken = self._filesystem.read(final)
         if taken is None:
             return self._filesystem.move(ref.path, final).found
@@ -110,18 +146,57 @@ class FilesCommitter:
         raise SinkIdentityConflict(msg, uid=item.uid)
 
     def _tidy(self, item: Committable, moves: Sequence[tuple[FileRef, str]]) -> None:
-        """Remove checksums that Hadoop wrote beside the staged files, and folders that are empty now."""
-        stop = os.path.join(item.target, ".penstock")
+        """Remove checksums that Hadoop wrote beside the staged files, and folders that are empty now.
+
+        Up to the folder of the generation: that is never removed, it says that the target is mounted.
+        """
+        top = os.path.join(item.target, _HIDDEN)
         for ref, _ in moves:
             folder, _, name = ref.path.rpartition("/")
             self._filesystem.delete(f"{folder}/.{name}.crc")
-            # Up to the generation's folder, which a writer may be using: it stays.
-            while folder.startswith(stop) and folder[len(stop) :].strip("/").count("/") > 2:  # noqa: PLR2004
+            stop = _generation(top, ref.path)
+            while stop is not None and folder.startswith(stop + "/"):
                 try:
                     os.rmdir(folder)
                 except OSError:
                     break  # not empty, not local, or done by another
                 folder = os.path.dirname(folder)
+
+
+def _generation(top: str, path: str) -> str | None:
+    """The folder ``<top>/<log>/<uid>/<generation>`` that a staged file lies in.
+
+    >>> _generation("/out/.penstock", "/out/.penstock/log/uid/7/3/part-0.json")
+    '/out/.penstock/log/uid/7'
+    """
+    below = path.removeprefix(top + "/").split("/")
+    return "/".join([top, *below[:3]]) if path.startswith(top + "/") and len(below) > 3 else None  # noqa: PLR2004
+
+
+@contextmanager
+def _told(what: str, item: Committable) -> Iterator[None]:
+    """Say why it did not happen, and whether it may by itself."""
+    try:
+        yield
+    except (PenstockError, UnknownOutcome, OSError) as error:
+        if isinstance(error, PenstockError) and not error.retry:
+            error.uid = error.uid or item.uid
+            raise
+        if isinstance(error, CommitFailed):
+            raise
+        number = _errno(error)
+        remedy = _REMEDIES.get(number) if number is not None else None
+        end = f"; {remedy}" if remedy else "; it is tried again"
+        msg = f"cannot {what} the output of checkpoint {item.checkpoint} in {item.target}: {error}{end}"
+        kind = StateDirectoryRefused if remedy else CommitFailed
+        raise kind(msg, uid=item.uid) from error
+
+
+def _errno(error: BaseException | None) -> int | None:
+    """Of the operating system's error in a chain."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__
+    return error.errno if error is not None else None
 
 
 def _moves(item: Committable) -> list[tuple[FileRef, str]]:

@@ -7,7 +7,7 @@ be run again and again with the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -51,12 +51,16 @@ class Rows:
 
     ``rows`` and ``bytes`` are what the reader knows or estimates. ``measures`` holds what it already knows for sure.
     After this answer the reader's position is the one after the plan.
+
+    ``verify`` raises ``SourceChanged`` if what a job over the plan has just read may not be what was planned. It is
+    called after each job, on the thread that ran it, before a snapshot can contain the rows; it must not block.
     """
 
     plan: object
     rows: int | None = None
     bytes: int | None = None
     measures: Mapping[str, Measure] = field(default_factory=dict)
+    verify: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock import formats
 from penstock.errors import ConnectorError, DecodeError, SourceChanged
-from penstock.sources.file_listing import COMPRESSED, Signature, Slice, changed
+from penstock.sources.file_listing import COMPRESSED, Signature, Slice, changed, unreadable
 from penstock.sources.file_ranges import MARK, LineReader, Piece, RowGroupReader
 
 if TYPE_CHECKING:
@@ -133,6 +133,8 @@ def explain(exception: BaseException) -> ConnectorError | None:
     if decode is not None:
         return decode
     for told in formats.marked(exception, MARK):
+        if "unreadable" in told:
+            return unreadable(str(told.get("path")), str(told["unreadable"]))
         now = told.get("now")
         after = Signature(*now) if now else None
         return changed(str(told.get("name")), Signature(*told["before"]), after, "was planned")

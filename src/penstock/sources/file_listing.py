@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.errors import SourceChanged, StateIncompatible
+from penstock.errors import SourceChanged, SourceUnavailable, StateIncompatible
 from penstock.handles import Json, Position
 
 if TYPE_CHECKING:
@@ -176,6 +176,15 @@ def changed(name: str, before: Signature, now: Signature | None, when: str) -> S
         "checkpoint that has read it is complete"
     )
     return SourceChanged(msg)
+
+
+def unreadable(path: str, reason: str | None) -> SourceUnavailable:
+    """The error for a file or folder that is there and cannot be read."""
+    msg = (
+        f"{path!r} cannot be read ({reason or 'no reason given'}): give this user, on all executors, the right to read "
+        "it and to enter its folders, or mend the disk or mount it lies on"
+    )
+    return SourceUnavailable(msg)
 
 
 def encode(progress: Progress) -> Position:

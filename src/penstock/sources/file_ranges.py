@@ -7,11 +7,15 @@ way of cutting a file gives the same rows.
 from __future__ import annotations
 
 import json
+import lzma
 import os
+import zlib
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from penstock.formats import DECODE_MARK
+from penstock.sources.file_compressed import open_file
+from penstock.sources.file_listing import COMPRESSED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -77,7 +81,7 @@ def _chosen(pieces: Sequence[Piece], batches: Iterator[pa.RecordBatch]) -> Itera
 
 
 class Unchanged:
-    """Fails the task if the file is not what was planned, before or after it was read."""
+    """Fails the task if the file is not what was planned, before or after it was read, or cannot be read."""
 
     def __init__(self, piece: Piece) -> None:
         self._piece = piece
@@ -86,21 +90,33 @@ class Unchanged:
         self._check()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, GeneratorExit):  # a limit above: the rows that were taken were right when read
-            self._check()
+        if isinstance(error, GeneratorExit):  # a limit above: the rows that were taken were right when read
+            return
+        self._check()
+        if isinstance(error, OSError) and error.errno is not None:
+            raise self._unreadable(error) from error
+        if isinstance(error, OSError | EOFError | zlib.error | lzma.LZMAError):  # what decompressors raise
+            reason = f"it is no valid {os.path.splitext(self._piece.path)[1]} file: {error}"
+            told = {"place": self._piece.path, "reason": reason, "remedy": "move the file away, or write it again"}
+            raise RuntimeError(DECODE_MARK + json.dumps(told)) from error
 
     def _check(self) -> None:
         piece = self._piece
         try:
             status = os.stat(piece.path)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             now = None
+        except OSError as error:
+            raise self._unreadable(error) from error
         else:
             now = [status.st_size, status.st_mtime_ns]
         before = [piece.size, piece.mtime_ns]
         if now != before:
             told = json.dumps({"name": piece.name, "before": before, "now": now})
             raise RuntimeError(MARK + told)
+
+    def _unreadable(self, error: OSError) -> RuntimeError:
+        return RuntimeError(MARK + json.dumps({"path": self._piece.path, "unreadable": error.strerror or str(error)}))
 
 
 def read_lines(piece: Piece, *, skip_first: bool) -> Iterator[list[bytes]]:
@@ -109,8 +125,8 @@ def read_lines(piece: Piece, *, skip_first: bool) -> Iterator[list[bytes]]:
     ``skip_first`` leaves out the file's first line, in the piece that has it.
     """
     skip = 1 if skip_first and piece.start == 0 else 0
-    with _open(piece.path) as file:
-        compressed = not _seekable(piece.path)
+    with open_file(piece.path) as file:
+        compressed = piece.path.endswith(COMPRESSED)
         position = 0 if compressed else _first_line(file, piece.start)
         end = None if compressed else piece.end
         for found in _lines_from(file, position, end):
@@ -179,30 +195,6 @@ def _first_line(file: IO[bytes], start: int) -> int:
             return position + at + 1
         position += len(block)
     return position
-
-
-def _seekable(path: str) -> bool:
-    return not path.endswith((".gz", ".bz2", ".xz", ".zst", ".lz4"))
-
-
-def _open(path: str) -> IO[bytes]:
-    if path.endswith(".gz"):
-        import gzip
-
-        return gzip.open(path, "rb")  # type: ignore[return-value]
-    if path.endswith(".bz2"):
-        import bz2
-
-        return bz2.open(path, "rb")
-    if path.endswith(".xz"):
-        import lzma
-
-        return lzma.open(path, "rb")
-    if path.endswith((".zst", ".lz4")):
-        import pyarrow as pa
-
-        return pa.input_stream(path, compression="detect")  # type: ignore[no-any-return]
-    return open(path, "rb")
 
 
 def _read_groups(piece: Piece, schema: Any) -> Iterator[pa.RecordBatch]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 from penstock.errors import SourceUnavailable
@@ -41,7 +42,7 @@ _PER_FILE: Final = 20
 class FilesReader:
     """Reads one directory from one progress on. Made by :meth:`Source.open`."""
 
-    def __init__(self, source: Source, context: SourceContext, progress: Progress, *, fresh: bool) -> None:
+    def __init__(self, source: Source, context: SourceContext, progress: Progress) -> None:
         self._source = source
         self._spark = context.spark
         self._schema = source.schema(context.spark)
@@ -51,11 +52,16 @@ class FilesReader:
         self._rescan_at: Instant | None = None
         self._wake: Instant | None = None
         self._to_verify: dict[str, Slice] = {}
-        listing = source.listing()
-        if source.bounded and fresh:
-            progress = replace(progress, remaining={n: s for n, s in listing.items() if s.size > 0})
+        self._resume(progress)
+
+    def _resume(self, progress: Progress) -> None:
+        listing = self._source.listing()
+        if not self._source.bounded:  # what a bounded run before this one had still to read is not all there is now
+            progress = replace(progress, remaining=None)
         self._progress = reconcile(listing, progress)
-        left = listing if progress.remaining is None else progress.remaining
+        if self._source.bounded and self._progress.remaining is None:
+            self._progress = replace(self._progress, remaining=dict(outstanding(listing, self._progress)))
+        left = listing if self._progress.remaining is None else self._progress.remaining
         self._backlog = outstanding(left, self._progress)
 
     def poll(self, *, now: Instant, wall: WallTime, limits: Limits) -> Poll:  # noqa: ARG002 - files have times of their own
@@ -66,7 +72,7 @@ class FilesReader:
             if not self._backlog or self._rescan_at is None or now >= self._rescan_at:
                 self._rescan(now)
         decision = self._decide(limits)
-        if not self._fixed and self._gone(decision):
+        if not self._source.bounded and self._gone(decision):
             self._rescan(now)  # a file that was listed, but never planned, may go away
             decision = self._decide(limits)
         if not decision.slices:
@@ -79,6 +85,8 @@ class FilesReader:
             raise SourceUnavailable(msg)
         listing = self._source.listing()
         self._progress = reconcile(listing, self._progress)
+        if self._fixed:  # the end stays where it was; what changed before it was planned is read as it is now
+            listing = {name: listing[name] for name, _ in self._backlog if name in listing}
         self._backlog = outstanding(listing, self._progress)
         self._pause = max(self._interval, _PER_FILE * len(listing))
         self._rescan_at = Instant(now + self._pause)
@@ -120,7 +128,9 @@ class FilesReader:
         taken = {part.name for part in decision.slices}
         self._backlog = [item for item in self._backlog if item[0] not in taken]
         self._to_verify.update({part.name: part for part in decision.slices})
-        return Rows(plan=decision.slices, bytes=sum(part.end - part.start for part in decision.slices))
+        slices = decision.slices
+        verify = partial(require_unchanged, self._source.path, slices, "was planned")
+        return Rows(plan=slices, bytes=sum(part.end - part.start for part in slices), verify=verify)
 
     def frame(self, plan: object) -> DataFrame:
         """A lazy frame of the plan's rows.

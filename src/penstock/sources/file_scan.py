@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import SourceUnavailable
-from penstock.sources.file_listing import COMPRESSED, Signature, Slice, changed, is_finished
+from penstock.sources.file_listing import COMPRESSED, Signature, Slice, changed, is_finished, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,6 +27,8 @@ def scan(root: str, *, pattern: str, recursive: bool) -> dict[str, Signature]:
     try:
         _collect(root, "", pattern, recursive, found)
     except OSError as error:
+        if isinstance(error, PermissionError):
+            raise unreadable(str(error.filename or root), error.strerror) from error
         msg = f"directory {root!r} cannot be listed ({error.strerror or error}): create it, or correct the path"
         raise SourceUnavailable(msg) from error
     return found
@@ -41,7 +43,7 @@ def _collect(root: str, below: str, pattern: str, recursive: bool, found: dict[s
             elif entry.is_file() and fnmatchcase(entry.name, pattern):
                 status = entry.stat()
                 found[name] = Signature(status.st_size, status.st_mtime_ns)
-        except FileNotFoundError:  # noqa: PERF203 - each entry may vanish by itself
+        except FileNotFoundError:
             continue
 
 
@@ -61,11 +63,17 @@ def device(root: str) -> int | None:
 
 
 def signature(path: str) -> Signature | None:
-    """The file's signature now, or ``None`` if it is gone."""
+    """The file's signature now, or ``None`` if it is gone.
+
+    Raises:
+        SourceUnavailable: it cannot be told, as without the right to look into its folder.
+    """
     try:
         status = os.stat(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise unreadable(path, error.strerror) from error
     return Signature(status.st_size, status.st_mtime_ns)
 
 
@@ -74,6 +82,7 @@ def require_unchanged(root: str, slices: Sequence[Slice], when: str) -> None:
 
     Raises:
         SourceChanged: one is not, or is gone.
+        SourceUnavailable: it cannot be told.
     """
     for part in slices:
         now = signature(os.path.join(root, part.name))

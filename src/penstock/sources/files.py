@@ -35,7 +35,8 @@ class Source:
     Each file is read once, in order of modification time, then path; a file that arrives with an older time is read
     next. Files must arrive whole: names that begin with ``_`` or ``.``, or end with ``.tmp`` or ``._COPYING_``, are
     ignored until they are renamed, and a file that changes after it was planned stops the job (``SourceChanged``).
-    A change *while* a whole file is read is found at the next listing or barrier, a vanished file at once.
+    It is looked at again after each job that read it, so nothing else than what was planned gets into a checkpoint.
+    A file that goes away before it was planned is left out, but stops a ``bounded`` source.
 
     A fully read file may be moved away or deleted **once a checkpoint that has read it is complete**; earlier, a
     restart could not read it again and its rows would be missing without a word. Its entry in the position is then
@@ -145,7 +146,7 @@ class Source:
             SourceUnavailable: the directory is missing.
             SourceChanged: a file that was read, or partly read, is no longer what it was.
         """
-        return FilesReader(self, context, Progress() if resume is None else decode(resume), fresh=resume is None)
+        return FilesReader(self, context, Progress() if resume is None else decode(resume))
 
     def listing(self) -> dict[str, Signature]:
         """The files that are there now."""

@@ -5,6 +5,7 @@ Everything here goes through py4j and is pinned by tests, because none of it is 
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +36,18 @@ def cut(frame: DataFrame) -> DataFrame:
 
 
 def free(frame: DataFrame) -> None:
-    """Give back the blocks of a frame made by :func:`cut`, without waiting. Freeing twice is fine."""
-    _internals(frame).queryExecution().analyzed().rdd().unpersist(False)
+    """Give back the blocks of a frame made by :func:`cut`, without waiting. Freeing twice is fine.
+
+    After the end of the Spark context or of the JVM there is nothing to give back, and nothing is raised.
+    """
+    with _unless_gone(frame):
+        _internals(frame).queryExecution().analyzed().rdd().unpersist(False)
+
+
+def unpersist(frame: DataFrame) -> None:
+    """Give back the blocks of a persisted frame; as :func:`free` if Spark has ended."""
+    with _unless_gone(frame):
+        frame.unpersist()
 
 
 def rebind(frame: DataFrame, session: SparkSession) -> DataFrame:
@@ -83,6 +94,18 @@ def lost_block(error: BaseException) -> bool:
     return any(sign in text for sign in _LOST)
 
 
+def literal(url: str) -> str:
+    r"""``url`` for Spark to read: what would be a pattern in it is escaped.
+
+    The reader's option ``__globPaths__`` alone is no way: with it off, Spark 4.3 lists *all* given paths once for each
+    that looks like a pattern, and without ``recursiveFileLookup`` their rows come as often.
+
+    >>> print(literal("file:///plain/a-b_c%20"), literal("file:///a[b]{c}*?"))
+    file:///plain/a-b_c%20 file:///a\[b\]\{c\}\*\?
+    """
+    return re.sub(r"([\\\[\]{}*?])", r"\\\1", url)
+
+
 class Figures:
     """What one job tells about the rows that pass a point of its plan, besides its result.
 
@@ -116,6 +139,29 @@ class Figures:
                 return None
             raise
         return {name: row.get(place) for place, name in enumerate(self._names)}
+
+
+@contextmanager
+def _unless_gone(frame: DataFrame) -> Iterator[None]:
+    """Swallow an error only if Spark itself has ended: a clean-up must not hide why."""
+    try:
+        yield
+    except Exception:
+        if not _is_gone(frame.sparkSession):
+            raise
+
+
+def _is_gone(session: SparkSession) -> bool:
+    """Whether the session's context was stopped, by whomever, or its JVM does not answer."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+    context: Any = session.sparkContext._jsc  # noqa: SLF001
+    if context is None:
+        return True
+    try:
+        return bool(context.sc().isStopped())
+    except (Py4JError, OSError):
+        return True
 
 
 def _internals(frame: DataFrame) -> Any:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import CheckpointAborted
 from penstock.handles import LayerRef, StateHandle
 from penstock.ids import BEGINNING
+from penstock.state.blocks import literal
 from penstock.state.compaction import Merge, Sized, plan_merge
 from penstock.state.layer import Layer, LayerFormat, union
 from penstock.state.writer import Extent, LayerWriter, bounds, extent_of
@@ -123,7 +124,7 @@ class DurableLayers:
 
 def read_files(writer: LayerWriter, refs: Sequence[LayerRef]) -> DataFrame:
     """The rows of durable layers: exactly the files they name, whatever else lies in their folders."""
-    paths = [writer.filesystem.url(file.path) for ref in refs for file in ref.files]
+    paths = [literal(writer.filesystem.url(file.path)) for ref in refs for file in ref.files]
     layers_format: LayerFormat = writer.layers_format
     return writer.session.read.schema(layers_format.schema).parquet(*paths)
 

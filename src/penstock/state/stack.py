@@ -22,8 +22,13 @@ if TYPE_CHECKING:
 
     from penstock.state.layer import Layer
 
-LIMIT = 8
-"""Layers in a stack: planning a union of 16 takes twice as long as one of 8."""
+CROWDED = 8
+"""Layers from which the background merges whatever it can: planning a union of 16 takes twice as long as one of 8."""
+
+LIMIT = 12
+"""Layers at which the data path merges by itself before it adds one. Above ``CROWDED``, so that a merge may take as
+long as a few batches; beginning to merge earlier instead rewrites each row several times as often.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,14 +77,24 @@ class Stack:
         """How many layers there are."""
         return len(self._layers)
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed: it takes no more layers."""
+        return self._closed
+
     def next_name(self) -> str:
         """A name for a new layer, never given again in this process."""
         return f"m{next(self._numbers):08d}"
 
-    def add(self, layer: Layer) -> None:
-        """Put a batch's layer on top."""
+    def add(self, layer: Layer) -> bool:
+        """Put a batch's layer on top; ``False`` (and ``layer`` freed) if closed meanwhile."""
         with self._lock:
-            self._layers.append(layer)
+            taken = not self._closed
+            if taken:
+                self._layers.append(layer)
+        if not taken:
+            layer.lease.release()
+        return taken
 
     def lease_due(self, first: int, last: int) -> tuple[tuple[Layer, ...], Lease]:
         """The layers that may hold windows ending in ``[first, last]``, kept until the lease is released."""

@@ -109,14 +109,28 @@ class LayerWriter:
         return told["rows"] if told else None
 
     def _settle(self, folder: str) -> tuple[FileRef, ...]:
-        """Make the data files durable; the check sums that Hadoop's local file system left beside them go."""
+        """Make durable what the jobs committed; all else goes: check sums of Hadoop's, files of killed attempts."""
         files = []
         for path in self.filesystem.list(folder):
-            if path.endswith(".parquet"):
+            if _is_committed(path.removeprefix(f"{folder}/")):
                 files.append(self.filesystem.settle(path))
             else:
                 self.filesystem.delete(path)
         return tuple(files)
+
+
+def _is_committed(path: str) -> bool:
+    """Whether a file, given below its layer's folder, lies where committing a task puts it: ``<slice>/<name>``.
+
+    An attempt writes below ``<slice>/_temporary``; of a speculative one that was killed a whole file may stay there.
+
+    >>> _is_committed("0000/part-00000-c000.zstd.parquet")
+    True
+    >>> _is_committed("0000/_temporary/0/_temporary/attempt_1/part-00000-c000.zstd.parquet")
+    False
+    """
+    _, _, name = path.partition("/")
+    return "/" not in name and not name.startswith(("_", ".")) and name.endswith(".parquet")
 
 
 def extent_of(refs: Sequence[LayerRef]) -> Extent:

@@ -1,0 +1,103 @@
+"""What effects have workers do: entries, commits, clean-up. Each reports how it ended as an event; decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.checkpoint.entries import Manifest, Stopped
+from penstock.checkpoint.messages import CommitReturned, Event, ManifestFailed, ManifestWritten, StoppedWritten
+from penstock.errors import CheckpointError, CommitFailed, GenerationFenced
+from penstock.facts import CheckpointCompleted, Listener, Published
+from penstock.failpoints import failpoint
+from penstock.handles import CommitOutcome, Committable
+from penstock.runtime.clock import Clock
+from penstock.runtime.roles import Wiring
+
+
+class Errands:
+    """The errands of one attempt. Methods return at once; the work itself runs on the attempt's workers."""
+
+    def __init__(self, wiring: Wiring, *, clock: Clock, listener: Listener, put: Callable[[Event], None]) -> None:
+        self._wiring = wiring
+        self._clock = clock
+        self._listener = listener
+        self._put = put
+        self._known_files: set[str] = set()
+
+    def manifest(self, manifest: Manifest) -> None:
+        """Write a manifest: the commit point."""
+        self._wiring.workers.submit("log", lambda: self._manifest(manifest))
+
+    def stopped(self, body: Stopped) -> None:
+        """Write the entry of an orderly end."""
+        self._wiring.workers.submit("log", lambda: self._stopped(body))
+
+    def commit(self, item: Committable) -> None:
+        """Publish."""
+        self._wiring.workers.submit(f"{item.uid}-commit", lambda: self._commit(item))
+
+    def _manifest(self, manifest: Manifest) -> None:
+        try:
+            entry = self._wiring.journal.checkpoint(manifest)
+        except GenerationFenced:
+            raise
+        except CheckpointError as error:
+            self._put(
+                ManifestFailed(
+                    at=self._clock.now(),
+                    wall=self._clock.wall(),
+                    checkpoint=manifest.checkpoint,
+                    definite=True,
+                    message=str(error),
+                )
+            )
+            return
+        self._tell_completed(manifest)
+        self._put(
+            ManifestWritten(at=self._clock.now(), wall=self._clock.wall(), checkpoint=manifest.checkpoint, entry=entry)
+        )
+        self._wiring.workers.submit("clean-up", self._clean)
+
+    def _tell_completed(self, manifest: Manifest) -> None:
+        layers = [layer for task in manifest.tasks if task.state for layer in task.state.layers]
+        files = {file.path: file.length for layer in layers for file in layer.files}
+        files |= {file.path: file.length for item in manifest.open for file in item.files}
+        written = sum(length for path, length in files.items() if path not in self._known_files)
+        self._known_files = set(files)
+        self._listener(
+            CheckpointCompleted(
+                checkpoint=manifest.checkpoint,
+                kind=manifest.kind.value,
+                duration_ms=(manifest.completed - manifest.triggered) / 1_000,
+                bytes=written,
+                committables=sum(item.checkpoint == manifest.checkpoint for item in manifest.open),
+            )
+        )
+
+    def _clean(self) -> None:
+        with self._wiring.background():
+            self._wiring.journal.clean()
+
+    def _stopped(self, body: Stopped) -> None:
+        entry = self._wiring.journal.stopped(body)
+        self._put(StoppedWritten(at=self._clock.now(), wall=self._clock.wall(), entry=entry))
+
+    def _commit(self, item: Committable) -> None:
+        failpoint("sink.commit.before")
+        message = ""
+        try:
+            outcome = self._wiring.publish(item)
+        except CommitFailed as error:
+            outcome, message = CommitOutcome.RETRY, str(error)
+        failpoint("sink.published")
+        self._listener(Published(task=item.uid, checkpoint=item.checkpoint, outcome=outcome.value, message=message))
+        self._put(
+            CommitReturned(
+                at=self._clock.now(),
+                wall=self._clock.wall(),
+                uid=item.uid,
+                checkpoint=item.checkpoint,
+                outcome=outcome,
+                message=message,
+            )
+        )

@@ -1,0 +1,90 @@
+"""When a source may be read next: at once, or at the ticks of a metronome. Pure: wall time is an argument."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from penstock.errors import assert_never
+from penstock.graph.pace import Every, WhenReady
+from penstock.graph.pace import Pace as Asked
+from penstock.ids import WallTime
+
+
+class Pace(Protocol):
+    """Asked before each poll of one source."""
+
+    def wait(self, wall: WallTime) -> int:
+        """Microseconds until the next poll; 0 is now."""
+        ...
+
+    def served(self, wall: WallTime) -> int:
+        """A poll begins now; returns how many ticks have gone by without one."""
+        ...
+
+    def rest(self, until: WallTime) -> None:
+        """The source will have nothing before then: ticks up to there are not missed."""
+        ...
+
+
+class AtOnce:
+    """No waiting: whoever is ready goes on."""
+
+    def wait(self, wall: WallTime) -> int:
+        """Never."""
+        del wall
+        return 0
+
+    def served(self, wall: WallTime) -> int:
+        """There are no ticks to miss."""
+        del wall
+        return 0
+
+    def rest(self, until: WallTime) -> None:
+        """Nothing to do."""
+
+
+class Metronome:
+    """Ticks at multiples of its interval since the epoch, whenever it was started.
+
+    The first tick is strictly after the first question. A tick that comes while nobody asks is served late, once;
+    those before it are missed and not made up. A wall clock that is set back makes it aim anew.
+
+    >>> metronome = Metronome(10)
+    >>> metronome.wait(WallTime(100)), metronome.wait(WallTime(110))
+    (10, 0)
+    >>> metronome.served(WallTime(135)), metronome.wait(WallTime(135))
+    (2, 5)
+    """
+
+    def __init__(self, interval: int) -> None:
+        self._interval = interval
+        self._next: int | None = None
+
+    def wait(self, wall: WallTime) -> int:
+        """Until the tick that is next; 0 once it has come, until it is served."""
+        if self._next is None or self._next - wall > self._interval:
+            self._next = self._after(wall)
+        return max(0, self._next - wall)
+
+    def served(self, wall: WallTime) -> int:
+        """The newest tick is served; the ones between it and the one that was due are missed."""
+        due, self._next = self._next, self._after(wall)
+        return 0 if due is None else max(0, (self._next - due) // self._interval - 1)
+
+    def rest(self, until: WallTime) -> None:
+        """Aim at the first tick at or after ``until``."""
+        self._next = max(self._next or 0, self._after(WallTime(until - 1)))
+
+    def _after(self, wall: int) -> int:
+        return (wall // self._interval + 1) * self._interval
+
+
+def pace_of(asked: Asked) -> Pace:
+    """The machine for what the user asked for."""
+    match asked:
+        case WhenReady():
+            return AtOnce()
+        case Every(interval=interval):
+            return Metronome(interval)
+        case _:
+            assert_never(asked)

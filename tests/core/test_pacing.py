@@ -1,0 +1,118 @@
+"""When a source may be read: the metronome's rules, with wall time handed in. S rows are Spark Streaming's."""
+
+import pytest
+
+import penstock as ps
+from penstock.graph.pace import Every
+from penstock.graph.render import as_text
+from penstock.ids import WallTime
+from penstock.runtime.pacing import AtOnce, Metronome, pace_of
+
+
+def at(micros: int) -> WallTime:
+    return WallTime(micros)
+
+
+@pytest.mark.mission("S15")
+@pytest.mark.parametrize(("now", "first"), [(0, 10), (1, 10), (9, 10), (10, 20), (11, 20)])
+def test_the_first_tick_is_strictly_in_the_future_and_a_multiple_of_the_interval(now: int, first: int) -> None:
+    metronome = Metronome(10)
+    assert metronome.wait(at(now)) == first - now
+    assert metronome.wait(at(first)) == 0
+    assert metronome.served(at(first)) == 0
+    assert metronome.wait(at(first)) == 10
+
+
+@pytest.mark.mission("S16")
+@pytest.mark.parametrize("down", [1, 7, 10, 123, 1_000_003])
+def test_after_a_restart_ticks_keep_their_phase(down: int) -> None:
+    before = Metronome(10)
+    before.wait(at(100))
+    before.served(at(110))
+    ticks = {110 + before.wait(at(110))}
+    after = Metronome(10)
+    ticks.add(111 + down + after.wait(at(111 + down)))
+    assert {tick % 10 for tick in ticks} == {0}
+
+
+@pytest.mark.mission("S17")
+def test_late_ticks_are_one_poll_and_the_rest_is_counted_not_made_up() -> None:
+    metronome = Metronome(10)
+    metronome.wait(at(95))
+    assert metronome.wait(at(131)) == 0, "100 is due, 110 to 130 went by"
+    assert metronome.served(at(131)) == 3
+    assert metronome.wait(at(131)) == 9, "no burst: the next poll is at 140"
+    assert metronome.served(at(140)) == 0
+
+
+def test_a_poll_that_takes_less_than_the_interval_misses_nothing() -> None:
+    metronome = Metronome(10)
+    metronome.wait(at(0))
+    assert [metronome.served(at(now)) for now in (10, 29, 30, 45)] == [0, 0, 0, 0]
+
+
+def test_ticks_at_which_there_was_nothing_to_read_are_not_missed() -> None:
+    metronome = Metronome(10)
+    metronome.wait(at(5))
+    metronome.served(at(10))
+    metronome.rest(at(75))
+    assert metronome.wait(at(75)) == 5
+    assert metronome.served(at(80)) == 0
+    metronome.rest(at(90))
+    assert metronome.wait(at(90)) == 0, "a tick right when there is something again is used"
+    metronome.served(at(90))
+    metronome.rest(at(91))
+    assert metronome.wait(at(91)) == 9
+
+
+def test_a_reader_that_wants_to_be_asked_at_once_waits_for_the_next_tick_all_the_same() -> None:
+    metronome = Metronome(10)
+    metronome.wait(at(5))
+    metronome.served(at(10))
+    metronome.rest(at(10))
+    assert metronome.wait(at(11)) == 9
+
+
+def test_a_rest_before_the_first_question_aims_too() -> None:
+    metronome = Metronome(10)
+    metronome.rest(at(25))
+    assert metronome.wait(at(26)) == 4
+
+
+def test_a_wall_clock_that_is_set_back_does_not_stop_the_source() -> None:
+    metronome = Metronome(10)
+    metronome.wait(at(1_000_000))
+    assert metronome.wait(at(503)) == 7
+    assert Metronome(10).served(at(7)) == 0, "served before anybody asked"
+
+
+def test_when_ready_never_waits_and_misses_nothing() -> None:
+    pace = pace_of(ps.when_ready)
+    assert isinstance(pace, AtOnce)
+    pace.rest(at(99))
+    assert (pace.wait(at(1)), pace.served(at(1))) == (0, 0)
+
+
+def test_a_pipeline_says_the_pace_of_a_source() -> None:
+    p = ps.Pipeline("demo")
+    p.read("a", ps.rate.Source(1), pace=ps.every("2 seconds"))
+    p.read("b", ps.rate.Source(1))
+    paces = [node.pace for node in p.graph().nodes]  # type: ignore[union-attr]
+    assert paces == [Every(2_000_000), ps.when_ready]
+    assert [str(pace) for pace in paces] == ["every 2 seconds", "when ready"]
+    assert isinstance(pace_of(ps.every("2 seconds")), Metronome)
+    text = as_text(p.graph())
+    assert "[0] read 'a': rate 1 rows/s, every 2 seconds, exactly-once" in text
+    assert "[1] read 'b': rate 1 rows/s, exactly-once" in text
+
+
+@pytest.mark.parametrize("wrong", ["1 second", 5, None])
+def test_what_is_no_pace_is_refused_with_the_line(wrong: object) -> None:
+    with pytest.raises(ps.GraphError, match=r"test_pacing.py:\d+: read\(\) takes pace=ps.every"):
+        ps.Pipeline("demo").read("a", ps.rate.Source(1), pace=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("wrong", "why"), [("5 ms", "too short"), ("soon", "not a length of time")])
+def test_an_impossible_interval_is_refused(wrong: str, why: str) -> None:
+    with pytest.raises(ps.GraphError, match=why):
+        ps.every(wrong)

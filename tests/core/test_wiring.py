@@ -1,0 +1,45 @@
+"""What the wiring puts around a source's batches, without Spark."""
+
+from core.runtime_fakes import Clock
+from penstock.elements import Batch, Measure
+from penstock.ids import Instant
+from penstock.job.wiring import BARRIERS, controlled
+from penstock.runtime.rate_control import SECOND, PidEstimator, RateControl, Sample
+from penstock.settings import MODES
+
+
+class Noting(PidEstimator):
+    """Keeps what it is fed."""
+
+    def __init__(self) -> None:
+        super().__init__(SECOND)
+        self.samples: list[Sample] = []
+
+    def estimate(self, sample: Sample) -> float | None:
+        self.samples.append(sample)
+        return super().estimate(sample)
+
+
+def test_every_mode_has_its_way_with_barriers() -> None:
+    assert BARRIERS.keys() == {*MODES}
+
+
+def test_a_batch_is_through_when_a_first_job_over_it_has_succeeded_and_tells_its_rows() -> None:
+    clock, noting = Clock(), Noting()
+    rewrite = controlled(lambda batch: batch, "in", RateControl(estimator=noting), clock)
+    counted = rewrite(Batch(frame=None, sequence=1, measures={"rows": Measure(lambda: {"rows": 70})}))
+    clock.at = 10
+    known = rewrite(Batch(frame=None, sequence=2, rows=5))
+    clock.at = 25
+    counted.settle()
+    counted.settle()
+    clock.at = 40
+    known.settle()
+    unknown = rewrite(Batch(frame=None, sequence=3, measures={"rows": Measure(lambda: None)}))
+    unknown.settle()
+    assert noting.samples == [
+        Sample(at=Instant(25), rows=70, processing=25, scheduling=0),
+        Sample(at=Instant(40), rows=5, processing=15, scheduling=15),
+        Sample(at=Instant(40), rows=0, processing=0, scheduling=0),
+    ]
+    assert counted.measures["ran:in"].value == {}

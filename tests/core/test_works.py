@@ -1,0 +1,141 @@
+"""What steps do with a batch, and that they let go of it: nothing a finished batch held is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from core.runtime_fakes import drained, output_to
+from penstock.elements import Batch, Lease, Measure
+from penstock.handles import Committable, StateHandle, TaskSnapshot
+from penstock.ids import CheckpointId, EventTime
+from penstock.runtime.channel import Channel
+from penstock.runtime.works import OperatorWork, SinkWork, UnionWork
+
+STATE = StateHandle(kind="t/1", schema="n LONG", layers=())
+ITEM = Committable(uid="w", kind="t/1", checkpoint=CheckpointId(1), target="t", files=())
+
+
+@dataclass
+class Everything:
+    """An operator, a writer, and what both hand over at a barrier."""
+
+    calls: list[object] = field(default_factory=list)
+    due: bool = True
+
+    def process(self, batch: Batch, *, source: int, watermark: EventTime, emit: object) -> None:
+        self.calls.append(("process", batch.frame, source, watermark))
+        batch.settle()
+
+    def write(self, batch: Batch) -> int:
+        self.calls.append(("write", batch.frame))
+        return 3
+
+    def advance(self, watermark: EventTime, *, emit: object) -> None:
+        self.calls.append(("advance", watermark))
+
+    def snapshot(self, checkpoint: CheckpointId) -> Pending:
+        self.calls.append(("snapshot", checkpoint))
+        return Pending(STATE)
+
+    def prepare(self, checkpoint: CheckpointId) -> Pending:
+        self.calls.append(("prepare", checkpoint))
+        return Pending([ITEM])
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        self.calls.append(("completed", checkpoint))
+
+    def maintain(self) -> object:
+        return (lambda: self.calls.append("compacted")) if self.due else None
+
+    def close(self) -> None:
+        self.calls.append("closed")
+
+
+@dataclass
+class Pending:
+    """What is made durable later."""
+
+    value: object
+
+    def materialise(self) -> object:
+        return self.value
+
+
+class Held:
+    """A batch whose blocks are counted."""
+
+    def __init__(self, *, bad: int | None = None) -> None:
+        self.freed = 0
+        measures = {} if bad is None else {"bad:1": Measure.known({"bad": bad})}
+        only_if = None if bad is None else ("bad:1", "bad")
+        self.batch = Batch(frame="f", sequence=1, measures=measures, only_if=only_if, leases=(Lease(self._free),))
+
+    def _free(self) -> None:
+        self.freed += 1
+
+
+def run(work: UnionWork | OperatorWork | SinkWork, held: Held, channel: Channel | None = None) -> int | None:
+    return work.process(held.batch, source=0, watermark=EventTime(9), output=output_to(channel or Channel()))
+
+
+@pytest.mark.mission("S26")
+@pytest.mark.parametrize("bad", [None, 0, 2])
+def test_a_step_and_a_sink_let_go_of_a_batch_whether_they_ran_it_or_not(bad: int | None) -> None:
+    part = Everything()
+    for work in (OperatorWork("o", part), SinkWork("w", part)):  # type: ignore[arg-type]
+        held = Held(bad=bad)
+        run(work, held)
+        assert held.freed == 1
+    ran = [("process", "f", 0, 9), ("write", "f")]
+    assert part.calls == ([] if bad == 0 else ran), "a side branch that has no rows costs no job"
+
+
+def test_a_union_passes_a_batch_on_and_its_reader_lets_go_of_it() -> None:
+    channel, held = Channel(), Held()
+    run(UnionWork("u"), held, channel)
+    assert held.freed == 0
+    assert drained(channel) == ["f"]
+
+
+def test_a_sink_tells_the_rows_it_wrote() -> None:
+    part = Everything()
+    assert run(SinkWork("w", part), Held()) == 3  # type: ignore[arg-type]
+    assert run(SinkWork("w", part), Held(bad=0)) == 0  # type: ignore[arg-type]
+
+
+def test_snapshots_hold_what_was_named_at_the_barrier() -> None:
+    part, marks, one = Everything(), (EventTime(5),), CheckpointId(1)
+    assert UnionWork("u").snapshot(one)(marks) == TaskSnapshot(task="u", watermarks=marks)
+    operator, sink = OperatorWork("o", part), SinkWork("w", part)  # type: ignore[arg-type]
+    capture = operator.snapshot(one)
+    assert capture(marks) == TaskSnapshot(task="o", state=STATE, watermarks=marks)
+    assert sink.snapshot(one)(marks) == TaskSnapshot(task="w", watermarks=marks, committables=(ITEM,))
+    assert part.calls == [("snapshot", 1), ("prepare", 1)]
+
+
+def test_a_step_passes_everything_else_to_its_operator_and_a_sink_has_no_use_for_it() -> None:
+    part, output = Everything(), output_to(Channel())
+    works = (UnionWork("u"), OperatorWork("o", part), SinkWork("w", part))  # type: ignore[arg-type]
+    for work in works:
+        work.advance(EventTime(7), output=output)
+        work.completed(CheckpointId(2))
+    assert part.calls == [("advance", 7), ("completed", 2)]
+    due = [work.maintain() for work in works]
+    assert due[0] is due[2] is None
+    assert due[1] is not None
+    due[1]()
+    part.due = False
+    assert works[1].maintain() is None
+    for work in works:
+        work.close()
+    assert part.calls[2:] == ["compacted", "closed", "closed"]
+
+
+def test_a_side_branch_whose_measure_is_gone_or_lost_is_not_taken_for_empty() -> None:
+    part = Everything()
+    for measures in ({}, {"bad:1": Measure(lambda: None)}):
+        batch = Batch(frame="f", sequence=1, measures=measures, only_if=("bad:1", "bad"))
+        OperatorWork("o", part).process(batch, source=0, watermark=EventTime(9), output=output_to(Channel()))  # type: ignore[arg-type]
+    assert len(part.calls) == 2

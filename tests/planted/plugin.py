@@ -1,0 +1,16 @@
+"""A pytest plugin that plants the bug named by ``PLANTED`` for the whole run."""
+
+from __future__ import annotations
+
+import os
+
+from planted import of_the_log, of_the_run  # noqa: F401
+from planted.bug import planted
+
+_context = None
+
+
+def pytest_configure() -> None:
+    global _context  # noqa: PLW0603 - pytest has no place for it
+    _context = planted(os.environ["PLANTED"])
+    _context.__enter__()

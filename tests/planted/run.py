@@ -1,0 +1,84 @@
+"""Plants each bug and lets the simulation look for it, then the core tests; prints who found what.
+
+python -m planted.run [--seeds 1500] [--seconds 60] [names…]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS), str(TESTS.parent)]
+
+from bench.result import save, show, tell  # noqa: E402
+
+from planted import of_the_log, of_the_run  # noqa: E402, F401
+from planted.bug import BUGS, planted  # noqa: E402
+from simulation.scenario import Scenario  # noqa: E402
+
+
+def by_simulation(name: str, seeds: int, seconds: float) -> tuple[str, int]:
+    """What finds it, and how many seeds were tried."""
+    began = time.perf_counter()
+    with planted(name):
+        for seed in range(1, seeds + 1):
+            try:
+                Scenario(seed).run()
+            except Exception as error:
+                what = str(error).split(":")[0] if isinstance(error, AssertionError) else type(error).__name__
+                return f"seed {seed}: {what}", seed
+            if time.perf_counter() - began > seconds:
+                return "", seed
+    return "", seeds
+
+
+def by_core_tests(name: str) -> str:
+    """The first core test that fails, in a process of its own."""
+    files = BUGS[name].core.split()
+    if not files:
+        return ""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "planted.plugin", *files]
+    ran = subprocess.run(
+        command, cwd=TESTS, env={**os.environ, "PLANTED": name}, capture_output=True, text=True, check=False
+    )
+    failed = [line for line in ran.stdout.splitlines() if line.startswith("FAILED")]
+    return failed[0].removeprefix("FAILED ").split(" - ")[0] if failed else ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, default=1500)
+    parser.add_argument("--seconds", type=float, default=50)
+    parser.add_argument("names", nargs="*")
+    asked = parser.parse_args()
+    rows: list[list[object]] = []
+    for name in asked.names or BUGS:
+        began = time.perf_counter()
+        found, tried = by_simulation(name, asked.seeds, asked.seconds)
+        found = found or by_core_tests(name) or "NOT FOUND"
+        note = f" ({BUGS[name].note})" if found == "NOT FOUND" and BUGS[name].note else ""
+        rows.append([name, BUGS[name].what, found + note, tried, round(time.perf_counter() - began, 1)])
+        print(f"{name:18} {found}{note}  [{tried} seeds, {rows[-1][-1]} s]", flush=True)
+    show("Planted bugs", ["bug", "what is planted", "found by", "seeds", "s"], rows)
+    missed = [str(row[0]) for row in rows if str(row[2]).startswith("NOT FOUND")]
+    surprises = [name for name in missed if not BUGS[name].note]
+    figures = {
+        "planted": len(rows),
+        "found_by_simulation": sum(str(row[2]).startswith("seed") for row in rows),
+        "found_by_core_tests": sum(".py" in str(row[2]) for row in rows),
+        "not_found": len(missed),
+        "not_found_unexplained": len(surprises),
+    }
+    if not asked.names:
+        save("planted", figures, settings={"seeds": asked.seeds, "seconds": asked.seconds}, details=rows)
+    tell(figures)
+    return 1 if surprises else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

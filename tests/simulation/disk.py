@@ -1,0 +1,106 @@
+"""The file system of the simulation: every call is a place where another may run, a process die, an answer be lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import PenstockError, StorageFailed
+from penstock.filesystem.base import UnknownOutcome
+from penstock.testing.filesystem import MemoryFileSystem
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+UNCERTAIN = frozenset({"create", "move"})
+"""Calls whose answer may be lost."""
+
+
+class Disk(MemoryFileSystem):
+    """Memory, with a gate before and behind each call. What is delayed lands alone, at any time, or never."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+        self.in_flight: list[tuple[str, str, Callable[[], Any]]] = []
+        self.used: set[str] = set()
+
+    def write_unsynced(self, path: str, data: bytes) -> None:
+        """What a Spark task does, through the gate."""
+        self._do("write", path, lambda: self._files.__setitem__(path, data))
+
+    def copy_for(self, world: World, *, durable_only: bool) -> Disk:
+        """What is left when everybody is dead and nothing in flight lands."""
+        copy = Disk(world)
+        copy._durable = dict(self._durable)
+        copy._files = dict(self._durable if durable_only else self._files)
+        copy.used = set(self.used)
+        return copy
+
+    def durable(self, path: str) -> bytes | None:
+        """What a crash leaves of it."""
+        return self._durable.get(path)
+
+    def is_there(self, path: str) -> bool:
+        """Whether the file exists."""
+        return path in self._files
+
+    def wipe(self) -> None:
+        """The operator deletes the state directory; what sinks published stays."""
+        for files in (self._files, self._durable):
+            for path in [path for path in files if not path.startswith("/")]:
+                del files[path]
+        self.in_flight.clear()
+        self.used.clear()
+
+    def land_one(self, number: int) -> str:
+        """One delayed call takes effect."""
+        name, path, act = self.in_flight.pop(number)
+        with suppress(PenstockError):  # its name may be taken; nobody waits for the answer
+            self._effect(name, path, act)
+        return f"{name} {path}"
+
+    def _do(self, name: str, path: str, act: Callable[[], Any]) -> Any:
+        world = self._world
+        if world.current is None:
+            return act()
+        world.before(name, path)
+        fault = world.fault(name, path)
+        if fault is None:
+            result = self._effect(name, path, act)
+            world.after(name, path)
+            return result
+        if fault == "fails":
+            msg = f"{name} of {path} failed"
+            raise StorageFailed(msg)
+        if fault == "late":
+            self.in_flight.append((name, path, act))
+        else:
+            self._effect(name, path, act)
+        msg = f"no answer to {name} of {path}"
+        raise UnknownOutcome(msg)
+
+    def _effect(self, name: str, path: str, act: Callable[[], Any]) -> Any:
+        if name in ("read", "list"):
+            return act()
+        before = self._files.get(path)
+        result = act()
+        after = self._files.get(path)
+        if before is not after:
+            self._changed(name, path, before, after)
+        return result
+
+    def _changed(self, name: str, path: str, before: bytes | None, after: bytes | None) -> None:
+        ledger = self._world.ledger
+        if name in ("create", "write") and after is not None:
+            if path.startswith("log/"):
+                ledger.entry_landed(path, after)
+                return
+            if path in self.used:
+                ledger.violated("L7", f"the name {path} is used twice")
+            self.used.add(path)
+        elif name == "move":
+            ledger.moved(path, before or b"")
+        elif name == "delete":
+            ledger.deleted(path)

@@ -1,0 +1,116 @@
+"""The outside world of the simulation: a table and a broker that remember, and committers for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import CheckpointUnreadable, SinkIdentityConflict
+from penstock.handles import CommitOutcome, Committable
+from penstock.sinks.files_commit import FilesCommitter
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+Row = tuple[int, int, int]
+"""Source, number of the row in it, and what a step counted (0 where there is no step)."""
+
+
+def rows_of(data: bytes) -> list[Row]:
+    return [tuple(row) for row in json.loads(data)] if data else []
+
+
+@dataclass
+class Outside:
+    """What sinks remember, apart from files: newest epoch by identity, and who owns a transactional identity."""
+
+    versions: dict[str, tuple[str, int]] = field(default_factory=dict)
+    owners: dict[str, int] = field(default_factory=dict)
+
+    def copy(self) -> Outside:
+        return Outside(dict(self.versions), dict(self.owners))
+
+
+class EpochCommitter:
+    """A table (identity checked by the commit itself), or a broker (fencing by init, marker in the transaction)."""
+
+    def __init__(self, world: World, *, fenced: bool) -> None:
+        self._world = world
+        self._fenced = fenced
+
+    def commit(self, item: Committable) -> CommitOutcome:
+        return self._act(item, self._rows(item) if not self._is_done(item) else None)
+
+    def void(self, item: Committable) -> CommitOutcome:
+        return self._act(item, [] if not self._is_done(item) else None, void=True)
+
+    def _rows(self, item: Committable) -> list[Row] | None:
+        found: list[Row] = []
+        for ref in item.files:
+            data = self._world.disk.read(ref.path)
+            if data is None:
+                if self._is_done(item):
+                    return None
+                msg = f"{ref.path}, staged for checkpoint {item.checkpoint}, is gone and nothing shows its publication"
+                raise CheckpointUnreadable(msg, uid=item.uid)
+            found += rows_of(data)
+        return found
+
+    def _key(self, item: Committable) -> str:
+        return item.target
+
+    def _is_done(self, item: Committable) -> bool:
+        log_id, version = self._world.outside.versions.get(self._key(item), ("", -1))
+        detail: Any = item.detail
+        if log_id and log_id != detail["log"]:
+            msg = f"{item.target} remembers log {log_id}"
+            raise SinkIdentityConflict(msg, uid=item.uid)
+        return version >= item.checkpoint
+
+    def _act(self, item: Committable, rows: Sequence[Row] | None, *, void: bool = False) -> CommitOutcome:
+        world, key = self._world, self._key(item)
+        mine = -1
+        if self._fenced:
+            fault = world.sink_call("init", item.uid)
+            mine = world.outside.owners[key] = world.outside.owners.get(key, 0) + 1
+            if fault:
+                return CommitOutcome.UNKNOWN
+            world.sink_call("marker", item.uid)
+            if self._is_done(item):
+                return CommitOutcome.ALREADY_DONE
+            if rows is None:
+                return CommitOutcome.RETRY  # it was done a moment ago, another's void or commit; look again
+        elif rows is None:
+            return CommitOutcome.ALREADY_DONE
+        fault = world.sink_call("void" if void else "commit", item.uid)
+        if fault == "fails":
+            return CommitOutcome.RETRY
+        if fault == "late":
+            world.disk.in_flight.append(("commit", key, lambda: self._apply(item, rows, mine, void=void)))
+            return CommitOutcome.UNKNOWN
+        outcome = self._apply(item, rows, mine, void=void)
+        world.after("commit", key)
+        return CommitOutcome.UNKNOWN if fault else outcome
+
+    def _apply(self, item: Committable, rows: Sequence[Row], mine: int, *, void: bool) -> CommitOutcome:
+        """The atomic act: rows and identity together."""
+        world, key = self._world, self._key(item)
+        if self._fenced and world.outside.owners[key] != mine:
+            return CommitOutcome.UNKNOWN
+        if not self._fenced and self._is_done(item):
+            return CommitOutcome.ALREADY_DONE
+        detail: Any = item.detail
+        world.outside.versions[key] = (detail["log"], item.checkpoint)
+        if void:
+            world.ledger.voided(item)
+        else:
+            world.ledger.published(item.uid, [ref.path for ref in item.files], rows)
+        return CommitOutcome.DONE
+
+
+def committer_for(world: World, kind: str) -> EpochCommitter | FilesCommitter:
+    if kind == "files/1":
+        return FilesCommitter(world.disk)
+    return EpochCommitter(world, fenced=kind == "broker/1")

@@ -1,0 +1,47 @@
+"""What is written is run: examples in docstrings, and the README's pipeline."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import penstock as ps
+from penstock.cli.locate import locate
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).parent.parent
+MODULES = sorted(info.name for info in pkgutil.walk_packages(ps.__path__, "penstock.") if "__main__" not in info.name)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_in_docstrings_hold(name: str) -> None:
+    result = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_module_opens_with_what_it_is_for(name: str) -> None:
+    first = (importlib.import_module(name).__doc__ or "").split("\n")[0]
+    assert first.endswith((".", ";", ":", ",")) or len(first) > 60, f"{name} opens with {first!r}"
+
+
+@pytest.mark.spark
+def test_the_readme_pipeline_runs(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)[0]
+    (tmp_path / "shop.py").write_text(code)
+    (tmp_path / "in").mkdir()
+    lines = [f'{{"user": "u{n % 2}", "amount": {n}, "at": "2026-01-01T00:0{n}:00Z"}}' for n in range(4)]
+    (tmp_path / "in" / "orders.json").write_text("\n".join(lines) + "\n")
+    monkeypatch.chdir(tmp_path)
+    job = ps.Job(locate("shop:orders"), state="state", spark=spark)
+    assert job.run(until="caught-up").rows_read == {"orders": 4}
+    found = spark.read.parquet(str(tmp_path / "out")).select("user", "amount").collect()
+    assert [tuple(row) for row in found] == [("u1", 1.0)], "00:01 is closed by 00:03 less 5 seconds, 00:02 is not"
