@@ -5,6 +5,8 @@ import pytest
 from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.journal import Journal
 from penstock.checkpoint.log import OwnedLog
+from penstock.checkpoint.recovery import decide_recovery
+from penstock.job.recover import carry_out
 from penstock.job.wiring import Assembly
 from penstock.runtime.alignment import Alignment
 from penstock.runtime.channel import Channel
@@ -14,13 +16,22 @@ from penstock.runtime.source_task import SourceTask
 from penstock.runtime.supervisor import Supervisor
 from penstock.runtime.task import StepTask
 from penstock.runtime.works import OperatorWork, SinkWork, UnionWork
+from planted import of_another_kind, of_rewinds, of_the_log, of_the_run  # noqa: F401 - they register themselves
+from planted.bug import planted
 from simulation import process
+from simulation.exhaustive import search
 from simulation.fibers import Killed
 from simulation.run import story_of
-from simulation.scenario import Scenario
+from simulation.scenario import Scenario, Violation
+from simulation.shapes import KINDS
 
 SEEDS = 1_000
 PARTS = 10
+
+
+def run_seeds(first: int, end: int) -> None:
+    for seed in range(first, end):
+        Scenario(seed).run()
 
 
 @pytest.mark.slow
@@ -65,4 +76,21 @@ def test_the_simulation_runs_the_classes_of_the_product() -> None:
     assert type(wiring.journal._log) is OwnedLog
     assert type(driver.supervisor) is Supervisor
     assert process.Assembly is Assembly
+    assert process.decide_recovery is decide_recovery
+    assert process.carry_out is carry_out
     world.end()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("setting", ["zombie crash unknown", "rewind discard crash"])
+def test_no_single_pause_crash_or_lost_answer_breaks_a_small_world(kind: str, setting: str) -> None:
+    runs, is_all, found = search(kind, setting, deviations=1)
+    assert found == ""
+    assert is_all
+    assert runs > 90
+
+
+@pytest.mark.parametrize("bug", ["L5", "R3-above", "S1", "S2", "G1-staged", "commit-early", "no-blocking", "fsync"])
+def test_a_planted_bug_is_found_within_a_few_seeds(bug: str) -> None:
+    with planted(bug), pytest.raises(Violation):
+        run_seeds(1, 61)

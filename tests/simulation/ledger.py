@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import paths
 from penstock.checkpoint.codec import decode
-from penstock.checkpoint.entries import Claim, Condemn, Entry, Manifest, Pin, Rewind, Unpin
+from penstock.checkpoint.entries import Claim, Condemn, Manifest, Pin, Rewind, Unpin
 from penstock.handles import Committable
-from penstock.ids import CheckpointId
+from simulation.entries import brief, layer_paths, positions
 from simulation.outside import Row, rows_of
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Ledger:
         if number != facts.tail + 1:
             self.violated("S3", f"entry {number} above the tail {facts.tail}")
         facts.tail, facts.log_id = number, entry.log_id
-        self._world.tell(f"log {number}: {_brief(entry)}")
+        self._world.tell(f"log {number}: {brief(entry)}")
         if isinstance(entry.body, Claim):
             facts.generation = number
         elif entry.generation != facts.generation:
@@ -277,31 +277,3 @@ class Ledger:
                 if seen[row] != expected.get(row, 1)
             ]
         return found
-
-
-def positions(manifest: Manifest) -> dict[int, int]:
-    return {
-        int(task.task.removeprefix("source")): int(task.position.detail)  # type: ignore[arg-type]
-        for task in manifest.tasks
-        if task.position is not None
-    }
-
-
-def layer_paths(manifest: Manifest) -> set[str]:
-    return {ref.path for task in manifest.tasks if task.state for layer in task.state.layers for ref in layer.files}
-
-
-def _brief(entry: Entry) -> str:
-    match entry.body:
-        case Manifest() as m:
-            opened = [(item.uid, item.checkpoint) for item in m.open]
-            return f"checkpoint {m.checkpoint} {m.kind.value} at {positions(m)} open {opened} condemns {m.condemned}"
-        case Claim(host=host):
-            return f"claim by {host}"
-        case Rewind() as r:
-            return f"rewind to {r.to} discards {[(i.uid, i.checkpoint) for i in r.discard]} condemns {r.condemned}"
-        case other:
-            return str(other)
-
-
-__all__ = ["CheckpointId", "Facts", "Ledger", "Violation", "layer_paths", "positions"]

@@ -169,7 +169,7 @@ class World:
         rate = faults.fault_rate * (4 if name == "create" else 1)  # few calls, and all depends on them
         if not (faults.unknown or faults.failures) or self.chance.random() >= rate:
             return None
-        if faults.unknown and name in UNCERTAIN and (not faults.failures or self.chance.random() < 0.6):  # noqa: PLR2004
+        if faults.unknown and name in UNCERTAIN and (not faults.failures or self.chance.random() < 0.6):
             faults.unknown -= 1
             kind = self.chance.choice(("late", "lost"))
         elif faults.failures:
