@@ -42,7 +42,11 @@ class Run:
         until(30, f"the child said {what!r}", lambda: any(what in line for line in self.lines), lambda: str(self.lines))
 
     def end(self):
-        said, _ = self.process.communicate(timeout=30)
+        try:
+            said, _ = self.process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGUSR1)
+            raise
         return self.process.returncode, said
 
 
@@ -57,7 +61,7 @@ def run(tmp_path):
     yield start
     for each in made:
         for pid in (each.process.pid, *(int(line.split()[1]) for line in each.starts)):
-            if psutil.pid_exists(pid) and each.process.poll() is None:
+            if psutil.pid_exists(pid) and "cli_" in " ".join(psutil.Process(pid).cmdline()):
                 os.kill(pid, signal.SIGKILL)
         each.process.wait(10)
         each.process.stdout.close()

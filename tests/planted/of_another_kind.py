@@ -181,7 +181,7 @@ def _(put):
     put(CountOperator, "materialise", materialise)
 
 
-@bug("deleted-early", "deletions are recorded as done before they are", core="core/test_gc.py")
+@bug("deleted-early", "deletions are recorded as done before they are")
 def _(put):
     real = journal.Journal.checkpoint
 

@@ -12,8 +12,6 @@ from penstock.ids import CheckpointId
 from planted.bug import bug
 from simulation import process
 
-DECISIONS = "core/test_recovery.py core/test_history.py core/test_gc.py"
-
 
 @bug("R1", "a rewind is not an entry")
 def _(put):

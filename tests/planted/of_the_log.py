@@ -57,7 +57,7 @@ def _(put):
     put(Numbers, "take", take)
 
 
-@bug("L4", "nobody looks for a higher number after creating an entry", core="core/test_log.py core/test_log_races.py")
+@bug("L4", "nobody looks for a higher number after creating an entry")
 def _(put):
     put(Numbers, "is_newest", lambda self, number: True)
 

@@ -42,7 +42,9 @@ class Facts:
     manifests: dict[int, Manifest] = field(default_factory=dict)
     chains: dict[int, dict[str, frozenset[str]]] = field(default_factory=dict)
     condemned: set[int] = field(default_factory=set)
-    doomed: set[str] = field(default_factory=set)
+    doomed: dict[str, int] = field(default_factory=dict)
+    came_back: set[str] = field(default_factory=set)
+    """Condemned, and perhaps there again after a crash: deletions need not be durable."""
     pins: dict[str, int] = field(default_factory=dict)
     restore: int | None = None
     staged: dict[str, Committable] = field(default_factory=dict)
@@ -122,7 +124,10 @@ class Ledger:
             self.violated("R4", f"checkpoint id {id} does not rise")
         facts.manifests[id] = manifest
         facts.condemned.update(manifest.condemned)
-        facts.doomed.update(manifest.condemned_files)
+        for path, number in facts.doomed.items():
+            if number <= manifest.deleted and path not in facts.came_back and self._world.disk.is_there(path):
+                self.violated("done", f"{path} is there, and its deletion is recorded as done")
+        facts.doomed.update(dict.fromkeys(manifest.condemned_files, facts.tail))
         facts.pins.update({pin.name: pin.checkpoint for pin in manifest.pins})
         parent = manifest.parent
         if parent != facts.restore:
@@ -205,6 +210,10 @@ class Ledger:
             seen = before.published.setdefault(uid, Counter())
             self.facts.expected[uid] = {row: seen[row] + 1 for row in self._world.all_rows()}
 
+    def crashed(self) -> None:
+        """What was deleted may be there again."""
+        self.facts.came_back.update(path for path in self.facts.doomed if self._world.disk.is_there(path))
+
     def litter(self) -> list[str]:
         """Files of older generations that nothing needs and no entry condemns, though an owner has swept."""
         facts, found = self.facts, []
@@ -212,7 +221,12 @@ class Ledger:
         keep |= set(facts.staged) - facts.done - facts.discarded
         for path in self._world.disk.files:
             generation = paths.generation_of(path)
-            if generation is not None and generation < facts.generation and path not in keep | facts.doomed:
+            if (
+                generation is not None
+                and generation < facts.generation
+                and path not in keep
+                and path not in facts.doomed
+            ):
                 found.append(path)
         return [path for path in found if not path.endswith(".voided") and (path[0] != "/" or facts.log_id in path)]
 

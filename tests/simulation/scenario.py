@@ -18,6 +18,8 @@ from simulation.tools import Tool, pin_tool, rewind_tool, unpin_tool
 from simulation.world import Faults, Terms, World
 
 MS = 1_000
+SLOW = ("source0", "source1", "source2", "count", "sink0", "sink1", "log", "sink0-commit", "sink0-snapshot", "turn")
+SLOW += ("count-snapshot", "source0-snapshot", "clean-up", "count-maintenance")
 STRATEGIES = (
     NoRestart(),
     FixedDelay(attempts=2, delay=50 * MS),
@@ -85,6 +87,7 @@ class Scenario:
         )
         self._restarts_left = 3
         self.world = World(terms_of(chance), chance, faults)
+        self.world.slow = frozenset(chance.sample(SLOW, chance.choice((0, 0, 1, 2))))
 
     def run(self, limit: int = 500) -> World:
         world = self.world
@@ -175,6 +178,7 @@ class Scenario:
         for process in list(world.processes):
             world.kill(process)
         world.disk.crash()
+        world.ledger.crashed()
         world.count("power cut")
 
     def _wipe(self) -> None:

@@ -24,6 +24,7 @@ from simulation.threadless import Piece
 
 HORIZON = 30_000
 """Decisions after which a run without faults should long be over."""
+SLOWNESS = 0.93
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,6 +76,8 @@ class World:
         self.piece: Piece | None = None
         self.steps = 0
         self.coverage: dict[str, int] = {}
+        self.slow: frozenset[str] = frozenset()
+        """Tasks and workers that are seldom run while another can be: so barriers wait, and snapshots are late."""
         self._time = 1_000_000
         self._names = 0
 
@@ -227,8 +230,10 @@ class World:
                 return bool(self.processes)
             self._time = max(self._time, min(times))
             return True
-        process, (name, act) = units[0] if self.is_plain else self._choice(units)
-        self._do(process, name, act)
+        chosen = units[0] if self.is_plain else self._choice(units)
+        if chosen is not None:
+            process, (name, act) = chosen
+            self._do(process, name, act)
         return True
 
     def _choice(self, units: list[tuple[Process, tuple[str, Callable[[], None]]]]) -> Any:
@@ -236,6 +241,10 @@ class World:
         owners = [unit[0] for unit in units]
         owner = self.chance.choice(owners) if self.chance.random() < 0.5 else owners[0]
         mine = [unit for unit in units if unit[0] is owner]
+        if self.slow and self.chance.random() < SLOWNESS:
+            mine = [unit for unit in mine if unit[1][0] not in self.slow]
+            if not mine:
+                return None
         return mine[int(self.chance.random() * len(mine))]
 
     def _do(self, process: Process, name: str, act: Callable[[], None]) -> None:
@@ -264,6 +273,7 @@ class World:
         world = World(self.terms, Random(7), Faults(), facts=self.ledger.facts.copy(), is_plain=True)
         world.coordinator = CoordinatorSettings(interval=50_000, retry_pause=1_000, commit_backoff=1_000)
         world.disk = self.disk.copy_for(world, durable_only=durable_only)
+        world.ledger.crashed()
         world.outside = self.outside.copy()
         world.pipeline = Pipeline(self.terms.shape, world)
         world.chance.seed(self.chance.getrandbits(32))

@@ -94,7 +94,7 @@ class Parent:
     def _one(self) -> tuple[int, bool]:
         child = _Child(self._command(self._has_run))
         self._child = child
-        child.ask(self._requests)
+        self._pass_on(child)  # what came before there was a child to tell
         try:
             code = child.wait()
         finally:
@@ -130,9 +130,12 @@ class Parent:
             self._poke.send(STOP)
         child = self._child
         if child is not None:
-            child.ask(self._requests)
-            if self._requests > 1:
-                child.kill_later(GRACE)
+            self._pass_on(child)
+
+    def _pass_on(self, child: _Child) -> None:
+        child.ask(self._requests)
+        if self._requests > 1:
+            child.kill_later(GRACE)
 
 
 class _Child:

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.log import Log
-from penstock.checkpoint.messages import AnswerRequest, StopRequested
-from penstock.errors import Domain, EngineDied, GenerationFenced, InternalError, PenstockError, SettingsError
-from penstock.facts import Fact, JobEnded, Listener, Restarting
+from penstock.checkpoint.messages import AnswerRequest
+from penstock.errors import GenerationFenced, InternalError, PenstockError, SettingsError
+from penstock.facts import Fact, JobEnded, Listener
 from penstock.filesystem.resolve import resolve
 from penstock.graph.analyze import analyze
 from penstock.graph.nodes import Read, Write
 from penstock.graph.pipeline import PipelineDefinition
 from penstock.graph.validate import validate_mode
 from penstock.handles import Guarantee
-from penstock.job.attempt import Attempt, Plan
+from penstock.job.attempt import Plan
+from penstock.job.attempts import Attempts, Stop, watch
 from penstock.job.report import Report, Tally
 from penstock.job.session import activate, make_session, take_over
 from penstock.job.signals import stopping_on_signals
 from penstock.runtime.clock import SystemClock
 from penstock.runtime.lifecycle import JobState, Lifecycle
-from penstock.runtime.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
 from penstock.settings import read_settings
 from penstock.sources.base import Until
 
@@ -33,13 +33,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = logging.getLogger("penstock")
-
-STRATEGIES: dict[str, RestartStrategy] = {
-    "exponential": ExponentialDelay(),
-    "fixed": FixedDelay(),
-    "rate": FailureRate(),
-    "none": NoRestart(),
-}
 
 
 class Job:
@@ -95,11 +88,10 @@ class Job:
         self._lifecycle = Lifecycle()
         self._clock = SystemClock()
         self._over = threading.Event()
-        self._stop = threading.Event()
-        self._attempt: Attempt | None = None
+        self._stop = Stop()
+        self._attempts: Attempts | None = None
         self._thread: threading.Thread | None = None
         self._error: PenstockError | None = None
-        self._is_given_up = False
         self._lock = threading.Lock()
 
     # ---------------------------------------------------------------------------------------------------- the public
@@ -182,26 +174,19 @@ class Job:
     def request_stop(self) -> None:
         """As :meth:`stop`, without waiting; from any thread, a listener's too."""
         with self._lock:
-            first = not self._stop.is_set()
-            self._stop.set()
+            first = not self._stop.is_asked
+            self._stop.ask()
             if self._thread is None and not self._lifecycle.is_over:
                 self._finish(JobState.STOPPED, None)
                 return
-            attempt = self._attempt
-        if not first:
-            return
-        if attempt is not None:
-            self._lifecycle_stopping()
-            attempt.supervisor.request(self._stop_request())
-        if self._settings.stop_timeout is not None:
-            threading.Thread(target=self._give_up_late, name="penstock-stop-timeout", daemon=True).start()
+        if first and self._attempts is not None:
+            self._attempts.stop()
+        if first and self._settings.stop_timeout is not None:
+            watch(self._over.wait, self._settings.stop_timeout / 1_000_000, self._give_up)
 
-    def _give_up_late(self) -> None:
-        """After ``stop_timeout`` end without the last checkpoint: what it would have held is read again next time."""
-        assert self._settings.stop_timeout is not None
-        if not self._over.wait(self._settings.stop_timeout / 1_000_000) and self._attempt is not None:
-            self._is_given_up = True
-            self._attempt.give_up(_GivenUp("stopped before the last checkpoint was complete"))
+    def _give_up(self) -> None:
+        if self._attempts is not None:
+            self._attempts.give_up()
 
     # ------------------------------------------------------------------------------------------------------- driving
 
@@ -211,7 +196,7 @@ class Job:
             self._lifecycle.to(JobState.RESTORING)
             made = None if self._given else make_session(self.name)
             plan = self._plan(take_over(self._given) if self._given else made, until)
-            self._attempts(plan)
+            self._run_attempts(plan)
         except PenstockError as error:
             self._finish(JobState.FENCED if isinstance(error, GenerationFenced) else JobState.FAILED, error)
         except Exception as error:
@@ -225,6 +210,15 @@ class Job:
                 _stop_session(made)
             self._over.set()
 
+    def _run_attempts(self, plan: Plan) -> None:
+        self._attempts = Attempts(plan, lifecycle=self._lifecycle, stop=self._stop, fresh=self._fresh)
+        try:
+            self._attempts.run()
+        finally:
+            with suppress(Exception):  # static tables, kept in blocks of a session that may be gone
+                plan.analysis.close()
+        self._finish(JobState.STOPPED, None)
+
     def _plan(self, spark: SparkSession | None, until: Until) -> Plan:
         assert spark is not None
         activate(spark)
@@ -235,69 +229,15 @@ class Job:
             analysis=analysis,
             spark=spark,
             filesystem=filesystem,
-            log=Log(filesystem, job=self.name, new_id=lambda: uuid.uuid4().hex, pause=self._pause),  # noqa: TID251
+            log=Log(filesystem, job=self.name, new_id=lambda: uuid.uuid4().hex, pause=self._stop.pause),  # noqa: TID251
             settings=self._settings,
             until=until,
             clock=self._clock,
             listener=self._tell,
-            pause=self._pause,
+            pause=self._stop.pause,
             answered=self._answered,
             **self._flags,
         )
-
-    def _attempts(self, plan: Plan) -> None:
-        strategy = STRATEGIES[self._settings.restart]
-        number = 0
-        while True:
-            number += 1
-            try:
-                self._one(plan, number)
-            except PenstockError as error:
-                if isinstance(error, _GivenUp) or self._is_given_up:
-                    log.warning("job %s: %s; the next start goes on from the last complete one", self.name, error)
-                    break
-                strategy, delay = strategy.after_failure(self._clock.now(), chance=random.random())
-                if not error.retry or isinstance(error, EngineDied) or delay is None or self._stop.is_set():
-                    raise
-                self._lifecycle.to(JobState.RESTARTING)
-                self._tell(Restarting(cause=str(error), delay_ms=delay / 1_000, attempt=number))
-                self._stop.wait(delay / 1_000_000)
-                if self._stop.is_set():
-                    raise
-                self._lifecycle.to(JobState.RESTORING)
-                continue
-            break
-        self._finish(JobState.STOPPED, None)
-
-    def _one(self, plan: Plan, number: int) -> None:
-        before = self._attempt
-        fresh = self._fresh and (before is None or not before.is_begun)
-        attempt = Attempt(plan, number=number, after=before.generation if before else None, fresh=fresh)
-        with self._lock:
-            self._attempt = attempt
-            if self._stop.is_set():
-                attempt.supervisor.request(self._stop_request())
-        attempt.run(self._running)
-
-    def _running(self) -> None:
-        with self._lock:
-            self._lifecycle.to(JobState.STOPPING if self._stop.is_set() else JobState.RUNNING)
-
-    def _lifecycle_stopping(self) -> None:
-        with self._lock:
-            if self._lifecycle.state is JobState.RUNNING:
-                self._lifecycle.to(JobState.STOPPING)
-
-    def _stop_request(self) -> StopRequested:
-        return StopRequested(
-            at=self._clock.now(), wall=self._clock.wall(), request="stop", patience=self._settings.stop_timeout
-        )
-
-    def _pause(self, seconds: float) -> None:
-        """Wait before something is tried again; once a stop is asked for, give up instead."""
-        if self._stop.wait(seconds):
-            msg = "stopped while waiting for storage or a sink; the next start goes on where this one gave up"
-            raise _GivenUp(msg)
 
     def _answered(self, answer: AnswerRequest) -> None:
         log.info("request %s: %s %s", answer.request, answer.answer.value, answer.message)
@@ -314,12 +254,6 @@ class Job:
         self._error = error
         self._lifecycle.to(state)
         self._tell(JobEnded(state=state.value, cause=str(error) if error else None))
-
-
-class _GivenUp(PenstockError):
-    """The user asked to stop while something could not be done; nothing is lost."""
-
-    domain = Domain.EXTERNAL
 
 
 def _until(text: str) -> Until:
