@@ -34,6 +34,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.log.level": "ERROR",
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.sql.adaptive.enabled": "false",
+        "spark.sql.codegen.cache.maxEntries": "2000",
         "spark.sql.execution.arrow.localRelationThreshold": "0",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",

@@ -50,6 +50,15 @@ class Run:
         return self.process.returncode, said
 
 
+def _kill_child(pid):
+    try:
+        child = psutil.Process(pid)
+        if any("cli_child" in word for word in child.cmdline()):
+            child.kill()
+    except psutil.Error:
+        return
+
+
 @pytest.fixture
 def run(tmp_path):
     made = []
@@ -60,9 +69,10 @@ def run(tmp_path):
 
     yield start
     for each in made:
-        for pid in (each.process.pid, *(int(line.split()[1]) for line in each.starts)):
-            if psutil.pid_exists(pid) and "cli_" in " ".join(psutil.Process(pid).cmdline()):
-                os.kill(pid, signal.SIGKILL)
+        if each.process.poll() is None:
+            each.process.kill()
+        for line in each.starts:
+            _kill_child(int(line.split()[1]))
         each.process.wait(10)
         each.process.stdout.close()
 

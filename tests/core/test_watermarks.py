@@ -54,6 +54,16 @@ def test_140_removing_the_lowest_goes_on_from_the_others() -> None:
     assert valve.end(1) is None
 
 
+def test_140_an_ended_input_beside_an_idle_one_does_not_lift_the_watermark_to_the_end_of_time() -> None:
+    valve = Valve.of(2)
+    valve.advance(0, EventTime(10))
+    valve.advance(1, EventTime(4))
+    valve.set_idle(1, True)
+    assert valve.advance(0, END_OF_TIME) is None
+    assert valve.at == 10, "what the idle input brings when it comes back is not late for that"
+    assert valve.advance(1, END_OF_TIME) == END_OF_TIME
+
+
 def test_a_restored_valve_stands_where_its_inputs_stood() -> None:
     valve = Valve.restored((EventTime(4), EventTime(9)))
     assert valve.at == 4

@@ -93,4 +93,4 @@ def test_no_single_pause_crash_or_lost_answer_breaks_a_small_world(kind: str, se
 @pytest.mark.parametrize("bug", ["L5", "R3-above", "S1", "S2", "G1-staged", "commit-early", "no-blocking", "fsync"])
 def test_a_planted_bug_is_found_within_a_few_seeds(bug: str) -> None:
     with planted(bug), pytest.raises(Violation):
-        run_seeds(1, 61)
+        run_seeds(1, 151)

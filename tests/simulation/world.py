@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from penstock.checkpoint.policy import CoordinatorSettings
-from penstock.errors import GraphError, PenstockError
+from penstock.errors import GenerationFenced, GraphError, PenstockError
 from penstock.ids import BEGINNING, END_OF_TIME, EventTime, Instant, WallTime
 from penstock.runtime.restart import NoRestart
 from simulation.disk import UNCERTAIN, Disk
@@ -112,7 +112,8 @@ class World:
             return
         if isinstance(outcome, GraphError) or outcome.retry:
             return
-        if process.generation == self.ledger.facts.generation:
+        is_unclaimed = process.generation < 0 and not isinstance(outcome, GenerationFenced)
+        if is_unclaimed or process.generation == self.ledger.facts.generation:
             self.ledger.violated("ends", f"{process.name} owns the log and fails: {type(outcome).__name__}: {outcome}")
 
     # ---------------------------------------------------------------------------------------- sources, event time

@@ -116,6 +116,8 @@ class Log:
             return
         for folder in (paths.STATE, paths.STAGED, paths.WAL):
             for found in self._filesystem.list(folder):
+                if numbers_in_log(self._filesystem):
+                    return  # it was begun by somebody else a moment ago: our claim will find it taken
                 msg = (
                     f"the directory holds {found} but no log: the log was lost, and a new one would use its names "
                     "again; restore log/ from a copy, or give the job an empty directory"

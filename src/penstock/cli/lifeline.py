@@ -37,7 +37,8 @@ class StopRequests:
         self._lifeline = _inherited()
         for number in SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, self._on_signal)
+                signal.signal(number, _leave_to_thread)
+        signal.set_wakeup_fd(self._poke.fileno(), warn_on_full_buffer=False)
         threading.Thread(target=self._hear_signals, name="stop-signals", daemon=True).start()
         if self._lifeline is not None:
             threading.Thread(target=self._hear_parent, name="stop-lifeline", daemon=True).start()
@@ -63,16 +64,9 @@ class StopRequests:
             except OSError:
                 return
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        del frame
-        try:
-            self._poke.send(bytes([number]))
-        except OSError:
-            return
-
     def _hear_signals(self) -> None:
         while heard := self._ear.recv(16):
-            for number in heard:
+            for number in (each for each in heard if each in SIGNALS):
                 with self._lock:
                     self._own += 1
                 self._act(signal.Signals(number).name)
@@ -107,6 +101,11 @@ class StopRequests:
         self._tell(f"{why}: taking a last checkpoint, then stopping; again to end at once")
         if in_order is not None:
             in_order()
+
+
+def _leave_to_thread(number: int, frame: FrameType | None) -> None:
+    """Nothing: Python writes the signal's number into the socket, whichever thread the kernel gave it to."""
+    del number, frame
 
 
 def _inherited() -> socket.socket | None:

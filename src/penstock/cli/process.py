@@ -15,7 +15,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
@@ -27,6 +27,7 @@ LIFELINE: Final = "PENSTOCK_LIFELINE"
 """Environment variable with the number of the child's end of the socket pair."""
 
 STOP: Final = b"s"
+ENDED: Final = b"\0"
 RUNNING: Final = b"r"
 GRACE: Final = 5.0
 """Seconds that a child gets to end at once, after a second request, before it is killed."""
@@ -95,19 +96,32 @@ class Parent:
         child = _Child(self._command(self._has_run))
         self._child = child
         self._pass_on(child)  # what came before there was a child to tell
-        try:
-            code = child.wait()
-        finally:
-            self._child = None
-            child.close()
+        ended = threading.Thread(target=self._await, args=(child,), name="child", daemon=True)
+        ended.start()
+        while not child.is_over:
+            self._listen(None)
+        self._child = None
+        code = child.wait()
+        child.close()
         self._has_run = self._has_run or child.has_run
         return code, child.has_run
+
+    def _await(self, child: _Child) -> None:
+        child.wait()
+        self._poke.send(ENDED)
+
+    def _listen(self, seconds: float | None) -> None:
+        """Wait for a signal, which the kernel may give to any thread, or for the end of the child."""
+        if select.select([self._ear], [], [], seconds)[0]:
+            self._ear.recv(16)
 
     def _pause(self, what: str) -> None:
         self._strategy, delay = self._strategy.after_failure(self._clock.now(), chance=random.random())
         seconds = (delay or 0) / 1_000_000
         self._tell(f"{what}; it starts again in {seconds:.1f} s, from the last complete checkpoint")
-        select.select([self._ear], [], [], seconds)
+        deadline = self._clock.now() + (delay or 0)
+        while not self._is_asked() and (left := deadline - self._clock.now()) > 0:
+            self._listen(left / 1_000_000)
 
     # ------------------------------------------------------------------------------------------------------- signals
 
@@ -116,9 +130,11 @@ class Parent:
         """Pass signals on while it runs; one that was ignored before (``nohup``) stays ignored."""
         caught = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         before = {number: signal.signal(number, self._on_signal) for number in caught}
+        awake = signal.set_wakeup_fd(self._poke.fileno(), warn_on_full_buffer=False)
         try:
             yield
         finally:
+            signal.set_wakeup_fd(awake)
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -126,8 +142,6 @@ class Parent:
         """Counts and sends; takes no lock, for it may interrupt whoever holds it."""
         del number, frame
         self._requests += 1
-        with suppress(OSError):
-            self._poke.send(STOP)
         child = self._child
         if child is not None:
             self._pass_on(child)
@@ -177,6 +191,11 @@ class _Child:
         timer = threading.Timer(seconds, self._process.kill)
         timer.daemon = True
         timer.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its exit code is known."""
+        return self._process.returncode is not None
 
     def wait(self) -> int:
         """Its exit code, negative for the signal that killed it."""

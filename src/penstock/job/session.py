@@ -42,6 +42,7 @@ CONTEXT_SETTINGS: Final = {
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
     "spark.hadoop.dfs.client.read.shortcircuit": "false",
     "spark.log.level": "ERROR",
+    "spark.sql.codegen.cache.maxEntries": "2000",  # 100 unless set: one step with its stack of layers needs more
 }
 """What can be set only before the context exists; on another's session some of this may be missing."""
 

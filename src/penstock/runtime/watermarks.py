@@ -84,9 +84,14 @@ class Valve:
         return self._raise()
 
     def _raise(self) -> EventTime | None:
-        holding = [at for i, at in enumerate(self.inputs) if i not in self.idle and i not in self.ended]
-        if not holding:
-            holding = [max(self.inputs)] if self.idle and not self.idle - self.ended else []
+        live = [i for i, at in enumerate(self.inputs) if i not in self.ended and at != END_OF_TIME]
+        holding = [self.inputs[i] for i in live if i not in self.idle]
+        if (
+            not holding and live
+        ):  # all that could still bring rows are idle: as far as they came, not to the end of time
+            holding = [max(self.inputs[i] for i in live)]
+        elif not holding:
+            holding = [max(self.inputs)] if END_OF_TIME in self.inputs else []
         least = min(holding, default=self.at)
         if least <= self.at:
             return None
