@@ -17,6 +17,13 @@ def test_rows_are_complete():
     assert {*mission.rows()} == {f"{text}{n}" for text, count in counts.items() for n in range(1, count + 1)}
 
 
+def test_what_is_proved_stays_proved():
+    proved = "D1 D2 D3 D4 D5 D7 D8 D9 D10 S1 S2 S3 S4 S5 S6 S7 S9 S10 S11 S12 S13 S14 S15 S16 S17 S20 S25 S26 S33 S34"
+    proved += " L1 L2 L8 L9 L13 L15 L16 L17 L18 L19 L20 L21 L22 L23 L25"
+
+    assert {*proved.split()} - {*mission.proofs()} == set()
+
+
 def test_marks_count_for_parameters_tests_classes_and_modules(tmp_path):
     (tmp_path / "test_some.py").write_text(
         dedent(

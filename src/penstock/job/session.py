@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.errors import SettingsError
 
 if TYPE_CHECKING:
+    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
 SQL_SETTINGS: Final = {
@@ -47,6 +49,10 @@ CONTEXT_SETTINGS: Final = {
 """What can be set only before the context exists; on another's session some of this may be missing."""
 
 
+LONGEST_SOCKET_FOLDER: Final = 60
+"""Characters of the folder for temporary files beyond which a Unix socket in it may have too long a name."""
+
+
 def make_session(name: str, *, master: str | None = None) -> SparkSession:
     """A session of our own, its JVM in a process group of its own.
 
@@ -54,7 +60,6 @@ def make_session(name: str, *, master: str | None = None) -> SparkSession:
     checkpoint; it ends by itself when this process does, since its standard input closes.
     """
     from pyspark import SparkConf, SparkContext
-    from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -67,10 +72,29 @@ def make_session(name: str, *, master: str | None = None) -> SparkSession:
     if master.startswith("local"):
         conf.setIfMissing("spark.sql.shuffle.partitions", str(cores))
         conf.setIfMissing("spark.default.parallelism", str(cores))
+    if len(tempfile.gettempdir()) > LONGEST_SOCKET_FOLDER:
+        conf.set("spark.python.unix.domain.socket.enabled", "false")
     if SparkContext._active_spark_context is None:  # noqa: SLF001 - there is no public way to ask
-        gateway = cast("Any", launch_gateway)(conf, popen_kwargs={"start_new_session": True})
+        gateway = _start_jvm(conf)
         SparkContext(conf=conf, gateway=gateway)
     return SparkSession.builder.config(conf=conf).getOrCreate()
+
+
+def _start_jvm(conf: SparkConf) -> Any:
+    """A JVM in a process group of its own.
+
+    Raises:
+        SettingsError: there is no Java that Spark can use.
+    """
+    from pyspark.java_gateway import launch_gateway
+
+    try:
+        return cast("Any", launch_gateway)(conf, popen_kwargs={"start_new_session": True})
+    except Exception as error:
+        java = os.environ.get("JAVA_HOME")
+        where = f"JAVA_HOME is {java!r}" if java else "JAVA_HOME is not set, so java is taken from PATH"
+        msg = f"Spark could not start a JVM: it needs Java 17 or newer, and {where}; what it said: {error}"
+        raise SettingsError(msg) from error
 
 
 def take_over(spark: SparkSession) -> SparkSession:
