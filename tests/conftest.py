@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts what runs in its background so, and every process that a test starts would inherit it.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    # Shells and nohup have what runs in the background ignore these, and what a test starts would inherit that.
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _usual)
 
 
 def pytest_report_header() -> str:

@@ -85,7 +85,7 @@ def test_console_counts_on_when_nobody_reads(spark, monkeypatch, caplog):
     assert out.write(Batch(frame=frame, sequence=2, measures={"rows": measure})) == 7
     assert measure.settled
     assert pipe.calls == 1
-    assert [record.levelname for record in caplog.records if "standard output is closed" in record.message] == [
+    assert [record.levelname for record in caplog.records if "standard output is closed" in record.getMessage()] == [
         "WARNING"
     ]
 
