@@ -26,7 +26,8 @@ from penstock.job.recover import carry_out
 from penstock.job.wiring import Assembly, Surroundings
 from penstock.runtime.lifecycle import JobState, Lifecycle
 from penstock.runtime.restart import FixedDelay, RestartStrategy
-from penstock.runtime.supervisor import Supervisor, Wiring
+from penstock.runtime.roles import Wiring
+from penstock.runtime.supervisor import Supervisor
 from penstock.settings import Settings
 from penstock.sources.base import Until
 from simulation.fibers import Fiber, FiberLock

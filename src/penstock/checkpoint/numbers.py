@@ -41,7 +41,7 @@ class Numbers:
         """
         path, data = paths.entry(entry.number), encode(entry)
         may_land = False
-        for seconds in _backoff():
+        for seconds in backoff():
             try:
                 if self._filesystem.create(path, data) is Created.CREATED or self._filesystem.read(path) == data:
                     return self.is_newest(entry.number)
@@ -56,7 +56,7 @@ class Numbers:
 
     def is_newest(self, number: EntryNumber) -> bool:
         """Whether it exists and none is higher: else it lies below the floor, or another claim came at once (L4)."""
-        for seconds in _backoff():
+        for seconds in backoff():
             try:
                 return numbers_in_log(self._filesystem)[-1:] == (number,)
             except (StorageFailed, StateDirectoryRefused):
@@ -83,7 +83,8 @@ def fenced_by(claim: Entry | None, number: EntryNumber, what: str) -> Generation
     return GenerationFenced(f"{what}: entry {number} of its log was lost to {who}{generation}")
 
 
-def _backoff() -> Iterator[float]:
+def backoff() -> Iterator[float]:
+    """Seconds to wait before each further try: longer and longer up to ten, without an end."""
     seconds = 0.1
     while True:
         yield seconds

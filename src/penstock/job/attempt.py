@@ -30,8 +30,9 @@ from penstock.job.spark_edge import SparkEdge
 from penstock.job.wiring import Assembly, Surroundings
 from penstock.runtime.clock import Clock
 from penstock.runtime.plan import TaskPlan, plan_tasks
+from penstock.runtime.roles import Wiring
 from penstock.runtime.source_task import SourceTask
-from penstock.runtime.supervisor import Supervisor, Wiring
+from penstock.runtime.supervisor import Supervisor
 from penstock.runtime.threads import Workers
 from penstock.settings import Settings
 from penstock.sinks.base import Committer

@@ -7,9 +7,10 @@ the same again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from penstock.checkpoint.log import OwnedLog
+from penstock.checkpoint.numbers import backoff
 from penstock.checkpoint.recovery import Recovery
 from penstock.errors import CommitFailed
 from penstock.facts import Listener, Published
@@ -54,7 +55,7 @@ def carry_out(
 
 def _until_settled(item: Committable, act: Publish, log: OwnedLog, pause: Callable[[float], None]) -> CommitOutcome:
     """Again and again until it is surely done: later output of the sink must not pass it (rule S1)."""
-    for seconds in _backoff():
+    for seconds in backoff():
         try:
             outcome = act(item)
         except CommitFailed as error:
@@ -65,10 +66,3 @@ def _until_settled(item: Committable, act: Publish, log: OwnedLog, pause: Callab
         pause(seconds)
         log.check()
     raise AssertionError  # pragma: no cover - the backoff has no end
-
-
-def _backoff() -> Iterator[float]:
-    seconds = 0.1
-    while True:
-        yield seconds
-        seconds = min(seconds * 2, 10.0)

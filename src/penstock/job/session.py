@@ -12,21 +12,17 @@ import tempfile
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.errors import SettingsError
+from penstock.state.blocks import STATE_SETTINGS
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
-SQL_SETTINGS: Final = {
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.unionOutputPartitioning": "true",
-    "spark.sql.session.timeZone": "UTC",
+SQL_SETTINGS: Final = STATE_SETTINGS | {
     "spark.sql.execution.arrow.localRelationThreshold": "0",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.sources.partitionOverwriteMode": "static",
-    "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.files.maxPartitionBytes": "128m",
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
 }
 """What the engine's plans rely on; set on our own session or on our clone of the user's."""

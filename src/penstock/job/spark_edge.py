@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from penstock.elements import Batch, FirstRun, Lease
 from penstock.job.session import activate
 from penstock.runtime.threads import BackgroundSlots
+from penstock.state.blocks import unpersist
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -70,15 +71,10 @@ class SparkEdge:
         frame = cast("DataFrame", batch.frame).persist(StorageLevel.MEMORY_AND_DISK)
 
         def free() -> None:
-            _unpersist(frame)
+            unpersist(frame)
             batch.release()
 
         return replace(batch, frame=frame, leases=(Lease(free, holders=readers),), firsts=(*batch.firsts, FirstRun()))
-
-
-def _unpersist(frame: DataFrame) -> None:
-    with suppress(Exception):  # only a dead JVM refuses, and it holds no blocks
-        frame.unpersist(blocking=False)
 
 
 def persistent_blocks(spark: SparkSession) -> int:

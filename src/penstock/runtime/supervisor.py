@@ -25,7 +25,6 @@ from penstock.checkpoint.messages import (
     InjectBarrier,
     NotifyCompleted,
     ProgressMade,
-    StopRequested,
     TaskAcknowledged,
     TaskDeclined,
     TimerFired,
@@ -41,7 +40,7 @@ from penstock.ids import CheckpointId, Instant
 from penstock.runtime.clock import Clock
 from penstock.runtime.errands import Errands
 from penstock.runtime.inbox import Broke, Inbox, Item
-from penstock.runtime.roles import AnyTask, Journal, Wiring
+from penstock.runtime.roles import Wiring
 from penstock.runtime.source_task import Finish, SourceTask
 from penstock.runtime.task import Completed
 
@@ -77,14 +76,13 @@ class Supervisor:
         def run() -> None:
             try:
                 snapshot = work()
-            except CheckpointAborted as error:
-                self._decline(task, checkpoint, AbortReason.TASK_NOT_READY, str(error))
-                return
             except Exception as error:
                 told = self._wiring.explain(error)
-                if not isinstance(told, StorageFailed):
+                if not isinstance(told, CheckpointAborted | StorageFailed):
                     raise
-                self._decline(task, checkpoint, AbortReason.SNAPSHOT_FAILED, str(told))
+                is_storage = isinstance(told, StorageFailed)
+                reason = AbortReason.SNAPSHOT_FAILED if is_storage else AbortReason.TASK_NOT_READY
+                self._decline(task, checkpoint, reason, str(told))
                 return
             self._inbox.put(
                 TaskAcknowledged(
@@ -149,10 +147,6 @@ class Supervisor:
     def finished(self, task: str) -> None:
         """A task's thread came to the end of its stream."""
         self._inbox.put(lambda: self._unfinished.discard(task))
-
-    def wake(self) -> None:
-        """Look at the clock again."""
-        self._inbox.put(lambda: None)
 
     # ------------------------------------------------------------------------------------------------------- the run
 
@@ -304,6 +298,3 @@ class Supervisor:
                 task.close()
             except Exception:
                 log.warning("task %s could not let go of what it holds", task.id, exc_info=True)
-
-
-__all__ = ["AnyTask", "Journal", "StopRequested", "Supervisor", "Wiring"]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _LOST = ("CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND", "Checkpoint block rdd_")
-_STATE_CONF = {
+STATE_SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.unionOutputPartitioning": "true",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -66,7 +66,7 @@ def state_session(session: SparkSession, *, tasks: int) -> SparkSession:
     Timestamps become INT96 in Parquet by default, which other readers lose beyond the years 1677 to 2262.
     """
     child = session.newSession()
-    for name, value in _STATE_CONF.items():
+    for name, value in STATE_SETTINGS.items():
         child.conf.set(name, value)
     child.conf.set("spark.sql.shuffle.partitions", str(tasks))
     return child
