@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -30,7 +31,8 @@ def start(tmp_path, files):
     made = []
 
     def begin(*, parent=True):
-        made.append(Driver(tmp_path, len(made), "--checkpoint-every", "500ms", parent=parent))
+        arguments = ("--checkpoint-every", "500ms", "--stop-timeout", "2min")  # so long, for others use this machine
+        made.append(Driver(tmp_path, len(made), *arguments, parent=parent))
         until(START, "a checkpoint with output", lambda: reads(made[-1]), made[-1].tail)
         assert not made[-1].is_over, made[-1].tail()
         return made[-1]
@@ -76,6 +78,26 @@ def test_sigterm_to_the_parent_takes_a_last_checkpoint_publishes_and_ends_with_0
     assert "(final)" in driver.said
     if os.getloadavg()[0] < 2 * (os.cpu_count() or 1):  # the promise is for a machine that is not overrun
         assert clock() - asked < 10
+
+
+def test_a_stop_does_not_wait_for_a_long_batch_and_the_next_start_reads_it_again(tmp_path, files):
+    slow = Driver(tmp_path, 0, pipeline="slow_job:job", parent=True)
+    until(START, "it runs", lambda: slow.is_running or slow.is_over, slow.tail)
+    with suppress(AssertionError):
+        slow.wait(2)  # until its batch is under way
+    asked = clock()
+
+    assert slow.stop(seconds=120) == 130
+
+    took = clock() - asked
+    assert "stopped before the last checkpoint was complete" in slow.said
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").glob("part-*"))
+    if os.getloadavg()[0] < 2 * (os.cpu_count() or 1):
+        assert took < 10
+    again = Driver(tmp_path, 1, "--until", "caught-up", pipeline="slow_job:job", environment={"SLOW_JOB_STEPS": "1"})
+    assert again.wait(START) == 0, again.tail()
+    rows = sum(len(path.read_text().splitlines()) for path in (tmp_path / "out").glob("part-*"))
+    assert rows == sum(len(path.read_text().splitlines()) for path in (tmp_path / "in").iterdir())
 
 
 def test_ctrl_c_to_the_whole_group_counts_once(start):

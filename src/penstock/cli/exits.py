@@ -53,7 +53,7 @@ MEANINGS: Final[Mapping[ExitCode, str]] = MappingProxyType(
         ExitCode.FENCED: "Another process has taken this job over; this one published nothing more.",
         ExitCode.BUG: "A bug of penstock: please report it.",
         ExitCode.ENGINE_DIED: "The engine (the JVM) or its process died; the parent of run starts it again by itself.",
-        ExitCode.INTERRUPTED: "Ended at once by a second Ctrl-C or SIGTERM; nothing is lost, the next start goes on.",
+        ExitCode.INTERRUPTED: "Ended before its last checkpoint (a second signal, or --stop-timeout); nothing is lost.",
     }
 )
 """Every code with one sentence."""

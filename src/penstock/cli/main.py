@@ -109,6 +109,7 @@ def _add_run(app: App, output: Output) -> None:
             bool, Flag, Parameter(help="Leave state unused whose step the pipeline no longer has.")
         ] = False,
         take_over: Annotated[bool, Flag, Parameter(help="Claim the job even if another start does too.")] = False,
+        stop_timeout: Annotated[str | None, Parameter(help="Most time for a stop; 8s by default.")] = None,
         max_rows_per_batch: Annotated[int | None, Parameter(help="Most rows of a batch.")] = None,
         retained: Annotated[int | None, Parameter(help="Complete checkpoints that stay restorable.")] = None,
         master: Annotated[str | None, Parameter(help="Spark master; all cores of this machine by default.")] = None,
@@ -128,6 +129,7 @@ def _add_run(app: App, output: Output) -> None:
             master=master,
             settings={
                 "checkpoint_every": checkpoint_every,
+                "stop_timeout": stop_timeout,
                 "max_rows_per_batch": max_rows_per_batch,
                 "retained": retained,
             },

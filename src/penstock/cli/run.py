@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from penstock.cli.output import Output
     from penstock.job import Job
 
+STOP_TIMEOUT: Final = "8s"
+"""So that a process that is asked to stop is gone after 10 s, which is what most that ask allow before they kill."""
+
 LAST_WORDS: Final = 3.0
 """Seconds that a job gets to fail by itself once its JVM is dead."""
 
@@ -107,7 +110,7 @@ class _Runner:
             self._over.set()
             if self._live is not None:
                 self._live.close()
-        return ExitCode.ENDED
+        return ExitCode.INTERRUPTED if job.is_cut_short else ExitCode.ENDED
 
     def _job(self) -> Job:
         from penstock.graph.nodes import Write
@@ -125,7 +128,7 @@ class _Runner:
                 allow_non_restored_state=options.allow_non_restored_state,
                 take_over=options.take_over,
                 listener=self._listen,
-                **cast("Any", options.settings),
+                **cast("Any", _with_default_stop_timeout(options.settings)),
             )
         except PenstockError:
             raise
@@ -169,6 +172,13 @@ class _Runner:
             with suppress(OSError, ValueError):
                 stream.flush()
         os._exit(code)
+
+
+def _with_default_stop_timeout(given: Mapping[str, object]) -> Mapping[str, object]:
+    """Those of the command line; what is set in the environment counts before our own default."""
+    if read_settings(given).stop_timeout is None:
+        return {**given, "stop_timeout": STOP_TIMEOUT}
+    return given
 
 
 def _dead(cause: BaseException | None) -> EngineDied:

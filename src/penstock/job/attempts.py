@@ -75,10 +75,12 @@ class Attempts:
         self._strategy = STRATEGIES[plan.settings.restart]
         self._current: Attempt | None = None
         self._is_given_up = False
+        self.cut_short: PenstockError | None = None
+        """What a stop could not wait for; what was read since the last checkpoint is read again by the next start."""
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        """Until the job has ended in order, or was stopped short of that.
+        """Until the job has ended in order, or was cut short of that.
 
         Raises:
             PenstockError: what no restart helps, or one too many.
@@ -110,6 +112,7 @@ class Attempts:
             self._next(number).run(self._running)
         except PenstockError as error:
             if isinstance(error, GivenUp) or self._is_given_up:
+                self.cut_short = error
                 log.warning("job %s: %s; the next start goes on from the last complete one", self._plan.name, error)
                 return True
             self._wait_or_raise(error, number)

@@ -106,6 +106,14 @@ class Job:
         """Whether it has ended, however."""
         return self._lifecycle.is_over
 
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether a stop ended it without its last checkpoint, which took longer than ``stop_timeout``.
+
+        Nothing is lost by that: the next start goes on from the last complete checkpoint.
+        """
+        return self._attempts is not None and self._attempts.cut_short is not None
+
     def report(self) -> Report:
         """What it has done so far."""
         return self._tally.report()
