@@ -13,7 +13,7 @@ from penstock.errors import GraphError, InternalError, SinkIdentityConflict, Sta
 from penstock.filesystem.local import LocalFileSystem
 from penstock.handles import CommitOutcome, Committable, FileRef
 from penstock.ids import CheckpointId, Generation
-from penstock.sinks import files
+from penstock.sinks import files, files_writer
 from penstock.sinks.base import SinkContext
 from penstock.sinks.committers import committer
 
@@ -160,7 +160,7 @@ def test_rows_of_which_no_file_came_are_not_removed(spark, tmp_path, monkeypatch
     step = Step(spark, files.Sink(str(tmp_path), format="json"), ROWS)
     step.write()
     with monkeypatch.context() as patched:
-        patched.setattr(files.staging, "write", lambda *_: None)
+        patched.setattr(files_writer.staging, "write", lambda *_: None)
         with pytest.raises(InternalError, match="3 rows staged"):
             step.checkpoint(1)
     (item,) = step.checkpoint(2)

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import os
-import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
-from penstock.errors import GraphError, InternalError
-from penstock.handles import Committable, FileRef, Guarantee
-from penstock.sinks import staging
+from penstock.errors import GraphError
+from penstock.handles import Guarantee
+from penstock.sinks.files_writer import HIDDEN, FilesWriter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from penstock.elements import Batch
-    from penstock.handles import Json
-    from penstock.ids import CheckpointId
     from penstock.sinks.base import SinkContext
 
-KIND: Final = "files/1"
 FORMATS: Final = ("csv", "json", "parquet", "text")
-HIDDEN: Final = ".penstock"
-"""Folder below the target where output waits; Spark and most readers ignore such names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +109,11 @@ class Sink:
             raise GraphError(msg)
 
     def writer(self, context: SinkContext) -> FilesWriter:
-        """A writer that stages in a folder of this generation."""
+        """A writer that stages in a folder of this generation.
+
+        Raises:
+            SinkIdentityConflict: a sink of this uid has published here under another log.
+        """
         return FilesWriter(self, context)
 
     def stages_in(self, log_id: str, uid: str) -> Sequence[str]:
@@ -144,153 +140,3 @@ def _check_column(column: Any, form: str, *, partition: bool) -> None:
     if form == "csv" and not flat:
         msg = f"column {column.name!r} is {kind}, which csv cannot hold: use to_json(...) on it, or format='json'"
         raise GraphError(msg)
-
-
-def _is_hidden(name: str) -> bool:
-    """Whether Spark's readers skip a file or folder of that name; ``_column=value`` they read."""
-    return name.startswith(".") or (name.startswith("_") and "=" not in name)
-
-
-def _url(path: str) -> str:
-    """For Spark, which takes a path as it stands: not percent-encoded."""
-    return f"file://{path}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Staged:
-    folder: str
-    rows: int
-
-
-class FilesWriter:
-    """Stages batches and turns an epoch of them into files. Made by :meth:`Sink.writer`."""
-
-    def __init__(self, sink: Sink, context: SinkContext) -> None:
-        self._sink = sink
-        self._context = context
-        self._root = "/".join([sink.target, HIDDEN, context.log_id, context.uid, str(context.generation)])
-        self._lock = threading.Lock()
-        self._epoch: list[_Staged] = []
-        self._batches = 0
-        self._folders = 0
-
-    def write(self, batch: Batch) -> int:
-        """Stage a batch as Parquet, losslessly, in one job; then settle its measures."""
-        folder = f"{self._root}/{self._batches}"
-        self._batches += 1  # also after a failure: a folder is never used again
-        rows = staging.stage(cast("DataFrame", batch.frame), _url(folder))
-        batch.settle()
-        if rows is None:  # Spark removed the counter, most likely with all the rows
-            rows = sum(staging.rows_in(path) for path in self._content(folder))
-        if rows == 0:
-            self._remove([_Staged(folder, rows)])
-            return rows
-        with self._lock:
-            self._epoch.append(_Staged(folder, rows))
-        return rows
-
-    def prepare(self, checkpoint: CheckpointId) -> PreparedFiles:
-        """Close the epoch; nothing is read or written."""
-        with self._lock:
-            epoch, self._epoch = self._epoch, []
-        return PreparedFiles(self, checkpoint, epoch)
-
-    def close(self) -> None:
-        """Nothing is held; staged rows of no checkpoint stay where they are, never to be seen."""
-
-    def materialise(self, checkpoint: CheckpointId, epoch: Sequence[_Staged]) -> Sequence[Committable]:
-        """Turn staged batches into files; if that fails, they go into the next epoch."""
-        if not epoch:
-            return ()
-        try:
-            return (self._files(checkpoint, epoch),)
-        except BaseException:
-            with self._lock:
-                self._epoch[:0] = epoch
-            raise
-
-    def _files(self, checkpoint: CheckpointId, epoch: Sequence[_Staged]) -> Committable:
-        filesystem = self._context.filesystem
-        listed = [path for part in epoch for path in self._content(part.folder)]
-        as_they_are = self._publishable() and len(listed) <= self._sink.files_per_checkpoint
-        folder = ""
-        if not as_they_are:
-            folder = f"{self._root}/files-{checkpoint}-{self._next_folder()}"
-            self._convert(epoch, listed, folder)
-            listed = self._content(folder)
-        if not listed:
-            rows = sum(part.rows for part in epoch)
-            msg = f"checkpoint {checkpoint} has {rows} rows staged, and Spark's job wrote no file of them"
-            raise InternalError(msg, uid=self._context.uid)
-        refs = [filesystem.settle(path) for path in listed]
-        staging.sync_folders(listed, self._sink.target)
-        if not as_they_are:
-            self._remove(epoch)
-        return self._committable(checkpoint, refs, folder)
-
-    def _publishable(self) -> bool:
-        """Whether staged files are what is to be published."""
-        return self._sink.format == "parquet" and not self._sink.partition_by and not self._sink.options
-
-    def _convert(self, epoch: Sequence[_Staged], listed: Sequence[str], folder: str) -> None:
-        context, sink = self._context, self._sink
-        size = sum(os.path.getsize(path) for path in listed)
-        parts = max(sink.files_per_checkpoint, -(-size // sink.target_file_bytes))
-        urls = [_url(part.folder) for part in epoch]
-        options = {name: str(value) for name, value in sink.options.items()}
-        with context.background():
-            frame = staging.staged(context.spark, urls, context.schema)
-            if sink.partition_by and parts > 1:
-                frame = frame.repartition(parts, *sink.partition_by)
-            else:
-                frame = frame.coalesce(parts)
-            staging.write(frame, _url(folder), sink.format, sink.partition_by, options)
-
-    def _content(self, folder: str) -> list[str]:
-        """The files that Spark's job committed in a folder, in a stable order."""
-        found = self._context.filesystem.list(folder)
-        below = [(path, path[len(folder) :].strip("/").split("/")) for path in found]
-        return sorted(path for path, names in below if not any(_is_hidden(name) for name in names))
-
-    def _committable(self, checkpoint: CheckpointId, refs: Sequence[FileRef], folder: str) -> Committable:
-        context = self._context
-        name = f"part-{context.log_id[:8]}-{context.uid}-{checkpoint}-{context.generation}"
-        moves: dict[str, Json] = {}
-        for number, ref in enumerate(refs):
-            where, _, file = ref.path.rpartition("/")
-            below = where[len(folder) :].strip("/") if folder else ""
-            ending = file.partition(".")[2]
-            final = f"{name}-{number:02d}.{ending}"
-            moves[ref.path] = "/".join(part for part in (self._sink.target, below, final) if part)
-        if len(set(moves.values())) != len(refs):
-            msg = f"two files of checkpoint {checkpoint} would have one name: {moves}"
-            raise InternalError(msg, uid=context.uid)
-        return Committable(
-            uid=context.uid,
-            kind=KIND,
-            checkpoint=checkpoint,
-            target=self._sink.target,
-            files=tuple(refs),
-            detail={"moves": moves, "format": self._sink.format},
-        )
-
-    def _remove(self, epoch: Sequence[_Staged]) -> None:
-        staging.remove(self._context.spark, [_url(part.folder) for part in epoch])
-
-    def _next_folder(self) -> int:
-        with self._lock:
-            self._folders += 1
-            return self._folders
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedFiles:
-    """One epoch of staged batches."""
-
-    writer: FilesWriter
-    checkpoint: CheckpointId
-    epoch: Sequence[_Staged]
-
-    def materialise(self) -> Sequence[Committable]:
-        """Make files of it: one background job, then fsync and checksum."""
-        return self.writer.materialise(self.checkpoint, self.epoch)

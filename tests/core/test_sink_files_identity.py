@@ -1,0 +1,68 @@
+"""Whose output lies in a target: a state directory that was lost must not publish its input again (rule S4)."""
+
+import pytest
+
+from penstock.errors import SinkIdentityConflict
+from penstock.filesystem.local import LocalFileSystem
+from penstock.ids import Generation
+from penstock.sinks import files
+from penstock.sinks.base import SinkContext
+
+
+@pytest.fixture
+def open_writer(tmp_path):
+    """Opens the writer of a sink into one target, for a log and a uid."""
+
+    def begin(log, uid="totals-out"):
+        context = SinkContext(
+            uid=uid,
+            spark=None,
+            schema=None,
+            log_id=log,
+            job="orders",
+            generation=Generation(1),
+            filesystem=LocalFileSystem(tmp_path / "state"),
+            staging="unused",
+            cores=2,
+        )
+        return files.Sink(tmp_path / "out").writer(context)
+
+    return begin
+
+
+def staged(tmp_path, log, uid="totals-out"):
+    folder = tmp_path / "out" / ".penstock" / log / uid / "1"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_a_new_target_and_one_of_the_same_log_are_welcome(open_writer, tmp_path):
+    open_writer("mine")
+    staged(tmp_path, "mine")
+    open_writer("mine")
+
+
+def test_a_target_that_another_log_remembers_is_refused_with_the_ways_out(open_writer, tmp_path):
+    folder = staged(tmp_path, "other").parent
+
+    with pytest.raises(SinkIdentityConflict, match="another log remembers") as refused:
+        open_writer("mine")
+
+    assert refused.value.uid == "totals-out"
+    assert "old state directory" in str(refused.value)
+    assert f"delete {folder}" in str(refused.value)
+    staged(tmp_path, "mine")
+    with pytest.raises(SinkIdentityConflict):
+        open_writer("mine")
+
+
+def test_another_uid_may_publish_beside_it(open_writer, tmp_path):
+    staged(tmp_path, "other", uid="late-out")
+    open_writer("mine")
+
+
+def test_the_way_out_works(open_writer, tmp_path):
+    folder = staged(tmp_path, "other")
+    folder.rmdir()
+    folder.parent.rmdir()
+    open_writer("mine")
