@@ -17,6 +17,9 @@
     │   ├── CheckpointUnreadable       external: never skipped silently
     │   ├── LogGap                     external: a number is missing above the floor
     │   ├── GenerationFenced           another driver owns this job: stop, do not restart
+    │   ├── JobIsRunning               user: a living process owns the job; a start does not take it over unasked
+    │   ├── RequestRefused             user: a running job does not do what it was asked; the message says why
+    │   ├── RequestFailed              external: it tried and failed, or has not answered in time
     │   ├── StateDirectoryRefused      user: the directory cannot hold this job's log
     │   ├── StorageFailed              external, retry: full, read-only, input/output error; nothing was lost
     │   ├── CommitFailed               external, retry
@@ -28,6 +31,7 @@
     ├── EngineFailed                   external, retry: a Spark job failed for reasons of its own
     ├── EngineDied                     external: the JVM is gone; the process must end, its parent restarts it
     ├── UserFunctionError              user: chained, with module and line
+    ├── HarnessError                   user: a test asked penstock.testing for what cannot be
     └── InternalError                  a broken invariant: please report
 """
 
@@ -144,6 +148,22 @@ class GenerationFenced(CheckpointError):
     """Another driver has claimed this job: this one stops, commits and deletes nothing more."""
 
 
+class JobIsRunning(CheckpointError):
+    """A living process owns the job: a start refuses unless it was told to take over."""
+
+    domain = Domain.USER
+
+
+class RequestRefused(CheckpointError):
+    """A job does not do what it was asked: it does not run, it is ending, or a name is taken."""
+
+    domain = Domain.USER
+
+
+class RequestFailed(CheckpointError):
+    """A job failed at what it was asked, or has not answered in time; the message says which."""
+
+
 class StateDirectoryRefused(CheckpointError):
     """The state directory cannot hold this job's log: another job's, not writable, or not a safe file system."""
 
@@ -205,6 +225,12 @@ class EngineDied(PenstockError):
 
 class UserFunctionError(PenstockError):
     """A function of the user raised; the original is chained."""
+
+    domain = Domain.USER
+
+
+class HarnessError(PenstockError):
+    """A test asked a harness for what cannot be: a uid that is not there, a step of a job that is dead."""
 
     domain = Domain.USER
 

@@ -154,6 +154,12 @@ def armed(name: str, action: str, *, hit: int | None = None) -> Iterator[None]:
         disarm(name)
 
 
+def reached() -> Mapping[str, int]:
+    """How often each place was hit so far, while anything was armed; for messages: only differences mean something."""
+    with _register.lock:
+        return dict(_register.hits)
+
+
 def record_to(path: Path | None) -> None:
     """Append the name of every hit to a file, or stop doing so."""
     with _register.lock:

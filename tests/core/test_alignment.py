@@ -81,6 +81,21 @@ def test_an_older_barrier_during_alignment_is_ignored() -> None:
     assert alignment.handle(barrier(1, 3)) == [snapshot(3)]
 
 
+def test_73_though_no_cancellation_came_for_what_was_given_up_no_input_stays_blocked() -> None:
+    alignment = Alignment(3)
+    assert alignment.handle(barrier(0, 1)) == []
+    assert alignment.handle(barrier(1, 2)) == [abandon(1)]
+    assert alignment.blocked == frozenset({1}), "input 0 waits for a checkpoint that is over no longer"
+    assert alignment.handle(barrier(2, 3)) == [abandon(2)]
+    assert alignment.blocked == frozenset({2})
+    assert alignment.handle(barrier(0, 3)) == []
+    assert alignment.handle(barrier(1, 3)) == [snapshot(3)]
+    assert alignment.blocked == frozenset()
+    for source in range(3):
+        assert alignment.handle(cancel(source, 1)) == [], "and those that come late do no harm"
+        assert alignment.handle(cancel(source, 2)) == []
+
+
 @pytest.mark.mission("L20")
 def test_77_a_cancel_releases_the_inputs_and_a_second_one_is_silent() -> None:
     alignment = Alignment(2)

@@ -31,7 +31,7 @@ def test_the_defaults_are_possible_and_an_interval_is_not_needed():
     assert CoordinatorSettings(interval=None).interval is None
 
 
-def test_savepoints_leave_the_queue_first_and_each_in_order():
+def test_52_savepoints_leave_the_queue_first_and_each_in_order():
     queue = RequestQueue(limit=4)
     for name, request in [(None, "a"), ("x", "b"), (None, "c"), ("y", "d")]:
         assert queue.add(Request(request=request, name=name))
@@ -44,14 +44,14 @@ def test_savepoints_leave_the_queue_first_and_each_in_order():
 PERIODIC, SAVEPOINT = CheckpointKind.PERIODIC, CheckpointKind.SAVEPOINT
 
 
-def test_one_checkpoint_counts_once_however_often_it_fails():
+def test_55_one_checkpoint_counts_once_however_often_it_fails():
     failures = Failures(1)
 
     assert [failures.is_too_many(4, PERIODIC, AbortReason.DECLINED) for _ in range(3)] == [False] * 3
     assert failures.is_too_many(5, PERIODIC, AbortReason.EXPIRED)
 
 
-def test_failures_older_than_the_last_success_are_past():
+def test_56_failures_older_than_the_last_success_are_past():
     failures = Failures(0)
     failures.succeeded(5)
 
@@ -59,7 +59,7 @@ def test_failures_older_than_the_last_success_are_past():
     assert failures.is_too_many(6, PERIODIC, AbortReason.EXPIRED)
 
 
-def test_counting_begins_anew_after_the_limit_was_told():
+def test_54_counting_begins_anew_after_the_limit_was_told():
     failures = Failures(1)
 
     told = [failures.is_too_many(number, PERIODIC, AbortReason.EXPIRED) for number in range(4)]
@@ -68,7 +68,7 @@ def test_counting_begins_anew_after_the_limit_was_told():
 
 
 @pytest.mark.parametrize("reason", [AbortReason.EXPIRED, AbortReason.MANIFEST_FAILED])
-def test_a_savepoint_that_came_at_a_bad_moment_does_not_count(reason):
+def test_54_a_savepoint_that_came_at_a_bad_moment_does_not_count(reason):
     assert not Failures(0).is_too_many(1, SAVEPOINT, reason)
 
 

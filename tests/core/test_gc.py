@@ -200,7 +200,7 @@ def test_G2_orphans_are_condemned_by_an_entry_before_they_are_deleted():
     assert found.condemned_files == (path_of("stray"),)
 
 
-def test_G3_an_abort_condemns_nothing_a_layer_goes_when_no_restorable_manifest_has_it():
+def test_9_G3_an_abort_condemns_nothing_a_layer_goes_when_no_restorable_manifest_has_it():
     """A layer belongs to its step: one that was written for an aborted checkpoint serves the next."""
     before = [CLAIM, holding(1, None, "a")]
     written = [path_of("a"), path_of("b")]

@@ -107,6 +107,23 @@ def test_a_source_is_polled_at_the_wall_clocks_ticks_and_waits_on_the_other_cloc
     assert bench.missed == 0
 
 
+@pytest.mark.mission("S18")
+def test_the_first_batch_is_that_of_the_first_tick_after_the_start_and_zero_is_one_interval_before_it() -> None:
+    bench = Bench(pace=Metronome(1_000))
+    for now in range(0, 700, 50):
+        assert not bench.at(now).worked, "nothing is read before the first tick"
+    assert bench.at(700).worked
+    assert bench.missed == 0, "what lies before the start is no tick that was missed"
+    zero = bench.clock.wall() - 1_000
+    assert zero <= 300 < bench.clock.wall(), "the start lies within the interval that the first batch is for"
+
+
+@pytest.mark.mission("S18")
+def test_a_source_without_a_beat_is_read_at_the_start() -> None:
+    bench = Bench()
+    assert bench.at(0).worked
+
+
 @pytest.mark.mission("S17")
 def test_a_source_that_was_held_up_reads_once_what_has_come_and_counts_the_ticks_it_missed() -> None:
     bench = Bench(pace=Metronome(1_000), capacity=1)

@@ -4,14 +4,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from core.runtime_fakes import Clock, NotingShell, drained, output_to
+from core.runtime_fakes import Clock, KeepingWork, NotingShell, drained, output_to
 from penstock.elements import Barrier, CancelBarrier, CheckpointKind, EndOfStream, Watermark
 from penstock.errors import StateIncompatible
 from penstock.handles import Position, TaskSnapshot
 from penstock.ids import END_OF_TIME, CheckpointId, Instant, WallTime
 from penstock.runtime.channel import Channel
+from penstock.runtime.inputs import Inputs
 from penstock.runtime.source_task import Finish, SourceTask
-from penstock.runtime.task import Completed, Progress
+from penstock.runtime.task import Completed, Progress, StepTask
 from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Poll, Rows
 
 
@@ -140,6 +141,73 @@ def test_after_a_final_barrier_nothing_is_read_even_if_its_checkpoint_is_cancell
     bench.task.post(CancelBarrier(checkpoint=CheckpointId(1)))
     bench.settle_down()
     assert bench.reader.read == 0
+
+
+def cancel(number: int) -> CancelBarrier:
+    return CancelBarrier(checkpoint=CheckpointId(number))
+
+
+def test_a_barrier_whose_cancellation_is_in_the_mail_too_is_not_sent_but_the_cancellation_is() -> None:
+    bench = Bench(Rows(plan=["a"]))
+    for mail in (barrier(1), cancel(1), barrier(2)):
+        bench.task.post(mail)
+    bench.settle_down()
+    assert drained(bench.channel) == [cancel(1), barrier(2), ["a"]]
+    assert [checkpoint for _, checkpoint, _ in bench.shell.snapshots] == [2]
+    bench.task.post(completed(1))
+    bench.settle_down()
+    assert bench.reader.told == [], "no position of the first was kept"
+
+
+def test_a_cancellation_after_its_barrier_left_follows_it_and_does_not_stop_a_later_one() -> None:
+    bench = Bench(held=True)
+    for mail in (barrier(1), cancel(1), barrier(2)):
+        bench.task.post(mail)
+        bench.settle_down()
+    assert drained(bench.channel) == [barrier(1), cancel(1), barrier(2)]
+
+
+def test_inputs_that_wait_for_a_barrier_are_freed_by_the_cancellation_of_a_source_that_never_sent_it() -> None:
+    """It cannot come from those that sent the barrier: their inputs are blocked, and it stands behind what waits."""
+    early, late = Bench(), Bench()
+    for mail in (barrier(1), cancel(1)):
+        early.task.post(mail)
+        early.settle_down()
+        late.task.post(mail)
+    work, shell, sink = KeepingWork("step"), NotingShell(), Channel()
+    inputs = Inputs([early.channel, late.channel], [None, None], wake=lambda: None)
+    step = StepTask("step", inputs, output_to(sink), work, shell=shell, clock=Clock())
+    while step.step().worked:
+        pass
+    assert step.doing == "aligning checkpoint 1"
+    late.settle_down()
+    while step.step().worked:
+        pass
+    assert step.doing == "idle"
+    assert drained(sink) == [cancel(1)]
+    assert work.calls == [], "no snapshot of a checkpoint that is over"
+
+
+@pytest.mark.mission("L24")
+def test_a_completion_that_was_not_told_is_made_good_by_the_next_which_stands_for_all_before_it() -> None:
+    bench = Bench(Rows(plan=["a"]), Rows(plan=["b"]), Rows(plan=["c"]))
+    for number in (1, 2, 3):
+        bench.task.post(barrier(number))
+        bench.task.step()
+        bench.task.step()
+    bench.task.post(completed(2))
+    bench.task.step()
+    assert bench.reader.told == [(2, 1)], "1 is never told, and what it would have said is in 2"
+    assert list(bench.task._positions) == [3]
+
+
+@pytest.mark.mission("L24")
+def test_164_a_completion_that_comes_after_a_newer_one_is_no_error_and_tells_nothing() -> None:
+    bench = Bench(Rows(plan=["a"]))
+    for mail in (barrier(1), barrier(2), completed(2), completed(1), completed(2)):
+        bench.task.post(mail)
+    bench.settle_down()
+    assert bench.reader.told == [(2, 0)]
 
 
 def test_completion_tells_the_reader_the_position_of_exactly_that_checkpoint() -> None:

@@ -143,7 +143,7 @@ class Campaign:
                 return
             first.signal(signal.SIGSTOP)
             mark = entries(self.home)
-            second = self.driver("--take-over")
+            second = self.driver(*([] if place is None else ["--take-over"]))  # suspended, it cannot say that it lives
             self._running(second, mark + 4)
         seen = self.published()
         first.release()

@@ -164,7 +164,7 @@ def test_a_failed_checkpoint_is_shown_counted_and_tolerated(spark: SparkSession,
     assert len(published(tmp_path / "out")) == 5
 
 
-@pytest.mark.mission("D3")
+@pytest.mark.mission("D2", "D3")
 def test_a_damaged_newest_entry_stops_the_start_and_names_the_file(spark: SparkSession, tmp_path: Path) -> None:
     drop(tmp_path / "in", "a.json", rows(5))
     ps.Job(copying(tmp_path), state=tmp_path / "state", spark=spark).run()
@@ -174,6 +174,11 @@ def test_a_damaged_newest_entry_stops_the_start_and_names_the_file(spark: SparkS
     newest.write_bytes(bytes(data))
     with pytest.raises(CheckpointUnreadable, match=newest.name):
         ps.Job(copying(tmp_path), state=tmp_path / "state", spark=spark).run()
+
+    report = ps.Job(copying(tmp_path), state=tmp_path / "state", spark=spark, fresh=True).run(until="caught-up")
+    assert sum(report.rows_read.values()) == 5, "to begin empty is the operator's way past it"
+    report = ps.Job(copying(tmp_path), state=tmp_path / "state", spark=spark).run(until="caught-up")
+    assert sum(report.rows_read.values()) == 0, "and from there on all is as ever"
 
 
 @pytest.mark.mission("D7", "D9")

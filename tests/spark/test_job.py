@@ -156,7 +156,7 @@ def test_two_jobs_of_one_name_on_one_directory_fence_each_other(spark: SparkSess
     )
     first.start()
     watch.wait_for(CheckpointCompleted)
-    second = ps.Job(counting(ps.memory.Sink(), rows=None), state=tmp_path, spark=spark)
+    second = ps.Job(counting(ps.memory.Sink(), rows=None), state=tmp_path, spark=spark, take_over=True)
     second.start()
     with pytest.raises(GenerationFenced, match="no longer owns the job"):
         first.wait(timeout=120)

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from penstock.checkpoint.ending import Ending
-from penstock.checkpoint.messages import CheckpointRequested, Effect, PeriodicDue, RetryDue, WakeAt
+from penstock.checkpoint.messages import (
+    Answer,
+    AnswerRequest,
+    CheckpointRequested,
+    Effect,
+    PeriodicDue,
+    RetryDue,
+    WakeAt,
+)
 from penstock.checkpoint.policy import CoordinatorSettings, Due, Pace, Request, RequestQueue
 from penstock.elements.control import CheckpointKind
 from penstock.ids import Instant
@@ -69,6 +77,14 @@ class Agenda:
         if later is not None:
             return None, [WakeAt(at=later, timer=PeriodicDue(due=later))]
         return Due(kind=CheckpointKind.PERIODIC), self.arm(at)
+
+    def drop(self, message: str) -> list[Effect]:
+        """No checkpoint begins any more: whoever waits for one of their own is told why."""
+        effects: list[Effect] = []
+        while (left := self._queue.pop()) is not None:
+            refused = AnswerRequest(request=left.request, answer=Answer.REFUSED, checkpoint=None, message=message)
+            effects.append(refused)
+        return effects
 
     def completed(self, at: Instant) -> None:
         """A checkpoint is in the log; whatever its kind, it serves as the first one."""

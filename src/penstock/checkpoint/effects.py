@@ -84,6 +84,8 @@ class Answer(Enum):
     REFUSED = "refused"
     FAILED = "failed"
     UNPUBLISHED = "taken, but not everything is published"
+    UNKNOWN = "not known; the log will tell"
+    """The run failed while the entry was on its way to the log: the next owner finds it there, or does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

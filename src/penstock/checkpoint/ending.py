@@ -23,6 +23,11 @@ class Ending:
         self._stops: list[StopRequested] = []
         self._is_writing = False
 
+    @property
+    def is_sealed(self) -> bool:
+        """The ``stopped`` entry is on its way: whoever asks from now on is not in it."""
+        return self._is_writing
+
     def ask(self, stop: StopRequested) -> None:
         """Somebody asks the job to stop."""
         self.is_wanted = True
@@ -44,15 +49,14 @@ class Ending:
         """What is next once the final checkpoint is in the log: wait, write ``stopped``, or give up waiting."""
         if self.final is None or self._is_writing:
             return []
-        waiting = [f"#{item.checkpoint} of '{item.uid}'" for item in still_open]
+        waiting = tuple(still_open)
         if not waiting:
             self._is_writing = True
             fulfils = tuple(stop.request for stop in self._stops)
             return [WriteStopped(body=Stopped(checkpoint=self.final, at=wall, fulfils=fulfils))]
         if not self._is_impatient:
             return []
-        message = f"checkpoint {self.final} is taken, not yet published: {', '.join(waiting)}; run 'penstock settle'"
-        return [*self._answers(Answer.UNPUBLISHED, message), EndJob(published=False)]
+        return [*self._unpublished(waiting), EndJob(published=False)]
 
     def stopped(self) -> list[Effect]:
         """The entry is in the log.
@@ -64,6 +68,25 @@ class Ending:
             msg = "no 'stopped' entry is being written"
             raise InternalError(msg)
         return [*self._answers(Answer.DONE, "stopped, everything is published"), EndJob(published=True)]
+
+    def cut_short(self, still_open: Iterable[Committable], message: str, *, is_sent: bool) -> list[Effect]:
+        """The run has failed: whoever asked it to stop is told how far it came.
+
+        Args:
+            still_open: what the log holds and nobody has confirmed.
+            message: why it failed.
+            is_sent: the final checkpoint's manifest is on its way to the log.
+        """
+        if is_sent or self._is_writing:
+            return self._answers(Answer.UNKNOWN, message)
+        if self.final is None:
+            return self._answers(Answer.FAILED, message)
+        return self._unpublished(still_open)
+
+    def _unpublished(self, still_open: Iterable[Committable]) -> list[Effect]:
+        waiting = ", ".join(f"#{item.checkpoint} of '{item.uid}'" for item in still_open)
+        message = f"checkpoint {self.final} is taken, not yet published: {waiting}; run 'penstock settle'"
+        return self._answers(Answer.UNPUBLISHED, message)
 
     def _answers(self, answer: Answer, message: str) -> list[Effect]:
         stops, self._stops = self._stops, []

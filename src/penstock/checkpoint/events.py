@@ -45,6 +45,7 @@ class AbortReason(Enum):
     TASK_CLOSING = "a task was closing"
     TASK_FAILED = "a task failed"
     MANIFEST_FAILED = "its manifest could not be written"
+    RUN_FAILED = "the run ended by a failure"
 
     @property
     def is_counted(self) -> bool:
@@ -187,16 +188,6 @@ class TaskDeclined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskFinished:
-    """A task has ended after all of its input: its last snapshot stands in for it in every later checkpoint."""
-
-    at: Instant
-    wall: WallTime
-    attempt: AttemptId
-    snapshot: TaskSnapshot
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFailed:
     """A task is gone; what it has not acknowledged it never will."""
 
@@ -204,6 +195,15 @@ class TaskFailed:
     wall: WallTime
     task: str
     attempt: AttemptId
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFailed:
+    """The run is over by a failure, whoever's it is: what nobody will answer any more is answered now."""
+
+    at: Instant
+    wall: WallTime
     message: str
 
 
@@ -258,8 +258,8 @@ Event: TypeAlias = (
     | TimerFired
     | TaskAcknowledged
     | TaskDeclined
-    | TaskFinished
     | TaskFailed
+    | RunFailed
     | ManifestWritten
     | ManifestFailed
     | CommitReturned

@@ -156,7 +156,10 @@ class History:
     @property
     def next_checkpoint(self) -> CheckpointId:
         """Above every id in the log, on any timeline (R4), and far above what a lost entry may have used (R8)."""
-        lost = self.lost
+        return self.next_checkpoint_past(self.lost)
+
+    def next_checkpoint_past(self, lost: frozenset[EntryNumber]) -> CheckpointId:
+        """The same, for whoever is about to record that these entries are lost."""
         events = sorted([*((number, None) for number in lost), *((n, key) for key, (n, _) in self.manifests.items())])
         newest = -1
         for _, key in events:

@@ -73,11 +73,11 @@ class Log:
             StorageFailed: surely nothing was claimed.
         """
         history = self.read(past_unreadable=past_unreadable)
-        self._refuse_strange(history, expect_tail)
         if after is not None and history.generation != after:
             raise fenced_by(history.claim, EntryNumber(after + 1), "the job was taken over while this process paused")
         began = history.tail
         while True:
+            self._refuse_strange(history, expect_tail)
             entry = self._claim_entry(history, claim)
             failpoint("log.claim.before")
             if self._numbers.take(entry):

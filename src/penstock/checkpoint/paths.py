@@ -23,6 +23,7 @@ WAL: Final = "wal"
 CONTROL: Final = "control"
 
 _ENTRY = re.compile(r"log/(\d{20})\.json")
+_CONTROL = re.compile(r"control/([A-Za-z0-9-]{8,64})\.(request|answer)\.json")
 _GENERATION = re.compile(r"(?:(?:state|staged)/[^/]+|/.*/\.penstock/[^/]+/[^/]+)/(\d{1,20})/.+")
 _OURS = re.compile(r"[._]?penstock(?:[._-].*)?")
 
@@ -70,6 +71,17 @@ def request(identity: str) -> str:
 def answer(identity: str) -> str:
     """Where the answer to a request lies."""
     return f"{CONTROL}/{identity}.answer.json"
+
+
+def control_id(path: str) -> tuple[str, bool] | None:
+    """The request that a file below ``control/`` is about, and whether it is the answer; ``None`` for any other file.
+
+    >>> control_id("control/0b5c9a1e77d04f7f.answer.json")
+    ('0b5c9a1e77d04f7f', True)
+    >>> control_id("control/.0b5c9a1e77d04f7f.request.json.part")
+    """
+    match = _CONTROL.fullmatch(path)
+    return (match[1], match[2] == "answer") if match else None
 
 
 def generation_of(path: str) -> Generation | None:

@@ -6,12 +6,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from penstock.checkpoint.entries import Pin
-from penstock.checkpoint.messages import AckResult, Answer, AnswerRequest, AttemptId, Effect
+from penstock.checkpoint.entries import Manifest, Pin, StepRecord
+from penstock.checkpoint.messages import (
+    AbortCheckpoint,
+    AbortReason,
+    AckResult,
+    Answer,
+    AnswerRequest,
+    AttemptId,
+    Effect,
+)
 from penstock.checkpoint.policy import Due, Request
 from penstock.elements.control import CheckpointKind
 from penstock.errors import InternalError
-from penstock.handles import TaskSnapshot
+from penstock.handles import Committable, TaskSnapshot
 from penstock.ids import CheckpointId, WallTime
 
 REMEMBERED: Final = 16
@@ -27,7 +35,6 @@ class Pending:
         request: who asked for it, if somebody did.
         triggered: when its barriers left.
         attempts: every task of the run.
-        finished: tasks that have ended have acknowledged, by their last snapshot.
     """
 
     def __init__(
@@ -38,14 +45,13 @@ class Pending:
         request: Request | None,
         triggered: WallTime,
         attempts: Mapping[str, AttemptId],
-        finished: Mapping[str, TaskSnapshot],
     ) -> None:
         self.checkpoint = checkpoint
         self.kind = kind
         self.request = request
         self.triggered = triggered
         self._tasks = {attempt: task for task, attempt in attempts.items()}
-        self._snapshots = dict(finished)
+        self._snapshots: dict[str, TaskSnapshot] = {}
 
     def has(self, attempt: AttemptId) -> bool:
         """Whether this attempt has acknowledged."""
@@ -60,17 +66,40 @@ class Pending:
         """The tasks that have not acknowledged, sorted."""
         return tuple(sorted(set(self._tasks.values()) - self._snapshots.keys()))
 
-    @property
-    def tasks(self) -> tuple[TaskSnapshot, ...]:
-        """What tasks have handed over, sorted by task, without committables."""
-        return tuple(replace(snapshot, committables=()) for _, snapshot in sorted(self._snapshots.items()))
+    def manifest(
+        self,
+        *,
+        parent: CheckpointId | None,
+        completed: WallTime,
+        steps: tuple[StepRecord, ...],
+        open: tuple[Committable, ...],
+        pins: tuple[Pin, ...],
+    ) -> Manifest:
+        """What goes to the log: tasks are sorted, ``pins`` stand beside the name that it was asked to have."""
+        snapshots = (replace(snapshot, committables=()) for _, snapshot in sorted(self._snapshots.items()))
+        return Manifest(
+            checkpoint=self.checkpoint,
+            kind=self.kind,
+            parent=parent,
+            triggered=self.triggered,
+            completed=completed,
+            steps=steps,
+            tasks=tuple(snapshots),
+            open=open,
+            pins=(*self._pins(completed), *pins),
+            fulfils=(self.request.request,) if self.request else (),
+        )
 
-    def pins(self, at: WallTime) -> tuple[Pin, ...]:
-        """The name that this checkpoint was asked to have."""
+    def _pins(self, at: WallTime) -> tuple[Pin, ...]:
         asked = self.request
         if asked is None or asked.name is None:
             return ()
         return (Pin(name=asked.name, checkpoint=self.checkpoint, at=at, owner=asked.owner, request=asked.request),)
+
+    def abort(self, reason: AbortReason, message: str, last: CheckpointId | None) -> list[Effect]:
+        """It comes to nothing; ``last`` is the newest checkpoint in the log."""
+        abort = AbortCheckpoint(checkpoint=self.checkpoint, reason=reason, message=message, last_completed=last)
+        return [abort, *self.answer(Answer.FAILED, message)]
 
     def answer(self, answer: Answer, message: str) -> list[Effect]:
         """Tell whoever asked for this checkpoint, if somebody did."""
@@ -81,7 +110,7 @@ class Pending:
 
 
 class RollCall:
-    """All acknowledgements of one run: of the checkpoint that is pending, of those that are over, of ended tasks.
+    """All acknowledgements of one run: of the checkpoint that is pending, and of those that are over.
 
     Args:
         attempts: every task of the run and its attempt.
@@ -90,8 +119,6 @@ class RollCall:
     def __init__(self, attempts: Mapping[str, AttemptId]) -> None:
         self.pending: Pending | None = None
         """The one checkpoint whose barriers are out (C1)."""
-        self.finished: dict[str, TaskSnapshot] = {}
-        """The last snapshots of tasks that have ended."""
         self._attempts = attempts
         self._tasks = {attempt: task for task, attempt in attempts.items()}
         self._over: dict[CheckpointId, Pending] = {}
@@ -104,7 +131,6 @@ class RollCall:
             request=due.request,
             triggered=triggered,
             attempts=self._attempts,
-            finished=self.finished,
         )
 
     def end(self) -> Pending:
@@ -146,23 +172,6 @@ class RollCall:
 
     def _asked(self, checkpoint: CheckpointId) -> Pending | None:
         return self.pending if self.is_pending(checkpoint) else self._over.get(checkpoint)
-
-    def check_finish(self, attempt: AttemptId, task: str) -> None:
-        """Refuse the end of a task that is not running.
-
-        Raises:
-            InternalError: it is no task of this run, or has ended before.
-        """
-        self._check_name(attempt, task)
-        if task in self.finished:
-            msg = f"'{task}' has finished before"
-            raise InternalError(msg)
-
-    def finish(self, attempt: AttemptId, snapshot: TaskSnapshot) -> None:
-        """A task has ended: its last snapshot acknowledges what is pending, and stands in for it later on."""
-        self.finished[snapshot.task] = replace(snapshot, committables=())
-        if self.pending is not None:
-            self.pending.acknowledge(attempt, self.finished[snapshot.task])
 
     def _check_name(self, attempt: AttemptId, task: str) -> None:
         if self._tasks.get(attempt) != task:

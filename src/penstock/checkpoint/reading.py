@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import sha256
 
 from penstock.checkpoint import paths
@@ -46,7 +47,8 @@ def read_history(filesystem: FileSystem, job: str, *, past_unreadable: bool = Fa
             raise LogGap(msg)
         numbers = again
     history = reader.history()
-    _check_story(history.entries, job)
+    _check_story(history, job)
+    history = _without_lost(history)
     if not past_unreadable:
         _refuse_unreadable(history)
     return history
@@ -116,6 +118,14 @@ class _Reader:
         )
 
 
+def _without_lost(history: History) -> History:
+    """An entry that a rewind went past stays lost, though its file may have been restored since: ids have jumped."""
+    lost = history.lost
+    if not lost:
+        return history
+    return replace(history, entries=tuple(entry for entry in history.entries if entry.number not in lost))
+
+
 def _refuse_unreadable(history: History) -> None:
     for found in history.unreadable:
         if found.number not in history.lost:
@@ -123,22 +133,25 @@ def _refuse_unreadable(history: History) -> None:
             raise CheckpointUnreadable(msg)
 
 
-def _check_story(entries: Iterable[Entry], job: str) -> None:
+def _check_story(history: History, job: str) -> None:
     """All entries are of one log of this job, under the newest claim each, with rising checkpoints."""
+    unreadable = {int(found.number) for found in history.unreadable}
     log_id: str | None = None
-    claim: Entry | None = None
+    claim: tuple[Generation, str] | None = None
     newest = -1
-    for entry in entries:
+    for entry in history.entries:
         if entry.job != job:
             msg = f"this state directory holds the log of job {entry.job!r}, not of {job!r}; give this job its own"
             raise StateDirectoryRefused(msg)
         log_id = log_id or entry.log_id
         if entry.log_id != log_id:
             raise _incoherent(entry, f"is of log {entry.log_id}, those before it are of {log_id}")
-        if isinstance(entry.body, Claim):
-            claim = entry
-        if claim is not None and (entry.generation != Generation(claim.number) or entry.token != claim.token):
-            raise _incoherent(entry, f"is of generation {entry.generation}, its newest claim is {claim.number}")
+        own = (entry.generation, entry.token)
+        is_claimed = isinstance(entry.body, Claim) and int(entry.generation) == entry.number
+        if is_claimed or (entry.generation in unreadable and (claim is None or entry.generation > claim[0])):
+            claim = own  # a claim that cannot be read is known by what was written under it
+        if claim is not None and own != claim:
+            raise _incoherent(entry, f"is of generation {entry.generation}, its newest claim is {claim[0]}")
         if isinstance(entry.body, Manifest):
             if entry.body.checkpoint <= newest:
                 raise _incoherent(entry, f"holds checkpoint {entry.body.checkpoint} after checkpoint {newest}")

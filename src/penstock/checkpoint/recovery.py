@@ -87,7 +87,10 @@ def decide_recovery(
         GraphError: the rewind is impossible.
     """
     rewind = None
-    if (fresh and not history.is_empty and history.restore_point is not None) or rewind_to is not None:
+    leaves_something = fresh and (
+        history.restore_point is not None or not history.lost.issuperset(_unreadable(history))
+    )
+    if leaves_something or rewind_to is not None:
         rewind = plan_rewind(history, None if fresh else rewind_to, at=at, discard_unpublished=discard_unpublished)
     target = _target(history, rewind)
     matched = _match(target, steps, allow_non_restored_state=allow_non_restored_state, judge=judge)
@@ -102,7 +105,7 @@ def decide_recovery(
         fresh=matched.fresh,
         dropped=matched.dropped,
         changes=matched.changes,
-        next_checkpoint=history.next_checkpoint,
+        next_checkpoint=_next_checkpoint(history, rewind),
         initial=target is None or any(step.role is StepRole.SOURCE and step.uid in matched.fresh for step in steps),
     )
 
@@ -144,9 +147,20 @@ def plan_rewind(
         at=at,
         discard=discard,
         condemned=_condemned_by(history, discard),
-        lost=tuple(EntryNumber(found.number) for found in history.unreadable if found.number not in history.lost),
+        lost=tuple(number for number in _unreadable(history) if number not in history.lost),
         request=request,
     )
+
+
+def _next_checkpoint(history: History, rewind: Rewind | None) -> CheckpointId:
+    """A rewind that goes past entries and the run after it may be one start: it jumps as the next one will."""
+    if rewind is None or not rewind.lost:
+        return history.next_checkpoint
+    return history.next_checkpoint_past(history.lost.union(rewind.lost))
+
+
+def _unreadable(history: History) -> tuple[EntryNumber, ...]:
+    return tuple(EntryNumber(found.number) for found in history.unreadable)
 
 
 def _condemned_by(history: History, discard: Sequence[Committable]) -> tuple[CheckpointId, ...]:

@@ -6,9 +6,7 @@ What was sent to the log is never taken back: after :class:`WriteManifest` only 
 from __future__ import annotations
 
 from penstock.checkpoint.agenda import Agenda
-from penstock.checkpoint.entries import Manifest
 from penstock.checkpoint.messages import (
-    AbortCheckpoint,
     AbortReason,
     AckResult,
     AllSourcesDone,
@@ -31,13 +29,13 @@ from penstock.checkpoint.messages import (
     PeriodicDue,
     ProgressMade,
     RetryDue,
+    RunFailed,
     StopDeadline,
     StoppedWritten,
     StopRequested,
     TaskAcknowledged,
     TaskDeclined,
     TaskFailed,
-    TaskFinished,
     TimerFired,
     WakeAt,
     WriteManifest,
@@ -74,7 +72,7 @@ class Run:
 
     def handle(self, event: Event) -> list[Effect]:
         """Take in an event."""
-        if self._is_over and not isinstance(event, CheckpointRequested | StopRequested | JobStarted):
+        if self._is_over and not isinstance(event, CheckpointRequested | StopRequested | RunFailed | JobStarted):
             return []
         effects = self._dispatch(event)
         self._is_over = self._is_over or any(isinstance(effect, EndJob | FailJob) for effect in effects)
@@ -96,12 +94,12 @@ class Run:
                 return self._fired(event)
             case TaskAcknowledged():
                 return self._acknowledged(event)
-            case TaskFinished():
-                return self._task_finished(event)
             case TaskDeclined():
                 return self._declined(event)
             case TaskFailed():
                 return self._task_failed(event)
+            case RunFailed():
+                return self._run_failed(event)
             case ManifestWritten():
                 return self._written(event)
             case ManifestFailed():
@@ -133,11 +131,9 @@ class Run:
         self._agenda.is_changed = False
         self._calls.begin(checkpoint, due, event.wall)
         deadline = Instant(event.at + self._settings.timeout)
-        sources = tuple(source for source in self._start.sources if source not in self._calls.finished)
         return [
-            InjectBarrier(checkpoint=checkpoint, kind=due.kind, sources=sources),
+            InjectBarrier(checkpoint=checkpoint, kind=due.kind, sources=self._start.sources),
             WakeAt(at=deadline, timer=CheckpointDeadline(checkpoint=checkpoint)),
-            *self._complete_if_all(event),
         ]
 
     def _requested(self, event: CheckpointRequested) -> list[Effect]:
@@ -148,7 +144,8 @@ class Run:
         return self._next(event)
 
     def _stop(self, event: StopRequested) -> list[Effect]:
-        if self._is_over or (event.name is not None and self._is_final_sent):
+        is_too_late = self._agenda.ending.is_sealed or (event.name is not None and self._is_final_sent)
+        if self._is_over or is_too_late:
             return [_refused(event.request, AbortReason.STOPPING)]
         self._agenda.ending.ask(event)
         effects = self._next(event)
@@ -197,31 +194,17 @@ class Run:
             return self._complete_if_all(event)
         return [DiscardSnapshot(checkpoint=checkpoint, task=snapshot.task, attempt=event.attempt, result=result)]
 
-    def _task_finished(self, event: TaskFinished) -> list[Effect]:
-        self._calls.check_finish(event.attempt, event.snapshot.task)
-        self._publication.check_order(event.snapshot.committables)
-        self._calls.finish(event.attempt, event.snapshot)
-        self._publication.hand_over(event.snapshot.committables)
-        return self._complete_if_all(event)
-
     def _complete_if_all(self, event: Event) -> list[Effect]:
         """All have acknowledged: the manifest goes to the log, and from here on it cannot be aborted."""
         if self._calls.pending is None or self._calls.pending.late:
             return []
         pending = self._writing = self._calls.end()
-        final = pending.kind is CheckpointKind.FINAL
-        pins = self._agenda.ending.pins(pending.checkpoint, event.wall) if final else pending.pins(event.wall)
-        manifest = Manifest(
-            checkpoint=pending.checkpoint,
-            kind=pending.kind,
+        manifest = pending.manifest(
             parent=self._last,
-            triggered=pending.triggered,
             completed=event.wall,
             steps=self._start.steps,
-            tasks=pending.tasks,
             open=self._publication.send(pending.checkpoint),
-            pins=pins,
-            fulfils=(pending.request.request,) if pending.request else (),
+            pins=self._agenda.ending.pins(pending.checkpoint, event.wall) if self._is_final(pending) else (),
         )
         return [WriteManifest(manifest=manifest)]
 
@@ -280,15 +263,28 @@ class Run:
     def _not_written(self, event: ManifestFailed) -> list[Effect]:
         writing = self._take_writing(event.checkpoint)
         if not event.definite:
+            self._writing = writing  # it may still arrive
             message = f"whether checkpoint {event.checkpoint} is in the log is not known: {event.message}"
             return [FailJob(error=CheckpointAborted, message=message)]
         self._publication.not_logged()
         return self._failed(event, writing, AbortReason.MANIFEST_FAILED, event.message)
 
+    def _run_failed(self, event: RunFailed) -> list[Effect]:
+        """Nothing begins any more, and nobody is left without an answer; what is on its way to the log stays so."""
+        self._is_over = True
+        effects: list[Effect] = []
+        if self._calls.pending is not None:
+            effects += self._calls.end().abort(AbortReason.RUN_FAILED, event.message, self._last)
+        if self._writing is not None:
+            effects += self._writing.answer(Answer.UNKNOWN, event.message)
+        ending, is_sent = self._agenda.ending, self._is_final(self._writing)
+        self._writing = None
+        effects += self._agenda.drop(event.message)
+        return [*effects, *ending.cut_short(self._publication.open, event.message, is_sent=is_sent)]
+
     def _failed(self, event: Event, pending: Pending, reason: AbortReason, message: str) -> list[Effect]:
         checkpoint = pending.checkpoint
-        abort = AbortCheckpoint(checkpoint=checkpoint, reason=reason, message=message, last_completed=self._last)
-        effects: list[Effect] = [abort, *pending.answer(Answer.FAILED, message)]
+        effects = pending.abort(reason, message, self._last)
         if self._failures.is_too_many(checkpoint, pending.kind, reason):
             tolerated = self._settings.tolerable_failures
             text = f"checkpoint {checkpoint} failed: {message} ({tolerated} failures in a row are tolerated)"

@@ -13,6 +13,7 @@ from penstock.errors import (
     GenerationFenced,
     GraphError,
     InternalError,
+    JobIsRunning,
     LogGap,
     PenstockError,
     SettingsError,
@@ -60,6 +61,7 @@ MEANINGS: Final[Mapping[ExitCode, str]] = MappingProxyType(
 
 _REFUSED: Final = (
     GraphError,
+    JobIsRunning,
     StateDirectoryRefused,
     StateIncompatible,
     SinkIdentityConflict,

@@ -108,7 +108,7 @@ def _add_run(app: App, output: Output) -> None:
         allow_non_restored_state: Annotated[
             bool, Flag, Parameter(help="Leave state unused whose step the pipeline no longer has.")
         ] = False,
-        take_over: Annotated[bool, Flag, Parameter(help="Claim the job even if another start does too.")] = False,
+        take_over: Annotated[bool, Flag, Parameter(help="Claim the job even if a living process has it.")] = False,
         stop_timeout: Annotated[str | None, Parameter(help="Most time for a stop; 8s by default.")] = None,
         max_rows_per_batch: Annotated[int | None, Parameter(help="Most rows of a batch.")] = None,
         retained: Annotated[int | None, Parameter(help="Complete checkpoints that stay restorable.")] = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from penstock.checkpoint.journal import Journal
 from penstock.checkpoint.log import Log, OwnedLog
 from penstock.checkpoint.messages import AnswerRequest, AttemptId, EndJob, JobStarted
 from penstock.checkpoint.recovery import Recovery, decide_recovery
-from penstock.errors import PenstockError
+from penstock.errors import GenerationFenced, PenstockError
 from penstock.facts import JobStarted as JobStartedFact
 from penstock.facts import Listener
 from penstock.failpoints import failpoint
@@ -25,15 +25,16 @@ from penstock.handles import Committable
 from penstock.ids import Generation, Instant
 from penstock.job.explain import explain
 from penstock.job.recover import carry_out
+from penstock.job.requests import Hands, Requests
 from penstock.job.session import cores_of
 from penstock.job.spark_edge import SparkEdge
 from penstock.job.wiring import Assembly, Surroundings
 from penstock.runtime.clock import Clock
 from penstock.runtime.plan import TaskPlan, plan_tasks
-from penstock.runtime.roles import Wiring
+from penstock.runtime.roles import Wiring, WorkerPool
 from penstock.runtime.source_task import SourceTask
 from penstock.runtime.supervisor import Supervisor
-from penstock.runtime.threads import Workers
+from penstock.runtime.threads import TaskThread, ThreadFactory, Workers
 from penstock.settings import Settings
 from penstock.sinks.base import Committer
 from penstock.sinks.committers import committer
@@ -62,6 +63,10 @@ class Plan:
     take_over: bool
     pause: Callable[[float], None]
     answered: Callable[[AnswerRequest], None]
+    thread: ThreadFactory = TaskThread
+    workers: Callable[[Callable[[str, BaseException], None]], WorkerPool] = Workers
+    requests: Requests = field(default_factory=Requests)
+    before_claim: Callable[[], None] = lambda: None
 
 
 class Attempt:
@@ -81,6 +86,7 @@ class Attempt:
         self._fresh = fresh
         self._tasks = plan_tasks(plan.analysis.graph)
         self._edge: SparkEdge | None = None
+        self._owned: OwnedLog | None = None
         self.supervisor = Supervisor(plan.clock, plan.listener)
         self.generation = after
         self.is_begun = False
@@ -94,7 +100,8 @@ class Attempt:
         try:
             return self._run(running)
         except Exception as error:
-            told = explain(error)
+            told = fence_behind(explain(error), self._owned)
+            self._plan.requests.broke(told)
             if told is error:
                 raise
             raise told from error
@@ -106,27 +113,52 @@ class Attempt:
             self._edge.cancel()
 
     def _run(self, running: Callable[[], None]) -> EndJob:
+        wiring = self.open(running)
+        hands = Hands(
+            put=self.supervisor.request,
+            broke=self.supervisor.broke,
+            on_log=lambda work: wiring.workers.submit("log", work),
+            clock=self._plan.clock,
+        )
+        self._plan.requests.running(hands)
+        return self.supervisor.run(wiring)
+
+    def open(self, running: Callable[[], None]) -> Wiring:
+        """Claim, recover and build; the supervisor has yet to begin. If that fails, what was built is closed again."""
         owned = self._claim()
         recovery = self._recover(owned)
         assembly = self._assemble(owned, recovery)
-        failpoint("recovery.restored")
-        self._plan.listener(
-            JobStartedFact(
-                job=self._plan.name,
-                generation=owned.generation,
-                restored=recovery.restored,
-                published=len(recovery.commit),
-                attempt=self._number,
+        try:
+            failpoint("recovery.restored")
+            self._plan.listener(
+                JobStartedFact(
+                    job=self._plan.name,
+                    generation=owned.generation,
+                    restored=recovery.restored,
+                    published=len(recovery.commit),
+                    attempt=self._number,
+                )
             )
-        )
-        running()
-        return self.supervisor.run(self._wire(owned, recovery, assembly))
+            running()
+            return self._wire(owned, recovery, assembly)
+        except BaseException:
+            assembly.close()
+            raise
 
     def _claim(self) -> OwnedLog:
         plan = self._plan
+        if self.generation is None:
+            plan.before_claim()
         claim = Claim(host=platform.node(), pid=os.getpid(), started=plan.clock.wall(), version=version("penstock"))
-        owned = plan.log.claim(claim, take_over=plan.take_over, after=self.generation)
+        owned = plan.log.claim(
+            claim,
+            take_over=plan.take_over,
+            after=self.generation,
+            past_unreadable=self._fresh,  # an empty start is a rewind, which alone goes past what cannot be read
+        )
+        self._owned = owned
         self.generation = owned.generation
+        plan.requests.claimed(owned)
         self._edge = SparkEdge(plan.spark, job=plan.name, generation=owned.generation, cores=cores_of(plan.spark))
         return owned
 
@@ -173,6 +205,7 @@ class Attempt:
                 clock=plan.clock,
                 listener=plan.listener,
                 supervisor=self.supervisor,
+                thread=plan.thread,
             )
         )
         try:
@@ -191,7 +224,7 @@ class Attempt:
             started=lambda at: self._started(at, recovery, assembly),
             tasks=assembly.tasks,
             threads=assembly.threads,
-            workers=Workers(self.supervisor.broke),
+            workers=plan.workers(self.supervisor.broke),
             journal=Journal(
                 owned,
                 plan.filesystem,
@@ -254,3 +287,16 @@ def _coordinator_settings(settings: Settings) -> CoordinatorSettings:
         min_pause=settings.min_pause,
         tolerable_failures=settings.tolerated_failures,
     )
+
+
+def fence_behind(error: PenstockError, owned: OwnedLog | None) -> PenstockError:
+    """What goes wrong in a driver that was superseded is a fence: the new owner swept what is missing (rule G4)."""
+    if owned is None or isinstance(error, GenerationFenced):
+        return error
+    try:
+        owned.check()
+    except GenerationFenced as fence:
+        return fence
+    except PenstockError:
+        return error  # the log cannot be looked at either
+    return error

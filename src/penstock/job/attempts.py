@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from penstock.checkpoint.messages import StopRequested
 from penstock.errors import Domain, EngineDied, PenstockError
 from penstock.facts import Restarting
 from penstock.job.attempt import Attempt, Plan
@@ -91,12 +90,10 @@ class Attempts:
             number += 1
 
     def stop(self) -> None:
-        """Have the running attempt take its last checkpoint and end; the stop is asked for already."""
+        """The job is to end: say so. The request itself comes to the attempt as all requests do."""
         with self._lock:
             if self._lifecycle.state is JobState.RUNNING:
                 self._lifecycle.to(JobState.STOPPING)
-            if self._current is not None:
-                self._current.supervisor.request(self._stop_request())
 
     def give_up(self) -> None:
         """End without the last checkpoint: what it would have held is read again next time."""
@@ -129,8 +126,6 @@ class Attempts:
         )
         with self._lock:
             self._current = attempt
-            if self._stop.is_asked:
-                attempt.supervisor.request(self._stop_request())
         return attempt
 
     def _wait_or_raise(self, error: PenstockError, number: int) -> None:
@@ -146,10 +141,6 @@ class Attempts:
     def _running(self) -> None:
         with self._lock:
             self._lifecycle.to(JobState.STOPPING if self._stop.is_asked else JobState.RUNNING)
-
-    def _stop_request(self) -> StopRequested:
-        clock, settings = self._plan.clock, self._plan.settings
-        return StopRequested(at=clock.now(), wall=clock.wall(), request="stop", patience=settings.stop_timeout)
 
 
 def watch(over: Callable[[float], bool], seconds: float, give_up: Callable[[], None]) -> None:

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import logging
 import threading
-import uuid
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint.log import Log
-from penstock.checkpoint.messages import AnswerRequest
-from penstock.errors import GenerationFenced, InternalError, PenstockError, SettingsError
+from penstock.checkpoint.messages import StopRequested
+from penstock.errors import PenstockError, RequestFailed, SettingsError
 from penstock.facts import Fact, JobEnded, Listener
-from penstock.filesystem.resolve import resolve
-from penstock.graph.analyze import analyze
 from penstock.graph.nodes import Read, Write
 from penstock.graph.pipeline import PipelineDefinition
 from penstock.graph.validate import validate_mode
 from penstock.handles import Guarantee
-from penstock.job.attempt import Plan
-from penstock.job.attempts import Attempts, Stop, watch
+from penstock.ids import CheckpointId
+from penstock.job.asking import Asking, refuse_own_threads, warn_if_unpublished
+from penstock.job.attempts import Stop, watch
+from penstock.job.drive import Drive, Orders
 from penstock.job.report import Report, Tally
-from penstock.job.session import activate, make_session, take_over
+from penstock.job.requests import Requests, Tell
 from penstock.job.signals import stopping_on_signals
 from penstock.runtime.clock import SystemClock
 from penstock.runtime.lifecycle import JobState, Lifecycle
@@ -45,7 +42,7 @@ class Job:
             it at the end.
         fresh: begin empty though there is state; what is there stays, and ``rewind`` can go back to it.
         allow_non_restored_state: leave state unused whose step the pipeline no longer has.
-        take_over: claim the job even if another process claims it at the same time.
+        take_over: claim the job even if a living process has it, which that process notices and ends.
         listener: gets every fact, from any thread.
         settings: options of :class:`penstock.settings.Settings`, durations as text: ``checkpoint_every="5s"``.
 
@@ -76,10 +73,6 @@ class Job:
         self.name = self.graph.name
         self._settings = read_settings(settings)
         validate_mode(self.graph, Guarantee(self._settings.mode))
-        self._state = str(state)
-        self._given = spark
-        self._fresh = fresh
-        self._flags = {"allow_non_restored_state": allow_non_restored_state, "take_over": take_over}
         self._observer = listener
         self._tally = Tally(
             sources=frozenset(node.uid for node in self.graph.nodes if isinstance(node, Read)),
@@ -89,7 +82,18 @@ class Job:
         self._clock = SystemClock()
         self._over = threading.Event()
         self._stop = Stop()
-        self._attempts: Attempts | None = None
+        self._requests = Requests()
+        self._asking = Asking(self.name, self._requests, self._clock, lambda: self.state)
+        self._orders = Orders(
+            graph=self.graph,
+            state=str(state),
+            spark=spark,
+            settings=self._settings,
+            fresh=fresh,
+            allow_non_restored_state=allow_non_restored_state,
+            take_over=take_over,
+        )
+        self._drive: Drive | None = None
         self._thread: threading.Thread | None = None
         self._error: PenstockError | None = None
         self._lock = threading.Lock()
@@ -112,7 +116,7 @@ class Job:
 
         Nothing is lost by that: the next start goes on from the last complete checkpoint.
         """
-        return self._attempts is not None and self._attempts.cut_short is not None
+        return self._drive is not None and self._drive.is_cut_short
 
     def report(self) -> Report:
         """What it has done so far."""
@@ -146,8 +150,19 @@ class Job:
             if self._thread is not None:
                 log.warning("job %s is already %s; start() did nothing", self.name, self.state.value)
                 return
+            self._drive = Drive(
+                self._orders,
+                until=goal,
+                clock=self._clock,
+                lifecycle=self._lifecycle,
+                stop=self._stop,
+                requests=self._requests,
+                listener=self._tell,
+                ask_to_stop=self._ask_to_stop,
+                finish=self._finish,
+            )
             self._thread = threading.Thread(
-                target=self._drive, args=(goal,), name=f"penstock-job-{self.name}", daemon=True
+                target=self._begin, args=(self._drive,), name=f"penstock-job-{self.name}", daemon=True
             )
         self._thread.start()
 
@@ -166,89 +181,86 @@ class Job:
             raise self._error
         return True
 
-    def stop(self, timeout: float | None = None) -> bool:
+    def savepoint(self, name: str, timeout: float | None = None) -> CheckpointId:
+        """Take a checkpoint now that keeps this name and is never cleaned up; returns its id once it is in the log.
+
+        While the job restores or waits for its next attempt, it waits for that.
+
+        Raises:
+            SettingsError: the name is not one.
+            RequestRefused: the job does not run, or the name is taken; the message says by which checkpoint.
+            RequestFailed: it came to nothing, or not within ``timeout`` seconds.
+        """
+        return self._asking.checkpoint(name, timeout)
+
+    def checkpoint(self, timeout: float | None = None) -> CheckpointId:
+        """Take a checkpoint now; as :meth:`savepoint`, without a name."""
+        return self._asking.checkpoint(None, timeout)
+
+    def stop(self, timeout: float | None = None, *, savepoint: str | None = None) -> bool:
         """Take a last checkpoint, publish, end, and wait for it. Harmless if it is over; may be repeated.
+
+        With ``savepoint`` that checkpoint keeps this name; if it cannot have it, the job goes on.
 
         Raises:
             InternalError: called from one of the job's own threads, which would wait for itself.
+            RequestRefused: there can be no savepoint: the name is taken, or the job does not run.
+            RequestFailed: the job ended without its savepoint.
             PenstockError: what ended the job instead.
         """
-        if threading.current_thread().name.startswith("penstock-"):
-            msg = "stop() was called on one of the job's own threads, which it would wait for; use request_stop()"
-            raise InternalError(msg)
-        self.request_stop()
-        return self.wait(timeout)
+        refuse_own_threads("stop()", "use request_stop()")
+        if savepoint is None:
+            self.request_stop()
+            return self.wait(timeout)
+        event = self._asking.stop(savepoint, self._settings.stop_timeout)
+        deadline = None if timeout is None else self._clock.now() + timeout * 1_000_000
+        try:
+            if not self._asking.wait_for_stop(event, self._ask_to_stop, timeout):
+                return False
+        except RequestFailed:
+            self.wait(timeout)  # which raises what ended the job, if it was an error
+            raise
+        return self.wait(None if deadline is None else max(0.0, (deadline - self._clock.now()) / 1_000_000))
 
     def request_stop(self) -> None:
         """As :meth:`stop`, without waiting; from any thread, a listener's too."""
         with self._lock:
             first = not self._stop.is_asked
-            self._stop.ask()
             if self._thread is None and not self._lifecycle.is_over:
+                self._stop.ask()
                 self._finish(JobState.STOPPED, None)
                 return
-        if first and self._attempts is not None:
-            self._attempts.stop()
+        if first:
+            self._ask_to_stop(self._asking.stop(None, self._settings.stop_timeout), warn_if_unpublished)
+
+    def _ask_to_stop(self, stop: StopRequested, tell: Tell) -> None:
+        """One that wants a name stops the job only once it is sure to get it."""
+        if stop.name is None:
+            self._stopping()
+            self._requests.submit(stop, tell)
+        else:
+            self._requests.submit(stop, tell, accepted=self._stopping)
+
+    def _stopping(self) -> None:
+        with self._lock:
+            first = not self._stop.is_asked
+            self._stop.ask()
+        if first and self._drive is not None:
+            self._drive.stop()
         if first and self._settings.stop_timeout is not None:
             watch(self._over.wait, self._settings.stop_timeout / 1_000_000, self._give_up)
 
     def _give_up(self) -> None:
-        if self._attempts is not None:
-            self._attempts.give_up()
+        if self._drive is not None:
+            self._drive.give_up()
 
     # ------------------------------------------------------------------------------------------------------- driving
 
-    def _drive(self, until: Until) -> None:
-        made: SparkSession | None = None
+    def _begin(self, drive: Drive) -> None:
         try:
-            self._lifecycle.to(JobState.RESTORING)
-            made = None if self._given else make_session(self.name)
-            plan = self._plan(take_over(self._given) if self._given else made, until)
-            self._run_attempts(plan)
-        except PenstockError as error:
-            self._finish(JobState.FENCED if isinstance(error, GenerationFenced) else JobState.FAILED, error)
-        except Exception as error:
-            from penstock.job.explain import explain
-
-            told = explain(error)
-            told.__cause__ = error
-            self._finish(JobState.FAILED, told)
+            drive.run()
         finally:
-            if made is not None:
-                _stop_session(made)
             self._over.set()
-
-    def _run_attempts(self, plan: Plan) -> None:
-        self._attempts = Attempts(plan, lifecycle=self._lifecycle, stop=self._stop, fresh=self._fresh)
-        try:
-            self._attempts.run()
-        finally:
-            with suppress(Exception):  # static tables, kept in blocks of a session that may be gone
-                plan.analysis.close()
-        self._finish(JobState.STOPPED, None)
-
-    def _plan(self, spark: SparkSession | None, until: Until) -> Plan:
-        assert spark is not None
-        activate(spark)
-        analysis = analyze(self.graph, spark, clock=self._clock)
-        filesystem = resolve(f"{self._state}/{self.name}")
-        return Plan(
-            name=self.name,
-            analysis=analysis,
-            spark=spark,
-            filesystem=filesystem,
-            log=Log(filesystem, job=self.name, new_id=lambda: uuid.uuid4().hex, pause=self._stop.pause),  # noqa: TID251
-            settings=self._settings,
-            until=until,
-            clock=self._clock,
-            listener=self._tell,
-            pause=self._stop.pause,
-            answered=self._answered,
-            **self._flags,
-        )
-
-    def _answered(self, answer: AnswerRequest) -> None:
-        log.info("request %s: %s %s", answer.request, answer.answer.value, answer.message)
 
     def _tell(self, fact: Fact) -> None:
         self._tally(fact)
@@ -270,10 +282,3 @@ def _until(text: str) -> Until:
     except ValueError as error:
         msg = f"until is {text!r}, but must be one of {', '.join(each.value for each in Until)}"
         raise SettingsError(msg) from error
-
-
-def _stop_session(spark: SparkSession) -> None:
-    try:
-        spark.stop()
-    except Exception:
-        log.debug("the Spark session was gone already")

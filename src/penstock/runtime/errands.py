@@ -1,15 +1,26 @@
-"""What effects have workers do: entries, commits, clean-up. Each reports how it ended as an event; decides nothing."""
+"""What workers do for an attempt: snapshots, entries, commits, clean-up. Each reports its end as an event."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from penstock.checkpoint.entries import Manifest, Stopped
-from penstock.checkpoint.messages import CommitReturned, Event, ManifestFailed, ManifestWritten, StoppedWritten
-from penstock.errors import CheckpointError, CommitFailed, GenerationFenced
+from penstock.checkpoint.messages import (
+    AbortReason,
+    AttemptId,
+    CommitReturned,
+    Event,
+    ManifestFailed,
+    ManifestWritten,
+    StoppedWritten,
+    TaskAcknowledged,
+    TaskDeclined,
+)
+from penstock.errors import CheckpointAborted, CheckpointError, CommitFailed, GenerationFenced, StorageFailed
 from penstock.facts import CheckpointCompleted, Listener, Published
 from penstock.failpoints import failpoint
-from penstock.handles import CommitOutcome, Committable
+from penstock.handles import CommitOutcome, Committable, TaskSnapshot
+from penstock.ids import CheckpointId
 from penstock.runtime.clock import Clock
 from penstock.runtime.roles import Wiring
 
@@ -17,12 +28,63 @@ from penstock.runtime.roles import Wiring
 class Errands:
     """The errands of one attempt. Methods return at once; the work itself runs on the attempt's workers."""
 
-    def __init__(self, wiring: Wiring, *, clock: Clock, listener: Listener, put: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        wiring: Wiring,
+        attempts: Mapping[str, AttemptId],
+        *,
+        clock: Clock,
+        listener: Listener,
+        put: Callable[[Event], None],
+    ) -> None:
         self._wiring = wiring
+        self._attempts = attempts
         self._clock = clock
         self._listener = listener
         self._put = put
         self._known_files: set[str] = set()
+
+    def capture(self, task: str, checkpoint: CheckpointId, work: Callable[[], TaskSnapshot]) -> None:
+        """Make a snapshot durable on the task's worker, then acknowledge.
+
+        Storage that refuses fails the checkpoint, which may be tolerated; any other failure fails the attempt.
+        """
+        self._wiring.workers.submit(f"{task}-snapshot", lambda: self._capture(task, checkpoint, work))
+
+    def _capture(self, task: str, checkpoint: CheckpointId, work: Callable[[], TaskSnapshot]) -> None:
+        try:
+            snapshot = work()
+        except Exception as error:
+            told = self._wiring.explain(error)
+            if not isinstance(told, CheckpointAborted | StorageFailed):
+                raise
+            is_storage = isinstance(told, StorageFailed)
+            reason = AbortReason.SNAPSHOT_FAILED if is_storage else AbortReason.TASK_NOT_READY
+            self.decline(task, checkpoint, reason, str(told))
+            return
+        self._put(
+            TaskAcknowledged(
+                at=self._clock.now(),
+                wall=self._clock.wall(),
+                checkpoint=checkpoint,
+                attempt=self._attempts[task],
+                snapshot=snapshot,
+            )
+        )
+
+    def decline(self, task: str, checkpoint: CheckpointId, reason: AbortReason, message: str) -> None:
+        """A task will not take part in this checkpoint."""
+        self._put(
+            TaskDeclined(
+                at=self._clock.now(),
+                wall=self._clock.wall(),
+                checkpoint=checkpoint,
+                task=task,
+                attempt=self._attempts[task],
+                reason=reason,
+                message=message,
+            )
+        )
 
     def manifest(self, manifest: Manifest) -> None:
         """Write a manifest: the commit point."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import heapq
 import itertools
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from penstock.checkpoint.messages import Event, Timer
+from penstock.checkpoint.messages import CheckpointRequested, Event, StopRequested, Timer
 from penstock.ids import Instant
 
 CAPACITY = 10_000
@@ -23,6 +23,9 @@ class Broke:
     owner: str
     error: BaseException
 
+
+Request: TypeAlias = CheckpointRequested | StopRequested
+"""Somebody waits for its answer."""
 
 Item: TypeAlias = "Event | Broke | Callable[[], None]"
 
@@ -52,6 +55,11 @@ class Inbox:
             return self._items.get_nowait() if seconds == 0 else self._items.get(timeout=seconds)
         except queue.Empty:
             return None
+
+    def drain(self) -> Iterator[Item]:
+        """Take out all that waits, from any thread."""
+        while (item := self.take()) is not None:
+            yield item
 
     @property
     def is_empty(self) -> bool:

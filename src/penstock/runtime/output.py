@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -60,26 +60,33 @@ class Output:
         """Whether nothing comes behind: the task is a sink."""
         return not self._channels
 
-    def emit(self, batch: Batch, port: str = MAIN) -> None:
-        """Send a batch along the port's route. One that nobody reads is released at once."""
+    def emit(self, batch: Batch, port: str = MAIN, *, ready: Callable[[], None] | None = None) -> None:
+        """Send a batch along the port's route. One that nobody reads is released at once.
+
+        ``ready`` is called when all its rewriting is done, before anybody downstream can see it.
+        """
         path = self._paths.get(port)
         if path is None:
             batch.release()
             return
         self._sent += 1
-        self._walk(replace(batch, sequence=self._sent), path)
+        parcels = list(self._walk(replace(batch, sequence=self._sent), path))
+        if ready is not None:
+            ready()
+        for channel, rewritten in parcels:
+            channel.put(rewritten)
 
     def broadcast(self, element: Element) -> None:
         """Send a control element to everybody."""
         for channel in self._channels:
             channel.put(element)
 
-    def _walk(self, batch: Batch, path: Path) -> None:
+    def _walk(self, batch: Batch, path: Path) -> Iterator[tuple[Channel, Batch]]:
         if path.rewrite is not None:
             batch = path.rewrite(batch)
         if path.channel is not None:
-            path.channel.put(batch)
+            yield path.channel, batch
         if path.branches:
             kept = self._keep(batch, len(path.branches))
             for branch in path.branches:
-                self._walk(kept, branch)
+                yield from self._walk(kept, branch)

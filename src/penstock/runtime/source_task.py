@@ -8,7 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from penstock.elements import Barrier, Batch, CancelBarrier, CheckpointKind, EndOfStream, LatencyMarker, Watermark
+from penstock.elements import (
+    Barrier,
+    Batch,
+    CancelBarrier,
+    CheckpointKind,
+    EndOfStream,
+    InputStatus,
+    LatencyMarker,
+    Watermark,
+)
 from penstock.errors import StateIncompatible, assert_never
 from penstock.facts import BatchRead, Counted
 from penstock.failpoints import failpoint
@@ -63,17 +72,21 @@ class SourceTask:
         self._shell = shell
         self._clock = clock
         self._mail: deque[Mail] = deque()
+        self._cancelled: set[CheckpointId] = set()  # their cancellation is in the mail, perhaps behind the barrier
         self._positions: dict[CheckpointId, Position] = {}
         self._held = held
         self._has_ended = has_ended
         self._reading = True
         self._finished = False
+        self._is_idle = False
         self._wake_at: Instant | None = None
         self._sent = 0
         self.doing = "starting"
 
     def post(self, mail: Mail) -> None:
         """Hand in mail; it is read before the next poll."""
+        if isinstance(mail, CancelBarrier):
+            self._cancelled.add(mail.checkpoint)
         self._mail.append(mail)
 
     def step(self) -> Progress:
@@ -120,7 +133,10 @@ class SourceTask:
                 self._refuse_after_end()
                 self._send(poll, now)
                 return Progress(worked=True)
-            case Nothing(wake_at=wake_at):
+            case Nothing(wake_at=wake_at, idle=idle):
+                if idle and not self._is_idle:
+                    self._output.broadcast(InputStatus(idle=True))
+                self._is_idle = self._is_idle or idle
                 self.doing = "waiting for data"
                 self._wake_at = wake_at
                 self._pace.rest(WallTime(wall + wake_at - now))
@@ -137,6 +153,7 @@ class SourceTask:
 
     def _send(self, rows: Rows, began: Instant) -> None:
         self._sent += 1
+        self._is_idle = False  # a batch makes its edge active again
         self.doing = f"batch {self._sent}"
         failpoint("source.polled")
         frame = self._reader.frame(rows.plan)
@@ -147,7 +164,10 @@ class SourceTask:
             measures=dict(rows.measures),
             verify=rows.verify,
         )
-        self._output.emit(batch)
+        self._output.emit(batch, ready=lambda: self._tell_read(rows, began))
+
+    def _tell_read(self, rows: Rows, began: Instant) -> None:
+        """Before anybody can be through with it: observers see what happens to one batch in order."""
         took = (self._clock.now() - began) / 1_000
         self._shell.report(BatchRead(task=self.id, sequence=self._sent, rows=rows.rows, plan_ms=took))
 
@@ -182,6 +202,7 @@ class SourceTask:
                 self._barrier(mail, checkpoint, kind)
             case CancelBarrier(checkpoint=checkpoint):
                 self._positions.pop(checkpoint, None)
+                self._cancelled.discard(checkpoint)
                 self._output.broadcast(mail)
             case Completed(checkpoint=checkpoint):
                 self._completed(checkpoint)
@@ -192,10 +213,13 @@ class SourceTask:
                 assert_never(mail)
 
     def _barrier(self, barrier: Barrier, checkpoint: CheckpointId, kind: CheckpointKind) -> None:
-        position = self._reader.position()
-        self._positions[checkpoint] = position
+        """Send it, unless its cancellation waits behind it: that alone frees whoever has the barrier from others."""
         if kind is CheckpointKind.FINAL:
             self._reading = False
+        if checkpoint in self._cancelled:
+            return
+        position = self._reader.position()
+        self._positions[checkpoint] = position
         self._output.broadcast(barrier)
         watermarks = (END_OF_TIME,) if self._has_ended else ()
         snapshot = TaskSnapshot(task=self.id, position=position, watermarks=watermarks)

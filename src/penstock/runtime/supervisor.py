@@ -25,23 +25,25 @@ from penstock.checkpoint.messages import (
     InjectBarrier,
     NotifyCompleted,
     ProgressMade,
-    TaskAcknowledged,
-    TaskDeclined,
+    RunFailed,
+    TaskFailed,
     TimerFired,
     WakeAt,
     WriteManifest,
     WriteStopped,
 )
 from penstock.elements import Barrier, CancelBarrier
-from penstock.errors import CheckpointAborted, StorageFailed, assert_never
+from penstock.errors import PenstockError, assert_never
 from penstock.facts import BatchDone, BatchRead, CheckpointFailed, Fact, Listener, WatermarkAdvanced
 from penstock.handles import TaskSnapshot
 from penstock.ids import CheckpointId, Instant
+from penstock.runtime.answers import Answers
 from penstock.runtime.clock import Clock
 from penstock.runtime.errands import Errands
-from penstock.runtime.inbox import Broke, Inbox, Item
+from penstock.runtime.inbox import Broke, Inbox, Item, Request
+from penstock.runtime.mail import Mail
 from penstock.runtime.roles import Wiring
-from penstock.runtime.source_task import Finish, SourceTask
+from penstock.runtime.source_task import Finish
 from penstock.runtime.task import Completed
 
 log = logging.getLogger("penstock")
@@ -59,59 +61,25 @@ class Supervisor:
         self._inbox = Inbox()
         self._waiting_sources: set[str] = set()
         self._unfinished: set[str] = set()
+        self._is_over = False
         self._attempts: Mapping[str, AttemptId] = {}
         self._wiring: Wiring
         self._errands: Errands
+        self._mail: Mail
+        self._answers: Answers
         self.ended: EndJob | None = None
         """How the job ended, once it has."""
 
     # ------------------------------------------------------------------------------------------- what tasks may ask
 
     def capture(self, task: str, checkpoint: CheckpointId, work: Callable[[], TaskSnapshot]) -> None:
-        """Make a snapshot durable on the task's worker, then acknowledge.
-
-        Storage that refuses fails the checkpoint, which may be tolerated; any other failure fails the attempt.
-        """
-
-        def run() -> None:
-            try:
-                snapshot = work()
-            except Exception as error:
-                told = self._wiring.explain(error)
-                if not isinstance(told, CheckpointAborted | StorageFailed):
-                    raise
-                is_storage = isinstance(told, StorageFailed)
-                reason = AbortReason.SNAPSHOT_FAILED if is_storage else AbortReason.TASK_NOT_READY
-                self._decline(task, checkpoint, reason, str(told))
-                return
-            self._inbox.put(
-                TaskAcknowledged(
-                    at=self._clock.now(),
-                    wall=self._clock.wall(),
-                    checkpoint=checkpoint,
-                    attempt=self._attempts[task],
-                    snapshot=snapshot,
-                )
-            )
-
-        self._wiring.workers.submit(f"{task}-snapshot", run)
+        """Make a snapshot durable on the task's worker, then acknowledge."""
+        self._errands.capture(task, checkpoint, work)
 
     def abandoned(self, task: str, checkpoint: CheckpointId) -> None:
         """A cancel barrier, or a newer one, came; the coordinator knows already unless it was the latter."""
-        self._decline(task, checkpoint, AbortReason.TASK_NOT_READY, "its barrier was cancelled or overtaken")
-
-    def _decline(self, task: str, checkpoint: CheckpointId, reason: AbortReason, message: str) -> None:
-        self._inbox.put(
-            TaskDeclined(
-                at=self._clock.now(),
-                wall=self._clock.wall(),
-                checkpoint=checkpoint,
-                task=task,
-                attempt=self._attempts[task],
-                reason=reason,
-                message=message,
-            )
-        )
+        message = "its barrier was cancelled or overtaken"
+        self._errands.decline(task, checkpoint, AbortReason.TASK_NOT_READY, message)
 
     def source_done(self, task: str, *, ended: bool) -> None:
         """When the last one is done, the final checkpoint is due."""
@@ -136,9 +104,11 @@ class Supervisor:
 
     # -------------------------------------------------------------------------------------- what the outside may ask
 
-    def request(self, event: Event) -> None:
-        """Hand in a request (a stop, a savepoint) from any thread."""
+    def request(self, event: Request) -> None:
+        """Hand in a request (a stop, a savepoint) from any thread; it is answered, however the attempt ends."""
         self._inbox.put(event)
+        if self._is_over:  # of two that drain the inbox, one gets each
+            self._answers.refuse(self._inbox.drain())
 
     def broke(self, owner: str, error: BaseException) -> None:
         """A task or worker failed."""
@@ -172,10 +142,13 @@ class Supervisor:
     def begin(self, wiring: Wiring) -> None:
         """Start the tasks. :meth:`turn` moves the attempt on until :attr:`ended`; then ``finish`` and ``tear_down``."""
         self._wiring = wiring
-        self._errands = Errands(wiring, clock=self._clock, listener=self._listener, put=self._inbox.put)
+        self._mail, self._answers = Mail(wiring), Answers(wiring.answered)
         self._waiting_sources = set(wiring.sources)
         started = wiring.started(self._clock.now())
         self._attempts = started.attempts
+        self._errands = Errands(
+            wiring, started.attempts, clock=self._clock, listener=self._listener, put=self._inbox.put
+        )
         self._handle(started)
         for id, task in wiring.tasks.items():
             wiring.threads[id].start(task)
@@ -200,6 +173,13 @@ class Supervisor:
         return None if alarm is None else max(0.0, (alarm - self._clock.now()) / 1_000_000)
 
     def _turn(self, seconds: float | None) -> None:
+        try:
+            self._move_on(seconds)
+        except Exception as error:
+            self._fail(error)
+            raise
+
+    def _move_on(self, seconds: float | None) -> None:
         item = self._inbox.take(seconds)
         if item is not None:
             self._take(item)
@@ -209,17 +189,43 @@ class Supervisor:
             self._handle(TimerFired(at=now, wall=self._clock.wall(), timer=timer, doing=doing))
 
     def _take(self, item: Item) -> None:
-        if self.ended is not None and not callable(item):
+        if self.ended is not None and not callable(item) and not isinstance(item, Request):
             return  # whatever breaks now, everything is published
         if isinstance(item, Broke):
             error = self._wiring.explain(item.error)
-            if error.uid is None and item.owner in self._wiring.tasks:
-                error.uid = item.owner
+            self._lost(item.owner, error)
+            if error is item.error:
+                raise error  # with the cause that it has: its own it must not become
             raise error from item.error
         if callable(item):
             item()
         else:
             self._handle(item)
+
+    def _lost(self, owner: str, error: PenstockError) -> None:
+        """A task that is gone aborts what it has not acknowledged; what else breaks ends the run only."""
+        if owner not in self._attempts:
+            return
+        error.uid = error.uid or owner
+        self._handle(
+            TaskFailed(
+                at=self._clock.now(),
+                wall=self._clock.wall(),
+                task=owner,
+                attempt=self._attempts[owner],
+                message=str(error.args[0]),
+            )
+        )
+
+    def _fail(self, error: Exception) -> None:
+        """The attempt is over: whoever waits for an answer gets it."""
+        self._handle(RunFailed(at=self._clock.now(), wall=self._clock.wall(), message=str(error)))
+
+    def _abort(self, effect: AbortCheckpoint) -> None:
+        self._mail.to_sources(CancelBarrier(checkpoint=effect.checkpoint), self._wiring.sources)
+        self._listener(
+            CheckpointFailed(checkpoint=effect.checkpoint, reason=effect.reason.name.lower(), message=effect.message)
+        )
 
     def _handle(self, event: Event) -> None:
         for effect in self._wiring.coordinator.handle(event):
@@ -228,13 +234,13 @@ class Supervisor:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case InjectBarrier():
-                self._post(Barrier(checkpoint=effect.checkpoint, kind=effect.kind), effect.sources)
+                self._mail.to_sources(Barrier(checkpoint=effect.checkpoint, kind=effect.kind), effect.sources)
             case AbortCheckpoint():
                 self._abort(effect)
             case WriteManifest():
                 self._errands.manifest(effect.manifest)
             case NotifyCompleted():
-                self._notify(effect.checkpoint)
+                self._mail.to_all(Completed(checkpoint=effect.checkpoint))
             case Commit():
                 self._errands.commit(effect.item)
             case WakeAt():
@@ -242,7 +248,7 @@ class Supervisor:
             case DiscardSnapshot():
                 pass
             case AnswerRequest():
-                self._wiring.answered(effect)
+                self._answers.tell(effect)
             case WriteStopped():
                 self._errands.stopped(effect.body)
             case EndJob():
@@ -252,32 +258,12 @@ class Supervisor:
             case _:
                 assert_never(effect)
 
-    # --------------------------------------------------------------------------------------------------- mail to tasks
-
-    def _post(self, mail: Barrier | CancelBarrier | Finish, sources: tuple[str, ...]) -> None:
-        for id in sources:
-            task = self._wiring.tasks[id]
-            if isinstance(task, SourceTask):
-                task.post(mail)
-                self._wiring.threads[id].wake()
-
-    def _abort(self, effect: AbortCheckpoint) -> None:
-        self._post(CancelBarrier(checkpoint=effect.checkpoint), self._wiring.sources)
-        self._listener(
-            CheckpointFailed(checkpoint=effect.checkpoint, reason=effect.reason.name.lower(), message=effect.message)
-        )
-
-    def _notify(self, checkpoint: CheckpointId) -> None:
-        for id, task in self._wiring.tasks.items():
-            task.post(Completed(checkpoint=checkpoint))
-            self._wiring.threads[id].wake()
-
     # ------------------------------------------------------------------------------------------------------- the end
 
     def finish(self) -> None:
         """The job has ended: have the tasks pass the end of the stream on, until :attr:`is_finished`."""
         self._unfinished = set(self._wiring.tasks)
-        self._post(Finish(), self._wiring.sources)
+        self._mail.to_sources(Finish(), self._wiring.sources)
 
     @property
     def is_finished(self) -> bool:
@@ -293,6 +279,8 @@ class Supervisor:
             wiring.cancel()
         for thread in wiring.threads.values():
             thread.join(ORDERLY_END)
+        self._is_over = True
+        self._answers.refuse(self._inbox.drain())
         for task in wiring.tasks.values():
             try:
                 task.close()

@@ -65,9 +65,10 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nothing:
-    """No rows now; ask again at ``wake_at``."""
+    """No rows now; ask again at ``wake_at``. ``idle``: it does not hold watermarks back before its next rows."""
 
     wake_at: Instant
+    idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,206 @@
+"""One job from its start to its end, on one thread: asks for the owner, makes a session, runs attempts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.checkpoint.control_files import ControlFiles
+from penstock.checkpoint.log import Log
+from penstock.checkpoint.messages import StopRequested
+from penstock.errors import GenerationFenced, PenstockError
+from penstock.facts import Listener
+from penstock.filesystem.resolve import resolve
+from penstock.graph.analyze import analyze
+from penstock.graph.nodes import Graph
+from penstock.job.asking import new_id
+from penstock.job.attempt import Plan
+from penstock.job.attempts import Attempts, GivenUp, Stop
+from penstock.job.control import ControlWatch
+from penstock.job.owner import OwnerCheck, note_over
+from penstock.job.requests import Requests, Tell
+from penstock.job.session import activate, make_session, take_over
+from penstock.runtime.clock import Clock
+from penstock.runtime.lifecycle import JobState, Lifecycle
+from penstock.settings import Settings
+from penstock.sources.base import Until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger("penstock")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orders:
+    """What whoever made the job wants."""
+
+    graph: Graph
+    state: str
+    spark: SparkSession | None
+    settings: Settings
+    fresh: bool
+    allow_non_restored_state: bool
+    take_over: bool
+
+
+class Drive:
+    """Runs the job once.
+
+    Args:
+        orders: what is wanted.
+        until: when it ends by itself.
+        clock: of the job.
+        lifecycle: moved on here.
+        stop: whether it was asked to stop.
+        requests: to the job, from anywhere.
+        listener: gets every fact.
+        ask_to_stop: a request for that came through ``control/``.
+        finish: gets the end, once.
+    """
+
+    def __init__(  # noqa: PLR0913 - everything that job and drive share
+        self,
+        orders: Orders,
+        *,
+        until: Until,
+        clock: Clock,
+        lifecycle: Lifecycle,
+        stop: Stop,
+        requests: Requests,
+        listener: Listener,
+        ask_to_stop: Callable[[StopRequested, Tell], None],
+        finish: Callable[[JobState, PenstockError | None], None],
+    ) -> None:
+        self._orders = orders
+        self._name = orders.graph.name
+        self._until = until
+        self._clock = clock
+        self._lifecycle = lifecycle
+        self._stop = stop
+        self._requests = requests
+        self._listener = listener
+        self._ask_to_stop = ask_to_stop
+        self._finish = finish
+        self._attempts: Attempts | None = None
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether a stop ended it without its last checkpoint."""
+        return self._attempts is not None and self._attempts.cut_short is not None
+
+    def stop(self) -> None:
+        """The job is to end: it says so from now on."""
+        if self._attempts is not None:
+            self._attempts.stop()
+
+    def give_up(self) -> None:
+        """End without the last checkpoint."""
+        if self._attempts is not None:
+            self._attempts.give_up()
+
+    def run(self) -> None:
+        """From the start to the end; never raises what a job can end with."""
+        made: SparkSession | None = None
+        try:
+            self._lifecycle.to(JobState.RESTORING)
+            place = _Place(self._orders, self._clock, self._stop)
+            place.check_owner()  # before a session is made, which takes seconds
+            given = self._orders.spark
+            made = None if given else make_session(self._name)
+            spark = take_over(given) if given else made
+            assert spark is not None
+            self._run_attempts(self._plan(spark, place), place)
+            self._end(JobState.STOPPED, None)
+        except GivenUp:  # stopped before there was anything to stop
+            self._end(JobState.STOPPED, None)
+        except PenstockError as error:
+            self._end(JobState.FENCED if isinstance(error, GenerationFenced) else JobState.FAILED, error)
+        except Exception as error:
+            from penstock.job.explain import explain
+
+            told = explain(error)
+            told.__cause__ = error
+            self._end(JobState.FAILED, told)
+        finally:
+            self._requests.close()
+            if made is not None:
+                _stop_session(made)
+
+    def _end(self, state: JobState, error: PenstockError | None) -> None:
+        self._requests.close(error)
+        self._finish(state, error)
+
+    def _run_attempts(self, plan: Plan, place: _Place) -> None:
+        self._attempts = Attempts(plan, lifecycle=self._lifecycle, stop=self._stop, fresh=self._orders.fresh)
+        control = ControlWatch(
+            place.files,
+            self._requests,
+            stop=self._ask_to_stop,
+            state=lambda: self._lifecycle.state.value,
+            clock=self._clock,
+        )
+        control.start()
+        try:
+            self._attempts.run()
+            self._requests.close(self._attempts.cut_short)
+        except PenstockError as error:
+            self._requests.close(error)
+            raise
+        finally:
+            self._requests.close()
+            control.close()
+            self._note_over()
+            with suppress(Exception):  # static tables, kept in blocks of a session that may be gone
+                plan.analysis.close()
+
+    def _note_over(self) -> None:
+        if self._requests.owned is not None:
+            note_over(self._requests.owned.log_id, self._requests.owned.generation)
+
+    def _plan(self, spark: SparkSession, place: _Place) -> Plan:
+        activate(spark)
+        return Plan(
+            name=self._name,
+            analysis=analyze(self._orders.graph, spark, clock=self._clock),
+            spark=spark,
+            filesystem=place.filesystem,
+            log=place.log,
+            settings=self._orders.settings,
+            until=self._until,
+            clock=self._clock,
+            listener=self._listener,
+            pause=self._stop.pause,
+            answered=self._requests.answered,
+            requests=self._requests,
+            before_claim=place.check_owner,
+            allow_non_restored_state=self._orders.allow_non_restored_state,
+            take_over=self._orders.take_over,
+        )
+
+
+class _Place:
+    """Where the job's state lies, and who has it."""
+
+    def __init__(self, orders: Orders, clock: Clock, stop: Stop) -> None:
+        name = orders.graph.name
+        self.filesystem = resolve(f"{orders.state}/{name}")
+        self.log = Log(self.filesystem, job=name, new_id=new_id, pause=stop.pause)
+        self.files = ControlFiles(self.filesystem)
+        self._is_taken_over = orders.take_over
+        self._check = OwnerCheck(job=name, log=self.log, files=self.files, clock=clock, new_id=new_id, pause=stop.pause)
+
+    def check_owner(self) -> None:
+        """Refuse while a living owner answers, unless told to take over."""
+        if not self._is_taken_over:
+            self._check()
+
+
+def _stop_session(spark: SparkSession) -> None:
+    try:
+        spark.stop()
+    except Exception:
+        log.debug("the Spark session was gone already")

@@ -1,0 +1,151 @@
+"""Asks, before a start, whether a living process owns the job (rule L9, second half). Reads the log, claims nothing.
+
+A courtesy, not a lock: two that start at once may both hear nothing; then the log's claims decide, as ever.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Final
+
+from penstock.checkpoint.control import Answerer, ControlAnswer, ControlRequest, Kind
+from penstock.checkpoint.control_files import ControlFiles
+from penstock.checkpoint.entries import Claim, Stopped
+from penstock.checkpoint.history import History
+from penstock.checkpoint.log import Log
+from penstock.checkpoint.messages import Answer
+from penstock.errors import CheckpointError, CheckpointUnreadable, JobIsRunning
+from penstock.ids import Generation
+from penstock.runtime.clock import Clock
+
+PATIENCE: Final = 2.0
+"""Seconds that an owner gets to answer; it looks for requests several times in this time."""
+
+_over: set[tuple[str, Generation]] = set()
+_over_lock = threading.Lock()
+
+
+def note_over(log_id: str, generation: Generation) -> None:
+    """Remember that this process had the log under this claim and does nothing more with it."""
+    with _over_lock:
+        _over.add((log_id, generation))
+
+
+class OwnerCheck:
+    """Refuses while a living owner answers.
+
+    Args:
+        job: its name, for the message.
+        log: of the job; read only.
+        files: where the owner is asked.
+        clock: how long it takes.
+        new_id: draws a random id.
+        pause: waits; it may raise, to give up.
+    """
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        log: Log,
+        files: ControlFiles,
+        clock: Clock,
+        new_id: Callable[[], str],
+        pause: Callable[[float], None],
+    ) -> None:
+        self._job = job
+        self._log = log
+        self._files = files
+        self._clock = clock
+        self._new_id = new_id
+        self._pause = pause
+        self._silent: Generation | None = None  # has been asked and did not answer
+
+    def __call__(self) -> None:
+        """Ask the newest claim's owner, once; one that surely is gone is not asked.
+
+        Raises:
+            JobIsRunning: it answered.
+        """
+        try:
+            history = self._log.read()
+        except CheckpointError:
+            return  # the claim reads it again, and says what is wrong
+        generation = history.generation
+        if generation is None or generation == self._silent or _has_ended(history):
+            return
+        answer = self._ask(generation)
+        if answer is not None:
+            raise JobIsRunning(self._refusal(history, answer))
+        self._silent = generation
+
+    def _ask(self, generation: Generation) -> ControlAnswer | None:
+        hello = ControlRequest(
+            request=self._new_id(), kind=Kind.HELLO, generation=generation, asked=self._clock.wall(), owner=_me()
+        )
+        try:
+            self._files.ask(hello, pause=self._pause)
+            return self._files.wait_for_answer(hello.request, seconds=PATIENCE, now=self._clock.now, pause=self._pause)
+        except CheckpointUnreadable as error:  # somebody lives and answers, in words of another version
+            return ControlAnswer(
+                request=hello.request,
+                answer=Answer.REFUSED,
+                message=str(error),
+                generation=generation,
+                at=self._clock.wall(),
+            )
+        except CheckpointError:
+            return None  # storage that refuses this will refuse the claim, and that says so
+        finally:
+            self._forget(hello.request)
+
+    def _forget(self, request: str) -> None:
+        try:
+            self._files.forget(request)
+        except CheckpointError:
+            return
+
+    def _refusal(self, history: History, answer: ControlAnswer) -> str:
+        owner: Claim | Answerer | None = answer.me
+        if owner is None and history.claim is not None and isinstance(history.claim.body, Claim):
+            owner = history.claim.body
+        who = "another process"
+        if owner is not None:
+            since = datetime.fromtimestamp(owner.started / 1_000_000, tz=timezone.utc)
+            who = f"process {owner.pid} on {owner.host}, since {since:%Y-%m-%d %H:%M:%S} UTC"
+        return (
+            f"job {self._job!r} is running already: {who} (generation {answer.generation}); stop that one first, or "
+            "start with --take-over (in Python take_over=True), which ends it without its last checkpoint"
+        )
+
+
+def _has_ended(history: History) -> bool:
+    """Whether nobody can answer: an orderly end, a claim of ours that is over, a process that does not exist."""
+    if isinstance(history.entries[-1].body, Stopped):
+        return True
+    assert history.log_id is not None  # there is an entry
+    assert history.generation is not None
+    with _over_lock:
+        if (history.log_id, history.generation) in _over:
+            return True
+    claim = history.claim.body if history.claim is not None else None
+    return isinstance(claim, Claim) and claim.host == platform.node() and not _exists(claim.pid)
+
+
+def _exists(pid: int) -> bool:
+    """Whether there is a process of this number; perhaps another one by now, which then is waited for in vain."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
+
+
+def _me() -> str:
+    return f"process {os.getpid()} on {platform.node()}"
