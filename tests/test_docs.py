@@ -6,7 +6,9 @@ import doctest
 import importlib
 import pkgutil
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -45,3 +47,22 @@ def test_the_readme_pipeline_runs(spark: SparkSession, tmp_path: Path, monkeypat
     assert job.run(until="caught-up").rows_read == {"orders": 4}
     found = spark.read.parquet(str(tmp_path / "out")).select("user", "amount").collect()
     assert [tuple(row) for row in found] == [("u1", 1.0)], "00:01 is closed by 00:03 less 5 seconds, 00:02 is not"
+
+
+@pytest.mark.spark
+def test_the_tutorial_on_testing_runs(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of its examples, in their order, as the one test module that a reader would make of them."""
+    code = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "testing.md").read_text(), flags=re.DOTALL)
+    modules = {text.split("\n", 1)[0].removeprefix("# "): text for text in code if text.startswith("# ")}
+    assert modules.keys() == {"conftest.py", "shop.py"}
+    shop = ModuleType("shop")
+    exec(compile(modules["shop.py"], "shop.py", "exec"), vars(shop))
+    monkeypatch.setitem(sys.modules, "shop", shop)
+    (tmp_path / "test_shop.py").write_text("\n\n".join(text for text in code if not text.startswith("# ")))
+    (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
+
+    conftest = modules["conftest.py"].replace("    session.stop()\n", "")  # it is the session of this run
+    (tmp_path / "conftest.py").write_text(conftest)
+    without = ["-p", "no:cacheprovider", "-p", "no:faulthandler"]  # that of the run around this one stays on
+    options = ["-q", "--import-mode=importlib", *without, f"--rootdir={tmp_path}"]
+    assert pytest.main([*options, "-c", str(tmp_path / "pytest.ini"), str(tmp_path)]) == 0

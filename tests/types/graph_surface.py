@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pyspark.sql import functions as F
 from typing_extensions import assert_type
 
 import penstock as ps
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 
 def add_tax(frame: DataFrame, rate: float) -> DataFrame:
     return frame.withColumn("tax", frame.amount * rate)
+
+
+def _dot(a: Column, b: Column) -> Column:
+    return F.sum(a * b)
 
 
 @ps.pipeline("orders")
@@ -31,6 +36,18 @@ def orders(p: ps.Pipeline) -> None:
     assert_type(grouped, ps.GroupedStream)
     totals = grouped.agg("totals", ps.agg.sum("amount").alias("amount"), ps.agg.count())
     assert_type(totals, ps.WindowedResult)
+    more = grouped.agg(
+        "more",
+        ps.agg.stddev("amount").where("amount > 0").alias("spread"),
+        ps.agg.first("status", by="version", ignore_nulls=True),
+        ps.agg.collect("page", limit=10),
+        ps.agg.count_distinct("user", "device"),
+        ps.agg.approx_count_distinct("user", rsd=0.01),
+        ps.agg.percentile("amount", [0.5, 0.99]),
+        ps.agg.approx_percentile("amount", 0.5, k=400),
+        ps.agg.custom("mine", of=["a", "b"], partial={"s": _dot}, merge={"s": F.sum}, finish=F.sqrt),
+    )
+    assert_type(more, ps.WindowedResult)
     assert_type(totals.late, ps.Stream)
     assert_type(totals.write("out", ps.files.Sink("out/"), guarantee="exactly-once"), None)
     assert_type(raw.schema.names, "list[str]")

@@ -41,6 +41,12 @@ def _store(name: str) -> _Store:
         return _STORES.setdefault(name, _Store())
 
 
+def forget(name: str) -> None:
+    """Let go of all rows of the sinks of one name, when none of them is used any more."""
+    with _STORES_LOCK:
+        _STORES.pop(name, None)
+
+
 class Sink:
     """Keeps rows in this process: visible in :attr:`rows` once their checkpoint is complete. For few rows.
 
@@ -64,6 +70,11 @@ class Sink:
                 name = f"unnamed-{Sink._unnamed}"
         self._name = name
         self._store = _store(name)
+
+    @property
+    def accepts_changes(self) -> bool:
+        """Rows are kept as they come, ``_change`` among their columns."""
+        return True
 
     @property
     def guarantee(self) -> Guarantee:

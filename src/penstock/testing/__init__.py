@@ -1,1 +1,71 @@
-"""Tools for testing pipelines and connectors; they ship, and are documented."""
+"""Tools for testing pipelines and connectors; they ship, and are documented.
+
+Names are loaded when they are first used: only the contracts need pytest, and only what runs something needs Spark.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from penstock.testing.clock import ManualClock
+    from penstock.testing.contracts import FileSystemContract, SinkContract, SourceContract
+    from penstock.testing.filesystem import MemoryFileSystem
+    from penstock.testing.frames import assert_rows, same_rows
+    from penstock.testing.operator_harness import OperatorHarness
+    from penstock.testing.pipeline_run import PipelineRun, run
+    from penstock.testing.script import Crash, End, Idle, Pause
+    from penstock.testing.sinks import CollectSink
+    from penstock.testing.sources import ScriptedSource
+
+__all__ = [
+    "CollectSink",
+    "Crash",
+    "End",
+    "FileSystemContract",
+    "Idle",
+    "ManualClock",
+    "MemoryFileSystem",
+    "OperatorHarness",
+    "Pause",
+    "PipelineRun",
+    "ScriptedSource",
+    "SinkContract",
+    "SourceContract",
+    "assert_rows",
+    "run",
+    "same_rows",
+]
+
+_HOMES: Final = {
+    "CollectSink": "sinks",
+    "Crash": "script",
+    "End": "script",
+    "FileSystemContract": "contracts",
+    "Idle": "script",
+    "ManualClock": "clock",
+    "MemoryFileSystem": "filesystem",
+    "OperatorHarness": "operator_harness",
+    "Pause": "script",
+    "PipelineRun": "pipeline_run",
+    "ScriptedSource": "sources",
+    "SinkContract": "contracts",
+    "SourceContract": "contracts",
+    "assert_rows": "frames",
+    "run": "pipeline_run",
+    "same_rows": "frames",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        msg = f"module 'penstock.testing' has no attribute {name!r}"
+        raise AttributeError(msg)
+    value: object = getattr(import_module(f"penstock.testing.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

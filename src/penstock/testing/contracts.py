@@ -17,6 +17,10 @@ import pytest
 
 from penstock.errors import CheckpointError, CheckpointUnreadable
 from penstock.filesystem.base import Created, FileSystem, Moved
+from penstock.testing.contract_sink import SinkContract
+from penstock.testing.contract_source import SourceContract
+
+__all__ = ["FileSystemContract", "SinkContract", "SourceContract"]
 
 
 class FileSystemContract:

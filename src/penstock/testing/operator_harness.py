@@ -1,0 +1,253 @@
+"""One stateful step alone: batches and watermarks in, rows out, state taken and restored. No runtime, no threads."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import nullcontext
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, cast
+
+from penstock import formats
+from penstock.elements import Batch
+from penstock.errors import HarnessError
+from penstock.failpoints import failpoint
+from penstock.filesystem.local import LocalFileSystem
+from penstock.graph.analyze import analyze
+from penstock.graph.nodes import Keyed
+from penstock.graph.pipeline import PipelineDefinition
+from penstock.ids import BEGINNING, CheckpointId, EventTime, Generation
+from penstock.operators.base import MAIN, OperatorContext, OperatorSpec
+from penstock.testing.frames import in_order
+from penstock.testing.substitute import nearest
+from penstock.testing.values import Row, fit_rows, frame_of, micros_of, rows_of
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+    from typing_extensions import Self
+
+    from penstock.filesystem.base import FileSystem
+    from penstock.handles import StateHandle
+
+
+class OperatorHarness:
+    """An operator on a real session, with its state in a temporary directory. Use it in a ``with`` block.
+
+    Args:
+        spec: of the step; :meth:`of` takes it out of a pipeline.
+        spark: the session it runs on, used as it is.
+        inputs: the columns of each input, as DDL or a ``StructType``.
+        partitions: over how many the state is spread.
+        consumed: the ports that somebody reads; all, unless given.
+        filesystem: for the state, if not a temporary directory.
+
+    Attributes:
+        counters: what the operator has counted, by name.
+        watermark: where event time stands, in microseconds since the epoch.
+
+    Example::
+
+        with OperatorHarness.of(orders, "totals", spark) as totals:
+            totals.send([{"user": "u1", "amount": 3.0, "at": "2026-01-01T00:00:10Z"}])
+            state = totals.snapshot()
+            totals.restore(state)
+            totals.advance("2026-01-01T00:01:00Z")
+            assert totals.rows("user", "amount") == [{"user": "u1", "amount": 3.0}]
+    """
+
+    def __init__(
+        self,
+        spec: OperatorSpec,
+        spark: SparkSession,
+        *inputs: str | StructType,
+        partitions: int = 2,
+        consumed: Iterable[str] | None = None,
+        filesystem: FileSystem | None = None,
+    ) -> None:
+        self.counters: Counter[str] = Counter()
+        self.watermark = BEGINNING
+        self._spec = spec
+        self._spark = spark
+        self._inputs = tuple(formats.struct_type(spark, each) if isinstance(each, str) else each for each in inputs)
+        self._partitions = partitions
+        self._consumed = None if consumed is None else frozenset(consumed)
+        self._given = filesystem
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._filesystem: FileSystem
+        self._operator: Any = None
+        self._generation = 0
+        self._numbers = itertools.count(1)
+        self._sent: list[tuple[str, Batch]] = []
+
+    @classmethod
+    def of(cls, pipeline: PipelineDefinition, uid: str, spark: SparkSession, **options: Any) -> Self:
+        """The harness of a step of a pipeline, with the columns that come to it there.
+
+        Raises:
+            HarnessError: the pipeline has no such stateful step; with the nearest name.
+            GraphError: the pipeline is refused.
+        """
+        analysis = analyze(pipeline.graph(), spark)
+        steps = {node.uid: node for node in analysis.graph.nodes if isinstance(node, Keyed)}
+        analysis.close()
+        if uid not in steps:
+            hint = nearest(uid, steps) or f"there are {', '.join(steps) or 'none'}"
+            msg = f"pipeline {pipeline.name!r} has no stateful step {uid!r}; {hint}"
+            raise HarnessError(msg)
+        node = steps[uid]
+        return cls(node.spec, spark, *(analysis.schema(ref) for ref in node.inputs), **options)
+
+    def __enter__(self) -> Self:
+        if self._given is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="penstock-test-")
+        self._filesystem = self._given or LocalFileSystem(cast("Any", self._folder).name)
+        try:
+            self._open(None)
+        except BaseException:
+            self._clean()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+        self._clean()
+
+    # ----------------------------------------------------------------------------------------------------- what goes in
+
+    def send(self, rows: Iterable[object] | DataFrame, *, source: int = 0) -> None:
+        """Process a batch: rows as in :meth:`PipelineRun.send <penstock.testing.PipelineRun.send>`, or a DataFrame.
+
+        Raises:
+            SchemaMismatch: a row does not fit the input.
+            PenstockError: the operator failed.
+        """
+        if hasattr(rows, "toArrow"):
+            frame = cast("DataFrame", rows)
+        else:
+            schema = self._inputs[source]
+            frame = frame_of(self._spark, fit_rows(rows, schema, "send()"), schema)
+        batch = Batch(frame=frame, sequence=next(self._numbers))
+        self._running.process(batch, source=source, watermark=self.watermark, emit=self._emit)
+        batch.settle()
+
+    def advance(self, watermark: str | datetime | int) -> None:
+        """Raise the watermark: to a time, ISO text, or microseconds since the epoch.
+
+        Raises:
+            HarnessError: it is no time, or earlier than it stands.
+        """
+        at = EventTime(micros_of(watermark))
+        if at < self.watermark:
+            msg = f"a watermark never goes back, from {self.watermark} to {at}"
+            raise HarnessError(msg)
+        self.watermark = at
+        self._running.advance(at, emit=self._emit)
+
+    # ----------------------------------------------------------------------------------------------------------- state
+
+    def snapshot(self) -> StateHandle:
+        """Take the state as a checkpoint does, and make it durable.
+
+        Raises:
+            PenstockError: storage or the engine refused.
+        """
+        checkpoint = CheckpointId(next(self._numbers))
+        state: StateHandle = self._running.snapshot(checkpoint).materialise()
+        self._running.completed(checkpoint)
+        return state
+
+    def restore(self, state: StateHandle | None, *, partitions: int | None = None) -> None:
+        """Begin anew from this state (``None``: empty), as after a restart; output not yet looked at is gone.
+
+        Args:
+            state: of :meth:`snapshot`.
+            partitions: spread it over another number from now on.
+
+        Raises:
+            StateIncompatible: it is another step's state.
+            LayerMissing: a file of it is gone.
+        """
+        self._close()
+        self._partitions = partitions or self._partitions
+        self._open(state)
+
+    def maintain(self) -> int:
+        """Do all background work that is due (compaction); how many pieces it was."""
+        pieces = 0
+        while (work := self._running.maintain()) is not None:
+            work()
+            pieces += 1
+        return pieces
+
+    # ---------------------------------------------------------------------------------------------------- what came out
+
+    def rows(self, *columns: str, port: str = MAIN) -> list[Row]:
+        """What was sent on by a port since this was asked last, as dictionaries, sorted; runs and releases it.
+
+        Args:
+            columns: only these, in this order.
+            port: ``"late"`` for late rows.
+
+        Raises:
+            KeyError: there is no such column.
+        """
+        mine = [batch for to, batch in self._sent if to == port]
+        self._sent = [(to, batch) for to, batch in self._sent if to != port]
+        found: list[Row] = []
+        for batch in mine:
+            found += rows_of(cast("DataFrame", batch.frame))
+            batch.release()
+        return in_order([{name: row[name] for name in columns} if columns else row for row in found])
+
+    # --------------------------------------------------------------------------------------------------------- the rest
+
+    @property
+    def _running(self) -> Any:
+        if self._operator is None:
+            msg = "use the harness in a with block"
+            raise HarnessError(msg)
+        return self._operator
+
+    def _open(self, state: StateHandle | None) -> None:
+        self._generation += 1
+        ports = frozenset(self._spec.ports(self._inputs))
+        context = OperatorContext(
+            uid="step",
+            spark=self._spark,
+            filesystem=self._filesystem,
+            folder=f"state/step/{self._generation}",
+            generation=Generation(self._generation),
+            inputs=self._inputs,
+            consumed=ports if self._consumed is None else self._consumed,
+            partitions=self._partitions,
+            cores=2,
+            background=nullcontext,
+            count=self._count,
+            failpoint=failpoint,
+        )
+        self._operator = self._spec.open(context, state)
+
+    def _close(self) -> None:
+        sent, self._sent = self._sent, []
+        for _, batch in sent:
+            batch.release()
+        if self._operator is not None:
+            self._operator.close()
+            self._operator = None
+
+    def _clean(self) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def _emit(self, batch: Batch, port: str = MAIN) -> None:
+        self._sent.append((port, batch))
+
+    def _count(self, name: str, amount: int) -> None:
+        self.counters[name] += amount

@@ -1,0 +1,126 @@
+"""Every source of ours keeps the contract."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from penstock.sources import files, generator, rate
+from penstock.sources.base import Limits, Source, Until
+from penstock.sources.file_listing import SMALLEST_CUT
+from penstock.testing import End, Pause, ScriptedSource, SourceContract
+from penstock.testing.values import Row
+
+pytestmark = pytest.mark.spark
+
+
+class TestGenerator(SourceContract):
+    @pytest.fixture
+    def source(self) -> Source:
+        return generator.Source(lambda f: f.selectExpr("n AS id", "concat('u', n % 2) AS user"), rows=5)
+
+    @pytest.fixture
+    def expected(self) -> list[Row]:
+        return [{"id": n, "user": f"u{n % 2}"} for n in range(5)]
+
+
+class TestRate(SourceContract):
+    until: ClassVar[Until] = Until.STOPPED
+
+    @pytest.fixture
+    def source(self) -> Source:
+        return rate.Source(2, limit=5)
+
+    @pytest.fixture
+    def expected(self) -> list[Row]:
+        start = datetime(2026, 1, 1, tzinfo=timezone.utc)
+        return [{"value": n, "at": start + timedelta(seconds=n / 2)} for n in range(5)]
+
+
+class TestScripted(SourceContract):
+    @pytest.fixture
+    def source(self) -> Source:
+        rows = [{"id": n, "at": f"2026-01-01T00:00:0{n}Z"} for n in range(5)]
+        return ScriptedSource("id LONG, at TIMESTAMP", [*rows[:3], Pause("1 minute"), *rows[3:], End()])
+
+    @pytest.fixture
+    def expected(self) -> list[Row]:
+        return [{"id": n, "at": f"2026-01-01T00:00:0{n}Z"} for n in range(5)]
+
+
+ROWS: list[Row] = [{"id": n, "user": f"ü{n % 2}"} for n in range(6)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "in"
+    made.mkdir()
+    return made
+
+
+def stamped(path: Path, number: int) -> None:
+    """Files are read in order of their times."""
+    os.utime(path, ns=(number * 10**9, number * 10**9))
+
+
+class TestFilesOfJson(SourceContract):
+    @pytest.fixture
+    def source(self, folder: Path) -> Source:
+        for number in range(3):
+            path = folder / f"{number}.json"
+            path.write_text("".join(json.dumps(row) + "\n" for row in ROWS[2 * number : 2 * number + 2]))
+            stamped(path, number)
+        return files.Source(folder, schema="id LONG, user STRING", max_files_per_batch=1)
+
+    @pytest.fixture
+    def expected(self) -> list[Row]:
+        return ROWS
+
+
+class TestBoundedFilesOfCsv(TestFilesOfJson):
+    """Also ends by itself, and reads compressed files."""
+
+    until: ClassVar[Until] = Until.STOPPED
+
+    @pytest.fixture
+    def source(self, folder: Path) -> Source:
+        for number in range(3):
+            path = folder / f"{number}.csv.gz"
+            lines = "".join(f"{row['id']},{row['user']}\n" for row in ROWS[2 * number : 2 * number + 2])
+            path.write_bytes(gzip.compress(lines.encode()))
+            stamped(path, number)
+        return files.Source(folder, format="csv", schema="id LONG, user STRING", max_files_per_batch=1, bounded=True)
+
+
+class TestFilesInCuts(SourceContract):
+    """One big file is read in parts."""
+
+    limits: ClassVar[Limits] = Limits(bytes=SMALLEST_CUT)
+
+    @pytest.fixture
+    def source(self, folder: Path, expected: list[Row]) -> Source:
+        (folder / "all.json").write_text("".join(json.dumps(row) + "\n" for row in expected))
+        return files.Source(folder, schema="id LONG, user STRING", split_bytes=SMALLEST_CUT)
+
+    @pytest.fixture
+    def expected(self) -> list[Row]:
+        return [{"id": n, "user": f"{n}" * (SMALLEST_CUT // 4)} for n in range(9)]
+
+
+class TestFilesOfParquet(TestFilesOfJson):
+    @pytest.fixture
+    def source(self, folder: Path) -> Source:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        for number in range(3):
+            path = folder / f"{number}.parquet"
+            pq.write_table(pa.Table.from_pylist(ROWS[2 * number : 2 * number + 2]), path)
+            stamped(path, number)
+        return files.Source(folder, format="parquet", max_files_per_batch=1)

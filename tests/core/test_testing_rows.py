@@ -1,0 +1,178 @@
+"""Rows that tests write down: made fit for a schema, sorted, compared."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    ByteType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from penstock.errors import GraphError, HarnessError, SchemaMismatch
+from penstock.testing import ManualClock, assert_rows, same_rows
+from penstock.testing.frames import in_order
+from penstock.testing.values import fit_rows, micros_of, rows_in, table_of
+
+UTC = timezone.utc
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+SCHEMA = (
+    StructType()
+    .add("id", LongType(), nullable=False)
+    .add("user", StringType())
+    .add("amount", DoubleType())
+    .add("at", TimestampType())
+    .add("price", DecimalType(5, 2))
+    .add("day", DateType())
+    .add("tags", ArrayType(ByteType()))
+    .add("more", MapType(StringType(), StructType().add("ok", BooleanType()).add("local", TimestampNTZType())))
+)
+
+
+def test_rows_may_be_written_as_text_and_numbers_and_leave_columns_out() -> None:
+    first, second = fit_rows(
+        [
+            {
+                "id": 1,
+                "amount": 3,
+                "at": "2026-01-01T13:00:00+01:00",
+                "price": "1.50",
+                "day": "2026-01-02",
+                "tags": [1, -128],
+                "more": {"a": {"ok": True, "local": "2026-01-01T12:00:00"}},
+            },
+            Row(id=2, user="u", at=NOON.replace(tzinfo=None), price=Decimal(7)),
+        ],
+        SCHEMA,
+        "send('in')",
+    )
+    assert (first["amount"], first["at"], first["price"]) == (3.0, NOON, Decimal("1.50"))
+    assert (first["user"], first["day"]) == (None, date(2026, 1, 2))
+    assert (second["at"], second["price"], second["tags"]) == (NOON, Decimal(7), None)
+    back = rows_in(table_of([first, second], SCHEMA))
+    assert back[0]["more"] == {"a": {"ok": True, "local": datetime(2026, 1, 1, 12)}}  # noqa: DTZ001 - it has no zone
+    assert back[1]["more"] is None
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"id": "1"}, r"row 1: column 'id' is BIGINT NOT NULL and cannot hold '1' \(str\)"),
+        ({}, r"column 'id' is BIGINT NOT NULL and cannot hold NULL"),
+        ({"id": 2**63}, r"column 'id' is BIGINT NOT NULL and cannot hold 9223372036854775808 \(int\)"),
+        ({"id": True}, r"cannot hold True \(bool\)"),
+        ({"id": 1, "amount": "3.0"}, r"column 'amount' is DOUBLE and cannot hold '3.0' \(str\)"),
+        ({"id": 1, "amount": True}, r"column 'amount' is DOUBLE"),
+        ({"id": 1, "user": 5}, r"column 'user' is STRING and cannot hold 5 \(int\)"),
+        ({"id": 1, "at": "noon"}, r"column 'at' is TIMESTAMP and cannot hold 'noon' \(str\)"),
+        ({"id": 1, "at": 5}, r"column 'at' is TIMESTAMP and cannot hold 5 \(int\)"),
+        ({"id": 1, "price": "1.505"}, r"column 'price' is DECIMAL\(5,2\) and cannot hold '1.505'"),
+        ({"id": 1, "price": "1000"}, r"column 'price' is DECIMAL\(5,2\) and cannot hold '1000'"),
+        ({"id": 1, "price": "dear"}, r"column 'price' .* cannot hold 'dear'"),
+        ({"id": 1, "price": 1.5}, r"column 'price' .* cannot hold 1.5 \(float\)"),
+        ({"id": 1, "day": NOON}, r"column 'day' is DATE"),
+        ({"id": 1, "day": "01.02.2026"}, r"column 'day' is DATE and cannot hold '01.02.2026'"),
+        ({"id": 1, "tags": [128]}, r"column 'tags' is ARRAY<TINYINT> and cannot hold \[128\]"),
+        ({"id": 1, "tags": 1}, r"column 'tags'"),
+        ({"id": 1, "more": []}, r"column 'more'"),
+        ({"id": 1, "more": {"a": 1}}, r"column 'more'"),
+        ({"id": 1, "more": {"a": {"wrong": 1}}}, r"column 'more'"),
+        ({"id": 1, "usr": "u"}, r"row 1 has a column 'usr', which the source has not; did you mean 'user'\?"),
+        ({"id": 1, "zzz": "u"}, r"'zzz', which the source has not; there are id, user, amount"),
+        (5, r"row 1 is 5, but rows are dictionaries by column"),
+    ],
+)
+def test_what_does_not_fit_is_told_by_column_and_value(row: object, told: str) -> None:
+    with pytest.raises(SchemaMismatch, match=told):
+        fit_rows([row], SCHEMA, "send('in')")
+
+
+def test_rows_are_compared_without_their_order_and_as_often_as_they_come() -> None:
+    assert same_rows([{"n": 1}, {"n": 2}, {"n": 1}], [{"n": 1}, {"n": 1}, {"n": 2}])
+    assert not same_rows([{"n": 1}, {"n": 1}], [{"n": 1}])
+    assert not same_rows([{"n": 1}], [{"n": 1}, {"n": 1}])
+    assert same_rows([Row(n=1, m=None)], [{"m": None, "n": 1}])
+    assert same_rows([], [])
+
+
+def test_times_may_be_text_and_floats_are_nearly_equal() -> None:
+    actual = [{"at": NOON, "x": 0.1 + 0.2, "in": {"days": [date(2026, 1, 1)]}, "nan": float("nan")}]
+    assert same_rows(
+        actual, [{"at": "2026-01-01T12:00:00Z", "x": 0.3, "in": {"days": ["2026-01-01"]}, "nan": float("nan")}]
+    )
+    assert not same_rows([{"at": NOON}], [{"at": "noon"}])
+    assert not same_rows([{"at": NOON}], [{"at": date(2026, 1, 1)}])
+    assert not same_rows([{"n": 1}], [{"n": True}])
+    assert not same_rows([{"x": 1.0}], [{"x": True}])
+    assert not same_rows([{"x": 1.0}], [{"x": "1.0"}])
+    assert not same_rows([{"x": float("nan")}], [{"x": 1.0}])
+    assert same_rows([{"x": 1.0}], [{"x": 1}])
+
+
+def test_a_difference_names_rows_and_columns() -> None:
+    with pytest.raises(AssertionError) as caught:
+        assert_rows(
+            [{"user": "a", "n": 1}, {"user": "b", "n": 2}, {"user": "c", "n": 3}],
+            [{"user": "a", "n": 1}, {"user": "b", "n": 5}, {"user": "z", "k": 9}],
+        )
+    assert str(caught.value) == (
+        "rows differ: 1 as expected, 2 missing, 2 unexpected\n"
+        "  differs: {'user': 'b', 'n': 5} was expected, but n is 2\n"
+        "  missing: {'user': 'z', 'k': 9}\n"
+        "  unexpected: {'user': 'c', 'n': 3}"
+    )
+    with pytest.raises(AssertionError, match="but k is not there, m is there too: 2"):
+        assert_rows([{"n": 1, "m": 2}], [{"n": 1, "k": 2}])
+    with pytest.raises(AssertionError, match="… and 80 more"):
+        assert_rows([{"n": n} for n in range(100)], [])
+    with pytest.raises(HarnessError, match="compared as dictionaries, got 5"):
+        assert_rows([5], [])
+
+
+def test_sorted_rows_come_in_an_order_that_a_test_can_write_down() -> None:
+    rows = [
+        {"user": "b", "n": 1, "at": None},
+        {"user": "a", "n": None, "at": NOON},
+        {"user": "a", "n": 2, "at": NOON},
+        {"user": "a", "n": 2, "at": NOON - timedelta(1)},
+        {"user": None, "n": 9, "at": NOON},
+    ]
+    assert [rows.index(row) for row in in_order(rows)] == [4, 1, 3, 2, 0]
+    assert in_order([{"x": [2]}, {"x": [1]}]) == [{"x": [1]}, {"x": [2]}]
+
+
+def test_maps_are_dictionaries_at_any_depth() -> None:
+    kind = pa.struct([("l", pa.list_(pa.map_(pa.string(), pa.int64())))])
+    table = pa.table({"s": pa.array([{"l": [[("a", 1)], None]}, None], type=kind), "n": [1, 2]})
+    assert rows_in(table) == [{"s": {"l": [{"a": 1}, None]}, "n": 1}, {"s": None, "n": 2}]
+
+
+def test_the_clock_stands_still_until_it_is_moved_and_never_goes_back() -> None:
+    clock = ManualClock()
+    assert (clock.now(), str(clock.time)) == (0, "2026-01-01 00:00:00+00:00")
+    clock.advance("1 minute")
+    assert (clock.now(), clock.wall() - ManualClock().wall()) == (60_000_000, 60_000_000)
+    clock.move_to(clock.now())
+    with pytest.raises(HarnessError, match="never goes back, to 1"):
+        clock.move_to(1)  # type: ignore[arg-type]
+    with pytest.raises(GraphError, match="'soon' is not a length of time"):
+        clock.advance("soon")
+    with pytest.raises(HarnessError, match="'noon' is no time"):
+        ManualClock("noon")
+    assert ManualClock(NOON).time == NOON
+    assert micros_of("1970-01-01T00:00:01Z") == micros_of(1_000_000) == 1_000_000

@@ -1,0 +1,85 @@
+"""One stateful step alone on a real session."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+import pytest
+
+import penstock as ps
+from penstock.errors import HarnessError, SchemaMismatch, StateIncompatible
+from penstock.handles import StateHandle
+from penstock.job.spark_edge import persistent_blocks
+from penstock.operators.window_aggregate import WindowAggregate
+from penstock.testing import MemoryFileSystem, OperatorHarness
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+@ps.pipeline("clicks")
+def clicks(p: ps.Pipeline) -> None:
+    stream = p.read("in", ps.files.Source("/nowhere", schema="who STRING, at TIMESTAMP"))
+    stream = stream.select("upper(who) AS user", "at").with_watermark("at", delay="0 seconds")
+    stream.group_by("user", ps.tumbling("1 minute")).agg("counts", ps.agg.count().alias("n")).write(
+        "out", ps.memory.Sink()
+    )
+
+
+def at(user: str, minute: int) -> dict[str, object]:
+    return {"user": user, "at": f"2026-01-01T00:{minute:02}:00Z"}
+
+
+def test_a_step_of_a_pipeline_fires_is_restored_and_counts(spark: SparkSession) -> None:
+    before = persistent_blocks(spark)
+    with OperatorHarness.of(clicks, "counts", spark) as counts:
+        counts.send([at("A", 0), at("A", 0), at("B", 1)])
+        assert counts.rows() == []
+        counts.advance("2026-01-01T00:01:00Z")
+        assert counts.rows("user", "n") == [{"user": "A", "n": 2}]
+        assert counts.rows() == [], "what was looked at is gone"
+        counts.send([at("A", 0), at("B", 1)])
+        assert counts.rows(port="late") == [{"user": "A", "at": datetime(2026, 1, 1, tzinfo=timezone.utc)}]
+        state = counts.snapshot()
+        counts.send([at("C", 1)])
+        counts.restore(state, partitions=3)
+        counts.advance(datetime(2026, 1, 1, 0, 2, tzinfo=timezone.utc))
+        assert counts.rows("user", "n") == [{"user": "B", "n": 2}]
+        assert counts.counters == {"late": 1, "fired": 2}
+        counts.restore(None)
+        counts.advance("2026-01-01T00:03:00Z")
+        assert counts.rows() == []
+    assert persistent_blocks(spark) == before
+
+
+def test_background_work_is_done_when_asked_for(spark: SparkSession) -> None:
+    spec = WindowAggregate(
+        keys=(("user", "user"),), time="at", window=ps.tumbling("1 minute"), aggregates=(ps.agg.count(),)
+    )
+    with OperatorHarness(spec, spark, "user STRING, at TIMESTAMP", consumed=["out"]) as counts:
+        for _ in range(8):
+            counts.send(spark.sql("SELECT 'a' AS user, TIMESTAMP'2026-01-01 00:00:00' AS at"))
+        assert counts.maintain() > 0
+        assert counts.counters["compacted"] > 0
+
+
+def test_mistakes_are_told(spark: SparkSession) -> None:
+    with pytest.raises(HarnessError, match=r"pipeline 'clicks' has no stateful step 'count'; did you mean 'counts'\?"):
+        OperatorHarness.of(clicks, "count", spark)
+    harness = OperatorHarness.of(clicks, "counts", spark)
+    with pytest.raises(HarnessError, match="in a with block"):
+        harness.snapshot()
+    with harness as counts:
+        counts.advance("2026-01-01T00:01:00Z")
+        with pytest.raises(HarnessError, match="never goes back"):
+            counts.advance("2026-01-01T00:00:00Z")
+        with pytest.raises(SchemaMismatch, match=r"send\(\): row 1 has a column 'who'"):
+            counts.send([{"who": "a"}])
+        with pytest.raises(StateIncompatible):
+            counts.restore(StateHandle(kind="other/1", schema="", layers=()))
+    given = MemoryFileSystem()
+    with OperatorHarness.of(clicks, "counts", spark, filesystem=given) as counts:
+        assert counts.rows() == []
