@@ -50,7 +50,7 @@ def expected(minutes: int = 10) -> dict[tuple[str, str], int]:
     return {(f"u{u}", f"2026-01-01 00:{m:02}"): 60 // USERS for u in range(USERS) for m in range(minutes)}
 
 
-@pytest.mark.mission("L1", "L25", "S1", "S7")
+@pytest.mark.mission("L1", "L25", "S1", "S7", "S31")
 def test_a_bounded_source_ends_with_every_window_fired_and_published_once(spark: SparkSession, tmp_path: Path) -> None:
     out, watch = ps.memory.Sink(), Watch()
     job = ps.Job(counting(out), state=tmp_path, spark=spark, listener=watch)
