@@ -62,13 +62,13 @@ torture: $(INSTALLED) ## SEEDS=10000 stories of crashes, zombies and lost answer
 replay: $(INSTALLED) ## tell the story of one simulated SEED, step by step
 	@cd tests && ../$(BIN)/python -m simulation.run replay $(SEED)
 
-exhaust: $(INSTALLED) ## every run of small simulated worlds with at most DEVIATIONS=2 pauses, crashes or lost answers
-	@cd tests && ../$(BIN)/python -m simulation.exhaustive $(or $(DEVIATIONS),2) $(SECONDS_EACH)
+exhaust: $(INSTALLED) ## every schedule of small simulated worlds; larger ones for SECONDS_EACH=60
+	@cd tests && ../$(BIN)/python -m simulation.exhaustive $(or $(SECONDS_EACH),60)
 
 planted: $(INSTALLED) ## take each rule away and see who notices; BUGS="L3 R4" tries some
 	@cd tests && ../$(BIN)/python -m planted.run $(BUGS)
 
-coverage-simulation: $(INSTALLED) ## branches of runtime/ and checkpoint/ that SEEDS=1000 simulated stories take
+coverage-simulation: $(INSTALLED) ## branches of runtime/ and checkpoint/ that SEEDS=1000 stories take; fails below 95 %
 	@cd tests && COVERAGE_FILE=/tmp/.coverage-simulation ../$(BIN)/python -m simulation.coverage $(or $(SEEDS),1000)
 
 torture-files: $(INSTALLED) ## kill a files-to-files job again and again and compare what it published; ARGS=…

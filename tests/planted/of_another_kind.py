@@ -21,7 +21,7 @@ from penstock.runtime.task import StepTask
 from penstock.runtime.works import OperatorWork, SinkWork
 from planted.bug import bug
 from simulation.disk import Disk
-from simulation.pieces import CountOperator
+from simulation.steps import CountOperator
 
 
 @bug("acks-counted", "acknowledgements are counted, not kept as a set", core="core/test_coordinator.py")
@@ -194,8 +194,8 @@ def _(put):
 
 @bug(
     "fenced-cleanup",
-    "a fenced process goes on cleaning up",
-    note="harmless by design: what is condemned can never be needed again",
+    "a fenced process goes on trimming the log",
+    note="harmless by design: what is below the floor can never be needed again",
 )
 def _(put):
     put(OwnedLog, "_refuse_if_fenced", lambda self: None)

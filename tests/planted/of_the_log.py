@@ -14,6 +14,7 @@ from penstock.ids import EntryNumber
 from penstock.job import wiring
 from planted.bug import bug
 from simulation import process
+from simulation.fibers import FiberLock
 from simulation.process import Driver
 
 
@@ -91,7 +92,7 @@ def _(put):
             return real(self, **options)
         if not hasattr(self, "kept"):
             self.kept = real(self, **options)
-        self.kept._lock = process.FiberLock()
+        self.kept._lock = FiberLock()
         return self.kept
 
     put(process.Process, "claim", claim)

@@ -1,25 +1,49 @@
-"""Which branches of ``runtime/`` and ``checkpoint/`` the simulation takes, on its own: a table and the gaps."""
+"""Which branches of ``runtime/`` and ``checkpoint/`` the simulation takes, on its own: figures, gaps, and a limit.
+
+Left out, because no single-threaded run can get there:
+
+- ``runtime/threads.py``: real threads, their locks and their waiting. In the simulation ``threadless`` stands for it.
+- ``SystemClock`` and ``pause`` in ``runtime/clock.py``: they read and wait by the machine's clocks.
+- ``Supervisor.run`` and ``Supervisor._wait``: they block the calling thread; the simulation calls ``begin``, ``turn``,
+  ``finish`` and ``tear_down``, of which ``run`` is made.
+- ``runtime/barrier_moves.py``: tables for people, diagrams and one core test; no job imports them.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 
 import coverage
 
-PARTS = ("*/penstock/runtime/*", "*/penstock/checkpoint/*")
+PARTS = ["*/penstock/runtime/*", "*/penstock/checkpoint/*"]
+LEFT_OUT = ["*/runtime/threads.py", "*/runtime/barrier_moves.py"]
+BLOCKING = [
+    r"^class SystemClock",
+    r"^def pause\(seconds: float\)",
+    r"def run\(self, wiring: Wiring\) -> EndJob",
+    r"def _wait\(self\) -> float \| None",
+]
+LIMIT = 95.0
 
 
 def main(seeds: int) -> int:
-    watch = coverage.Coverage(branch=True, include=PARTS, config_file="../pyproject.toml", data_file=None)
+    watch = coverage.Coverage(branch=True, source_pkgs=["penstock"], config_file="../pyproject.toml", data_file=None)
+    for pattern in BLOCKING:
+        watch.exclude(pattern)
     watch.start()
     from simulation.scenario import Scenario
 
+    seen: defaultdict[str, int] = defaultdict(int)
     for seed in range(1, seeds + 1):
-        Scenario(seed).run()
+        world = Scenario(seed).run()
+        for name, count in world.coverage.items():
+            seen[name] += count
     watch.stop()
-    total = watch.report(show_missing=True, skip_covered=False)
-    print(f"{seeds} seeds: {total:.1f} % of lines and branches")
-    return 0
+    print(", ".join(f"{name} {count}" for name, count in sorted(seen.items())))
+    total = watch.report(show_missing=True, skip_covered=False, include=PARTS, omit=LEFT_OUT, ignore_errors=True)
+    print(f"{seeds} seeds: {total:.1f} % of lines and branches; at least {LIMIT:g} % are wanted")
+    return 0 if total >= LIMIT else 1
 
 
 if __name__ == "__main__":

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint import paths
 from penstock.errors import PenstockError, StorageFailed
 from penstock.filesystem.base import UnknownOutcome
+from penstock.ids import EntryNumber
 from penstock.testing.filesystem import MemoryFileSystem
 
 if TYPE_CHECKING:
@@ -25,6 +28,8 @@ class Disk(MemoryFileSystem):
         self._world = world
         self.in_flight: list[tuple[str, str, Callable[[], Any]]] = []
         self.used: set[str] = set()
+        self.rotten: dict[str, bytes] = {}
+        """Entries that are not what was written, or gone; and what was written."""
 
     def write_unsynced(self, path: str, data: bytes) -> None:
         """What a Spark task does, through the gate."""
@@ -36,7 +41,38 @@ class Disk(MemoryFileSystem):
         copy._durable = dict(self._durable)
         copy._files = dict(self._durable if durable_only else self._files)
         copy.used = set(self.used)
+        copy.rotten = dict(self.rotten)
         return copy
+
+    # ------------------------------------------------------------------------------------------- hands laid on the log
+
+    def damage(self, path: str, data: bytes | None) -> None:
+        """Other bytes, or none, where an entry was written."""
+        self.rotten[path] = self._files[path]
+        if data is None:
+            self.remove(path)
+        else:
+            self.corrupt(path, data)
+
+    def mend(self, *, missing_only: bool = False) -> None:
+        """The operator puts entries back from a copy; too late for one that somebody has claimed upon as it was."""
+        for path, data in list(self.rotten.items()):
+            number = paths.entry_number(path)
+            assert number is not None
+            above = self._files.get(paths.entry(EntryNumber(number + 1)))
+            is_linked = above is None or sha256(data).hexdigest().encode() in above
+            if is_linked and not (missing_only and path in self._files):
+                self.corrupt(path, data)
+                del self.rotten[path]
+
+    def is_entry(self, number: int) -> bool:
+        """Whether this entry is there and can be read."""
+        path = paths.entry(EntryNumber(number))
+        return path in self._files and path not in self.rotten
+
+    def durable_items(self) -> Iterable[tuple[str, bytes]]:
+        """What a crash leaves."""
+        return self._durable.items()
 
     def durable(self, path: str) -> bytes | None:
         """What a crash leaves of it."""
@@ -53,6 +89,7 @@ class Disk(MemoryFileSystem):
                 del files[path]
         self.in_flight.clear()
         self.used.clear()
+        self.rotten.clear()
 
     def land_one(self, number: int) -> str:
         """One delayed call takes effect."""
@@ -66,9 +103,12 @@ class Disk(MemoryFileSystem):
         if world.current is None:
             return act()
         world.before(name, path)
+        if name == "delete" and path.startswith("log/") and world.current.is_fenced:
+            world.ledger.violated("L5", f"{world.current.name} trims {path}, and knows that it is fenced")
         fault = world.fault(name, path)
         if fault is None:
             result = self._effect(name, path, act)
+            world.observe((name, path, tuple(result) if isinstance(result, list) else result))
             world.after(name, path)
             return result
         if fault == "fails":
@@ -97,10 +137,15 @@ class Disk(MemoryFileSystem):
             if path.startswith("log/"):
                 ledger.entry_landed(path, after)
                 return
+            if path.startswith("control/"):
+                self._world.answers.landed(path, after)
+                return
             if path in self.used:
                 ledger.violated("L7", f"the name {path} is used twice")
             self.used.add(path)
         elif name == "move":
             ledger.moved(path, before or b"")
         elif name == "delete":
+            self.rotten.pop(path, None)
+            self._world.answers.forgotten(path)
             ledger.deleted(path)

@@ -1,20 +1,43 @@
-"""What the ledger reads off an entry of the log."""
+"""What the judge reads off an entry of the log."""
 
 from __future__ import annotations
 
-from penstock.checkpoint.entries import Claim, Entry, Manifest, Rewind
+from typing import Any
+
+from penstock.checkpoint.entries import Claim, Entry, Manifest, Pin, Rewind, Stopped, Unpin
+from simulation.sources import next_row
 
 
 def positions(manifest: Manifest) -> dict[int, int]:
     return {
-        int(task.task.removeprefix("source")): int(task.position.detail)  # type: ignore[arg-type]
+        int(task.task.removeprefix("source")): next_row(task.position)
         for task in manifest.tasks
         if task.position is not None
     }
 
 
+def waiting(manifest: Manifest) -> frozenset[tuple[int, int]]:
+    """Rows that timers of the keyed step hold back."""
+    found = set()
+    for task in manifest.tasks:
+        held: Any = task.state.detail if task.state is not None else None
+        for timers in (held or {}).values():
+            found.update(tuple(int(part) for part in key.split(":")) for _, key in timers)
+    return frozenset(found)
+
+
 def layer_paths(manifest: Manifest) -> set[str]:
     return {ref.path for task in manifest.tasks if task.state for layer in task.state.layers for ref in layer.files}
+
+
+def fulfilled_by(entry: Entry) -> tuple[str, ...]:
+    match entry.body:
+        case Manifest() | Stopped():
+            return entry.body.fulfils
+        case Pin(request=request) | Unpin(request=request) | Rewind(request=request) if request is not None:
+            return (request,)
+        case _:
+            return ()
 
 
 def brief(entry: Entry) -> str:
@@ -25,6 +48,7 @@ def brief(entry: Entry) -> str:
         case Claim(host=host):
             return f"claim by {host}"
         case Rewind() as r:
-            return f"rewind to {r.to} discards {[(i.uid, i.checkpoint) for i in r.discard]} condemns {r.condemned}"
+            dropped = [(i.uid, i.checkpoint) for i in r.discard]
+            return f"rewind to {r.to} discards {dropped} condemns {r.condemned} past {r.lost}"
         case other:
             return str(other)

@@ -1,150 +1,130 @@
-"""Every run of a small world with at most so many deviations from the plain one: a pause, a crash, a lost answer.
+"""Every schedule of small worlds, over the product's own classes: depth first, with the states that were seen kept.
 
-The plain run goes on with one process as long as it can. A deviation is taken at one decision; all places and all
-alternatives are tried, then all pairs of them, and so on (delay-bounded search). Prints how many runs that were.
+A run is told again from the start for each untried decision, until it comes to a state that was seen; from every
+durable state that is new, one fresh driver must come to the end with everything published (the liveness oracle).
+
+Searched to the end, in ``make test``: for each kind of sink and each row of ``SMALLEST``, two rows in two batches and
+three checkpoints, every order of the calls of all processes to disk and sink, with a death before any call, a lost or
+late answer, a failed fsync (which aborts a checkpoint) or an act of somebody else wherever the row grants one. That
+is 25 to 800 states a row and kind. A death after a call is a death before the next.
+
+``LARGER`` rows are searched as far as their time goes, and the table says whether that was all. ``1 pin`` (a tool
+beside a living driver) ends after 1,800 to 2,100 states, in 10 to 20 seconds of CPU for tables and files. Two drivers
+side by side (``zombie``), and a late answer together with a death, were stopped before their end; how many states they
+have is not known.
+
+Not searched: other orders within one process (its tasks and workers take turns in one order; the seeds of
+``scenario`` vary that), more than one row a batch, several sources or sinks, wall clocks that run apart, a second
+answer that is late. States are told apart by 64-bit hashes: two that collide would be taken for one.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from random import Random
-from typing import Any
+from dataclasses import dataclass, field
 
-from penstock.checkpoint.policy import CoordinatorSettings
-from penstock.runtime.restart import NoRestart
-from simulation.disk import UNCERTAIN
-from simulation.fibers import Fiber, Killed
+from simulation.directed import Directed, Seen, make
 from simulation.ledger import Violation
-from simulation.process import Driver, Process
-from simulation.shapes import KINDS, Shape
-from simulation.tools import Tool, rewind_tool
-from simulation.world import Faults, Terms, World
+from simulation.oracle import check_liveness
+from simulation.shapes import KINDS
 
-Choices = dict[int, int]
-
-
-class Directed(World):
-    """A world whose every decision is the first alternative, unless ``choices`` says otherwise."""
-
-    def __init__(self, kind: str, choices: Choices, *, crashes: int, unknown: int) -> None:
-        shape = Shape(totals=(2,), union=False, keyed=True, marked=False, sinks=(kind,))
-        settings = CoordinatorSettings(interval=20_000, retry_pause=1_000, commit_backoff=1_000)
-        terms = Terms(shape=shape, coordinator=settings, retained=1)
-        super().__init__(terms, Random(1), Faults(crashes=crashes, unknown=unknown))
-        self.choices = choices
-        self.options: list[int] = []
-        self._running: Process | None = None
-        self._yields = False
-
-    def decide(self, options: int) -> int:
-        self.options.append(options)
-        return self.choices.get(len(self.options) - 1, 0)
-
-    def pace(self, source: int) -> tuple[int, int]:
-        return 1, 0
-
-    def before(self, name: str, path: str) -> None:
-        assert self.current is not None
-        crash = self.faults.crashes > 0
-        others = Fiber.current is not None and len(self.processes) > 1
-        decided = self.decide(1 + others + crash) if others or crash else 0
-        if decided and others and decided == 1:
-            self._yields = True
-            assert Fiber.current is not None
-            Fiber.current.pause()
-        elif decided:
-            self.faults.crashes -= 1
-            raise Killed
-        if self.current.is_dead:
-            raise Killed
-
-    def after(self, name: str, path: str) -> None:
-        if self.faults.crashes and name not in ("read", "list") and self.decide(2):
-            self.faults.crashes -= 1
-            raise Killed
-
-    def fault(self, name: str, path: str) -> str | None:
-        if not self.faults.unknown or name not in UNCERTAIN:
-            return None
-        decided = self.decide(3)
-        self.faults.unknown -= decided > 0
-        return (None, "lost", "late")[decided]
-
-    def step(self) -> bool:
-        if self.disk.in_flight and self.decide(2):
-            self.disk.land_one(0)
-        return super().step()
-
-    def _choice(self, units: list[tuple[Process, tuple[str, Callable[[], None]]]]) -> Any:
-        owners = list(dict.fromkeys(process for process, _ in units)) if len(self.processes) > 1 else [units[0][0]]
-        if self._running in owners and not self._yields:
-            owners.sort(key=lambda process: process is not self._running)
-        elif self._yields:
-            owners.sort(key=lambda process: process is self._running)
-        self._yields = False
-        self._running = owners[0]
-        return next(unit for unit in units if unit[0] is owners[0])
+SMALLEST = ("2 crash", "1 unknown", "1 abort 1 crash", "1 wipe", "1 take 1 crash")
+LARGER = (
+    "1 pin",
+    "1 crash 1 unknown",
+    "1 zombie",
+    "1 zombie 1 crash",
+    "1 zombie 1 unknown",
+    "1 rewind",
+    "1 discard",
+    "1 rewind 1 crash",
+    "1 discard 1 crash",
+    "1 pin 1 crash",
+    "1 zombie 1 keyed",
+    "2 crash 1 keyed 3 rows",
+)
 
 
-def play(kind: str, choices: Choices, setting: str) -> Directed:
-    """One run to its end, and the oracle."""
-    world = Directed(kind, choices, crashes="crash" in setting, unknown="unknown" in setting)
-    world.start(Driver(world, "A", strategy=NoRestart()))
-    if "zombie" in setting:
-        world.start(Driver(world, "B", strategy=NoRestart()))
-    if "rewind" in setting:
-        world.start(Tool(world, "T", rewind_tool(None, discard="discard" in setting)))
-    try:
-        while world.steps < 3_000 and world.step():
-            if world.ledger.violation is not None:
-                raise world.ledger.violation
-        world.check_liveness(durable_only="crash" in setting)
-    finally:
-        world.end()
-    return world
+@dataclass
+class Search:
+    """One row for one kind of sink."""
 
+    kind: str
+    setting: str
+    seconds: float = 1e9
+    runs: int = 0
+    oracles: int = 0
+    found: str = ""
+    is_all: bool = False
+    states: set[int] = field(default_factory=set)
+    _durable: set[int] = field(default_factory=set)
+    _todo: list[tuple[int, ...]] = field(default_factory=lambda: [()])
 
-def search(kind: str, setting: str, deviations: int, budget: float = 1e9) -> tuple[int, bool, str]:
-    """How many runs, whether that was all, and the first violation."""
-    began, runs = time.perf_counter(), 0
-    level: list[Choices] = [{}]
-    for depth in range(deviations + 1):
-        following: list[Choices] = []
-        for choices in level:
-            if time.perf_counter() - began > budget:
-                return runs, False, ""
-            runs += 1
+    def run(self) -> Search:
+        began = time.perf_counter()
+        while self._todo and time.perf_counter() - began < self.seconds:
+            prefix = self._todo.pop()
+            self.runs += 1
             try:
-                world = play(kind, choices, setting)
+                self._play(prefix)
             except Violation as violation:
-                return runs, False, f"{choices}: {violation}"
-            if depth < deviations:
-                first = max(choices, default=-1) + 1
-                following += [
-                    {**choices, place: other}
-                    for place in range(first, len(world.options))
-                    for other in range(1, world.options[place])
-                ]
-        level = following
-    return runs, True, ""
+                self.found = f"{prefix}: {violation}"
+                return self
+        self.is_all = not self._todo
+        return self
+
+    def _play(self, prefix: tuple[int, ...]) -> None:
+        taken: list[int] = []
+
+        def choose(options: int, key: int) -> int:
+            if len(taken) < len(prefix):
+                taken.append(prefix[len(taken)])
+                return taken[-1]
+            if key != -1:
+                if key in self.states:
+                    raise Seen
+                self.states.add(key)
+            self._todo.extend((*taken, other) for other in range(1, options))
+            taken.append(0)
+            return 0
+
+        world = make(self.kind, self.setting, choose)
+        try:
+            while world.step():
+                if len(taken) >= len(prefix):
+                    self._ask_oracle(world)
+        except Seen:
+            pass
+        finally:
+            world.end()
+
+    def _ask_oracle(self, world: Directed) -> None:
+        key = world.durable_key()
+        if key not in self._durable:
+            self._durable.add(key)
+            self.oracles += 1
+            check_liveness(world, durable_only=True)
+
+    def __str__(self) -> str:
+        state = self.found or ("searched to the end" if self.is_all else "stopped by its time, nothing found")
+        return f"{len(self.states):7} states, {self.runs:6} runs, {self.oracles:5} oracles: {state}"
 
 
-SETTINGS = ("crash", "crash unknown", "zombie", "zombie crash unknown", "rewind", "rewind discard crash")
+def search(kind: str, setting: str, seconds: float = 1e9) -> Search:
+    return Search(kind, setting, seconds).run()
 
 
-def main(deviations: int, budget: float) -> int:
+def main(seconds: float) -> int:
     failed = 0
-    for kind in KINDS:
-        for setting in SETTINGS:
+    for setting in (*SMALLEST, *LARGER):
+        for kind in KINDS:
             began = time.perf_counter()
-            runs, is_all, found = search(kind, setting, deviations, budget)
-            failed += bool(found)
-            state = found or ("searched to the end" if is_all else "stopped by its budget, nothing found")
-            print(f"{kind:9} {setting:22} {runs:7} runs {time.perf_counter() - began:6.1f} s  {state}", flush=True)
+            done = search(kind, setting, 1e9 if setting in SMALLEST else seconds)
+            failed += bool(done.found)
+            print(f"{kind:9} {setting:24} {time.perf_counter() - began:6.1f} s {done}", flush=True)
     return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), float(sys.argv[2]) if sys.argv[2:] else 1e9))
+    sys.exit(main(float(sys.argv[1]) if sys.argv[1:] else 60.0))

@@ -67,6 +67,7 @@ class EpochCommitter:
         if log_id and log_id != detail["log"]:
             msg = f"{item.target} remembers log {log_id}"
             raise SinkIdentityConflict(msg, uid=item.uid)
+        self._world.observe((log_id, version))
         return version >= item.checkpoint
 
     def _act(self, item: Committable, rows: Sequence[Row] | None, *, void: bool = False) -> CommitOutcome:
@@ -77,6 +78,7 @@ class EpochCommitter:
             mine = world.outside.owners[key] = world.outside.owners.get(key, 0) + 1
             if fault:
                 return CommitOutcome.UNKNOWN
+            world.last_init[key] = world.current.name if world.current else ""
             world.sink_call("marker", item.uid)
             if self._is_done(item):
                 return CommitOutcome.ALREADY_DONE
@@ -98,6 +100,7 @@ class EpochCommitter:
         """The atomic act: rows and identity together."""
         world, key = self._world, self._key(item)
         if self._fenced and world.outside.owners[key] != mine:
+            world.observe("fenced")
             return CommitOutcome.UNKNOWN
         if not self._fenced and self._is_done(item):
             return CommitOutcome.ALREADY_DONE

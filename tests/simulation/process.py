@@ -1,138 +1,97 @@
-"""Simulated processes: a driver, as ``job.attempt`` and ``job.job`` would run it, and the operator's tools.
+"""A simulated driver, as ``job.attempt`` and ``job.attempts`` run it.
 
 Everything that decides is the product's own. What is restated here is only the order of construction in
-``Attempt._run`` and the restart loop of ``Job``, which need a Spark session.
+``Attempt._run`` and the restart loop of ``Attempts``, which need a Spark session.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.coordinator import Coordinator
-from penstock.checkpoint.entries import Claim
 from penstock.checkpoint.journal import Journal
-from penstock.checkpoint.log import Log, OwnedLog
+from penstock.checkpoint.log import OwnedLog
 from penstock.checkpoint.messages import AttemptId, JobStarted
 from penstock.checkpoint.recovery import Recovery, decide_recovery
-from penstock.errors import GenerationFenced, InternalError, PenstockError
+from penstock.errors import GenerationFenced, InternalError, PenstockError, StateIncompatible
+from penstock.facts import CheckpointFailed, LatencyMeasured
 from penstock.graph.nodes import Write
-from penstock.ids import Instant
+from penstock.ids import BEGINNING, Generation, Instant
 from penstock.job.explain import explain
 from penstock.job.recover import carry_out
 from penstock.job.wiring import Assembly, Surroundings
 from penstock.runtime.lifecycle import JobState, Lifecycle
 from penstock.runtime.restart import FixedDelay, RestartStrategy
 from penstock.runtime.roles import Wiring
+from penstock.runtime.source_task import SourceTask
 from penstock.runtime.supervisor import Supervisor
-from penstock.settings import Settings
 from penstock.sources.base import Until
-from simulation.fibers import Fiber, FiberLock
+from simulation.desk import Desk
+from simulation.machine import Process
 from simulation.outside import committer_for
-from simulation.shapes import FakeEdge
-from simulation.threadless import Piece, Queues, Stepped
+from simulation.relay import Relay
+from simulation.threadless import FakeEdge, Queues, Stepped
+from simulation.times import Times
 
 if TYPE_CHECKING:
     from simulation.world import World
 
-
 ONE_SECOND = FixedDelay(attempts=3)
 
 
-@dataclass(eq=False)
-class Process:
-    """Something that runs on a machine of its own and can die there."""
-
-    world: World
-    name: str
-    pieces: list[Piece] = field(default_factory=list)
-    is_dead: bool = False
-    outcome: object = None
-    frozen_until: int = 0
-
-    def spawn(self, name: str, work: Callable[[], None], *, after: int = 0) -> None:
-        self.pieces.append(Piece(name, None, work, sleeps_until=after))
-
-    def units(self, now: int) -> list[tuple[str, Callable[[], None]]]:
-        """What could go on now."""
-        return [(piece.name, partial(self.go_on, piece)) for piece in self.pieces if piece.sleeps_until <= now]
-
-    def next_time(self) -> int | None:
-        """When something could go on, if nothing can now."""
-        return min((piece.sleeps_until for piece in self.pieces), default=None)
-
-    def go_on(self, piece: Piece) -> None:
-        if self.world.is_plain:
-            self.world.piece = piece
-            self.pieces.remove(piece)
-            piece.work()
-            return
-        if piece.fiber is None:
-            piece.fiber = Fiber(piece.work)
-        self.world.piece = piece
-        piece.fiber.resume()
-        if piece.fiber.is_over:
-            if piece in self.pieces:
-                self.pieces.remove(piece)
-            if isinstance(piece.fiber.error, BaseException):
-                raise piece.fiber.error
-
-    def kill(self) -> None:
-        self.is_dead = True
-        for piece in self.pieces:
-            if piece.fiber is not None and piece.fiber is not Fiber.current:
-                piece.fiber.kill()
-        self.pieces = [piece for piece in self.pieces if piece.fiber is Fiber.current and piece.fiber]
-
-    def log(self) -> Log:
-        return Log(self.world.disk, job="sim", new_id=self.world.new_id, pause=self.pause)
-
-    def claim(self, *, take_over: bool = False) -> OwnedLog:
-        body = Claim(host=self.name, pid=1, started=self.world.wall(), version="sim")
-        owned = self.log().claim(body, take_over=take_over)
-        owned._lock = FiberLock()  # type: ignore[assignment]  # a thread's lock would stop the whole simulation
-        return owned
-
-    def pause(self, seconds: float) -> None:
-        self.world.sleep(self, seconds)
-
-    def ends(self, outcome: object) -> None:
-        self.outcome = outcome
-        self.world.tell(f"{self.name} ends: {outcome}")
-        self.world.judge(self, outcome)
-
-
 class Driver(Process):
-    """Runs the pipeline: attempts, each with a claim of its own, until the end or an error that ends it."""
+    """Runs the pipeline: attempts, each with a claim of its own, until the end or an error that ends it.
+
+    ``may_refuse``: it may find that it cannot run this pipeline from what the log says, and say so.
+    """
+
+    may_refuse = False
 
     def __init__(
-        self, world: World, name: str, *, rewind: dict[str, Any] | None = None, strategy: RestartStrategy = ONE_SECOND
+        self,
+        world: World,
+        name: str,
+        *,
+        rewind: dict[str, Any] | None = None,
+        strategy: RestartStrategy = ONE_SECOND,
+        until: Until = Until.STOPPED,
+        take_over: bool = False,
+        drops_state: bool = False,
+        is_polite: bool = False,
     ) -> None:
         super().__init__(world, name)
-        self._rewind = rewind or {}
-        self._strategy = strategy
-        self._life = Lifecycle()
-        self._number = 0
+        self.pipeline = world.pipeline
+        self.times = Times(world, self.pipeline.shape, BEGINNING)
+        self.desk = Desk(self, self.name)
+        self.generation = Generation(-1)
         self.supervisor: Supervisor | None = None
         self.wiring: Wiring | None = None
-        self.generation = -1
+        self._rewind = rewind or {}
+        self._strategy = strategy
+        self._until = until
+        self._take_over = take_over
+        self._drops_state = drops_state
+        self._is_polite = is_polite
+        self._life = Lifecycle()
+        self._number = 0
+        self._edge = FakeEdge(self)
+        self._measured: Counter[tuple[str, str]] = Counter()
         self.spawn("attempt", self._attempt)
 
-    def units(self, now: int) -> list[tuple[str, Callable[[], None]]]:
-        found = super().units(now)
+    def units(self, now: int) -> Iterator[tuple[str, Callable[[], None]]]:
+        yield from super().units(now)
         if self.supervisor is not None and self.wiring is not None:
+            threads: Any = self.wiring.threads
             at = self.supervisor.next_turn
             if at is not None and at <= now:
-                found.append(("turn", self._turn))
-            for id, thread in self.wiring.threads.items():
-                assert isinstance(thread, Stepped)
-                at = thread.next_step
-                if at is not None and at <= now:
-                    found.append((id, thread.step))
-        return found
+                yield "turn", self._turn
+            for id, thread in threads.items():
+                if thread.is_due(now):
+                    yield id, thread.step
 
     def next_time(self) -> int | None:
         times = [super().next_time()]
@@ -144,12 +103,13 @@ class Driver(Process):
     def _attempt(self) -> None:
         self._number += 1
         self._life.to(JobState.RESTORING)
-        supervisor = Supervisor(self.world, self.world.listen)
+        supervisor = Supervisor(self.world, self.heard)
         try:
             wiring = self._wire(supervisor)
             self.supervisor, self.wiring = supervisor, wiring
             self._life.to(JobState.RUNNING)
             supervisor.begin(wiring)
+            self.desk.running(supervisor, wiring)
         except Exception as error:
             self._failed(explain(error), error)
 
@@ -172,85 +132,138 @@ class Driver(Process):
                 supervisor.tear_down(wiring)
                 self.supervisor = self.wiring = None
                 self._life.to(JobState.STOPPED)
+                self.desk.close(None)
+                self._judge_end(wiring)
                 self.ends(supervisor.ended)
 
     def _failed(self, error: PenstockError, cause: BaseException) -> None:
         self.supervisor = self.wiring = None
+        self.desk.requests.broke(error)
         if isinstance(error, InternalError):
             self.world.ledger.violated("internal", f"{error} ({cause!r})")
         chance = self.world.chance.random()
         self._strategy, delay = self._strategy.after_failure(self.world.now(), chance=chance)
+        self.may_refuse = isinstance(error, StateIncompatible) and self.pipeline.shape.without != frozenset()
         if not error.retry or delay is None:
             self._life.to(JobState.FENCED if isinstance(error, GenerationFenced) else JobState.FAILED)
+            self.desk.close(error)
             self.ends(error)
             return
         self._life.to(JobState.RESTARTING)
         self.world.tell(f"{self.name} restarts after: {error}")
         self.spawn("attempt", self._attempt, after=self.world.now() + delay)
 
+    # ------------------------------------------------------------------------------------------- what it is told
+
+    def heard(self, fact: object) -> None:
+        """A fact for observers."""
+        self.world.count(type(fact).__name__)
+        if isinstance(fact, CheckpointFailed):
+            self.world.tell(f"checkpoint {fact.checkpoint} aborted: {fact.reason}")
+        if isinstance(fact, LatencyMeasured):
+            self._measured[fact.source, fact.task] += 1
+            if fact.micros < 0:
+                self.world.ledger.violated("latency", f"a marker of {fact.source} arrives before it was sent")
+
+    def _judge_end(self, wiring: Wiring) -> None:
+        """In an orderly end nothing is left: every marker has arrived everywhere, no batch is kept, all is answered."""
+        ledger = self.world.ledger
+        if self._edge.kept:
+            ledger.violated("leases", f"{self._edge.kept} batches are persisted after the end")
+        for (source, task), arrived in self._measured.items():
+            others = {sink: count for (of, sink), count in self._measured.items() if of == source}
+            if set(others.values()) != {arrived}:
+                ledger.violated("latency", f"markers of {source} arrive {others}, at {task} {arrived} times")
+        for id, task in wiring.tasks.items():
+            is_marked = isinstance(task, SourceTask) and task._markers is not None
+            if is_marked and task._markers.next_at is not None and not any(of == id for of, _ in self._measured):
+                ledger.violated("latency", f"no marker of {id} has arrived anywhere")
+
     # ---------------------------------------------------------------------------- as in job.attempt, in its order
 
     def _wire(self, supervisor: Supervisor) -> Wiring:
         world = self.world
-        owned = self.claim()
+        after = self.generation if self.generation >= 0 else None
+        if after is None and self._is_polite:
+            self.desk.check_owner()
+        owned = self.claim(take_over=self._take_over, after=after)
         self.generation = owned.generation
-        rewind = {**self._rewind, "allow_non_restored_state": False} if self._number == 1 else {}
-        recovery = decide_recovery(owned.history, world.pipeline.steps, at=world.wall(), **rewind)
-        edge: Any = FakeEdge()
+        self.desk.requests.claimed(owned)
+        recovery = self._recover(owned)
+        assembly = self._assembly(owned, recovery, supervisor)
+        world.tell(f"{self.name} runs as generation {owned.generation} from {recovery.restored}")
+        relay: Any = Relay(Coordinator(world.coordinator), world)
+        return Wiring(
+            coordinator=relay,
+            started=lambda at: self._started(at, recovery, assembly),
+            tasks=assembly.tasks,
+            threads=assembly.threads,
+            workers=Queues(self, supervisor.broke),
+            journal=Journal(
+                owned,
+                world.disk,
+                retained=world.terms.settings.retained,
+                leftovers=lambda: self._leftovers(owned.log_id),
+            ),
+            publish=lambda item: committer_for(world, item.kind).commit(item),
+            explain=explain,
+            cancel=self._edge.cancel,
+            background=nullcontext,
+            answered=self.desk.requests.answered,
+        )
+
+    def _recover(self, owned: OwnedLog) -> Recovery:
+        world = self.world
+        wanted: dict[str, Any] = self._rewind if self._number == 1 else {}
+        steps = self.pipeline.steps
+        wanted = {**wanted, "allow_non_restored_state": self._drops_state}
+        recovery = decide_recovery(owned.history, steps, at=world.wall(), **wanted)
+        self._edge, self._measured = FakeEdge(self), Counter()
         carry_out(
             recovery,
             log=owned,
             filesystem=world.disk,
             commit=lambda item: committer_for(world, item.kind).commit(item),
             void=lambda item: committer_for(world, item.kind).void(item),
-            listener=world.listen,
+            listener=self.heard,
             pause=self.pause,
         )
-        assembly = self._assembly(owned, recovery, edge, supervisor)
-        assembly.build()
-        world.tell(f"{self.name} runs as generation {owned.generation} from {recovery.restored}")
-        return Wiring(
-            coordinator=Coordinator(world.coordinator),
-            started=lambda at: self._started(at, recovery, assembly),
-            tasks=assembly.tasks,
-            threads=assembly.threads,
-            workers=Queues(self, supervisor.broke),
-            journal=Journal(
-                owned, world.disk, retained=world.retained, leftovers=lambda: self._leftovers(owned.log_id)
-            ),
-            publish=lambda item: committer_for(world, item.kind).commit(item),
-            explain=explain,
-            cancel=edge.cancel,
-            background=nullcontext,
-            answered=lambda answer: world.tell(f"answer {answer.request}: {answer.answer.value}"),
-        )
+        return recovery
 
-    def _assembly(self, owned: OwnedLog, recovery: Recovery, edge: Any, supervisor: Supervisor) -> Assembly:
-        world, analysis = self.world, self.world.pipeline.analysis
-        return Assembly(
+    def _assembly(self, owned: OwnedLog, recovery: Recovery, supervisor: Supervisor) -> Assembly:
+        world, edge = self.world, self._edge
+        counted = recovery.snapshots.get("count")
+        self.times = Times(world, self.pipeline.shape, max(counted.watermarks) if counted else BEGINNING)
+        assembly = Assembly(
             Surroundings(
-                analysis=analysis,  # type: ignore[arg-type]
-                plans=world.pipeline.plans,
+                analysis=self.pipeline.analysis,  # type: ignore[arg-type]
+                plans=self.pipeline.plans,
                 snapshots=recovery.snapshots,
-                edge=edge,
+                edge=edge,  # type: ignore[arg-type]
                 filesystem=world.disk,
                 job="sim",
                 log_id=owned.log_id,
                 generation=owned.generation,
-                settings=Settings(channel_capacity=world.capacity),
+                settings=world.terms.settings,
                 cores=2,
-                until=Until.STOPPED,
+                until=self._until,
                 initial=recovery.initial,
                 clock=world,
-                listener=world.listen,
+                listener=self.heard,
                 supervisor=supervisor,
-                thread=Stepped,
+                thread=partial(Stepped, process=self),
             )
         )
+        try:
+            assembly.build()
+        except BaseException:
+            assembly.close()
+            raise
+        return assembly
 
     def _leftovers(self, log_id: str) -> list[str]:
         found = [path for folder in ("state", "staged") for path in self.world.disk.list(folder)]
-        for plan in self.world.pipeline.plans:
+        for plan in self.pipeline.plans:
             if isinstance(plan.node, Write):
                 for folder in plan.node.sink.stages_in(log_id, plan.id):
                     found += self.world.disk.list(folder)
@@ -261,8 +274,8 @@ class Driver(Process):
             at=at,
             wall=self.world.wall(),
             attempts={id: AttemptId(f"{id}@{self._number}") for id in assembly.tasks},
-            sources=tuple(plan.id for plan in self.world.pipeline.plans if not plan.inputs),
-            steps=self.world.pipeline.steps,
+            sources=tuple(plan.id for plan in self.pipeline.plans if not plan.inputs),
+            steps=self.pipeline.steps,
             next_checkpoint=recovery.next_checkpoint,
             parent=recovery.restored,
             initial=recovery.initial,

@@ -7,50 +7,65 @@ import time
 import traceback
 from collections import Counter
 
+from simulation.fibers import Killed
 from simulation.scenario import Scenario
 
+BLOCK = 100
+"""Seeds that a worker runs before it looks for more."""
 
-def story_of(scenario: Scenario, error: BaseException) -> str:
-    told = scenario.world.story
-    return "\n".join([*told[-120:], f"seed {scenario.seed}: {error}", f"terms: {scenario.world.terms}"])
+
+def tell(scenario: Scenario) -> str:
+    """Run it; what went wrong with the end of its story, or nothing."""
+    try:
+        scenario.run()
+    except (Exception, Killed) as error:
+        told = [*scenario.world.story[-120:], f"seed {scenario.seed}: {error}", f"terms: {scenario.world.terms}"]
+        if not isinstance(error, AssertionError):
+            told += traceback.format_exception(error)
+        return "\n".join(told)
+    return ""
+
+
+def run_block(first: int) -> tuple[Counter[str], str]:
+    """In a worker: what one block of seeds came across, and the story of the first that failed."""
+    seen: Counter[str] = Counter()
+    for seed in range(first, first + BLOCK):
+        scenario = Scenario(seed)
+        failure = tell(scenario)
+        if failure:
+            return seen, failure
+        mode = "exact" if scenario.world.is_exact else "at least once"
+        seen.update({f"{mode}: {name}": count for name, count in scenario.world.coverage.items()})
+    return seen, ""
 
 
 def torture(seeds: int, first: int) -> int:
-    began, steps, failed, covered = time.perf_counter(), 0, {}, Counter()
+    began, steps, failed, covered = time.perf_counter(), 0, 0, Counter()
     for seed in range(first, first + seeds):
         scenario = Scenario(seed)
-        try:
-            scenario.run()
-        except Exception as error:
-            failed[seed] = f"{type(error).__name__} {error}"
-            print(f"seed {seed}: {failed[seed][:300]}", flush=True)
-            if not isinstance(error, AssertionError):
-                traceback.print_exc()
-            if len(failed) >= 10:
+        failure = tell(scenario)
+        if failure:
+            failed += 1
+            print("\n".join(line for line in failure.splitlines() if line.startswith("seed ")), flush=True)
+            if failed >= 10:
                 break
         steps += scenario.world.steps
         covered.update(scenario.world.coverage)
     seconds, busy = time.perf_counter() - began, time.process_time()
     print(", ".join(f"{name} {count}" for name, count in sorted(covered.items())))
     speed = f"{seconds:.1f} s ({busy:.1f} s of CPU), {seeds / seconds:.0f} seeds/s ({seeds / busy:.0f} a CPU second)"
-    print(f"{seeds} seeds from {first}, {steps} steps, {len(failed)} failed, {speed}")
+    print(f"{seeds} seeds from {first}, {steps} steps, {failed} failed, {speed}")
     return 1 if failed else 0
 
 
 def replay(seed: int) -> int:
     scenario = Scenario(seed)
-    try:
-        scenario.run()
-    except BaseException as error:
-        print("\n".join(scenario.world.story))
-        print(scenario.world.terms)
-        print(f"seed {seed}: {type(error).__name__}: {error}")
-        if not isinstance(error, AssertionError):
-            traceback.print_exc()
-        return 1
+    failure = tell(scenario)
     print("\n".join(scenario.world.story))
-    print(f"seed {seed}: nothing found in {scenario.world.steps} steps")
-    return 0
+    print(
+        failure.rpartition("\nseed ")[2] if failure else f"seed {seed}: nothing found in {scenario.world.steps} steps"
+    )
+    return 1 if failure else 0
 
 
 if __name__ == "__main__":

@@ -1,90 +1,158 @@
-"""Pipelines to simulate: a few sources, perhaps a union, perhaps a keyed step, sinks of every kind."""
+"""Pipelines to simulate: sources, perhaps a union, a keyed step, dead letters, late rows, sinks of every kind."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from penstock.elements import Batch, Measure
-from penstock.graph.nodes import Graph, Keyed, Node, Origin, Read, Ref, Union, WithWatermark, Write
+from penstock.graph.nodes import BAD, Graph, Keyed, Node, Origin, ParseJson, Read, Ref, Union, WithWatermark, Write
+from penstock.graph.pace import Every, when_ready
 from penstock.job.attempt import step_records
-from penstock.runtime.plan import plan_tasks
-from simulation.pieces import CountSpec, FakeSink, IntSource, kept
+from penstock.operators.base import LATE
+from penstock.runtime.plan import Select, plan_tasks
+from simulation.sinks import FakeSink
+from simulation.sources import IntSource
+from simulation.steps import CountSpec
 
 if TYPE_CHECKING:
     from simulation.world import World
 
 HERE = Origin("simulation", 1)
 KINDS = ("files/1", "table/1", "broker/1")
+DEAD, LATE_ROWS = "dead", "late"
+"""Sinks of side outputs: what could not be decoded, and what came late."""
+
+RowKey = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a pipeline looks like; drawn from a seed, or given."""
+    """What a pipeline looks like; drawn from a seed, or given.
+
+    ``without`` names sources and sinks that the graph does not have at the moment: pipelines change between runs.
+    """
 
     totals: tuple[int, ...]
     union: bool
     keyed: bool
     marked: bool
     sinks: tuple[str, ...]
+    idle_after: int | None = None
+    paces: tuple[int | None, ...] = ()
+    parses: bool = False
+    dead: str | None = None
+    late: str | None = None
+    timed: bool = False
+    prefix: str = ""
+    without: frozenset[str] = frozenset()
 
     @classmethod
-    def drawn(cls, chance: Random) -> Shape:
-        sources = chance.choice((1, 2, 2, 3))
+    def core(cls, chance: Random, least: int = 1) -> Shape:
+        """Sources, perhaps a union, perhaps a keyed step, sinks."""
+        sources = max(least, chance.choice((1, 2, 2, 3)))
         keyed = chance.random() < 0.75
         return cls(
-            totals=tuple(chance.randint(2, 6) for _ in range(sources)),
+            totals=tuple(chance.choice((2, 3, 4, 5, 6)) for _ in range(sources)),
             union=sources > 1 and (not keyed or chance.random() < 0.5),
             keyed=keyed,
             marked=chance.random() < 0.5,
             sinks=tuple(chance.sample(KINDS, chance.choice((1, 1, 2, 3)))),
         )
 
+    @classmethod
+    def drawn(cls, chance: Random, *, least: int = 1) -> Shape:
+        """With anything else that a pipeline may have."""
+        core = cls.core(chance, least)
+        sources, keyed = len(core.totals), core.keyed
+        parses = chance.random() < 0.4
+        every = (None, None, None, 20_000, 100_000)
+        return replace(
+            core,
+            totals=(*core.totals[:-1], chance.choice((1, core.totals[-1]))),
+            idle_after=chance.choice((None, 100_000, 400_000)),
+            paces=tuple(chance.choice(every) for _ in range(sources)),
+            parses=parses,
+            dead=chance.choice((None, *KINDS)) if parses else None,
+            late=chance.choice((None, None, None, *KINDS)) if keyed else None,
+            timed=keyed and chance.random() < 0.35,
+        )
+
+    # ----------------------------------------------------------------------------------------- which rows go where
+
+    def is_parsed(self, source: int) -> bool:
+        return self.parses and (self.union or source == 0)
+
+    def is_bad(self, source: int, row: int) -> bool:
+        """What cannot be decoded."""
+        return self.is_parsed(source) and (5 * row + 3 * source) % 4 == 1
+
+    def is_late(self, source: int, row: int) -> bool:
+        """What the keyed step calls late (by its number: so that a replay calls it late again)."""
+        return self.late is not None and (row + source) % 3 == 2
+
+    def takes(self, uid: str, source: int, row: int) -> bool:
+        """Whether a sink is to get a row."""
+        if self.is_bad(source, row):
+            return uid == DEAD
+        if self.is_late(source, row):
+            return uid == LATE_ROWS
+        return uid not in (DEAD, LATE_ROWS)
+
+    def good_below(self, source: int, row: int) -> int:
+        """How many rows of a source before ``row`` reach the keyed step."""
+        return sum(not self.is_bad(source, each) for each in range(row)) if self.parses else row
+
+    @property
+    def all_sinks(self) -> tuple[str, ...]:
+        """Every sink of any version of the pipeline."""
+        named = [f"sink{i}" for i in range(len(self.sinks))]
+        return (*named, *([DEAD] if self.dead else []), *([LATE_ROWS] if self.late else []))
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """The sources that the graph has now."""
+        return tuple(i for i in range(len(self.totals)) if f"source{i}" not in self.without)
+
 
 class FakeAnalysis:
     """Answers as ``graph.analyze`` would, for integers."""
 
-    def __init__(self, graph: Graph, world: World) -> None:
+    def __init__(self, graph: Graph, world: World, shape: Shape) -> None:
         self.graph = graph
         self._world = world
+        self._shape = shape
 
     def schema(self, ref: Ref) -> None:
         return None
 
     def segment(self, node: Node, steps: Sequence[Any], *, is_root: bool = True) -> Any:
-        marks = [step for step in steps if isinstance(step, WithWatermark)]
-
         def rewrite(batch: Batch) -> Batch:
+            measures = dict(batch.measures)
             rows: Any = batch.frame
-            largest = max(self._world.time_of(row) for _, row, _ in rows)
-            told = {f"time:{mark.id}": Measure(lambda: {"max": largest}) for mark in marks}
-            counted = {"rows": Measure(lambda: {"rows": len(rows)})} if is_root and isinstance(node, Read) else {}
-            return replace(batch, measures={**batch.measures, **told, **counted})
+            if is_root and isinstance(node, Read):
+                measures["rows"] = _told(rows=len(rows))
+            only_if = batch.only_if
+            for step in steps:
+                match step:
+                    case ParseJson():
+                        measures[f"bad:{step.id}"] = _told(bad=sum(self._shape.is_bad(s, row) for s, row, _ in rows))
+                    case Select(node=parse, port=port):
+                        rows = tuple(row for row in rows if self._shape.is_bad(*row[:2]) == (port == BAD))
+                        only_if = (f"bad:{parse.id}", "bad") if port == BAD else only_if
+                    case WithWatermark():
+                        largest = max((self._world.time_of(row) for _, row, _ in rows), default=None)
+                        measures[f"time:{step.id}"] = _told(max=largest)
+            keeps = all(isinstance(step, WithWatermark) for step in steps)
+            return replace(batch, frame=rows, rows=batch.rows if keeps else None, measures=measures, only_if=only_if)
 
         return rewrite
 
 
-class FakeEdge:
-    """Where Spark would be."""
-
-    spark: Any = None
-
-    def around(self, task: str) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def foreground(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def background(self, name: str) -> Any:
-        return nullcontext
-
-    def cancel(self) -> None:
-        pass
-
-    keep = staticmethod(kept)
+def _told(**figures: object) -> Measure:
+    return Measure(lambda: figures)
 
 
 class Pipeline:
@@ -92,24 +160,50 @@ class Pipeline:
 
     def __init__(self, shape: Shape, world: World) -> None:
         self._nodes: list[Node] = []
+        self._world = world
         self.shape = shape
-        ends = [self._source(number, total, world) for number, total in enumerate(shape.totals)]
-        if shape.union:
+        ends = [self._source(number) for number in shape.sources]
+        if shape.union and len(ends) > 1:
             ends = [self._add(Union, inputs=tuple(ends))]
+        if shape.parses and (shape.union or 0 in shape.sources):
+            ends[0] = self._parsed(ends[0])
+        if not shape.union:
+            ends = [self._marked(end) for end in ends]
+        late = None
         if shape.keyed:
-            ends = [self._add(Keyed, inputs=tuple(ends), uid="count", spec=CountSpec(world))]
+            ends = [self._add(Keyed, inputs=tuple(ends), uid="count", spec=CountSpec(world, shape))]
+            late = Ref(ends[0].node, LATE)
         for number, kind in enumerate(shape.sinks):
-            self._add(Write, inputs=(ends[0],), uid=f"sink{number}", sink=FakeSink(world, kind))
+            self._sink(f"sink{number}", kind, ends[0])
+        if late is not None and shape.late is not None:
+            self._sink(LATE_ROWS, shape.late, late)
         self.graph = Graph(name="sim", origin=HERE, nodes=tuple(self._nodes))
         self.plans = plan_tasks(self.graph)
         self.steps = step_records(self.plans)
-        self.analysis = FakeAnalysis(self.graph, world)
+        self.analysis = FakeAnalysis(self.graph, world, shape)
 
-    def _source(self, number: int, total: int, world: World) -> Ref:
-        ref = self._add(Read, uid=f"source{number}", source=IntSource(world, number, total))
+    def _source(self, number: int) -> Ref:
+        source = IntSource(self._world, number, self.shape.totals[number])
+        interval = self.shape.paces[number] if self.shape.paces else None
+        pace = when_ready if interval is None else Every(interval)
+        ref = self._add(Read, uid=f"source{number}", source=source, pace=pace)
+        return self._marked(ref) if self.shape.union else ref
+
+    def _marked(self, ref: Ref) -> Ref:
         if not self.shape.marked:
             return ref
-        return self._add(WithWatermark, inputs=(ref,), column="at", delay=0, idle_after=None, max_ahead=None)
+        idle_after = self.shape.idle_after
+        return self._add(WithWatermark, inputs=(ref,), column="at", delay=0, idle_after=idle_after, max_ahead=None)
+
+    def _parsed(self, ref: Ref) -> Ref:
+        good = self._add(ParseJson, inputs=(ref,), column="value", schema="", on_error="split")
+        if self.shape.dead is not None:
+            self._sink(DEAD, self.shape.dead, Ref(good.node, BAD))
+        return good
+
+    def _sink(self, uid: str, kind: str, ref: Ref) -> None:
+        if uid not in self.shape.without:
+            self._add(Write, inputs=(ref,), uid=uid, sink=FakeSink(self._world, kind, self.shape.prefix))
 
     def _add(self, kind: Any, **fields: Any) -> Ref:
         self._nodes.append(kind(id=len(self._nodes), origin=HERE, **fields))

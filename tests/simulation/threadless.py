@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from penstock.elements import Batch, FirstRun, Lease
 from penstock.ids import Instant
 from penstock.runtime.roles import AnyTask
+from penstock.runtime.task import StepTask
 from simulation.fibers import Fiber
 
 if TYPE_CHECKING:
-    from simulation.process import Process
+    from simulation.process import Driver, Process
 
 
 class Stepped:
     """Stands for a thread: a task that the scheduler steps."""
 
-    def __init__(self, id: str, *, clock: Any, failed: Any, finished: Any, **_: Any) -> None:
+    def __init__(self, id: str, *, process: Driver, clock: Any, failed: Any, finished: Any, **_: Any) -> None:
         self.id = id
+        self._process = process
         self._clock = clock
         self._failed = failed
         self._finished = finished
@@ -47,6 +51,12 @@ class Stepped:
             return None
         return self._clock.now() if self._awake else self._wake_at
 
+    def is_due(self, now: int) -> bool:
+        """Whether a step may find something to do."""
+        if self._awake:
+            return self._task is not None and not self.is_over
+        return self._wake_at is not None and self._wake_at <= now and not self.is_over
+
     def step(self) -> None:
         assert self._task is not None
         self._awake, self._wake_at = False, None
@@ -60,6 +70,8 @@ class Stepped:
             self.is_over = True
             self._finished(self.id)
         self._awake = self._awake or progress.worked
+        if not progress.worked and not self._awake and isinstance(self._task, StepTask):
+            self._process.times.judge_rest(self._task)
         self._wake_at = progress.wake_at
 
 
@@ -96,6 +108,36 @@ class Queues:
         line.popleft()
         if line and not self._closed:
             self._begin(owner)
+
+
+class FakeEdge:
+    """Where Spark would be. ``spark`` is whoever asks connectors and steps to do something."""
+
+    def __init__(self, process: Driver) -> None:
+        self.spark: Any = process
+        self.kept = 0
+        """Batches that are persisted now."""
+
+    def around(self, task: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def foreground(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def background(self, name: str) -> Any:
+        return nullcontext
+
+    def cancel(self) -> None:
+        pass
+
+    def keep(self, batch: Batch, readers: int) -> Batch:
+        self.kept += 1
+
+        def free() -> None:
+            self.kept -= 1
+            batch.release()
+
+        return replace(batch, leases=(Lease(free, holders=readers),), firsts=(*batch.firsts, FirstRun()))
 
 
 @dataclass(eq=False)

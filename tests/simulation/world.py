@@ -5,41 +5,31 @@ All chance comes from one seeded generator, so a seed is a story that can be tol
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from penstock.checkpoint.entries import Manifest
 from penstock.checkpoint.policy import CoordinatorSettings
-from penstock.errors import GenerationFenced, GraphError, PenstockError
+from penstock.errors import CheckpointUnreadable, GenerationFenced, GraphError, JobIsRunning, LogGap, PenstockError
 from penstock.ids import BEGINNING, END_OF_TIME, EventTime, Instant, WallTime
-from penstock.runtime.restart import NoRestart
-from simulation.disk import UNCERTAIN, Disk
+from penstock.settings import Settings
+from simulation.answers import Answers
+from simulation.disk import Disk
+from simulation.entries import positions
+from simulation.facts import Facts
 from simulation.fibers import Fiber, Killed
-from simulation.ledger import Facts, Ledger
+from simulation.ledger import Ledger
+from simulation.mischief import Faults, Mischief
 from simulation.outside import Outside
 from simulation.process import Driver, Process
 from simulation.shapes import Pipeline, Shape
 from simulation.threadless import Piece
 
-HORIZON = 30_000
-"""Decisions after which a run without faults should long be over."""
 SLOWNESS = 0.93
-
-
-@dataclass(slots=True, kw_only=True)
-class Faults:
-    """How much may still go wrong, and how likely each is at every call."""
-
-    crashes: int = 0
-    starts: int = 0
-    unknown: int = 0
-    failures: int = 0
-    preempt: float = 0.5
-    crash_rate: float = 0.01
-    fault_rate: float = 0.05
-    sink_down: float = 0.0
-    """How often a commit surely fails: output stays open for long."""
+logging.getLogger("penstock").addHandler(logging.NullHandler())  # what it warns of is the story's own business
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +38,14 @@ class Terms:
 
     shape: Shape
     coordinator: CoordinatorSettings
-    retained: int = 2
-    capacity: int = 2
+    settings: Settings = field(default_factory=Settings)
+    relayed: bool = False
+    """What tasks tell the coordinator may be told twice, or by an attempt that is gone."""
+    controlled: bool = False
+    """Drivers look for requests below ``control/``."""
 
 
-class World:
+class World(Mischief):
     """Everything there is. Also the clock of all processes, and where they all report."""
 
     def __init__(
@@ -62,24 +55,44 @@ class World:
         self.chance = chance
         self.faults = faults
         self.is_plain = is_plain
+        self.is_exact = terms.settings.mode == "exactly-once"
         self.coordinator = terms.coordinator
-        self.retained = terms.retained
-        self.capacity = terms.capacity
         self.story: list[str] = []
         self.ledger = Ledger(self, facts)
         self.disk = Disk(self)
         self.outside = Outside()
+        self.answers = Answers(self)
         self.pipeline = Pipeline(terms.shape, self)
-        self.sinks = tuple(f"sink{i}" for i in range(len(terms.shape.sinks)))
+        self.sinks = terms.shape.all_sinks
         self.processes: list[Process] = []
         self.current: Process | None = None
         self.piece: Piece | None = None
         self.steps = 0
         self.coverage: dict[str, int] = {}
+        self.last_init: dict[str, str] = {}
+        """Who last initialised a producer, by its identity."""
         self.slow: frozenset[str] = frozenset()
         """Tasks and workers that are seldom run while another can be: so barriers wait, and snapshots are late."""
+        self.quiet: dict[int, int] = {}
+        """Sources that bring nothing until then."""
+        self.is_strange = False
+        """Somebody has laid hands on the log: drivers may refuse it."""
+        self.is_grown = False
+        """A source was added: others may have ended before."""
         self._time = 1_000_000
         self._names = 0
+
+    @classmethod
+    def plain(cls, of: World, chance: Random, faults: Faults, facts: Facts) -> World:
+        """A world without mischief, under the same terms and with the same pipeline."""
+        world = World(of.terms, chance, faults, facts=facts, is_plain=True)
+        world.deploy(of.pipeline.shape)
+        world.is_grown = of.is_grown
+        return world
+
+    def deploy(self, shape: Shape) -> None:
+        """Whoever starts from now on runs this pipeline."""
+        self.pipeline = Pipeline(shape, self)
 
     # -------------------------------------------------------------------------------------- clock, chance, observers
 
@@ -99,22 +112,27 @@ class World:
     def count(self, what: str) -> None:
         self.coverage[what] = self.coverage.get(what, 0) + 1
 
-    def listen(self, fact: object) -> None:
-        name = type(fact).__name__
-        self.count(name)
-        if name == "CheckpointFailed":
-            self.tell(f"checkpoint {fact.checkpoint} aborted: {fact.reason}")  # type: ignore[attr-defined]
-
     def judge(self, process: Process, outcome: object) -> None:
         """Whether a process may end so: who is not fenced and met no fault must not fail for good."""
         self.count(f"ends {type(outcome).__name__}")
         if not isinstance(process, Driver) or not isinstance(outcome, PenstockError):
             return
-        if isinstance(outcome, GraphError) or outcome.retry:
+        if isinstance(outcome, GraphError) or outcome.retry or process.may_refuse or isinstance(outcome, JobIsRunning):
+            return
+        if self.is_strange and isinstance(outcome, CheckpointUnreadable | LogGap) and "log/" in str(outcome):
             return
         is_unclaimed = process.generation < 0 and not isinstance(outcome, GenerationFenced)
         if is_unclaimed or process.generation == self.ledger.facts.generation:
             self.ledger.violated("ends", f"{process.name} owns the log and fails: {type(outcome).__name__}: {outcome}")
+
+    def judge_first_read(self, process: Driver, source: int) -> None:
+        """Rows leave a source: where it began must be in the log, or another start begins elsewhere (C4)."""
+        facts = self.ledger.facts
+        if process.generation != facts.generation:
+            return
+        manifest = facts.manifests.get(facts.restore) if facts.restore is not None else None
+        if manifest is None or source not in positions(manifest):
+            self.ledger.violated("C4", f"source{source} is read, and no checkpoint holds where it began")
 
     # ---------------------------------------------------------------------------------------- sources, event time
 
@@ -122,7 +140,13 @@ class World:
         """How many rows a source has now, or else when to ask again."""
         if self.is_plain:
             return 3, 0
-        if self.chance.random() < 0.3:
+        until = self.quiet.get(source, 0)
+        if until > self._time:
+            return 0, until - self._time
+        chance = self.chance.random()
+        if chance < 0.3:
+            if chance < 0.02 and self.terms.shape.idle_after is not None:
+                self.quiet[source] = self._time + 900_000
             return 0, self.chance.choice((1_000, 50_000, 300_000))
         return self.chance.choice((1, 1, 2)), 0
 
@@ -132,63 +156,19 @@ class World:
     def time_of(self, row: int) -> int:
         return row * 1_000
 
-    def event_time_of(self, counts: dict[int, int]) -> int:
-        """The highest watermark that what was seen allows."""
-        allowed = [END_OF_TIME]
-        for number, total in enumerate(self.terms.shape.totals):
-            seen = counts.get(number, 0)
-            if seen < total:
-                seen_last = seen and self.terms.shape.marked
-                allowed.append(EventTime(self.time_of(seen - 1)) if seen_last else BEGINNING)
-        return min(allowed)
+    def time_allowed(self, source: int, seen: int, *, good: bool = False) -> EventTime:
+        """The highest watermark of a source of which so many rows (or good rows) were seen."""
+        shape = self.terms.shape
+        rows = [row for row in range(shape.totals[source]) if not (good and shape.is_bad(source, row))]
+        if seen >= len(rows):
+            return END_OF_TIME
+        return EventTime(self.time_of(rows[seen] - 1)) if seen and shape.marked else BEGINNING
 
-    # -------------------------------------------------------------------------------------- what calls go through
-
-    def before(self, name: str, path: str) -> None:
-        """A call is about to begin: another may go first, the process may die."""
-        process = self.current
-        assert process is not None
-        if not self.is_plain and Fiber.current is not None and self.chance.random() < self.faults.preempt:
-            Fiber.current.pause()
-        if process.is_dead:
-            raise Killed
-        self._may_die(f"before {name} {path}")
-
-    def after(self, name: str, path: str) -> None:
-        """A call has had its effect."""
-        self._may_die(f"after {name} {path}")
-
-    def _may_die(self, where: str) -> None:
-        faults = self.faults
-        if faults.crashes and self.chance.random() < faults.crash_rate:
-            faults.crashes -= 1
-            self.tell(f"is killed {where}")
-            self.count("crash in a call")
-            raise Killed
-
-    def fault(self, name: str, path: str) -> str | None:
-        faults = self.faults
-        if faults.sink_down and name == "move" and self.chance.random() < faults.sink_down:
-            return "fails"
-        rate = faults.fault_rate * (4 if name == "create" else 1)  # few calls, and all depends on them
-        if not (faults.unknown or faults.failures) or self.chance.random() >= rate:
-            return None
-        if faults.unknown and name in UNCERTAIN and (not faults.failures or self.chance.random() < 0.6):
-            faults.unknown -= 1
-            kind = self.chance.choice(("late", "lost"))
-        elif faults.failures:
-            faults.failures -= 1
-            kind = "fails"
-        else:
-            return None
-        self.tell(f"{name} {path}: {kind}")
-        self.count(f"fault {kind}")
-        return kind
-
-    def sink_call(self, name: str, uid: str) -> str | None:
-        """A call to a table or broker: its answer may be lost, it may fail."""
-        self.before(name, uid)
-        return self.fault("move" if name in ("commit", "void") else name, f"{name} of {uid}")
+    def restorable_now(self) -> list[int]:
+        """Checkpoints that a rewind could name: known to the judge, and there to be read."""
+        facts = self.ledger.facts
+        there = {e.body.checkpoint for n, e in facts.entries.items() if self.disk.is_entry(n) and _is_manifest(e)}
+        return [id for id in facts.known() if id in there]
 
     def sleep(self, process: Process, seconds: float) -> None:
         if self.is_plain or Fiber.current is None:
@@ -221,32 +201,36 @@ class World:
     def step(self) -> bool:
         """Let one thing happen; ``False`` if nothing ever will."""
         self.steps += 1
-        self._time += 1_000 if self.is_plain else self.chance.choice((0, 1_000, 5_000, 20_000))
+        self._time += 1_000 if self.is_plain else (0, 1_000, 5_000, 20_000)[int(self.chance.random() * 4)]
         ready = [p for p in self.processes if p.frozen_until <= self.steps]
-        units = [(p, unit) for p in ready for unit in p.units(self._time)]
-        if not units:
+        found = self._next(ready)
+        if found is None:
             times = [at for p in ready if (at := p.next_time()) is not None]
             if not times:
                 self.processes = [p for p in self.processes if p.frozen_until > self.steps]
                 return bool(self.processes)
             self._time = max(self._time, min(times))
             return True
-        chosen = units[0] if self.is_plain else self._choice(units)
-        if chosen is not None:
-            process, (name, act) = chosen
-            self._do(process, name, act)
+        process, unit = found
+        if unit is not None:
+            self._do(process, *unit)
         return True
 
-    def _choice(self, units: list[tuple[Process, tuple[str, Callable[[], None]]]]) -> Any:
+    def _next(self, ready: list[Process]) -> tuple[Process, tuple[str, Callable[[], None]] | None] | None:
         """A process first, then what it does: one with many tasks does not crowd another out."""
-        owners = [unit[0] for unit in units]
-        owner = self.chance.choice(owners) if self.chance.random() < 0.5 else owners[0]
-        mine = [unit for unit in units if unit[0] is owner]
+        if self.is_plain:
+            return next(((p, unit) for p in ready for unit in p.units(self._time)), None)
+        while ready:
+            process = ready.pop(int(self.chance.random() * len(ready)) if self.chance.random() < 0.5 else 0)
+            mine = list(process.units(self._time))
+            if mine:
+                return process, self._choice(mine)
+        return None
+
+    def _choice(self, mine: list[tuple[str, Callable[[], None]]]) -> Any:
         if self.slow and self.chance.random() < SLOWNESS:
-            mine = [unit for unit in mine if unit[1][0] not in self.slow]
-            if not mine:
-                return None
-        return mine[int(self.chance.random() * len(mine))]
+            mine = [unit for unit in mine if unit[0] not in self.slow]
+        return mine[int(self.chance.random() * len(mine))] if mine else None
 
     def _do(self, process: Process, name: str, act: Callable[[], None]) -> None:
         self.current = process
@@ -266,31 +250,6 @@ class World:
         for process in list(self.processes):
             self.kill(process)
 
-    # ---------------------------------------------------------------------------------------------------- the oracle
 
-    def check_liveness(self, *, durable_only: bool) -> None:
-        """Kill everyone, drop what is in flight: one driver without faults comes to the end, everything published."""
-        self.count("oracle")
-        world = World(self.terms, Random(7), Faults(), facts=self.ledger.facts.copy(), is_plain=True)
-        world.coordinator = CoordinatorSettings(interval=50_000, retry_pause=1_000, commit_backoff=1_000)
-        world.disk = self.disk.copy_for(world, durable_only=durable_only)
-        world.ledger.crashed()
-        world.outside = self.outside.copy()
-        world.pipeline = Pipeline(self.terms.shape, world)
-        world.chance.seed(self.chance.getrandbits(32))
-        driver = world.start(Driver(world, "oracle", strategy=NoRestart()))
-        try:
-            while driver.outcome is None:
-                if not world.step() or world.steps > HORIZON:
-                    self.ledger.violated("liveness", "the fresh driver does not come to an end")
-                    break
-            missing = world.ledger.missing()
-            if self.ledger.violation is None and (missing or not getattr(driver.outcome, "published", False)):
-                self.ledger.violated("liveness", f"the fresh driver ends with {driver.outcome!r}; {missing[:4]}")
-            elif self.ledger.violation is None and (litter := world.ledger.litter()):
-                self.ledger.violated("litter", f"nobody needs {litter[:4]}, and nobody deletes it")
-        except AssertionError as violation:
-            self.ledger.violated("liveness", str(violation))
-        if self.ledger.violation is not None:
-            self.story += ["---- the fresh driver of the liveness oracle ----", *world.story[-40:]]
-            raise self.ledger.violation
+def _is_manifest(entry: Any) -> bool:
+    return isinstance(entry.body, Manifest)

@@ -1,0 +1,282 @@
+"""What comes from outside while jobs run: operators, readers, accidents. Each takes one chance that a plan grants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from penstock.checkpoint.entries import Claim, Manifest, Pin
+from penstock.checkpoint.paths import entry as path_of
+from penstock.ids import CheckpointId, EntryNumber
+from penstock.runtime.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
+from penstock.sources.base import Until
+from simulation.damage import damaged
+from simulation.oracle import check_liveness
+from simulation.orders import Orders
+from simulation.process import Driver
+from simulation.tools import Tool, condemn_tool, pin_tool, rewind_tool, stranger, unpin_tool
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+MS = 1_000
+STRATEGIES = (
+    NoRestart(),
+    FixedDelay(attempts=2, delay=50 * MS),
+    FailureRate(failures=2, interval=500 * MS, delay=20 * MS),
+    ExponentialDelay(initial=20 * MS, maximum=200 * MS, reset_after=1_000 * MS),
+)
+
+
+@dataclass(slots=True)
+class Plan:
+    """How often operators and readers may still act."""
+
+    rewinds: int = 0
+    pins: int = 0
+    takes: int = 0
+    requests: int = 0
+    power_cuts: int = 0
+    freezes: int = 0
+    wipes: int = 0
+    deploys: int = 0
+    damages: int = 0
+    strangers: int = 0
+
+
+def driver(world: World, **options: object) -> Driver:
+    """Somebody starts the job."""
+    chance = world.chance
+    until = Until.CAUGHT_UP if chance.random() < 0.12 else Until.STOPPED
+    has_dropped = any(uid.startswith("source") for uid in world.pipeline.shape.without)
+    return Driver(
+        world,
+        world.name("driver"),
+        strategy=chance.choice(STRATEGIES),
+        until=until,
+        take_over=chance.random() < 0.2,
+        is_polite=world.terms.controlled and chance.random() < 0.4,
+        drops_state=has_dropped and chance.random() < 0.8,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+class Acts:
+    """Everything that may be done to a world, by chance."""
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        self._world = world
+        self._plan = plan
+        self._orders = Orders(world)
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether now is when something outside does the most harm."""
+        return bool(self._plan.rewinds and self._world.ledger.facts.is_owing) or self._orders.is_nagging
+
+    def act(self) -> None:
+        """One of the things that are still granted."""
+        world, plan = self._world, self._plan
+        acts: list[Callable[[], None]] = []
+        if world.disk.in_flight:
+            acts += [self._land, self._land]
+        for left, act in (
+            (world.faults.starts, self._another),
+            (world.faults.crashes, self._crash),
+            (plan.rewinds and world.chance.random() < 0.3, self._rewind),
+            (plan.pins, self._pin),
+            (plan.takes, self._take),
+            (plan.requests, self._request),
+            (self._orders.is_nagging, self._orders.nag),
+            (plan.power_cuts, self._cut),
+            (plan.freezes, self._freeze),
+            (plan.wipes and any(world.ledger.facts.published.values()), self._wipe),
+            (plan.deploys, self._deploy),
+            (plan.damages and not world.disk.rotten, self._damage),
+            (world.disk.rotten, self._repair),
+            (plan.strangers, self._stranger),
+        ):
+            if left:
+                acts.append(act)
+        if plan.rewinds and world.ledger.facts.is_owing:
+            acts += [self._rewind] * 4
+        if acts:
+            world.chance.choice(acts)()
+        if world.ledger.violation is not None:
+            raise world.ledger.violation
+
+    # ---------------------------------------------------------------------------------------------------- accidents
+
+    def _land(self) -> None:
+        world = self._world
+        what = world.disk.land_one(world.chance.randrange(len(world.disk.in_flight)))
+        world.tell(f"what was on its way lands: {what}")
+        world.count("landed late")
+
+    def _another(self) -> None:
+        """A driver beside those that live."""
+        self._world.faults.starts -= 1
+        self._world.count("zombie" if self._world.processes else "start")
+        self._world.start(driver(self._world))
+
+    def _crash(self) -> None:
+        world = self._world
+        if world.processes:
+            world.faults.crashes -= 1
+            victim = world.chance.choice(world.processes)
+            world.tell(f"{victim.name} is killed")
+            world.kill(victim)
+            if world.chance.random() < 0.3:
+                check_liveness(world, durable_only=world.chance.random() < 0.5)
+
+    def _cut(self) -> None:
+        """The power fails for everybody: what was not synced is lost."""
+        world = self._world
+        self._plan.power_cuts -= 1
+        world.tell("the power fails")
+        for process in list(world.processes):
+            world.kill(process)
+        world.disk.crash()
+        world.ledger.crashed()
+        world.count("power cut")
+
+    def _freeze(self) -> None:
+        """Rather somebody who has read the log and not yet claimed it: then most happens meanwhile."""
+        world = self._world
+        if world.processes:
+            self._plan.freezes -= 1
+            victim = world.chance.choice([p for p in world.processes if p.owned is None] or world.processes)
+            victim.frozen_until = world.steps + world.chance.choice((20, 100, 250))
+            world.tell(f"{victim.name} is paused until step {victim.frozen_until}")
+
+    def _take(self) -> None:
+        """A reader takes a final file away."""
+        world = self._world
+        finals = [path for path in world.disk.files if path.startswith("/out/") and "/.penstock/" not in path]
+        if finals:
+            self._plan.takes -= 1
+            world.disk.remove(world.chance.choice(sorted(finals)))
+            world.count("reader takes")
+
+    # ---------------------------------------------------------------------------------------------------- operators
+
+    def _wipe(self) -> None:
+        """Everybody is stopped and the state directory deleted; files staged beside a target stay, of a dead log."""
+        world = self._world
+        self._plan.wipes -= 1
+        for process in list(world.processes):
+            world.kill(process)
+        world.disk.wipe()
+        world.ledger.wiped()
+        world.tell("the state directory is deleted")
+        world.count("wipe")
+
+    def _damage(self) -> None:
+        """An entry rots on the disk, or is removed by hand (never the newest: its number would be used again)."""
+        world, facts = self._world, self._world.ledger.facts
+        known = [n for n in facts.entries if world.disk.is_entry(n)]
+        fit = [n for n in known if isinstance(facts.entries[n].body, Manifest | Claim | Pin)]
+        if len(fit) < 2:
+            return
+        self._plan.damages -= 1
+        number = world.chance.choice((fit[-1], world.chance.choice(fit)))
+        path = path_of(EntryNumber(number))
+        data = world.disk.files[path]
+        if number < facts.tail and world.chance.random() < 0.2:
+            world.disk.damage(path, None)
+        else:
+            other = world.disk.files[path_of(EntryNumber(world.chance.choice(known)))]
+            world.disk.damage(path, damaged(data, other, number, world.chance))
+        world.is_strange = True
+        world.tell(f"{path} is damaged")
+        world.count("damage")
+
+    def _repair(self) -> None:
+        """From a copy; or, if it is there but cannot be read, by going past it (R8)."""
+        world, chance = self._world, self._world.chance
+        world.disk.mend(missing_only=chance.random() < 0.6)
+        if not world.disk.rotten:
+            return
+        known = world.restorable_now()
+        to = CheckpointId(chance.choice(known)) if known and chance.random() < 0.9 else None
+        world.count("go past")
+        world.start(Tool(world, world.name("rewind"), rewind_tool(to, discard=False, past_unreadable=True)))
+
+    def _stranger(self) -> None:
+        if self._world.ledger.facts.tail < 0:
+            return
+        self._plan.strangers -= 1
+        self._world.start(Tool(self._world, self._world.name("stranger"), stranger))
+
+    def _deploy(self) -> None:
+        """Whoever starts next runs another pipeline: a sink or a source more or less, or another prefix."""
+        world, chance = self._world, self._world.chance
+        self._plan.deploys -= 1
+        shape = world.pipeline.shape
+        kind = chance.random()
+        if kind < 0.35:
+            shape = replace(shape, prefix=f"-{world.steps}")
+        elif kind < 0.8 or len(shape.sources) < 2:
+            sink = chance.choice(shape.all_sinks)
+            shape = replace(shape, without=shape.without ^ {sink})
+            if not set(shape.all_sinks) - shape.without - {"dead", "late"}:
+                return
+        else:
+            shape = replace(shape, without=shape.without | {f"source{chance.choice(shape.sources[1:])}"})
+        world.deploy(shape)
+        world.tell(f"the pipeline is now {shape}")
+        world.count("deploy")
+
+    def add_source(self) -> None:
+        """A source that the pipeline did not have before."""
+        shape = self._world.pipeline.shape
+        hidden = {uid for uid in shape.without if uid.startswith("source")}
+        self._world.deploy(replace(shape, without=shape.without - hidden))
+        self._world.is_grown = True
+        self._world.count("new source")
+
+    def _target(self) -> CheckpointId | None:
+        """Any checkpoint somebody may have seen in the log, condemned or not by now; mostly one that is restorable."""
+        facts = self._world.ledger.facts
+        known = facts.known() if self._world.chance.random() < 0.6 else sorted(facts.manifests)
+        return CheckpointId(self._world.chance.choice(known)) if known else None
+
+    def _below_newest(self) -> CheckpointId | None:
+        """Something restorable below the newest checkpoint, whose output may be open; or empty state."""
+        facts = self._world.ledger.facts
+        newest = max(facts.manifests, default=-1)
+        known = [id for id in facts.known() if id != newest]
+        return CheckpointId(self._world.chance.choice(known)) if known else None
+
+    def _rewind(self) -> None:
+        """By a tool (which fences whoever runs), or by a driver that is started with it."""
+        world, chance = self._world, self._world.chance
+        if len(world.ledger.facts.manifests) < 2 or world.is_strange or self._world.pipeline.shape.without:
+            return
+        self._plan.rewinds -= 1
+        to = self._target() if chance.random() < 0.4 else self._below_newest()
+        discard = chance.random() < 0.6
+        world.count("rewind")
+        if chance.random() < 0.6:
+            plans = chance.random() < 0.3
+            world.start(Tool(world, world.name("rewind"), rewind_tool(to, discard=discard, plans=plans)))
+            return
+        wanted = {"rewind_to": to} if to is not None else {"fresh": True}
+        world.start(Driver(world, world.name("driver"), rewind={**wanted, "discard_unpublished": discard}))
+
+    def _pin(self) -> None:
+        world, to = self._world, self._target()
+        self._plan.pins -= 1
+        pins = sorted(world.ledger.facts.pins)
+        if pins and world.chance.random() < 0.4:
+            world.start(Tool(world, world.name("unpin"), unpin_tool(pins[0])))
+        elif to is not None and world.chance.random() < 0.25 and not world.is_strange:
+            world.start(Tool(world, world.name("condemn"), condemn_tool(to)))
+        elif to is not None:
+            world.start(Tool(world, world.name("pin"), pin_tool(to, f"p{world.steps}")))
+            world.count("pin")
+
+    def _request(self) -> None:
+        if self._orders.ask():
+            self._plan.requests -= 1

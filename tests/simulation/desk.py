@@ -1,0 +1,92 @@
+"""What a simulated driver is asked: in its own process, and through ``control/``, where it looks now and then."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.checkpoint.control_files import ControlFiles
+from penstock.checkpoint.messages import CheckpointRequested, StopRequested
+from penstock.errors import PenstockError
+from penstock.filesystem.base import UnknownOutcome
+from penstock.job.control import ControlWatch
+from penstock.job.owner import OwnerCheck
+from penstock.job.requests import Hands, Reply, Requests
+
+if TYPE_CHECKING:
+    from penstock.runtime.roles import Wiring
+    from penstock.runtime.supervisor import Supervisor
+    from simulation.process import Driver
+
+LOOK_EVERY = 100_000
+
+
+class Desk:
+    """The product's side of requests, and a list of who still waits."""
+
+    def __init__(self, driver: Driver, state: object) -> None:
+        self._driver = driver
+        self._world = driver.world
+        self.requests = Requests()
+        self.owes: set[str] = set()
+        """Requests of this process that are not answered."""
+        self._watch = ControlWatch(
+            ControlFiles(driver.world.disk),
+            self.requests,
+            stop=self.requests.submit,
+            state=lambda: str(state),
+            clock=driver.world,
+        )
+        self._is_looking = False
+
+    def ask(self, event: CheckpointRequested | StopRequested) -> None:
+        """Somebody in the driver's own process asks."""
+        request = event.request
+        self.owes.add(request)
+
+        def tell(reply: Reply) -> None:
+            self.owes.discard(request)
+            self._world.answers.told(self._driver.name, request, reply.answer)
+
+        self.requests.submit(event, tell)
+
+    def check_owner(self) -> None:
+        """Before a first claim: refuse while a living owner answers."""
+        driver, world = self._driver, self._world
+        check = OwnerCheck(
+            job="sim",
+            log=driver.log(),
+            files=ControlFiles(world.disk),
+            clock=world,
+            new_id=world.new_id,
+            pause=driver.pause,
+        )
+        check()
+
+    def running(self, supervisor: Supervisor, wiring: Wiring) -> None:
+        """An attempt takes requests in."""
+        hands = Hands(
+            put=supervisor.request,
+            broke=supervisor.broke,
+            on_log=lambda work: wiring.workers.submit("log", work),
+            clock=self._world,
+        )
+        self.requests.running(hands)
+        if self._world.terms.controlled and not self._world.is_plain and not self._is_looking:
+            self._is_looking = True
+            self._driver.spawn("control", self._look)
+
+    def _look(self) -> None:
+        is_last = self._driver.outcome is not None
+        try:
+            self._watch.look()
+        except (PenstockError, UnknownOutcome) as error:
+            self._world.tell(f"requests are not seen: {error}")
+        if not is_last:
+            after = 0 if self._driver.outcome is not None else self._world.now() + LOOK_EVERY
+            self._driver.spawn("control", self._look, after=after)
+
+    def close(self, error: PenstockError | None) -> None:
+        """The job is over: everybody is told."""
+        self.requests.close(error)
+        if self.owes:
+            self._world.ledger.violated("C3", f"nobody answers {sorted(self.owes)}")

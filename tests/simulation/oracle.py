@@ -1,0 +1,75 @@
+"""The liveness oracle: kill everyone, drop what is in flight; one driver without faults comes to the end."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from penstock.checkpoint.policy import CoordinatorSettings
+from penstock.ids import CheckpointId
+from penstock.runtime.restart import NoRestart
+from simulation.mischief import Faults
+from simulation.process import Driver
+from simulation.tools import Tool, rewind_tool
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+HORIZON = 30_000
+"""Decisions after which a run without faults should long be over."""
+
+
+def check_liveness(world: World, *, durable_only: bool) -> None:
+    """From what is durable now everything is published in the end, and nothing is left lying about.
+
+    Where an entry cannot be read a start refuses: then the operator goes past it first.
+    """
+    world.count("oracle")
+    fresh = _copy(world, durable_only=durable_only)
+    try:
+        if fresh.disk.rotten:
+            _go_past(fresh)
+        driver = Driver(fresh, "oracle", strategy=NoRestart(), drops_state=True)
+        _finish(fresh, driver)
+        missing = fresh.ledger.missing()
+        if fresh.ledger.violation is None and (missing or not getattr(driver.outcome, "published", False)):
+            world.ledger.violated("liveness", f"the fresh driver ends with {driver.outcome!r}; {missing[:4]}")
+        elif fresh.ledger.violation is None and (litter := fresh.ledger.litter()):
+            world.ledger.violated("litter", f"nobody needs {litter[:4]}, and nobody deletes it")
+        world.coverage["repeated"] = world.coverage.get("repeated", 0) + fresh.coverage.get("repeated", 0)
+    except AssertionError as violation:
+        world.ledger.violated("liveness", str(violation))
+    if world.ledger.violation is not None:
+        world.story += ["---- the fresh driver of the liveness oracle ----", *fresh.story[-40:]]
+        raise world.ledger.violation
+
+
+def _copy(world: World, *, durable_only: bool) -> World:
+    fresh = type(world).plain(world, Random(world.chance.getrandbits(32)), Faults(), world.ledger.facts.copy())
+    fresh.coordinator = CoordinatorSettings(interval=50_000, retry_pause=1_000, commit_backoff=1_000)
+    fresh.disk = world.disk.copy_for(fresh, durable_only=durable_only)
+    fresh.disk.mend(missing_only=True)
+    fresh.ledger.crashed()
+    fresh.outside = world.outside.copy()
+    return fresh
+
+
+def _go_past(world: World) -> None:
+    known = world.restorable_now()
+    to = CheckpointId(known[-1]) if known else None
+    tool = Tool(world, "operator", rewind_tool(to, discard=False, past_unreadable=True))
+    _finish(world, tool)
+    if "no entry is left" in str(tool.outcome):
+        world.disk.mend()  # there is a copy, or the job begins in another directory
+    elif tool.outcome != "done":
+        world.ledger.violated("R8", f"nobody gets past an entry that cannot be read: {tool.outcome!r}")
+
+
+def _finish(world: World, process: Driver | Tool) -> None:
+    world.start(process)
+    while process.outcome is None:
+        if not world.step() or world.steps > HORIZON:
+            world.ledger.violated("liveness", f"{process.name} does not come to an end")
+            break
+    if world.ledger.violation is not None:
+        raise world.ledger.violation

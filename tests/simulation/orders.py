@@ -1,0 +1,76 @@
+"""What operators ask of running jobs: savepoints, checkpoints, stops; from within or through ``control/``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.checkpoint.control import Kind
+from penstock.checkpoint.messages import CheckpointRequested, StopRequested
+from simulation.asker import asker
+from simulation.process import Driver
+from simulation.tools import Tool
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+MS = 1_000
+
+
+class Orders:
+    """Asks by chance."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._stopping: Driver | None = None
+        self._nags = 0
+
+    def ask(self) -> bool:
+        """Savepoints and checkpoints, one or several at a time, or a stop; from within, or through ``control/``."""
+        world, chance = self._world, self._world.chance
+        drivers = [p for p in world.processes if isinstance(p, Driver) and p.generation >= 0]
+        if not drivers:
+            return False
+        asked = chance.choice(drivers)
+        for number in range(chance.choice((1, 1, 3))):
+            request = f"request-{world.steps}-{number}"
+            name = f"s{world.steps}-{chance.choice((0, number))}" if chance.random() < 0.5 else None
+            world.count("request")
+            if world.terms.controlled and chance.random() < 0.7:
+                self._ask_outside(request, name, asked.generation)
+                continue
+            now, wall = world.now(), world.wall()
+            event: CheckpointRequested | StopRequested
+            if chance.random() < 0.6:
+                event = CheckpointRequested(at=now, wall=wall, request=request, name=name)
+            else:
+                patience = chance.choice((None, 1 * MS, 100 * MS))
+                event = StopRequested(at=now, wall=wall, request=request, name=name, patience=patience)
+                self._stopping, self._nags = asked, 4
+            asked.desk.ask(event)
+        return True
+
+    @property
+    def is_nagging(self) -> bool:
+        """Whether somebody who asked a job to stop becomes impatient."""
+        return self._nags > 0 and self._stopping in self._world.processes
+
+    def nag(self) -> None:
+        """Ask it again to stop, perhaps when it has nearly done so."""
+        assert self._stopping is not None
+        self._nags -= 1
+        world = self._world
+        request = f"request-{world.steps}-again"
+        self._stopping.desk.ask(StopRequested(at=world.now(), wall=world.wall(), request=request))
+        world.count("nag")
+
+    def _ask_outside(self, request: str, name: str | None, generation: int) -> None:
+        world, chance = self._world, self._world.chance
+        kinds = (Kind.STOP, Kind.CHECKPOINT, Kind.HELLO) if name is None else (Kind.SAVEPOINT, Kind.PIN, Kind.UNPIN)
+        kind = chance.choice(kinds)
+        if kind is Kind.PIN and not world.ledger.facts.manifests:
+            kind = Kind.SAVEPOINT
+        if kind is Kind.UNPIN:
+            name = chance.choice(sorted(world.ledger.facts.pins) or [name])
+        addressed = generation + chance.choice((0, 0, 0, -1, 1))
+        act = asker(world, kind, request, name, max(0, addressed), repeats=chance.random() < 0.4)
+        world.start(Tool(world, world.name("asker"), act))

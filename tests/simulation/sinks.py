@@ -1,0 +1,97 @@
+"""A fake sink that keeps the real contract: stages each batch as a file, and lets committers publish it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.elements import Batch
+from penstock.errors import EngineFailed
+from penstock.handles import Committable, FileRef, Guarantee
+from penstock.ids import CheckpointId
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class FakeSink:
+    """Stages each batch as a file; ``kind`` says who commits it, ``prefix`` under which identity."""
+
+    world: World
+    kind: str
+    prefix: str = ""
+    guarantee: Guarantee = Guarantee.EXACTLY_ONCE
+
+    def check(self, schema: object) -> None:
+        pass
+
+    def writer(self, context: Any) -> FakeWriter:
+        return FakeWriter(self, context)
+
+    def stages_in(self, log_id: str, uid: str) -> Sequence[str]:
+        return (f"/out/{uid}/.penstock/{log_id}/{uid}",) if self.kind == "files/1" else ()
+
+    def describe(self) -> str:
+        return self.kind
+
+
+class FakeWriter:
+    def __init__(self, sink: FakeSink, context: Any) -> None:
+        self._sink = sink
+        self._of = context
+        beside = [*sink.stages_in(context.log_id, context.uid)]
+        self._root = f"{beside[0]}/{context.generation}" if beside else context.staging
+        self._epoch: list[str] = []
+        self._batches = 0
+
+    def write(self, batch: Batch) -> int:
+        self._sink.world.may_break(EngineFailed, "an executor is lost")
+        rows: Any = batch.frame
+        if rows:
+            self._batches += 1
+            path = f"{self._root}/{self._batches}/part-0.json"
+            self._sink.world.disk.write_unsynced(path, json.dumps(rows).encode())
+            self._epoch.append(path)
+        return len(rows)
+
+    def prepare(self, checkpoint: CheckpointId) -> PreparedRows:
+        epoch, self._epoch = self._epoch, []
+        return PreparedRows(self, checkpoint, epoch)
+
+    def materialise(self, checkpoint: CheckpointId, epoch: list[str]) -> Sequence[Committable]:
+        if not epoch:
+            return ()
+        try:
+            refs = tuple(self._sink.world.disk.settle(path) for path in epoch)
+        except BaseException:
+            self._epoch[:0] = epoch  # as the product's files sink does: it goes into the next epoch
+            raise
+        return (self._committable(checkpoint, refs),)
+
+    def _committable(self, checkpoint: CheckpointId, refs: tuple[FileRef, ...]) -> Committable:
+        of = self._of
+        if self._sink.kind == "files/1":
+            name = f"/out/{of.uid}/part-{of.log_id}-{checkpoint}-{of.generation}"
+            detail: Any = {"moves": {ref.path: f"{name}-{i}.json" for i, ref in enumerate(refs)}}
+            target = f"/out/{of.uid}"
+        else:
+            detail, target = {"log": of.log_id}, f"penstock{self._sink.prefix}-{of.log_id}-{of.uid}"
+        return Committable(
+            uid=of.uid, kind=self._sink.kind, checkpoint=checkpoint, target=target, files=refs, detail=detail
+        )
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRows:
+    writer: FakeWriter
+    checkpoint: CheckpointId
+    epoch: list[str]
+
+    def materialise(self) -> Sequence[Committable]:
+        return self.writer.materialise(self.checkpoint, self.epoch)

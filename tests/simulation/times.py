@@ -1,0 +1,74 @@
+"""What event time may be in one attempt, and must be: drawn from what its sources read, not from its watermarks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.ids import BEGINNING, END_OF_TIME, EventTime, Instant
+from penstock.runtime.task import StepTask
+
+if TYPE_CHECKING:
+    from simulation.shapes import Shape
+    from simulation.world import World
+
+
+class Times:
+    """How far each source was read, and for how long it was quiet.
+
+    ``restored`` is where event time stood in the snapshot that the attempt began with.
+    """
+
+    def __init__(self, world: World, shape: Shape, restored: EventTime) -> None:
+        self._world = world
+        self._shape = shape
+        self._restored = restored
+        self._rows: dict[int, int] = {}
+        self._last = dict.fromkeys(shape.sources, world.now())
+        self._longest = dict.fromkeys(shape.sources, 0)
+
+    def read(self, source: int, rows: int, now: Instant) -> None:
+        """A source sends a batch, after which ``rows`` of it were read."""
+        self._longest[source] = max(self._longest[source], now - self._last[source])
+        self._rows[source], self._last[source] = rows, now
+
+    def judge_rise(self, watermark: EventTime, counts: dict[int, int]) -> None:
+        """The keyed step, which has counted so much, is told of a watermark: an input that is not idle allows it."""
+        if not self._world.is_exact or watermark <= self._restored:
+            return
+        for source in self._shape.sources:
+            allowed = self._world.time_allowed(source, counts.get(source, 0), good=True)
+            if watermark > allowed and not self._was_quiet(source):
+                self._world.ledger.violated(
+                    "watermark", f"watermark {watermark}, although source {source} allows only {allowed}"
+                )
+
+    def _was_quiet(self, source: int) -> bool:
+        idle_after = self._shape.idle_after
+        if idle_after is None or not self._shape.marked:
+            return False
+        return max(self._longest[source], self._world.now() - self._last[source]) >= idle_after
+
+    def judge_rest(self, task: StepTask) -> None:
+        """A task that finds nothing to do stands where its inputs allow; one that was quiet for long is no let."""
+        active: list[int] = []
+        quiet: list[int] = []
+        for i in range(len(task._inputs)):
+            each = task._inputs[i]
+            if each.mark is None or each.unsettled or each.channel.peek() is not None or each.last_batch is None:
+                return
+            if task._inputs.valve.inputs[i] == END_OF_TIME:
+                continue
+            after = self._shape.idle_after
+            is_quiet = after is not None and self._world.now() - each.last_batch >= after
+            (quiet if is_quiet else active).append(self._told(self._shape.sources[i]))
+        wanted = min(active) if active else max(quiet, default=BEGINNING)
+        if task._announced < wanted and task._output.has_room:
+            self._world.ledger.violated(
+                "idle", f"event time of '{task.id}' stands at {task._announced}, its inputs allow {wanted}"
+            )
+
+    def _told(self, source: int) -> int:
+        """The largest event time that a source has told in this attempt."""
+        parsed = self._shape.parses and not self._shape.union
+        rows = [r for r in range(self._rows.get(source, 0)) if not (parsed and self._shape.is_bad(source, r))]
+        return self._world.time_of(rows[-1]) if rows else BEGINNING
