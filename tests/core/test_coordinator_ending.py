@@ -113,7 +113,7 @@ def test_C2_whoever_does_not_wait_longer_is_told_what_is_not_published():
             "s",
             Answer.UNPUBLISHED,
             0,
-            "checkpoint 0 is taken, not yet published: #0 of 'two'; run 'penstock settle'",
+            "checkpoint 0 is taken, not yet published: #0 of 'two'; the next start publishes it",
         ),
         EndJob(published=False),
     ]

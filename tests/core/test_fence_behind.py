@@ -1,22 +1,40 @@
 """What goes wrong in a driver that was superseded is told as the fence that it is (rule G4)."""
 
-from core.checkpoint_values import CLAIM, log_on
-from penstock.errors import CheckpointUnreadable, GenerationFenced, LayerMissing, StorageFailed
+import pytest
+
+from core.checkpoint_values import CLAIM, log_on, manifest
+from penstock.checkpoint import paths
+from penstock.errors import (
+    CheckpointUnreadable,
+    GenerationFenced,
+    LayerMissing,
+    StateDirectoryRefused,
+    StorageFailed,
+)
+from penstock.filesystem.base import UnknownOutcome
 from penstock.job.attempt import fence_behind
 from penstock.testing.filesystem import MemoryFileSystem
 
 
-def owned():
-    filesystem = MemoryFileSystem()
-    return log_on(filesystem, ids="first")[0].claim(CLAIM), filesystem
+class GivenUp(Exception):
+    pass
 
 
-def test_a_file_that_the_new_owner_swept_is_a_fence():
+def owned(filesystem=None, pause=None):
+    filesystem = filesystem or MemoryFileSystem()
+    log = log_on(filesystem, ids="first")[0]
+    if pause is not None:
+        log._numbers._pause = pause
+    return log.claim(CLAIM), filesystem
+
+
+@pytest.mark.parametrize("error", [LayerMissing("gone"), CheckpointUnreadable("not what was written")])
+def test_a_file_that_the_new_owner_swept_is_a_fence(error):
     first, filesystem = owned()
-    log_on(filesystem, ids="second")[0].claim(CLAIM, take_over=True)
+    second = log_on(filesystem, ids="second")[0].claim(CLAIM, take_over=True)
+    second.append(manifest(1))
 
-    for error in (LayerMissing("gone"), CheckpointUnreadable("not what was written")):
-        assert isinstance(fence_behind(error, first), GenerationFenced)
+    assert isinstance(fence_behind(error, first), GenerationFenced)
 
 
 def test_what_goes_wrong_under_ones_own_claim_or_before_it_stays_what_it_is():
@@ -25,13 +43,55 @@ def test_what_goes_wrong_under_ones_own_claim_or_before_it_stays_what_it_is():
 
     assert fence_behind(error, first) is error
     assert fence_behind(error, None) is error
-
-
-def test_a_fence_stays_the_fence_it_was_and_a_log_that_cannot_be_looked_at_hides_nothing():
-    first, filesystem = owned()
     fence = GenerationFenced("taken over")
     assert fence_behind(fence, first) is fence
 
-    filesystem.fail("list", path="*", error=StorageFailed("no answer"))
+
+@pytest.mark.parametrize("refusal", [StorageFailed("no answer"), StateDirectoryRefused("not allowed")])
+def test_a_log_that_cannot_be_looked_at_hides_nothing_and_is_not_waited_for(refusal):
+    waited = []
+    first, filesystem = owned(pause=waited.append)
+    filesystem.fail("list", refusal, times=1_000)
+
     error = LayerMissing("gone")
     assert fence_behind(error, first) is error
+    assert waited == []
+
+
+def test_an_entry_of_our_own_that_landed_after_all_fences_nobody():
+    def give_up(_seconds):
+        raise GivenUp
+
+    first, filesystem = owned(pause=give_up)
+    filesystem.lose_answer("create", path="log/*")
+    with pytest.raises(GivenUp):
+        first.append(manifest(1))
+    assert paths.entry(1) in filesystem.files
+
+    error = LayerMissing("gone")
+    assert fence_behind(error, first) is error
+
+
+def test_a_log_that_is_gone_is_no_take_over():
+    first, filesystem = owned()
+    for path in filesystem.files:
+        filesystem.remove(path)
+
+    error = LayerMissing("gone")
+    assert fence_behind(error, first) is error
+    with pytest.raises(StateDirectoryRefused, match="log of this job is gone"):
+        first.check()
+
+
+def test_a_look_does_not_wait_for_a_write_that_is_under_way():
+    looked = []
+
+    def look(_seconds):
+        looked.append(first.superseded())
+        raise GivenUp
+
+    first, filesystem = owned(pause=look)
+    filesystem.fail("create", UnknownOutcome("no answer"), path="log/*")
+    with pytest.raises(GivenUp):
+        first.append(manifest(1))
+    assert looked == [None]

@@ -173,7 +173,7 @@ def test_what_methods_take_is_checked_where_it_is_given():
         "is the event time that the watermark": lambda s: s.with_watermark("at", delay="1 s").drop("at"),
         "write() needs a sink": lambda s: s.write("out", "files"),
         "needs exactly one window": lambda s: s.with_watermark("at", delay="1 s").group_by("value"),
-        "use one of ps.agg.avg, ps.agg.count": lambda s: (
+        "use one of ps.agg.": lambda s: (
             s.with_watermark("at", delay="1 s").group_by(ps.tumbling("1 h")).agg("n", "count(1)")
         ),
         "has no name: write": lambda s: s.with_watermark("at", delay="1 s").group_by("value + 1", ps.tumbling("1 h")),

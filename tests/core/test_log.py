@@ -131,7 +131,7 @@ def test_an_unreadable_entry_is_named_with_its_reason_and_never_skipped(filesyst
     filesystem.corrupt(path, filesystem.files[path].replace(b"orders", b"border"))
     log, _ = log_on(filesystem)
 
-    with pytest.raises(CheckpointUnreadable, match=rf"{path}: content does not match its checksum.*penstock rewind"):
+    with pytest.raises(CheckpointUnreadable, match=rf"{path}: content does not match its checksum.*--fresh"):
         log.read()
     with pytest.raises(CheckpointUnreadable):
         claim(filesystem)
@@ -480,11 +480,11 @@ def test_a_fence_that_cannot_be_explained_is_a_fence(filesystem):
         owner.append(manifest(1))
 
 
-def test_an_owner_whose_directory_was_wiped_is_fenced(filesystem):
+def test_an_owner_whose_directory_was_wiped_stops(filesystem):
     owner = claim(filesystem)
     filesystem.remove(paths.entry(0))
 
-    with pytest.raises(GenerationFenced, match="lost to another process"):
+    with pytest.raises(StateDirectoryRefused, match="is gone"):
         owner.check()
 
 

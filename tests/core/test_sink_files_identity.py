@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.errors import SinkIdentityConflict
+from penstock.errors import SinkIdentityConflict, StorageFailed
 from penstock.filesystem.local import LocalFileSystem
 from penstock.ids import Generation
 from penstock.sinks import files
@@ -51,8 +51,24 @@ def test_a_target_that_another_log_remembers_is_refused_with_the_ways_out(open_w
     assert refused.value.uid == "totals-out"
     assert "old state directory" in str(refused.value)
     assert f"delete {folder}" in str(refused.value)
+
+
+def test_jobs_that_publish_beside_each_other_are_not_kept_from_starting_again(open_writer, tmp_path):
     staged(tmp_path, "mine")
-    with pytest.raises(SinkIdentityConflict):
+    staged(tmp_path, "other")
+
+    open_writer("mine")
+    open_writer("other")
+
+
+def test_a_target_that_cannot_be_looked_at_is_a_matter_of_storage(open_writer, tmp_path, monkeypatch):
+    staged(tmp_path, "mine")
+
+    def refuse(_path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("penstock.sinks.files_writer.os.listdir", refuse)
+    with pytest.raises(StorageFailed, match="Permission denied"):
         open_writer("mine")
 
 

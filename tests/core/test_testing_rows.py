@@ -176,3 +176,9 @@ def test_the_clock_stands_still_until_it_is_moved_and_never_goes_back() -> None:
         ManualClock("noon")
     assert ManualClock(NOON).time == NOON
     assert micros_of("1970-01-01T00:00:01Z") == micros_of(1_000_000) == 1_000_000
+
+
+@pytest.mark.parametrize(("text", "micros"), [(".5", 500_000), (".123456", 123_456), (".1230", 123_000), ("", 0)])
+def test_a_time_may_have_a_fraction_of_any_length_on_every_python(text, micros):
+    assert micros_of(f"1970-01-01T00:00:00{text}Z") == micros
+    assert micros_of(f"1970-01-01 02:00:00{text}+02:00") == micros

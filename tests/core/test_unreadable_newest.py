@@ -50,7 +50,7 @@ def test_a_complete_newest_that_cannot_be_read_stops_the_start_which_leaves_ever
     before = filesystem.files
 
     for _ in range(2):
-        with pytest.raises(CheckpointUnreadable, match=rf"{paths.entry(2)}.*penstock rewind"):
+        with pytest.raises(CheckpointUnreadable, match=rf"{paths.entry(2)}.*--fresh"):
             start(filesystem)
         with pytest.raises(CheckpointUnreadable):
             start(filesystem, fresh=True)  # what cannot be read is not even gone past to begin anew, unless it is said
@@ -73,3 +73,18 @@ def test_a_fresh_start_past_it_is_an_entry_that_names_what_was_lost_and_later_st
     again, _ = start(filesystem)
     assert (again.restored, again.rewind) == (None, None), "a plain start now, and it says nothing more"
     assert list(owned.history.restorable) == [body.checkpoint for body in older], "what is readable can be rewound to"
+
+
+def test_a_rewind_to_what_was_lost_later_does_not_keep_an_operator_from_beginning_anew_or_elsewhere():
+    filesystem = log_of(CLAIM, manifest(0), manifest(1, 0), manifest(2, 1))
+    gone_back, owned = start(filesystem, rewind_to=1)
+    assert gone_back.restored == 1
+    filesystem.corrupt(paths.entry(2), b"rotten")
+
+    with pytest.raises(CheckpointUnreadable):
+        start(filesystem, past_unreadable=True)
+    decided, _ = start(filesystem, past_unreadable=True, rewind_to=2)
+    assert (decided.restored, decided.rewind.left) == (2, None)
+    decided, _ = start(filesystem, past_unreadable=True, fresh=True)
+    assert (decided.restored, decided.rewind.to) == (None, None)
+    del owned

@@ -85,7 +85,7 @@ class Ending:
 
     def _unpublished(self, still_open: Iterable[Committable]) -> list[Effect]:
         waiting = ", ".join(f"#{item.checkpoint} of '{item.uid}'" for item in still_open)
-        message = f"checkpoint {self.final} is taken, not yet published: {waiting}; run 'penstock settle'"
+        message = f"checkpoint {self.final} is taken, not yet published: {waiting}; the next start publishes it"
         return self._answers(Answer.UNPUBLISHED, message)
 
     def _answers(self, answer: Answer, message: str) -> list[Effect]:

@@ -16,7 +16,7 @@ from penstock.checkpoint.entries import Body, Claim, Entry, Manifest
 from penstock.checkpoint.history import History
 from penstock.checkpoint.numbers import Numbers, Pause, fenced_by
 from penstock.checkpoint.reading import numbers_in_log, read_history
-from penstock.errors import CheckpointUnreadable, GenerationFenced, StateDirectoryRefused
+from penstock.errors import CheckpointUnreadable, GenerationFenced, PenstockError, StateDirectoryRefused
 from penstock.failpoints import failpoint
 from penstock.filesystem.base import FileSystem
 from penstock.ids import EntryNumber, Generation
@@ -177,12 +177,34 @@ class OwnedLog:
 
         Raises:
             GenerationFenced: it is not.
+            StateDirectoryRefused: there is no log any more.
         """
         with self._lock:
             self._refuse_if_fenced()
-            if not self._numbers.is_newest(self.history.tail):
-                self._fence = self._numbers.fenced(EntryNumber(self.history.tail + 1))
-                raise self._fence
+            if self._numbers.is_newest(self.history.tail):
+                return
+            if not numbers_in_log(self._filesystem):
+                msg = "the log of this job is gone: its state directory was removed, or is not mounted; bring it back"
+                raise StateDirectoryRefused(msg)
+            self._fence = self._numbers.fenced(EntryNumber(self.history.tail + 1))
+            raise self._fence
+
+    def superseded(self) -> GenerationFenced | None:
+        """The fence, if the log surely is somebody else's by now: one look that never waits, from any thread.
+
+        ``None`` is no promise: the log may be out of sight just now, and what is written next decides (L5). An entry
+        of our own that landed after all is nobody else's.
+        """
+        if self._fence is not None:
+            return self._fence
+        try:
+            found = self._numbers.read()
+        except PenstockError:
+            return None
+        newest = found.entries[-1] if found.entries else None
+        if newest is None or newest.token == self.token or newest.generation <= self.generation:
+            return None
+        return fenced_by(found.claim, newest.number, "this process no longer owns the job")
 
     def trim(self) -> int:
         """Delete the entries below the floor that a manifest in the log records, oldest first. How many there were."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from penstock.checkpoint import paths
 from penstock.checkpoint.codec import encode
 from penstock.checkpoint.entries import Claim, Entry
+from penstock.checkpoint.history import History
 from penstock.checkpoint.reading import numbers_in_log, read_history
 from penstock.errors import CheckpointError, GenerationFenced, StateDirectoryRefused, StorageFailed
 from penstock.filesystem.base import Created, FileSystem, UnknownOutcome
@@ -63,11 +64,19 @@ class Numbers:
                 self._pause(seconds)
         raise AssertionError  # pragma: no cover - the backoff has no end
 
+    def read(self) -> History:
+        """What the log says now, one try; entries that cannot be read are listed as such.
+
+        Raises:
+            PenstockError: it cannot be read at all.
+        """
+        return read_history(self._filesystem, self._job, past_unreadable=True)
+
     def fenced(self, number: EntryNumber) -> GenerationFenced:
         """Say who has the log now; whatever goes wrong in finding out does not hide that it is not us."""
         what = "this process no longer owns the job"
         try:
-            history = read_history(self._filesystem, self._job, past_unreadable=True)
+            history = self.read()
         except CheckpointError as error:
             return GenerationFenced(f"{what}: entry {number} is not its own ({error})")
         return fenced_by(history.claim, number, what)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from penstock.checkpoint.entries import Manifest, Rewind, StepRecord, StepRole
 from penstock.checkpoint.history import History
-from penstock.errors import GraphError, StateIncompatible
+from penstock.errors import CheckpointUnreadable, GraphError, StateIncompatible
 from penstock.handles import Committable, TaskSnapshot
 from penstock.ids import CheckpointId, EntryNumber, WallTime
 
@@ -87,10 +87,7 @@ def decide_recovery(
         GraphError: the rewind is impossible.
     """
     rewind = None
-    leaves_something = fresh and (
-        history.restore_point is not None or not history.lost.issuperset(_unreadable(history))
-    )
-    if leaves_something or rewind_to is not None:
+    if (fresh and _leaves_something(history)) or rewind_to is not None:
         rewind = plan_rewind(history, None if fresh else rewind_to, at=at, discard_unpublished=discard_unpublished)
     target = _target(history, rewind)
     matched = _match(target, steps, allow_non_restored_state=allow_non_restored_state, judge=judge)
@@ -108,6 +105,24 @@ def decide_recovery(
         next_checkpoint=_next_checkpoint(history, rewind),
         initial=target is None or any(step.role is StepRole.SOURCE and step.uid in matched.fresh for step in steps),
     )
+
+
+def _leaves_something(history: History) -> bool:
+    """Whether an empty start leaves state behind, also such as nobody can read."""
+    if not history.lost.issuperset(_unreadable(history)):
+        return True
+    try:
+        return history.restore_point is not None
+    except CheckpointUnreadable:
+        return True  # a rewind went to it, and its entry was lost later
+
+
+def _left(history: History) -> CheckpointId | None:
+    """The checkpoint that a rewind goes away from; one that cannot be read has no id."""
+    try:
+        return history.restore_point.checkpoint if history.restore_point else None
+    except CheckpointUnreadable:
+        return None
 
 
 def _target(history: History, rewind: Rewind | None) -> Manifest | None:
@@ -140,10 +155,9 @@ def plan_rewind(
     discard: tuple[Committable, ...] = ()
     if discard_unpublished:
         discard = tuple(item for item in history.open_committables if to is None or item.checkpoint > to)
-    left = history.restore_point
     return Rewind(
         to=to,
-        left=left.checkpoint if left else None,
+        left=_left(history),
         at=at,
         discard=discard,
         condemned=_condemned_by(history, discard),

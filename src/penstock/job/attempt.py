@@ -293,10 +293,4 @@ def fence_behind(error: PenstockError, owned: OwnedLog | None) -> PenstockError:
     """What goes wrong in a driver that was superseded is a fence: the new owner swept what is missing (rule G4)."""
     if owned is None or isinstance(error, GenerationFenced):
         return error
-    try:
-        owned.check()
-    except GenerationFenced as fence:
-        return fence
-    except PenstockError:
-        return error  # the log cannot be looked at either
-    return error
+    return owned.superseded() or error

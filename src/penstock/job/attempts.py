@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from penstock.errors import Domain, EngineDied, PenstockError
+from penstock.errors import Domain, EngineDied, GenerationFenced, PenstockError
 from penstock.facts import Restarting
 from penstock.job.attempt import Attempt, Plan
 from penstock.runtime.lifecycle import JobState, Lifecycle
@@ -108,7 +108,7 @@ class Attempts:
         try:
             self._next(number).run(self._running)
         except PenstockError as error:
-            if isinstance(error, GivenUp) or self._is_given_up:
+            if isinstance(error, GivenUp) or (self._is_given_up and not isinstance(error, GenerationFenced)):
                 self.cut_short = error
                 log.warning("job %s: %s; the next start goes on from the last complete one", self._plan.name, error)
                 return True

@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
-from penstock.errors import InternalError, SinkIdentityConflict
+from penstock.errors import InternalError, SinkIdentityConflict, StorageFailed
 from penstock.handles import Committable, FileRef
 from penstock.sinks import staging
 
@@ -171,11 +171,20 @@ class PreparedFiles:
 def refuse_another_log(target: str, context: SinkContext) -> None:
     """A state directory that was lost must not publish its whole input again beside what is there (rule S4).
 
+    A log that has staged here before is known: another job that publishes beside it disturbs nobody.
+
     Raises:
-        SinkIdentityConflict: a sink of this uid stages here under the id of another log.
+        SinkIdentityConflict: only under the id of another log has a sink of this uid staged here.
+        StorageFailed: the target cannot be looked at.
     """
     top = os.path.join(target, HIDDEN)
-    logs = sorted(os.listdir(top)) if os.path.isdir(top) else []
+    try:
+        logs = sorted(os.listdir(top)) if os.path.isdir(top) else []
+    except OSError as error:
+        msg = f"{top} cannot be looked at: {error.strerror}"
+        raise StorageFailed(msg, uid=context.uid) from error
+    if os.path.isdir(os.path.join(top, context.log_id, context.uid)):
+        return
     others = [log for log in logs if log != context.log_id and os.path.isdir(os.path.join(top, log, context.uid))]
     if others:
         folder = os.path.join(top, others[0], context.uid)
@@ -183,7 +192,7 @@ def refuse_another_log(target: str, context: SinkContext) -> None:
             f"{target} holds output of a sink '{context.uid}' that another log remembers ({others[0]}), not this "
             f"one ({context.log_id}): the state directory was lost or changed, or another job writes here too. What it "
             "published would be published again. Give the job its old state directory, or the sink another path or "
-            f"uid; to begin anew beside what is there, delete {folder}"
+            f"uid; to begin anew beside what is there, and only if no other job writes here, delete {folder}"
         )
         raise SinkIdentityConflict(msg, uid=context.uid)
 

@@ -66,14 +66,14 @@ class SourceContract:
         again = None if resume is None else Position(kind=resume.kind, detail=json.loads(json.dumps(resume.detail)))
         return source.open(SourceContext(uid="in", spark=spark, until=self.until), again)
 
-    def plans(self, reader: Reader) -> Iterator[object]:
-        """All plans up to the end; whenever there is nothing, time passes until the reader wants to be asked again."""
+    def batches(self, reader: Reader) -> Iterator[Rows]:
+        """All batches up to the end; where there is nothing, time passes until the reader wants to be asked again."""
         clock = ManualClock()
         for _ in range(_MOST_POLLS):
             poll = reader.poll(now=clock.now(), wall=clock.wall(), limits=self.limits)
             match poll:
                 case Rows():
-                    yield poll.plan
+                    yield poll
                 case Nothing():
                     clock.move_to(max(poll.wake_at, clock.now()))
                 case CaughtUp() | Ended():
@@ -84,6 +84,10 @@ class SourceContract:
     def read(self, reader: Reader) -> list[Row]:
         """All rows up to the end."""
         return [row for plan in self.plans(reader) for row in rows_of(reader.frame(plan))]
+
+    def plans(self, reader: Reader) -> Iterator[object]:
+        """The plans alone."""
+        return (batch.plan for batch in self.batches(reader))
 
     # ------------------------------------------------------------------------------------------------------- the tests
 
@@ -162,16 +166,12 @@ class SourceContract:
             context.setLocalProperty("spark.jobGroup.id", None)
 
     def test_a_batch_holds_no_more_than_is_allowed(self, source: Source, spark: SparkSession) -> None:
-        """Where the reader says how many rows a batch has, it is true, and within the limit."""
-        reader, clock = self.open(source, spark), ManualClock()
-        while not isinstance(poll := reader.poll(now=clock.now(), wall=clock.wall(), limits=self.limits), Ended):
-            if isinstance(poll, CaughtUp):
-                break
-            if isinstance(poll, Nothing):
-                clock.move_to(max(poll.wake_at, clock.now()))
-            elif poll.rows is not None:
-                assert self.limits.rows is None or poll.rows <= self.limits.rows
-                assert poll.rows == len(rows_of(reader.frame(poll.plan)))
+        """Within the limit; where the reader says how many rows a batch has, it is true."""
+        reader = self.open(source, spark)
+        for batch in self.batches(reader):
+            rows = len(rows_of(reader.frame(batch.plan)))
+            assert batch.rows is None or batch.rows == rows
+            assert batch.rows is None or self.limits.rows is None or rows <= self.limits.rows
 
     def test_a_completed_checkpoint_changes_nothing_that_is_read(
         self, source: Source, spark: SparkSession, expected: Sequence[Row]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal, InvalidOperation
@@ -22,6 +23,10 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 _BITS: Final = {"byte": 8, "short": 16, "integer": 32, "long": 64}
 
 
+_FRACTION: Final = re.compile(r"(?<=:\d\d)\.(\d{1,6})(?!\d)")
+"""Of a second; Python 3.10 reads three digits or six."""
+
+
 class Unfit(Exception):
     """A value that its column cannot hold; the caller knows which column of which row."""
 
@@ -33,8 +38,12 @@ def time_of(value: str | datetime) -> datetime:
     '2026-01-01 00:00:00+00:00'
     """
     if isinstance(value, str):
-        value = datetime.fromisoformat(value.strip().replace("Z", "+00:00"))
+        value = datetime.fromisoformat(_FRACTION.sub(_six_digits, value.strip().replace("Z", "+00:00")))
     return value.replace(tzinfo=timezone.utc) if value.tzinfo is None else value.astimezone(timezone.utc)
+
+
+def _six_digits(fraction: re.Match[str]) -> str:
+    return f".{fraction[1]:0<6}"
 
 
 def micros_of(value: object) -> int:
