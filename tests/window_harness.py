@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+
 _GROUPS = itertools.count()
 
 
@@ -43,6 +44,7 @@ def counted(spark: SparkSession) -> Iterator[Counted]:
     try:
         yield result
     finally:
+        context._jsc.sc().listenerBus().waitUntilEmpty()  # the tracker hears of jobs a little later
         result.jobs = len(context.statusTracker().getJobIdsForGroup(group))
         result.compilations = compilations(spark) - before
         context._jsc.sc().clearJobGroup()
@@ -76,6 +78,7 @@ class Rig:
     failpoint: Any = lambda _name: None
     counts: dict[str, int] = field(default_factory=dict)
     watermark: int = -(2**63)
+    wall: int = 0
 
     def __post_init__(self) -> None:
         self.sent: list[tuple[str, Batch]] = []
@@ -94,6 +97,7 @@ class Rig:
             background=contextlib.nullcontext,
             count=self._count,
             failpoint=self.failpoint,
+            wall=lambda: self.wall,
         )
         self.operator: Any = self.spec.open(context, self.restored)
         self._checkpoints = itertools.count(1)

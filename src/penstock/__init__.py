@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.graph.stream import Stream
     from penstock.job import Job, Report, get_or_create
     from penstock.operators import aggregates as agg
-    from penstock.operators.windows import tumbling
+    from penstock.operators.windows import cumulative, sliding, tumbling
 
 __all__ = [
     "ConnectorError",
@@ -49,6 +49,7 @@ __all__ = [
     "WindowedResult",
     "agg",
     "console",
+    "cumulative",
     "every",
     "files",
     "generator",
@@ -56,6 +57,7 @@ __all__ = [
     "memory",
     "pipeline",
     "rate",
+    "sliding",
     "testing",
     "tumbling",
     "when_ready",
@@ -80,9 +82,11 @@ _HOMES: Final = {
     "Stream": "penstock.graph.stream",
     "TableRef": "penstock.graph.parts",
     "WindowedResult": "penstock.graph.grouped",
+    "cumulative": "penstock.operators.windows",
     "every": "penstock.graph.pace",
     "get_or_create": "penstock.job",
     "pipeline": "penstock.graph.pipeline",
+    "sliding": "penstock.operators.windows",
     "tumbling": "penstock.operators.windows",
     "when_ready": "penstock.graph.pace",
 }

@@ -61,6 +61,7 @@ class KeepingWork:
     calls: list[object] = field(default_factory=list)
     passes_on: bool = False
     runs_batches: bool = True
+    rest: int | None = None
 
     def process(self, batch: Batch, *, source: int, watermark: EventTime, output: Output) -> int | None:
         self.calls.append((source, batch.frame))
@@ -73,6 +74,9 @@ class KeepingWork:
 
     def advance(self, watermark: EventTime, *, output: Output) -> None:
         self.calls.append(("advance", watermark))
+
+    def tick(self, *, output: Output) -> int | None:
+        return self.rest
 
     def snapshot(self, checkpoint: CheckpointId) -> Capture:
         self.calls.append(("snapshot", checkpoint))

@@ -159,6 +159,13 @@ def test_a_quiet_input_goes_idle_after_its_time_and_active_again_with_a_batch() 
     assert drained(bench.sink) == []
 
 
+def test_work_that_acts_in_processing_time_says_when_to_ask_again() -> None:
+    bench = Bench()
+    assert bench.task.step().wake_at is None
+    bench.work.rest = 30
+    assert bench.task.step().wake_at == bench.clock.now() + 30
+
+
 def test_when_all_inputs_are_idle_the_next_task_is_told() -> None:
     bench = Bench()
     bench.sources[0].put(InputStatus(idle=True))

@@ -8,8 +8,9 @@ import pytest
 
 from core.runtime_fakes import drained, output_to
 from penstock.elements import Batch, Lease, Measure
+from penstock.errors import StateIncompatible
 from penstock.handles import Committable, StateHandle, TaskSnapshot
-from penstock.ids import CheckpointId, EventTime
+from penstock.ids import END_OF_TIME, CheckpointId, EventTime
 from penstock.runtime.channel import Channel
 from penstock.runtime.works import OperatorWork, SinkWork, UnionWork
 
@@ -139,3 +140,41 @@ def test_a_side_branch_whose_measure_is_gone_or_lost_is_not_taken_for_empty() ->
         batch = Batch(frame="f", sequence=1, measures=measures, only_if=("bad:1", "bad"))
         OperatorWork("o", part).process(batch, source=0, watermark=EventTime(9), output=output_to(Channel()))  # type: ignore[arg-type]
     assert len(part.calls) == 2
+
+
+@dataclass
+class Growing:
+    """An operator whose state is a list; a snapshot names what is there."""
+
+    rows: list[object] = field(default_factory=list)
+
+    def process(self, batch: Batch, **_: object) -> None:
+        self.rows.append(batch.frame)
+
+    def snapshot(self, checkpoint: CheckpointId) -> Pending:
+        return Pending(StateHandle(kind="list/1", schema="v STRING", layers=(), detail=list(self.rows)))
+
+
+@pytest.mark.mission("L14")
+def test_state_is_that_of_the_barrier_however_late_it_is_written_and_says_what_it_is() -> None:
+    operator = Growing()
+    work = OperatorWork("o", operator)  # type: ignore[arg-type]
+    run(work, Held())
+    captures = [work.snapshot(CheckpointId(1))]
+    run(work, Held())
+    captures.append(work.snapshot(CheckpointId(2)))
+    run(work, Held())
+    late, early = [capture(()).state for capture in reversed(captures)]
+    assert early == StateHandle(kind="list/1", schema="v STRING", layers=(), detail=["f"])
+    assert late == StateHandle(kind="list/1", schema="v STRING", layers=(), detail=["f", "f"])
+
+
+def test_rows_for_a_step_whose_event_time_has_ended_are_refused_not_dropped() -> None:
+    part, released = Everything(), []
+    batch = Batch(frame="rows", sequence=1, rows=3, leases=(Lease(lambda: released.append(1)),))
+
+    with pytest.raises(StateIncompatible, match="came to its end") as refused:
+        OperatorWork("o", part).process(batch, source=0, watermark=END_OF_TIME, output=output_to(Channel()))  # type: ignore[arg-type]
+
+    assert refused.value.uid == "o"
+    assert (part.calls, released) == ([], [1])

@@ -65,9 +65,11 @@ def test_a_keyed_batch_runs_one_job_and_one_more_when_it_fires(spark: SparkSessi
     job = ps.Job(pipeline, state=tmp_path / "state", spark=spark, listener=watch, checkpoint_every="1 hour")
     job.start()
     fired = 0
-    minutes = [0, 1, 1, 2, 2, 2, 3, 4, 4, 5, 5, 5, 6]  # each minute lies in 1, 2 or 3 layers, twice over
+    minutes = [0, 0, 0, 0, 1, 2, 2, 3, 3, 3, 4, 5, 5, 6, 6, 6, 7]  # 4 layers are merged; then 1, 2 or 3, twice over
     for number, minute in enumerate(minutes, start=1):
-        if number == 8:
+        if number == 5:
+            watch.wait_for(Counted, 1, task="counting", name="compacted")  # it compiles beside the data path
+        if number == 12:
             compiled = compilations(spark)
         drop(tmp_path / "in", f"{number:02}.json", rows(minute))
         watch.wait_for(BatchDone, number, task="counting")

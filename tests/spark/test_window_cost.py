@@ -11,8 +11,9 @@ from penstock.errors import LayerMissing
 from penstock.ids import END_OF_TIME
 from penstock.operators import aggregates as agg
 from penstock.operators.base import LATE
+from penstock.operators.results import Results
 from penstock.operators.window_aggregate import WindowAggregate
-from penstock.operators.windows import tumbling
+from penstock.operators.windows import Due, tumbling
 from penstock.state import compaction
 from penstock.state.blocks import free, lost_block
 from penstock.state.compaction import Merge
@@ -69,14 +70,14 @@ def test_no_exchange_lies_above_layers_at_any_height(spark, tmp_path, keys):
         assert rig.operator._stack.height == height
         layers, lease = rig.operator._stack.lease_due(0, END_OF_TIME)
         plan = rig.operator._plan
-        assert exchanges(plan.finished(union(layers), 0, 20 * SECOND)) == 0
+        assert exchanges(Results(plan).finished(layers, Due(0, 20 * SECOND, (0, 20 * SECOND)))) == 0
         assert exchanges(plan.layers_format.merged(plan.layers_format.between(union(layers), 0))) == 0
         lease.release()
     rig.operator._compact()
     rig.process(rows(0))
     layers, lease = rig.operator._stack.lease_due(0, END_OF_TIME)
     assert max(layer.level for layer in layers) == 1
-    assert exchanges(rig.operator._plan.finished(union(layers), 0, 20 * SECOND)) == 0
+    assert exchanges(Results(rig.operator._plan).finished(layers, Due(0, 20 * SECOND, (0, 20 * SECOND)))) == 0
     lease.release()
     rig.operator.close()
 

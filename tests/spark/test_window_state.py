@@ -84,7 +84,13 @@ def test_naming_costs_nothing_and_empty_state_is_restored_too(spark, rig):
     handle = rig.checkpoint()
     assert handle.kind == "window/1"
     assert handle.layers == ()
-    assert handle.detail == {"partitions": 2, "horizon": None}
+    assert handle.detail == {
+        "partitions": 2,
+        "horizon": None,
+        "fired": None,
+        "window": "tumbling 10 seconds",
+        "emit": "final",
+    }
     again = rig.again(handle)
     again.process(rows(1, 2))
     with counted(spark) as cost:
@@ -304,7 +310,7 @@ def test_closed_windows_are_neither_written_nor_referred_to(rig):
     second = rig.checkpoint()
     assert [layer.rows for layer in second.layers] == [1]
     assert first.layers[0] not in second.layers
-    assert second.detail == {"partitions": 2, "horizon": 10 * SECOND}
+    assert [second.detail[name] for name in ("horizon", "fired")] == [10 * SECOND, 10 * SECOND]
 
 
 def test_refuses_state_of_another_schema_or_kind_with_both_and_the_remedy(spark, rig):

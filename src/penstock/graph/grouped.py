@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 from penstock.errors import GraphError
+from penstock.graph.changes import window_shift
 from penstock.graph.nodes import Keyed, Origin, Ref
 from penstock.graph.origin import caller
 from penstock.graph.parts import check_uid, is_column, shown
 from penstock.graph.stream import Stream
 from penstock.operators.base import LATE
+from penstock.operators.emission import emission
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
     from penstock.operators.aggregates import Aggregate
+    from penstock.operators.emission import Emission
+    from penstock.operators.window_aggregate import WindowAggregate
     from penstock.operators.windows import Window
 
 WINDOW_END: Final = "window_end"
@@ -34,12 +38,26 @@ class GroupedStream:
         self._window = window
         self._time = time
 
-    def agg(self, uid: str, *aggregates: Aggregate) -> WindowedResult:
+    def agg(
+        self,
+        uid: str,
+        *aggregates: Aggregate,
+        emit: Literal["final", "updates"] = "final",
+        emit_every: str | None = None,
+        early: str | None = None,
+    ) -> WindowedResult:
         """Aggregate each group; one row for each key and window, when the watermark passes the window's end.
 
         Args:
             uid: names the step's state in checkpoints; unique in the pipeline, and never changed lightly.
             *aggregates: of ``ps.agg``, for example ``ps.agg.sum("amount").alias("amount")``.
+            emit: ``"final"``: each window at its end, and again when rows within the allowed lateness have changed it.
+                ``"updates"``: a change stream, whose rows say in ``_change`` what they are: ``insert``,
+                ``update_before`` (the result that no longer holds) or ``update_after``.
+            emit_every: with ``"updates"``, at most one emission in so much processing time, at its multiples; without
+                it each batch sends what it changed. What waits is sent before each checkpoint in any case.
+            early: with ``"final"``, send preliminary results of windows that have changed, at most so often. Results
+                then say in ``_timing`` whether they are ``early``, ``on_time`` or ``late``.
 
         >>> import penstock as ps
         >>> numbers = ps.Pipeline("demo").read("numbers", ps.rate.Source(rows_per_second=10))
@@ -47,29 +65,39 @@ class GroupedStream:
         >>> by_value.agg("counts", ps.agg.count().alias("n"))
         <WindowedResult of 'counts'>
         """
-        from penstock.operators.aggregates import check_aggregate
-        from penstock.operators.window_aggregate import WindowAggregate
-
         origin = caller()
         check_uid(uid, origin)
-        if not aggregates:
-            msg = "agg() needs at least one aggregate, for example ps.agg.count()"
-            raise GraphError(msg, uid=uid, where=str(origin))
         try:
-            checked = tuple(map(check_aggregate, aggregates))
-            for aggregate in checked:
-                aggregate.label  # noqa: B018 - refuses one without a name
+            spec = self._spec(aggregates, emission(emit, emit_every, early))
         except GraphError as error:
             error.uid, error.where = uid, str(origin)
             raise
-        spec = WindowAggregate(keys=self._keys, time=self._time, window=self._window, aggregates=checked)
         pipeline, inputs = self._stream.pipeline, (self._stream.ref,)
         node = pipeline.keep(lambda number: Keyed(id=number, origin=origin, inputs=inputs, uid=uid, spec=spec))
-        return WindowedResult(pipeline, Ref(node.id), time=WINDOW_END)
+        return WindowedResult(pipeline, Ref(node.id), time=None if self._window.is_processing else WINDOW_END)
+
+    def _spec(self, aggregates: tuple[Aggregate, ...], sends: Emission) -> WindowAggregate:
+        from penstock.operators.aggregates import check_aggregate
+        from penstock.operators.window_aggregate import WindowAggregate
+
+        if not aggregates:
+            msg = "agg() needs at least one aggregate, for example ps.agg.count()"
+            raise GraphError(msg)
+        checked = tuple(map(check_aggregate, aggregates))
+        for aggregate in checked:
+            aggregate.label  # noqa: B018 - refuses one without a name
+        shift = window_shift(self._stream.pipeline.graph(), self._stream.ref)
+        return WindowAggregate(
+            keys=self._keys, time=self._time, window=self._window, aggregates=checked, shift=shift, emission=sends
+        )
 
 
 class WindowedResult(Stream):
-    """Group columns, ``window_start``, ``window_end``, aggregates. Its event time is ``window_end``."""
+    """Group columns, ``window_start``, ``window_end``, aggregates. It can be windowed again as it is.
+
+    Its event time is the last moment within a window, ``window_end`` less a microsecond: so the minute that ends at
+    13:00 belongs to the hour that ends at 13:00.
+    """
 
     def __repr__(self) -> str:
         return super().__repr__().replace("<Stream", "<WindowedResult")
@@ -87,18 +115,19 @@ def group(stream: Stream, keys: tuple[str | Column | Window, ...], origin: Origi
         GraphError: there is no watermark, not one window, or a key without a name.
     """
     where = str(origin)
-    if stream.time is None:
+    windows = [key for key in keys if hasattr(key, "due")]
+    if len(windows) != 1:
+        msg = f'group_by() needs exactly one window such as ps.tumbling("1 minute"), got {len(windows)}'
+        raise GraphError(msg, where=where)
+    window = cast("Window", windows[0])
+    if stream.time is None and not getattr(window, "is_processing", False):
         msg = (
             "group_by() needs a watermark, which says when a window is complete: put "
             '.with_watermark("<time column>", delay="5 seconds") before it'
         )
         raise GraphError(msg, where=where)
-    windows = [key for key in keys if hasattr(key, "due")]
-    if len(windows) != 1:
-        msg = f'group_by() needs exactly one window such as ps.tumbling("1 minute"), got {len(windows)}'
-        raise GraphError(msg, where=where)
     columns = tuple(_key(key, where) for key in keys if not hasattr(key, "due"))
-    return GroupedStream(stream, columns, cast("Window", windows[0]), stream.time)
+    return GroupedStream(stream, columns, window, stream.time or "")
 
 
 def _key(key: object, where: str) -> tuple[str, str | Column]:

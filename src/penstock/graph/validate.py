@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from penstock.errors import DuplicateUid, GraphError, InternalError
+from penstock.graph.changes import check_changes
 from penstock.graph.nodes import BAD, Graph, Keyed, Node, Read, Ref, Write
 from penstock.graph.steps import title
 from penstock.handles import Guarantee
@@ -20,12 +21,14 @@ def validate(graph: Graph) -> None:
 
     Raises:
         DuplicateUid: two steps have one uid.
-        GraphError: a name is impossible, there is no source or no sink, rows go nowhere, or a guarantee cannot be kept.
+        GraphError: a name is impossible, there is no source or no sink, rows go nowhere, changes are taken for rows of
+            their own, or a guarantee cannot be kept.
     """
     _names(graph)
     _wiring(graph)
     _ends(graph)
     _dangling(graph)
+    check_changes(graph)
     for node in graph.nodes:
         if isinstance(node, Write):
             _guarantee(graph, node)

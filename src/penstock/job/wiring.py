@@ -202,6 +202,7 @@ class Assembly:
             background=of.edge.background(plan.id),
             count=lambda name, amount: of.listener(Counted(task=plan.id, name=name, amount=amount)),
             failpoint=failpoint,
+            wall=of.clock.wall,
         )
         return OperatorWork(plan.id, node.spec.open(context, snapshot.state if snapshot else None))
 

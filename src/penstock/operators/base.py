@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from penstock.elements import Batch
 from penstock.filesystem.base import FileSystem
@@ -21,7 +21,10 @@ LATE = "late"
 
 
 class Emit(Protocol):
-    """Sends a batch downstream by a port of the step; may block while channels are full."""
+    """Sends a batch downstream by a port of the step; may block while channels are full.
+
+    It is the same for the whole life of an operator.
+    """
 
     def __call__(self, batch: Batch, port: str = MAIN) -> None:
         """Send."""
@@ -42,6 +45,7 @@ class OperatorContext:
             the thread's jobs into the background pool. ``background()`` is cheap to call.
         count: adds to a named counter of the step (``late``, ``fired``), for observers.
         failpoint: names a durable step, so that tests can crash there.
+        wall: the wall clock, in microseconds since the epoch, for what is to happen in processing time.
     """
 
     uid: str
@@ -56,6 +60,7 @@ class OperatorContext:
     background: Callable[[], AbstractContextManager[None]]
     count: Callable[[str, int], None]
     failpoint: Callable[[str], None] = field(default=lambda _name: None)
+    wall: Callable[[], int] = field(default=lambda: 0)
 
 
 class PendingState(Protocol):
@@ -105,8 +110,24 @@ class Operator(Protocol):
         ...
 
 
+@runtime_checkable
+class Ticking(Protocol):
+    """An operator that also acts in processing time, whether rows come or not."""
+
+    def tick(self, *, emit: Emit) -> int | None:
+        """Do what is due; never called at the same time as ``process`` and the others.
+
+        Returns after how many microseconds there is more to do; ``None``: not before something else happens.
+        """
+        ...
+
+
 class OperatorSpec(Protocol):
-    """A frozen description of a stateful step."""
+    """A frozen description of a stateful step.
+
+    One whose rows undo one another has ``is_change_stream``, one that may send a result twice ``may_repeat``: then they
+    are not let into another stateful step.
+    """
 
     @property
     def kind(self) -> str:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.durations import format_duration
 from penstock.errors import GraphError
 from penstock.operators.base import LATE, MAIN, Operator, OperatorContext
+from penstock.operators.emission import FINAL, Emission
+from penstock.operators.window_checks import CHANGE, TIMING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,9 +29,11 @@ class WindowAggregate:
     Attributes:
         keys: name and expression (a column's name, SQL, or a Column) of each group column; none for one result a
             window.
-        time: the event-time column, a TIMESTAMP.
-        window: made by ``ps.tumbling``.
+        time: the event-time column, a TIMESTAMP; not looked at in processing time.
+        window: made by ``ps.tumbling``, ``ps.sliding`` or ``ps.cumulative``.
         aggregates: made by ``ps.agg``.
+        shift: microseconds added to event times.
+        emission: what is sent, and when.
 
     Example::
 
@@ -44,6 +49,18 @@ class WindowAggregate:
     time: str
     window: Window
     aggregates: tuple[Aggregate, ...]
+    shift: int = 0
+    emission: Emission = FINAL
+
+    @property
+    def is_change_stream(self) -> bool:
+        """Whether its rows undo one another."""
+        return self.emission.updates
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether a window may be sent more than once."""
+        return self.emission.early or self.window.lateness > 0
 
     @property
     def kind(self) -> str:
@@ -53,24 +70,17 @@ class WindowAggregate:
         return KIND
 
     def ports(self, inputs: tuple[StructType, ...]) -> Mapping[str, StructType]:
-        """``out``: group columns, ``window_start``, ``window_end``, aggregates. ``late``: the input's columns.
+        """``out``: group columns, ``window_start``, ``window_end``, aggregates, and ``_change`` or ``_timing``.
+
+        ``late``: the input's columns.
 
         Raises:
             GraphError: a column is missing or has an impossible type; two columns have one name.
         """
         from penstock.operators.window_plan import make_plan
 
-        plan = make_plan(
-            uid="",
-            keys=self.keys,
-            time=self.time,
-            window=self.window,
-            aggregates=self.aggregates,
-            schema=inputs[0],
-            session=_session(),
-            partitions=1,
-        )
-        return {MAIN: plan.output, LATE: inputs[0]}
+        plan = make_plan(self, uid="", schema=inputs[0], session=_session(), partitions=1)
+        return {MAIN: self._output(plan.output), LATE: inputs[0]}
 
     def open(self, context: OperatorContext, restored: StateHandle | None) -> Operator:
         """Begin from restored state or empty.
@@ -84,22 +94,22 @@ class WindowAggregate:
         from penstock.operators.window_plan import make_plan
 
         plan = make_plan(
-            uid=context.uid,
-            keys=self.keys,
-            time=self.time,
-            window=self.window,
-            aggregates=self.aggregates,
-            schema=context.inputs[0],
-            session=context.spark,
-            partitions=context.partitions,
+            self, uid=context.uid, schema=context.inputs[0], session=context.spark, partitions=context.partitions
         )
-        return WindowOperator(plan, context, restored)
+        return WindowOperator(plan, self.emission, context, restored)
 
     def describe(self) -> str:
         """In a few words, for people."""
         keys = ", ".join(name for name, _ in self.keys) or "all rows"
         results = ", ".join(aggregate.label for aggregate in self.aggregates)
-        return f"{results} by {keys}, {self.window.describe()}"
+        late = f", lateness {format_duration(self.window.lateness)}" if self.window.lateness else ""
+        return f"{results} by {keys}, {self.window.describe()}{late}{self.emission.describe()}"
+
+    def _output(self, results: StructType) -> StructType:
+        from pyspark.sql.types import StringType, StructField, StructType
+
+        more = [CHANGE] if self.emission.updates else [TIMING] if self.emission.early else []
+        return StructType([*results.fields, *(StructField(name, StringType()) for name in more)])
 
 
 def _session() -> SparkSession:

@@ -12,13 +12,16 @@ import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.elements import Batch, Lease
-from penstock.operators.base import LATE, MAIN, Emit, OperatorContext
+from penstock.ids import BEGINNING, END_OF_TIME
+from penstock.operators.base import LATE, Emit, OperatorContext
+from penstock.operators.emission import Emission
+from penstock.operators.emitter import Emitter
 from penstock.operators.window_plan import FIGURES, WindowPlan
 from penstock.state.blocks import Figures, state_session, unpersist
 from penstock.state.compaction import Merge, plan_merge
 from penstock.state.durable import DurableLayers, PendingLayers
 from penstock.state.layer import Layer, build, union
-from penstock.state.restore import check_schema, horizon_of, live_refs, restore_layer
+from penstock.state.restore import check_schema, check_window, horizon_of, live_refs, moment_of, restore_layer
 from penstock.state.stack import CROWDED, LIMIT, Stack
 from penstock.state.writer import LayerWriter
 
@@ -37,36 +40,47 @@ _MARKS: Final = itertools.count(1)
 class WindowOperator:
     """See :class:`penstock.operators.base.Operator`. Made by :meth:`WindowAggregate.open`.
 
-    Counters: ``late`` (rows whose window was closed, or without an event time), ``missing_time`` (those of them
-    without an event time), ``fired`` (results sent on, each with all windows due at once), ``compacted``.
+    Counters: ``late`` (rows whose windows were closed, or without an event time), ``missing_time`` (those of them
+    without an event time), ``fired`` (batches of results sent on, each with all windows due at once), ``compacted``.
     """
 
-    def __init__(self, plan: WindowPlan, context: OperatorContext, restored: StateHandle | None) -> None:
+    def __init__(
+        self, plan: WindowPlan, emission: Emission, context: OperatorContext, restored: StateHandle | None
+    ) -> None:
         self._plan = plan
         self._context = context
         writer = _writer(plan, context)
+        fired: int = BEGINNING
         if restored is None:
             self._stack = Stack()
             self._durable = DurableLayers(self._stack, writer)
         else:
             check_schema(restored, plan.layers_format)
-            horizon = horizon_of(restored)
-            layer = restore_layer(restored, writer, context.spark, name="m00000000")
+            check_window(restored, plan.window.describe(), context.uid)
+            horizon, fired = horizon_of(restored), moment_of(restored, "fired")
+            layer = restore_layer(restored, writer, context.spark, name="m00000000", turn=_turn(restored, emission))
             self._stack = Stack(horizon=horizon, restored=layer)
             self._durable = DurableLayers(self._stack, writer, live_refs(restored), horizon=horizon)
+        self._emitter = Emitter(plan, emission, self._stack, context, fired=fired)
+        self._emit: Emit | None = None
         self._merging = threading.Lock()
         self._pending: PendingLayers | None = None
-        self._sent = {MAIN: itertools.count(), LATE: itertools.count()}
+        self._late = itertools.count()
 
     def process(self, batch: Batch, *, source: int, watermark: EventTime, emit: Emit) -> None:  # noqa: ARG002
-        """Make the batch's layer, in one job; late rows are counted, and sent on if somebody reads them.
+        """Make the batch's layer, in one job, and send what it changed; late rows are counted, and sent on if read.
 
         If the stack is at its limit it is merged first, in a job more. Closed meanwhile, it keeps and sends nothing.
         """
+        self._emit = emit
         if self._stack.height >= LIMIT:
             self._compact()
         frame: Any = batch.frame
-        flagged = self._plan.flagged(frame, max(watermark, self._stack.horizon), next(_MARKS))
+        arrival = self._emitter.arrival() if self._plan.window.is_processing else None
+        if arrival is not None:
+            self._emitter.advance(arrival, emit)
+        horizon = self._emitter.begin(watermark if arrival is None else arrival)
+        flagged = self._plan.flagged(frame, horizon, next(_MARKS), arrival)
         keep = LATE in self._context.consumed
         if keep:
             flagged = flagged.persist()
@@ -80,29 +94,32 @@ class WindowOperator:
             if keep and not late:
                 unpersist(flagged)
         self._send_late(flagged, late, missing, emit)
+        if not self._stack.closed:
+            self._emitter.added(emit)
 
     def advance(self, watermark: EventTime, *, emit: Emit) -> None:
-        """Send on the windows that end at or before ``watermark`` and were not sent before; no job."""
-        horizon = self._stack.horizon
-        if watermark <= horizon:
-            return
-        due = self._plan.window.due(horizon, watermark)
-        layers, lease = self._stack.lease_due(*due) if due else ((), None)
-        self._stack.close_windows(watermark)
-        if lease is None:
-            return
-        if not layers:
-            lease.release()
-            return
-        result = self._plan.finished(union(layers), horizon, watermark)
-        self._context.count("fired", 1)
-        emit(Batch(frame=result, sequence=next(self._sent[MAIN]), leases=(lease,)))
+        """Send on the windows that end at or before ``watermark`` and were not sent before; no job.
+
+        In processing time event time says nothing, until it ends.
+        """
+        self._emit = emit
+        if not self._plan.window.is_processing or watermark == END_OF_TIME:
+            self._emitter.advance(watermark, emit)
+
+    def tick(self, *, emit: Emit) -> int | None:
+        """Send changes, and windows of processing time, whose time has come; no job."""
+        return self._emitter.tick(emit)
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingLayers:  # noqa: ARG002
-        """Name the layers as of now; takes no time. An earlier snapshot never written is given up."""
+        """Name the layers as of now; takes no time. An earlier snapshot never written is given up.
+
+        Changes that wait for their time are sent before: what is sent after the barrier is not in the checkpoint.
+        """
+        if self._emit is not None:
+            self._emitter.flush(self._emit)
         if self._pending:
             self._pending.give_up()
-        self._pending = PendingLayers(self._durable, self._stack, self._stack.cover())
+        self._pending = PendingLayers(self._durable, self._stack, self._stack.cover(self._emitter.notes()))
         if self._stack.closed:  # what it names may lack layers that are gone
             self._pending.give_up()
         return self._pending
@@ -128,7 +145,8 @@ class WindowOperator:
         figures = Figures(FIGURES)
         partial = self._plan.partial(figures.watch(flagged, self._plan.figures()))
         stack = self._stack
-        layer = build(self._plan.layers_format, partial, name=stack.next_name(), level=0, epoch=stack.epoch)
+        turn = self._emitter.turn
+        layer = build(self._plan.layers_format, partial, name=stack.next_name(), level=0, epoch=stack.epoch, turn=turn)
         if layer:
             stack.add(layer)
         told = figures.read()
@@ -144,7 +162,7 @@ class WindowOperator:
         self._context.count("late", late)
         if LATE in self._context.consumed:
             lease = Lease(lambda: unpersist(flagged))
-            batch = Batch(frame=self._plan.late(flagged), sequence=next(self._sent[LATE]), rows=late, leases=(lease,))
+            batch = Batch(frame=self._plan.late(flagged), sequence=next(self._late), rows=late, leases=(lease,))
             emit(batch, LATE)
 
     def _due(self) -> Merge | None:
@@ -171,8 +189,14 @@ class WindowOperator:
     def _merged(self, layers: tuple[Layer, ...], plan: Merge) -> Layer | None:
         layers_format = self._plan.layers_format
         rows = layers_format.merged(layers_format.between(union(layers), self._stack.horizon))
-        epoch = max(layer.epoch for layer in layers)
-        return build(layers_format, rows, name=self._stack.next_name(), level=plan.level, epoch=epoch)
+        epoch, turn = max(layer.epoch for layer in layers), max(layer.turn for layer in layers)
+        return build(layers_format, rows, name=self._stack.next_name(), level=plan.level, epoch=epoch, turn=turn)
+
+
+def _turn(restored: StateHandle, emission: Emission) -> int:
+    """The turn of a restored layer: told, but for a step that sends changes now and did not when it was saved."""
+    before = restored.detail.get("emit") if isinstance(restored.detail, dict) else None
+    return 1 if emission.updates and before != "updates" else 0
 
 
 def _writer(plan: WindowPlan, context: OperatorContext) -> LayerWriter:

@@ -1,32 +1,39 @@
-"""The frames of a windowed aggregate: which rows are late, partials of a batch, the finished result; runs no job.
+"""The frames that a windowed aggregate makes of a batch: which rows are late, and partials of the others; runs no job.
 
 Everything that does not change from batch to batch is made once, here, when the step is opened.
 """
 
 from __future__ import annotations
 
-import difflib
-import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from penstock.errors import GraphError
+from penstock.operators.aggregates.base import once
+from penstock.operators.schemas import nullable
+from penstock.operators.window_checks import (
+    OWN,
+    PANE_END,
+    PANE_START,
+    analysed,
+    check_keys,
+    check_names,
+    check_time,
+    partial_name,
+)
 from penstock.state.changing import changing, quoted
 from penstock.state.layer import END, START, LayerFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
 
     from penstock.operators.aggregates import Aggregate
+    from penstock.operators.window_aggregate import WindowAggregate
     from penstock.operators.windows import Window
 
-OWN = "__penstock_"
-"""Begins the names of columns that a frame has only inside a step."""
-
-_CODE, _END_MICROS = f"{OWN}code", f"{OWN}end"
+_CODE, _PANE = f"{OWN}code", f"{OWN}pane"
 ON_TIME, LATE, MISSING = 0, 1, 2
 FIGURES = ("on_time", "late", "missing")
 
@@ -36,7 +43,7 @@ class WindowPlan:
     """What the step does to frames.
 
     Attributes:
-        time: the event-time column.
+        micros: the event time, as SQL; in processing time each batch has its own.
         window: how times fall into windows.
         layers_format: the rows of its layers.
         output: the schema of its results.
@@ -45,31 +52,39 @@ class WindowPlan:
             would then name a column that the layer does not have.
         groups: group columns over ``inputs``, under their own names.
         partials: aggregates over a batch's rows.
-        finishes: result columns over merged partials.
+        bounds: columns of a result: group columns, start and end of the window.
+        finishes: columns of a result: aggregates, over merged partials.
     """
 
-    time: str
+    micros: str
     window: Window
     layers_format: LayerFormat
     output: StructType
     inputs: tuple[Column, ...]
     groups: tuple[Column, ...]
     partials: tuple[Column, ...]
+    bounds: tuple[Column, ...]
     finishes: tuple[Column, ...]
 
-    def flagged(self, frame: DataFrame, watermark: int, mark: int) -> DataFrame:
-        """``frame`` with a code for each row: on time, late (its window is closed), or without an event time.
+    @property
+    def has_maps(self) -> bool:
+        """Whether results hold maps, which Spark cannot compare."""
+        return any("map<" in field.dataType.simpleString() for field in self.output.fields)
+
+    def flagged(self, frame: DataFrame, horizon: int, mark: int, arrival: int | None = None) -> DataFrame:
+        """``frame`` with a code for each row: on time, late (its windows are closed), or without an event time.
 
         Args:
             frame: the step's input.
-            watermark: windows ending at or before it are closed.
+            horizon: all windows of panes that end at or before it are closed.
+            arrival: the time of all rows, in processing time.
             mark: makes the plan unlike that of any other batch, so that its cache entry is its own.
         """
-        closed = changing(watermark, beside=_END_MICROS, mark=mark)
-        late = f"WHEN {_END_MICROS} <= {closed} THEN {LATE}"
-        code = f"CASE WHEN {_END_MICROS} IS NULL THEN {MISSING} {late} ELSE {ON_TIME} END"
-        end = self.window.end(f"unix_micros({quoted(self.time)})")
-        return frame.selectExpr("*", f"{end} AS {_END_MICROS}").selectExpr("*", f"{code} AS {_CODE}")
+        closed = changing(horizon, beside=_PANE, mark=mark)
+        late = f"WHEN {_PANE} <= {closed} THEN {LATE}"
+        code = f"CASE WHEN {_PANE} IS NULL THEN {MISSING} {late} ELSE {ON_TIME} END"
+        pane = self.window.pane(self.micros if arrival is None else changing(arrival))
+        return frame.selectExpr("*", f"{pane} AS {_PANE}").selectExpr("*", f"{code} AS {_CODE}")
 
     def figures(self) -> list[Column]:
         """How many rows are on time, late, without a time: aggregates over a flagged frame, as in ``FIGURES``."""
@@ -81,10 +96,10 @@ class WindowPlan:
         ]
 
     def partial(self, flagged: DataFrame) -> DataFrame:
-        """One row for each key and window of the rows that are on time, placed as layers are.
+        """One row for each key and pane of the rows that are on time, placed as layers are.
 
         Rows go to their places first and are aggregated there, in one exchange. Without keys there would be one
-        place for each window, so each task aggregates its own rows first and only the partials travel.
+        place for each pane, so each task aggregates its own rows first and only the partials travel.
         """
         rows = flagged.where(f"{_CODE} = {ON_TIME}").select(*self.inputs)
         layers_format = self.layers_format
@@ -95,77 +110,93 @@ class WindowPlan:
 
     def late(self, flagged: DataFrame) -> DataFrame:
         """The rows that are not on time, as they came."""
-        return flagged.where(f"{_CODE} <> {ON_TIME}").drop(_CODE, _END_MICROS)
-
-    def finished(self, layers: DataFrame, after: int, until: int) -> DataFrame:
-        """The results of windows ending in ``(after, until]``, from a union of layers, with no exchange."""
-        layers_format = self.layers_format
-        return layers_format.merged(layers_format.between(layers, after, until)).select(*self.finishes)
+        return flagged.where(f"{_CODE} <> {ON_TIME}").drop(_CODE, _PANE)
 
 
 def make_plan(
-    *,
-    uid: str,
-    keys: Sequence[tuple[str, str | Column]],
-    time: str,
-    window: Window,
-    aggregates: Sequence[Aggregate],
-    schema: StructType,
-    session: SparkSession,
-    partitions: int,
+    step: WindowAggregate, *, uid: str, schema: StructType, session: SparkSession, partitions: int
 ) -> WindowPlan:
     """Check a step against its input and make its plan; analyses, but runs nothing.
 
     Raises:
         GraphError: a column is missing or has an impossible type, or two columns have one name.
     """
-    _check_time(schema, time)
-    _check_names(keys, aggregates, schema)
-    inputs = _inputs(keys, window, aggregates, schema)
-    ended = f"{window.end(f'unix_micros({quoted(time)})')} AS {_END_MICROS}"
-    rows = _rows(session.createDataFrame([], schema).selectExpr("*", ended), inputs, keys, schema)
-    types = [rows.schema[f"{OWN}in_{place}"].dataType for place in range(len(aggregates))]
+    window, aggregates = step.window, step.aggregates
+    check_time(schema, None if window.is_processing else step.time)
+    check_names(step.keys, aggregates, schema)
+    inputs = _inputs(step, schema)
+    paned = session.createDataFrame([], schema).selectExpr("*", f"{window.pane(_micros(step))} AS {_PANE}")
+    rows = _rows(paned, inputs, step.keys, schema)
+    types = _types(rows, aggregates)
     partials, merges = _partials(aggregates, types)
-    names = tuple(name for name, _ in keys)
-    groups = (*(_column(_key(place)).alias(name) for place, name in enumerate(names)), _column(START), _column(END))
-    partial = _analysed(lambda: rows.groupBy(*groups).agg(*partials), "aggregates", schema)
-    finishes = (*(_column(quoted(name)) for name in (*names, START, END)), *_finishes(aggregates, types))
-    output = _analysed(lambda: partial.select(*finishes), "aggregates", schema)
-    layers_format = LayerFormat(
-        uid=uid, keys=names, schema=_nullable(partial.schema), merges=merges, partitions=partitions
-    )
+    names, ends = tuple(name for name, _ in step.keys), _ends(window)
+    groups = (*(_column(_key(place)).alias(name) for place, name in enumerate(names)), *map(_column, ends))
+    partial = analysed(lambda: rows.groupBy(*groups).agg(*partials), "aggregates", schema)
+    bounds = tuple(_column(quoted(name)) for name in (*names, START, END))
+    finishes = tuple(_finishes(aggregates, types))
+    kept = nullable(partial.schema)
+    windowed = LayerFormat(uid=uid, keys=names, schema=kept, merges=merges, partitions=partitions)
+    layers_format = replace(windowed, start=ends[0], end=ends[1], scattered=not window.is_paned)
+    output = analysed(lambda: _whole(layers_format, session).select(*bounds, *finishes), "aggregates", schema)
     return WindowPlan(
-        time=time,
+        micros=_micros(step),
         window=window,
         layers_format=layers_format,
-        output=_nullable(output.schema),
+        output=nullable(output.schema),
         inputs=tuple(inputs),
         groups=groups,
         partials=tuple(partials),
+        bounds=bounds,
         finishes=finishes,
     )
+
+
+def _whole(layers_format: LayerFormat, session: SparkSession) -> DataFrame:
+    """An empty frame of merged partials in windows."""
+    merged = layers_format.merged(session.createDataFrame([], layers_format.schema))
+    return merged.withColumnsRenamed({layers_format.start: START, layers_format.end: END})
+
+
+def _micros(step: WindowAggregate) -> str:
+    if step.window.is_processing:
+        return "0L"
+    micros = f"unix_micros({quoted(step.time)})"
+    return f"({micros} + {step.shift}L)" if step.shift else micros
+
+
+def _ends(window: Window) -> tuple[str, str]:
+    """Names of the columns of layers that say where a stretch of time starts and ends."""
+    return (PANE_START, PANE_END) if window.is_paned else (START, END)
 
 
 def _rows(
     ended: DataFrame, inputs: Sequence[Column], keys: Sequence[tuple[str, str | Column]], schema: StructType
 ) -> DataFrame:
     """Keys and inputs of aggregates, over a frame that knows where windows end; the keys can be grouped by."""
-    rows = _analysed(lambda: ended.select(*inputs), "keys and aggregates", schema)
-    _check_keys({name: rows.schema[_key(place)].dataType for place, (name, _) in enumerate(keys)})
+    rows = analysed(lambda: ended.select(*inputs), "keys and aggregates", schema)
+    check_keys({name: rows.schema[_key(place)].dataType for place, (name, _) in enumerate(keys)})
     return rows
 
 
-def _inputs(
-    keys: Sequence[tuple[str, str | Column]], window: Window, aggregates: Sequence[Aggregate], schema: StructType
-) -> list[Column]:
+def _types(rows: DataFrame, aggregates: Sequence[Aggregate]) -> list[DataType]:
+    """The types of the aggregates' inputs, which the aggregates can take."""
+    for place, aggregate in enumerate(aggregates):
+        if aggregate.check:
+            aggregate.check(rows, _column(_in(place)))
+    return [rows.schema[_in(place)].dataType for place in range(len(aggregates))]
+
+
+def _inputs(step: WindowAggregate, schema: StructType) -> list[Column]:
     from pyspark.sql import functions as F
 
-    columns = [_expression(expression, schema).alias(_key(place)) for place, (_, expression) in enumerate(keys)]
-    columns.append(F.expr(f"timestamp_micros({window.start(_END_MICROS)})").alias(START))
-    columns.append(F.expr(f"timestamp_micros({_END_MICROS})").alias(END))
-    for place, aggregate in enumerate(aggregates):
-        of = F.lit(1) if aggregate.of is None else _expression(aggregate.of, schema)
-        columns.append(of.alias(f"{OWN}in_{place}"))
+    columns = [_expression(expression, schema).alias(_key(place)) for place, (_, expression) in enumerate(step.keys)]
+    start, end = _ends(step.window)
+    columns.append(F.expr(f"timestamp_micros({step.window.pane_start(_PANE)})").alias(start))
+    columns.append(F.expr(f"timestamp_micros({_PANE})").alias(end))
+    time = columns[-1] if step.window.is_processing else _column(quoted(step.time))  # what is in order otherwise
+    for place, aggregate in enumerate(step.aggregates):
+        of = aggregate.input(lambda value: _expression(value, schema), time)
+        columns.append(of.alias(_in(place)))
     return columns
 
 
@@ -176,26 +207,26 @@ def _partials(
     merges: dict[str, Callable[[Column], Column]] = {}
     for place, (aggregate, kind) in enumerate(zip(aggregates, types, strict=True)):
         for part in aggregate.parts:
-            name = _partial_name(aggregate, part.name)
-            columns.append(part.partial(_column(f"{OWN}in_{place}"), kind).alias(name))
-            merges[name] = part.merge
+            name = partial_name(aggregate, part.name)
+            columns.append(part.partial(_column(_in(place)), kind).alias(name))
+            merges[name] = once(part.merge)
     return columns, merges
 
 
 def _finishes(aggregates: Sequence[Aggregate], types: Sequence[DataType]) -> list[Column]:
     columns = []
     for aggregate, kind in zip(aggregates, types, strict=True):
-        parts = {part.name: _column(quoted(_partial_name(aggregate, part.name))) for part in aggregate.parts}
+        parts = {part.name: _column(quoted(partial_name(aggregate, part.name))) for part in aggregate.parts}
         columns.append(aggregate.finish(parts, kind).alias(aggregate.label))
     return columns
 
 
-def _partial_name(aggregate: Aggregate, part: str) -> str:
-    return f"{aggregate.label}__{part}"
-
-
 def _key(place: int) -> str:
     return f"{OWN}key_{place}"
+
+
+def _in(place: int) -> str:
+    return f"{OWN}in_{place}"
 
 
 def _column(name: str) -> Column:
@@ -210,83 +241,3 @@ def _expression(value: str | Column, schema: StructType) -> Column:
     if not isinstance(value, str):
         return value
     return F.col(quoted(value)) if value in schema.names else F.expr(value)
-
-
-def _nullable(schema: StructType) -> StructType:
-    """Columns read back from files may all be NULL, as far as Spark knows; so a schema never says otherwise."""
-    from pyspark.sql.types import StructField, StructType
-
-    return StructType([StructField(field.name, field.dataType, nullable=True) for field in schema.fields])
-
-
-def _check_time(schema: StructType, time: str) -> None:
-    from pyspark.sql.types import TimestampType
-
-    if time not in schema.names:
-        msg = f"the event-time column {time!r} is not in the input; {nearest(time, schema.names)}"
-        raise GraphError(msg)
-    kind = schema[time].dataType
-    if not isinstance(kind, TimestampType):
-        msg = (
-            f"the event-time column {time!r} is {kind.simpleString()}, but windows need a TIMESTAMP: "
-            f'convert it first, as in .with_column("{time}", "to_timestamp({time})")'
-        )
-        raise GraphError(msg)
-
-
-def _check_names(keys: Sequence[tuple[str, str | Column]], aggregates: Sequence[Aggregate], schema: StructType) -> None:
-    if not aggregates:
-        msg = "agg() needs at least one aggregate, as in ps.agg.count()"
-        raise GraphError(msg)
-    group = [*(name for name, _ in keys), START, END]
-    results = [aggregate.label for aggregate in aggregates]
-    partials = [_partial_name(aggregate, part.name) for aggregate in aggregates for part in aggregate.parts]
-    for names, what in (([*group, *results], "columns of the result"), ([*group, *partials], "columns of the state")):
-        seen: set[str] = set()
-        for name in names:
-            if name.casefold() in seen:
-                msg = f"two {what} would be called {name!r}: name one of them otherwise with .alias(…)"
-                raise GraphError(msg)
-            seen.add(name.casefold())
-    for name in (*schema.names, *group, *results):
-        if name.casefold().startswith(OWN):
-            msg = f"column {name!r}: names that begin with {OWN} are penstock's own; rename it"
-            raise GraphError(msg)
-
-
-def _check_keys(types: Mapping[str, DataType]) -> None:
-    for name, data_type in types.items():
-        kind = data_type.simpleString()
-        if re.search(r"\b(map<|variant\b)", kind):
-            msg = (
-                f"key {name!r} is {kind}, which Spark cannot group by: use a field of it, "
-                f"or its text as in to_json({name})"
-            )
-            raise GraphError(msg)
-
-
-def _analysed(make: Callable[[], DataFrame], what: str, schema: StructType) -> DataFrame:
-    from pyspark.errors import AnalysisException
-
-    try:
-        return make()
-    except AnalysisException as error:
-        parameters = error.getMessageParameters() or {}
-        unknown = parameters.get("objectName", "").replace("`", "")
-        if (error.getCondition() or "").startswith("UNRESOLVED_COLUMN"):
-            msg = f"column {unknown!r} is not in the input; {nearest(unknown, schema.names)}"
-        else:
-            msg = f"the {what} cannot be computed from the input: {error}"
-        raise GraphError(msg) from error
-
-
-def nearest(name: str, known: Sequence[str]) -> str:
-    """The names most like ``name``, as part of a message.
-
-    >>> nearest("amuont", ["amount", "user"])
-    "did you mean 'amount'?"
-    """
-    near = difflib.get_close_matches(name, known, n=3)
-    if near:
-        return "did you mean " + " or ".join(repr(word) for word in near) + "?"
-    return "it has " + ", ".join(known)

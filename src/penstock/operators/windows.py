@@ -1,84 +1,162 @@
-"""Windows over event time as SQL text and whole-number arithmetic; knows nothing of rows, keys or aggregates."""
+"""The windows that users name: ``ps.tumbling``, ``ps.sliding``, ``ps.cumulative``; checks what they are given."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+import difflib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from zoneinfo import ZoneInfo, available_timezones
 
 from penstock.durations import format_duration, parse_duration
+from penstock.errors import GraphError
+from penstock.operators.calendar import DAY, HOUR, Zoned
+from penstock.operators.panes import Cumulative, Sliding, Tumbling
+from penstock.operators.window_base import Due, Window
+
+if TYPE_CHECKING:
+    from penstock.operators.window_base import Fixed
+
+__all__ = ["Cumulative", "Due", "Sliding", "Tumbling", "Window", "Zoned", "cumulative", "sliding", "tumbling"]
+
+_MONDAY: Final = 4 * DAY
+"""The epoch was a Thursday."""
+
+_Shape = TypeVar("_Shape", Tumbling, Sliding, Cumulative)
 
 
-class Window(Protocol):
-    """How event times fall into windows. Bounds are microseconds since the epoch: the time zone plays no part."""
-
-    def end(self, micros: str) -> str:
-        """SQL for the end, in microseconds and exclusive, of the window that holds the time ``micros`` (SQL)."""
-        ...
-
-    def start(self, end: str) -> str:
-        """SQL for the start, in microseconds and inclusive, of the window that ends at ``end`` (SQL)."""
-        ...
-
-    def due(self, horizon: int, watermark: int) -> tuple[int, int] | None:
-        """First and last window end in ``(horizon, watermark]``, or ``None`` if no window ends there."""
-        ...
-
-    def describe(self) -> str:
-        """In a few words, for people."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Tumbling:
-    """Windows of one length, side by side: every time falls into exactly one.
-
-    Attributes:
-        size: length in microseconds, at least 1.
-        offset: where a window begins, in microseconds after the epoch; from 0 up to below ``size``.
-    """
-
-    size: int
-    offset: int = 0
-
-    def end(self, micros: str) -> str:
-        """See :meth:`Window.end`. ``pmod`` is never negative, so times before 1970 floor like all others."""
-        return f"({micros} - pmod({micros} - {self.offset}L, {self.size}L) + {self.size}L)"
-
-    def start(self, end: str) -> str:
-        """See :meth:`Window.start`."""
-        return f"({end} - {self.size}L)"
-
-    def due(self, horizon: int, watermark: int) -> tuple[int, int] | None:
-        """See :meth:`Window.due`. Python's whole numbers do not overflow: the ends of time are no special case.
-
-        >>> Tumbling(size=10).due(-11, 20)
-        (-10, 20)
-        >>> Tumbling(size=10).due(20, 29) is None
-        True
-        """
-        first = (horizon - self.offset) // self.size * self.size + self.offset + self.size
-        last = (watermark - self.offset) // self.size * self.size + self.offset
-        return (first, last) if first <= last else None
-
-    def describe(self) -> str:
-        """See :meth:`Window.describe`."""
-        shift = f", offset {format_duration(self.offset)}" if self.offset else ""
-        return f"tumbling {format_duration(self.size)}{shift}"
-
-
-def tumbling(size: str, *, offset: str | None = None) -> Tumbling:
-    """Windows of length ``size``, side by side, aligned to the epoch (in UTC) plus ``offset``.
+def tumbling(
+    size: str,
+    *,
+    offset: str | None = None,
+    timezone: str | None = None,
+    allowed_lateness: str | None = None,
+    time: Literal["event", "processing"] = "event",
+) -> Window:
+    """Windows of length ``size``, side by side: every row is in exactly one.
 
     Args:
         size: for example ``"1 minute"``.
-        offset: shifts where windows begin; days that begin at 22:00 UTC are ``tumbling("1 day", offset="22 hours")``.
+        offset: shifts where windows begin; days that begin at 22:00 are ``tumbling("1 day", offset="22 hours")``.
+        timezone: lay windows out by the clocks of this zone, as in ``tumbling("1 day", timezone="Europe/Berlin")``,
+            where a day has 23 or 25 hours twice a year. Then ``size`` is a whole number of hours, and weeks begin on
+            Monday. Without it windows are aligned to the epoch in UTC, and weeks begin on Thursday.
+        allowed_lateness: how long after its end, in event time, a window still takes rows. It is sent at its end, and
+            again whenever such rows have changed it.
+        time: ``"event"``, by the watermark; or ``"processing"``: a row's time is the moment at which its batch arrives
+            at the step, no row is late, and windows end by the clock. A batch that is read again after a restart may
+            then be in another window than before.
 
     Raises:
-        GraphError: a length cannot be read, or ``size`` is not above zero.
+        GraphError: a length cannot be read, ``size`` is not above zero, the zone is not known, or lateness is allowed
+            in processing time.
 
-    >>> tumbling("1 minute").size
-    60000000
+    >>> tumbling("1 minute").describe()
+    'tumbling 1 minute'
     """
     length = parse_duration("size of a tumbling window", size, least=1)
-    shift = 0 if offset is None else parse_duration("offset of a tumbling window", offset, least=-(2**62))
-    return Tumbling(size=length, offset=shift % length)
+    if time not in ("event", "processing") or (time == "processing" and allowed_lateness is not None):
+        msg = f'time is {time!r}, but must be "event", or "processing" without allowed_lateness, since no row is late'
+        raise GraphError(msg)
+    offset_micros, lateness = _offset("tumbling", offset) % length, _lateness(allowed_lateness)
+    shape = Tumbling(size=length, offset=offset_micros, lateness=lateness, is_processing=time == "processing")
+    return _in_zone(shape, length, timezone)
+
+
+def sliding(
+    size: str,
+    slide: str,
+    *,
+    offset: str | None = None,
+    timezone: str | None = None,
+    allowed_lateness: str | None = None,
+) -> Window:
+    """Windows of length ``size``, one beginning every ``slide``: a row is in several, as many as overlap.
+
+    State holds panes as long as the greatest length that divides both, so lengths that share a large one cost less.
+
+    Args:
+        size: for example ``"10 minutes"``.
+        slide: for example ``"1 minute"``; not longer than ``size``.
+        offset: see :func:`tumbling`.
+        timezone: see :func:`tumbling`; ``slide`` is then a whole number of hours too.
+        allowed_lateness: see :func:`tumbling`.
+
+    Raises:
+        GraphError: as for :func:`tumbling`, or ``slide`` is longer than ``size``: rows would be in no window.
+
+    >>> sliding("10 minutes", "1 minute").describe()
+    'sliding 10 minutes every 1 minute'
+    """
+    length = parse_duration("size of a sliding window", size, least=1)
+    every = parse_duration("slide of a sliding window", slide, least=1)
+    if every > length:
+        msg = f"windows of {size!r} every {slide!r} leave gaps, whose rows are in no window: slide by {size!r} or less"
+        raise GraphError(msg)
+    lateness = _lateness(allowed_lateness)
+    shape = Sliding(size=length, slide=every, offset=_offset("sliding", offset) % every, lateness=lateness)
+    return _in_zone(shape, every, timezone)
+
+
+def cumulative(
+    step: str, size: str, *, offset: str | None = None, timezone: str | None = None, allowed_lateness: str | None = None
+) -> Window:
+    """Windows that begin together every ``size`` and end one ``step`` later each, up to ``size`` (Flink's CUMULATE).
+
+    With ``cumulative("1 hour", "1 day")`` each hour brings the day's figures so far.
+
+    Args:
+        step: for example ``"1 hour"``.
+        size: for example ``"1 day"``; a multiple of ``step``.
+        offset: see :func:`tumbling`.
+        timezone: see :func:`tumbling`; ``step`` is then a whole number of hours too.
+        allowed_lateness: see :func:`tumbling`.
+
+    Raises:
+        GraphError: as for :func:`tumbling`, or ``size`` is no multiple of ``step``.
+
+    >>> cumulative("1 hour", "1 day").describe()
+    'cumulative 1 hour up to 1 day'
+    """
+    each = parse_duration("step of a cumulative window", step, least=1)
+    length = parse_duration("size of a cumulative window", size, least=1)
+    if length % each:
+        msg = f"cumulative windows grow by {step!r} and cannot end at {size!r}, which is no multiple of it"
+        raise GraphError(msg)
+    lateness = _lateness(allowed_lateness)
+    shape = Cumulative(step=each, size=length, offset=_offset("cumulative", offset) % length, lateness=lateness)
+    return _in_zone(shape, length, timezone)
+
+
+def _offset(kind: str, offset: str | None) -> int:
+    return 0 if offset is None else parse_duration(f"offset of a {kind} window", offset, least=-(2**62))
+
+
+def _lateness(text: str | None) -> int:
+    return 0 if text is None else parse_duration("allowed_lateness", text)
+
+
+def _in_zone(shape: _Shape, period: int, zone: str | None) -> Window:
+    """``shape`` by the clocks of a zone, if one is given; ``period``: after so long the layout repeats itself."""
+    if zone is None:
+        return shape
+    fixed: Fixed = shape
+    if fixed.step % HOUR:
+        msg = (
+            f"windows by the clocks of {zone!r} need lengths of whole hours, not {format_duration(fixed.step)}: "
+            "leave the time zone out, and give an offset if the zone's hours do not begin with those of UTC"
+        )
+        raise GraphError(msg)
+    _check_zone(zone)
+    if period % (7 * DAY) == 0:
+        shape = replace(shape, offset=(shape.offset + _MONDAY) % period)
+    return Zoned(shape, zone)
+
+
+def _check_zone(zone: str) -> None:
+    try:
+        ZoneInfo(zone)
+    except (ValueError, OSError, KeyError) as error:  # ZoneInfoNotFoundError is a KeyError
+        near = difflib.get_close_matches(zone, sorted(available_timezones()), n=3)
+        hint = " or ".join(repr(name) for name in near) if near else "an IANA name such as 'Europe/Berlin'"
+        msg = f"the time zone {zone!r} is not known: did you mean {hint}?"
+        raise GraphError(msg) from error

@@ -75,6 +75,10 @@ class Work(Protocol):
         """The watermark rose; it is forwarded afterwards."""
         ...
 
+    def tick(self, *, output: Output) -> int | None:
+        """Act in processing time; after how many microseconds to ask again, if it matters."""
+        ...
+
     def snapshot(self, checkpoint: CheckpointId) -> Capture:
         """Name the state as of now."""
         ...
@@ -159,7 +163,11 @@ class StepTask:
         if not self._output.has_room:
             self.doing = "waiting for room downstream"
             return Progress()
-        wake = self._inputs.check_idle(self._clock.now())
+        now = self._clock.now()
+        wake = self._inputs.check_idle(now)
+        rest = self._work.tick(output=self._output)
+        if rest is not None:
+            wake = Instant(now + rest) if wake is None else min(wake, Instant(now + rest))
         self._advance()
         self._announce_status()
         for source, head in self._inputs.ready(self._alignment.blocked):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.elements import Batch
-from penstock.errors import EngineFailed
+from penstock.errors import EngineFailed, StateIncompatible
 from penstock.failpoints import failpoint
 from penstock.handles import TaskSnapshot
-from penstock.ids import CheckpointId, EventTime
-from penstock.operators.base import Operator
+from penstock.ids import END_OF_TIME, CheckpointId, EventTime
+from penstock.operators.base import Operator, Ticking
 from penstock.runtime.output import Output
 from penstock.runtime.task import Capture
 from penstock.runtime.turns import is_empty
@@ -32,6 +32,9 @@ class UnionWork:
 
     def advance(self, watermark: EventTime, *, output: Output) -> None:
         """Nothing waits for event time here."""
+
+    def tick(self, *, output: Output) -> None:
+        """Nothing waits for processing time either."""
 
     def snapshot(self, checkpoint: CheckpointId) -> Capture:
         """Only the watermarks."""
@@ -57,6 +60,7 @@ class OperatorWork:
     def __init__(self, task: str, operator: Operator) -> None:
         self._task = task
         self._operator = operator
+        self._ticking = operator if isinstance(operator, Ticking) else None
 
     def process(self, batch: Batch, *, source: int, watermark: EventTime, output: Output) -> int | None:
         """One job at most."""
@@ -64,6 +68,7 @@ class OperatorWork:
             if is_empty(batch):
                 batch.skip()
             else:
+                self._refuse_after_end(watermark)
                 self._operator.process(batch, source=source, watermark=watermark, emit=output.emit)
                 batch.settle()
         finally:
@@ -73,6 +78,20 @@ class OperatorWork:
     def advance(self, watermark: EventTime, *, output: Output) -> None:
         """Emit what is due."""
         self._operator.advance(watermark, emit=output.emit)
+
+    def tick(self, *, output: Output) -> int | None:
+        """Let an operator that keeps time act."""
+        return self._ticking.tick(emit=output.emit) if self._ticking is not None else None
+
+    def _refuse_after_end(self, watermark: EventTime) -> None:
+        """Its windows were closed for ever when all its sources ended: rows of a new one would be late, every one."""
+        if watermark == END_OF_TIME:
+            msg = (
+                f"the event time of step '{self._task}' came to its end when its sources ended, and now a source that "
+                "was added has rows for it, all of which would be late: give the step another uid, or begin again "
+                "with --fresh"
+            )
+            raise StateIncompatible(msg, uid=self._task)
 
     def snapshot(self, checkpoint: CheckpointId) -> Capture:
         """Name the layers; they are made durable later."""
@@ -126,6 +145,9 @@ class SinkWork:
 
     def advance(self, watermark: EventTime, *, output: Output) -> None:
         """Nothing waits for event time here."""
+
+    def tick(self, *, output: Output) -> None:
+        """Nothing waits for processing time either."""
 
     def snapshot(self, checkpoint: CheckpointId) -> Capture:
         """Close the epoch; it is made durable later.

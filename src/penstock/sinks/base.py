@@ -90,7 +90,10 @@ class Committer(Protocol):
 
 
 class Sink(Protocol):
-    """A frozen description of where rows go."""
+    """A frozen description of where rows go.
+
+    One that understands change streams, or keeps their rows as they come, has ``accepts_changes``.
+    """
 
     @property
     def guarantee(self) -> Guarantee:

@@ -51,6 +51,11 @@ class Sink:
             raise GraphError(msg)
 
     @property
+    def accepts_changes(self) -> bool:
+        """Rows are kept as they come, ``_change`` among their columns."""
+        return True
+
+    @property
     def guarantee(self) -> Guarantee:
         """What was printed cannot be taken back."""
         return Guarantee.AT_LEAST_ONCE

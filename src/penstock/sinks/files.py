@@ -77,6 +77,11 @@ class Sink:
         return os.fspath(self.path)
 
     @property
+    def accepts_changes(self) -> bool:
+        """Rows are kept as they come, ``_change`` among their columns."""
+        return True
+
+    @property
     def guarantee(self) -> Guarantee:
         """The rename is the commit, and what was renamed is gone from where it was."""
         return Guarantee.EXACTLY_ONCE

@@ -21,17 +21,19 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def changing(value: int, *, beside: str, mark: int | None = None) -> str:
+def changing(value: int, *, beside: str | None = None, mark: int | None = None) -> str:
     """SQL for the BIGINT ``value`` that is not part of generated code.
 
     Args:
         value: fits 64 bits.
-        beside: any column of the frame it is used in; only its hash's parity is looked at.
+        beside: any column of the frame it is used in; only its hash's parity is looked at. Without one, for frames
+            whose columns are not known, the partition's number serves, which Spark does not move across other steps.
         mark: a number that makes two otherwise equal plans differ. Spark keeps one cache entry for equal plans, and
             whoever frees it first frees it for all.
     """
     more = "" if mark is None else f", {mark}L"
-    return f"array({value}L, {value}L{more})[pmod(hash({quoted(beside)}), 2)]"
+    turn = f"hash({quoted(beside)})" if beside is not None else "spark_partition_id()"
+    return f"array({value}L, {value}L{more})[pmod({turn}, 2)]"
 
 
 def holds(predicate: str) -> str:

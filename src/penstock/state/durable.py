@@ -74,7 +74,7 @@ class DurableLayers:
                 self._epoch, self._horizon = cover.epoch, cover.horizon
                 durable = True
                 self._refs = tuple(ref for ref in self._refs if ref.rows and bounds(ref)[1] > cover.horizon)
-                return self._handle(cover.horizon)
+                return self._handle(cover)
         finally:
             self._stack.covered(cover, durable=durable)
 
@@ -111,9 +111,10 @@ class DurableLayers:
     def _read(self, refs: Sequence[LayerRef]) -> DataFrame:
         return read_files(self._writer, refs)
 
-    def _handle(self, horizon: int) -> StateHandle:
+    def _handle(self, cover: Cover) -> StateHandle:
         layers_format = self._writer.layers_format
-        detail = {"partitions": layers_format.partitions, "horizon": None if horizon == BEGINNING else horizon}
+        horizon = None if cover.horizon == BEGINNING else cover.horizon
+        detail = {"partitions": layers_format.partitions, "horizon": horizon, **cover.notes}
         return StateHandle(kind=KIND, schema=layers_format.ddl(), layers=self._refs, detail=detail)
 
     def _check_order(self, cover: Cover) -> None:

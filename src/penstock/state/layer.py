@@ -26,14 +26,17 @@ START, END = "window_start", "window_end"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerFormat:
-    """The rows of a step's layers: one for each key and window, with partial aggregates.
+    """The rows of a step's layers: one for each key and stretch of time, with partial aggregates.
 
     Attributes:
         uid: the step, for messages.
         keys: names of the key columns, maybe none.
-        schema: the key columns, ``window_start`` and ``window_end`` (TIMESTAMP), then the partial columns.
-        merges: for each partial column, how the values of one key and window become one.
+        schema: the key columns, where the stretch starts and ends (TIMESTAMP), then the partial columns.
+        merges: for each partial column, how the values of one key and stretch become one.
         partitions: ``n``: every layer of a process is hashed into as many.
+        start: name of the column that says where a stretch starts: a window, or a pane that several windows share.
+        end: name of the one that says where it ends.
+        scattered: whether, without keys, different stretches may lie apart; not if they are to be put together.
     """
 
     uid: str
@@ -41,23 +44,31 @@ class LayerFormat:
     schema: StructType
     merges: Mapping[str, Callable[[Column], Column]]
     partitions: int
+    start: str = START
+    end: str = END
+    scattered: bool = True
 
     def hashed(self, frame: DataFrame) -> DataFrame:
-        """``frame`` placed as all layers are: by the user's keys alone, or by ``window_end`` if there are none."""
-        return frame.repartition(self.partitions, *(quoted(name) for name in self.keys or (END,)))
+        """``frame`` placed as all layers are: by the user's keys alone; without keys by end, or all in one place."""
+        if not self.keys and not self.scattered:
+            return frame.repartition(1)
+        return frame.repartition(self.partitions, *(quoted(name) for name in self.keys or (self.end,)))
 
-    def merged(self, frame: DataFrame) -> DataFrame:
-        """One row for each key and window. No exchange if ``frame`` is a union of layers."""
+    def merged(self, frame: DataFrame, *more: Column, by: tuple[str, ...] = ()) -> DataFrame:
+        """One row for each key and stretch, and each value of ``by``. No exchange if ``frame`` is a union of layers.
+
+        ``more`` are aggregates over other columns of ``frame``.
+        """
         from pyspark.sql import functions as F
 
         types = {field.name: field.dataType for field in self.schema.fields}
         partials = [merge(F.col(quoted(name))).cast(types[name]).alias(name) for name, merge in self.merges.items()]
-        return frame.groupBy(*(quoted(name) for name in (*self.keys, START, END))).agg(*partials)
+        return frame.groupBy(*(quoted(name) for name in (*self.keys, self.start, self.end, *by))).agg(*partials, *more)
 
     def between(self, frame: DataFrame, after: int, until: int = END_OF_TIME) -> DataFrame:
-        """Rows whose window ends in ``(after, until]``. Bounds change with every batch and compile nothing."""
-        end = f"unix_micros({END})"
-        lower, upper = (f"{changing(bound, beside=END)}" for bound in (after, until))
+        """Rows whose stretch ends in ``(after, until]``. Bounds change with every batch and compile nothing."""
+        end = f"unix_micros({self.end})"
+        lower, upper = (f"{changing(bound, beside=self.end)}" for bound in (after, until))
         return frame.where(holds(f"{end} > {lower} AND {end} <= {upper}"))
 
     def ddl(self) -> str:
@@ -74,10 +85,11 @@ class Layer:
         level: how many merges deep it is.
         epoch: the number of the snapshot that first covers it.
         rows: exact, or an upper bound if the figures were lost.
-        first_end: least window end of its rows, in microseconds.
-        last_end: greatest window end.
+        first_end: least end of the windows or panes of its rows, in microseconds.
+        last_end: the greatest.
         frame: the rows.
         lease: who still needs the blocks; the stack is one of them.
+        turn: the number of the emission that first tells of it; 0 if nobody asks what has changed.
     """
 
     name: str
@@ -88,9 +100,10 @@ class Layer:
     last_end: int
     frame: DataFrame
     lease: Lease
+    turn: int = 0
 
     def spans(self, first: int, last: int) -> bool:
-        """Whether some of its windows may end in ``[first, last]``."""
+        """Whether some of its rows may end in ``[first, last]``."""
         return self.first_end <= last and self.last_end >= first
 
 
@@ -99,7 +112,9 @@ def union(layers: Sequence[Layer]) -> DataFrame:
     return reduce(lambda left, right: left.union(right), (layer.frame for layer in layers))
 
 
-def build(layers_format: LayerFormat, frame: DataFrame, *, name: str, level: int, epoch: int) -> Layer | None:
+def build(
+    layers_format: LayerFormat, frame: DataFrame, *, name: str, level: int, epoch: int, turn: int = 0
+) -> Layer | None:
     """Run ``frame``, whose rows are merged and hashed, into a layer: one job. ``None`` if it has no rows.
 
     Raises:
@@ -107,8 +122,8 @@ def build(layers_format: LayerFormat, frame: DataFrame, *, name: str, level: int
     """
     figures = Figures(("rows", "first", "last"))
     with blocks_needed(layers_format.uid):
-        kept = cut(figures.watch(frame, _extent()))
-    told = figures.read() or _ask(kept)
+        kept = cut(figures.watch(frame, _extent(layers_format.end)))
+    told = figures.read() or _ask(kept, layers_format.end)
     if not told["rows"]:
         free(kept)
         return None
@@ -125,17 +140,18 @@ def build(layers_format: LayerFormat, frame: DataFrame, *, name: str, level: int
         last_end=last,
         frame=kept,
         lease=Lease(lambda: free(kept)),
+        turn=turn,
     )
 
 
-def _extent() -> list[Column]:
+def _extent(column: str) -> list[Column]:
     from pyspark.sql import functions as F
 
-    end = F.expr(f"unix_micros({END})")
+    end = F.expr(f"unix_micros({column})")
     return [F.count(F.lit(1)).alias("rows"), F.min(end).alias("first"), F.max(end).alias("last")]
 
 
-def _ask(kept: DataFrame) -> dict[str, int | None]:
+def _ask(kept: DataFrame, column: str) -> dict[str, int | None]:
     """The same figures by a job of their own: only if the observation was lost, since the layer depends on them."""
-    row = kept.agg(*_extent()).collect()[0]
+    row = kept.agg(*_extent(column)).collect()[0]
     return {"rows": row[0], "first": row[1], "last": row[2]}

@@ -37,23 +37,45 @@ def check_schema(handle: StateHandle, layers_format: LayerFormat) -> None:
         raise StateIncompatible(msg, uid=uid)
 
 
+def check_window(handle: StateHandle, described: str, uid: str) -> None:
+    """Refuse state of other windows: its rows are cut in other places.
+
+    Raises:
+        StateIncompatible: with both and the remedy.
+    """
+    held = handle.detail.get("window") if isinstance(handle.detail, dict) else None
+    if held != described:
+        msg = (
+            f"the checkpoint's state is cut for windows {held!r}; the pipeline declares {described!r}. Restore with "
+            "those windows, or give the step a new uid and start it without its state"
+        )
+        raise StateIncompatible(msg, uid=uid)
+
+
 def horizon_of(handle: StateHandle) -> int:
-    """The horizon recorded in a handle.
+    """The horizon recorded in a handle: see :func:`moment_of`."""
+    return moment_of(handle, "horizon")
+
+
+def moment_of(handle: StateHandle, name: str) -> int:
+    """An event time recorded in a handle's detail; NULL there is the beginning of time.
 
     Raises:
         CheckpointUnreadable: the detail is not what a window step writes.
     """
     detail = handle.detail
-    horizon = detail.get("horizon", "absent") if isinstance(detail, dict) else "absent"
-    if horizon is None:
+    found = detail.get(name, "absent") if isinstance(detail, dict) else "absent"
+    if found is None:
         return BEGINNING
-    if not isinstance(horizon, int) or isinstance(horizon, bool):
-        msg = f"state of kind {handle.kind} has the detail {detail!r}, expected a horizon in microseconds"
+    if not isinstance(found, int) or isinstance(found, bool):
+        msg = f"state of kind {handle.kind} has the detail {detail!r}, expected {name!r} in microseconds"
         raise CheckpointUnreadable(msg)
-    return horizon
+    return found
 
 
-def restore_layer(handle: StateHandle, writer: LayerWriter, session: SparkSession, *, name: str) -> Layer | None:
+def restore_layer(
+    handle: StateHandle, writer: LayerWriter, session: SparkSession, *, name: str, turn: int = 0
+) -> Layer | None:
     """Read the named files into one merged layer, hashed anew: one job and one exchange. ``None`` if nothing lives.
 
     Args:
@@ -61,6 +83,7 @@ def restore_layer(handle: StateHandle, writer: LayerWriter, session: SparkSessio
         writer: where files lie and what their rows look like.
         session: the user's session, which the layer will belong to.
         name: of the layer.
+        turn: of the layer; 0 if all was told.
 
     Raises:
         LayerMissing: a named file is not there.
@@ -76,7 +99,7 @@ def restore_layer(handle: StateHandle, writer: LayerWriter, session: SparkSessio
     layers_format = writer.layers_format
     rows = read_files(replace(writer, session=session), alive)
     merged = layers_format.merged(layers_format.hashed(layers_format.between(rows, horizon)))
-    return build(layers_format, merged, name=name, level=1 + max(ref.level for ref in alive), epoch=0)
+    return build(layers_format, merged, name=name, level=1 + max(ref.level for ref in alive), epoch=0, turn=turn)
 
 
 def live_refs(handle: StateHandle) -> tuple[LayerRef, ...]:

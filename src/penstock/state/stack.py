@@ -2,14 +2,15 @@
 
 Every layer has an *epoch*: the number of the snapshot that first covers it. Snapshots not yet durable are
 *boundaries*. Two layers may be merged only if no boundary lies between them: so every layer is wholly covered by a
-snapshot or not at all, whatever compaction does meanwhile.
+snapshot or not at all, whatever compaction does meanwhile. For a step that sends on what has changed there is one more:
+each layer has a *turn*, the number of the emission that first tells of it, and the last emission is a boundary too.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.elements import Lease
@@ -18,8 +19,9 @@ from penstock.ids import BEGINNING
 from penstock.state.compaction import Sized
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from penstock.handles import Json
     from penstock.state.layer import Layer
 
 CROWDED = 8
@@ -33,7 +35,7 @@ long as a few batches; beginning to merge earlier instead rewrites each row seve
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cover:
-    """What a snapshot names: layers up to ``epoch`` that were not durable then, and the horizon.
+    """What a snapshot names: layers up to ``epoch`` that were not durable then, the horizon, and the step's own notes.
 
     ``lease`` keeps the blocks of ``layers`` until the snapshot is durable or given up.
     """
@@ -42,13 +44,23 @@ class Cover:
     horizon: int
     layers: tuple[Layer, ...]
     lease: Lease
+    notes: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Told:
+    """The layers an emission is made of: those that were told of before, and those that are new. Kept by ``lease``."""
+
+    old: tuple[Layer, ...]
+    new: tuple[Layer, ...]
+    lease: Lease
 
 
 class Stack:
     """The layers in memory. Every method is atomic; jobs are run by the callers, outside.
 
     Args:
-        horizon: windows that end at or before it are closed: their rows count no more.
+        horizon: rows that end at or before it count no more: all their windows are closed.
         restored: the layer made of the durable ones, if any; its epoch is 0.
     """
 
@@ -59,18 +71,24 @@ class Stack:
         self._durable = 0
         self._boundaries: list[int] = []
         self._epoch = 1
+        self._turn = 1
         self._numbers = itertools.count(1)
         self._closed = False
 
     @property
     def horizon(self) -> int:
-        """Windows that end at or before it are closed."""
+        """Rows that end at or before it count no more."""
         return self._horizon
 
     @property
     def epoch(self) -> int:
         """The number of the next snapshot: that of layers added now."""
         return self._epoch
+
+    @property
+    def turn(self) -> int:
+        """The number of the next emission: that of layers added now, if the step sends on changes."""
+        return self._turn
 
     @property
     def height(self) -> int:
@@ -97,9 +115,22 @@ class Stack:
         return taken
 
     def lease_due(self, first: int, last: int) -> tuple[tuple[Layer, ...], Lease]:
-        """The layers that may hold windows ending in ``[first, last]``, kept until the lease is released."""
+        """The layers that may have rows ending in ``[first, last]``, kept until the lease is released."""
         with self._lock:
             return self._lease([layer for layer in self._layers if layer.spans(first, last)])
+
+    def has_news(self, first: int, last: int) -> bool:
+        """Whether a layer that was not told of yet may have rows ending in ``[first, last]``."""
+        with self._lock:
+            return any(layer.turn == self._turn and layer.spans(first, last) for layer in self._layers)
+
+    def tell(self, first: int, last: int) -> Told:
+        """All that may have rows ending in ``[first, last]``, what is new apart; from now on nothing is new."""
+        with self._lock:
+            layers, lease = self._lease([layer for layer in self._layers if layer.spans(first, last)])
+            turn, self._turn = self._turn, self._turn + 1
+        new = tuple(layer for layer in layers if layer.turn == turn)
+        return Told(old=tuple(layer for layer in layers if layer.turn != turn), new=new, lease=lease)
 
     def close_windows(self, horizon: int) -> None:
         """Raise the horizon and let go of layers that are wholly below it."""
@@ -142,13 +173,17 @@ class Stack:
             merged.lease.release()
         return taken
 
-    def cover(self) -> Cover:
-        """Name the layers that the next checkpoint must make durable, and begin a new epoch. Takes no time."""
+    def cover(self, notes: Mapping[str, Json] | None = None) -> Cover:
+        """Name the layers that the next checkpoint must make durable, and begin a new epoch. Takes no time.
+
+        Args:
+            notes: what the step wants to find again beside its layers.
+        """
         with self._lock:
             epoch, self._epoch = self._epoch, self._epoch + 1
             self._boundaries.append(epoch)
             layers, lease = self._lease([layer for layer in self._layers if layer.epoch > self._durable])
-            return Cover(epoch=epoch, horizon=self._horizon, layers=layers, lease=lease)
+            return Cover(epoch=epoch, horizon=self._horizon, layers=layers, lease=lease, notes=notes or {})
 
     def covered(self, cover: Cover, *, durable: bool) -> None:
         """The snapshot was made durable, or given up: its boundary falls and its hold on layers ends."""
@@ -169,8 +204,12 @@ class Stack:
         _release(layers)
 
     def _group(self, layer: Layer) -> int:
-        """Number of boundaries below the layer: the durable ones first, then each pending snapshot's, then the new."""
-        return sum(1 for boundary in (self._durable, *self._boundaries) if layer.epoch > boundary)
+        """Number of boundaries below the layer: the durable ones first, then each pending snapshot's, then the new.
+
+        Epochs and turns both rise with time, so layers of one number have no boundary of either kind between them.
+        """
+        below = sum(1 for boundary in (self._durable, *self._boundaries) if layer.epoch > boundary)
+        return below + (layer.turn == self._turn)
 
     def _lease(self, layers: Sequence[Layer]) -> tuple[tuple[Layer, ...], Lease]:
         for layer in layers:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from penstock.handles import FileRef, LayerRef
 from penstock.state.blocks import Figures, blocks_needed, rebind
 from penstock.state.changing import changing, holds, quoted
-from penstock.state.layer import END, LayerFormat
+from penstock.state.layer import LayerFormat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -97,8 +97,9 @@ class LayerWriter:
     def _write_slice(self, source: DataFrame, name: str, part: int, slices: int) -> int | None:
         from pyspark.sql import functions as F
 
-        columns = ", ".join(quoted(column) for column in (*self.layers_format.keys, END))
-        modulus, wanted = (changing(value, beside=END) for value in (slices, part))
+        end = self.layers_format.end
+        columns = ", ".join(quoted(column) for column in (*self.layers_format.keys, end))
+        modulus, wanted = (changing(value, beside=end) for value in (slices, part))
         rows = source.where(holds(f"pmod(CAST(hash({columns}) AS BIGINT), {modulus}) = {wanted}"))
         figures = Figures(("rows",))
         merged = figures.watch(self.layers_format.merged(rows), [F.count(F.lit(1)).alias("rows")])

@@ -1,0 +1,44 @@
+"""Mergeable aggregates, ``ps.agg``: triples of partial, merge and finish; knows nothing of windows or layers.
+
+An aggregate over a batch is kept as one or more *partial* columns; partials of the same key and window from many
+batches are *merged* column by column; the result is *finished* from them when it is due. NULL, NaN, -0.0, overflow
+and result types are those of Spark's own function over all rows at once. Where that is a matter of order (the last
+digits of a sum of DOUBLE, which zero ``min`` gives for 0.0 and -0.0) it stays one. Where Spark's own function would
+give whatever row it met first, the one here says which it takes.
+
+Any of them can be named, with ``.alias("name")``, and restricted to some rows, with ``.where("amount > 0")``.
+"""
+
+from __future__ import annotations
+
+from penstock.operators.aggregates.base import Aggregate, Part
+from penstock.operators.aggregates.distinct import approx_count_distinct, count_distinct
+from penstock.operators.aggregates.known import check_aggregate
+from penstock.operators.aggregates.moments import stddev, stddev_pop, var_pop, variance
+from penstock.operators.aggregates.ordered import collect, first, last
+from penstock.operators.aggregates.percentiles import approx_percentile, percentile
+from penstock.operators.aggregates.simple import avg, count, max, min, sum  # noqa: A004 - Spark's words; users write ps.agg.sum
+from penstock.operators.aggregates.user_defined import custom
+
+__all__ = [
+    "Aggregate",
+    "Part",
+    "approx_count_distinct",
+    "approx_percentile",
+    "avg",
+    "check_aggregate",
+    "collect",
+    "count",
+    "count_distinct",
+    "custom",
+    "first",
+    "last",
+    "max",
+    "min",
+    "percentile",
+    "stddev",
+    "stddev_pop",
+    "sum",
+    "var_pop",
+    "variance",
+]

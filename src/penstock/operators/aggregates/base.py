@@ -1,0 +1,164 @@
+"""What every aggregate is made of; knows nothing of any one of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from penstock.errors import GraphError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
+
+Given: TypeAlias = "str | Column"
+"""What users write for a column: its name, SQL, or a Column."""
+
+_NAME: Final = re.compile(r"[A-Za-z_]\w*")
+_UNORDERED: Final = re.compile(r"\b(map<|variant\b)")
+_COLLATED: Final = re.compile(r"\bstring collate (?!UTF8_BINARY\b)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Part:
+    """One partial column of an aggregate.
+
+    Attributes:
+        name: the column is called ``<alias>__<name>`` in the layers.
+        partial: from the input column and its type to an aggregate over the rows of a batch.
+        merge: from the partial column to an aggregate over partials; associative and commutative. Its result is cast
+            to the partial column's type, so that merging again and again changes no type.
+    """
+
+    name: str
+    partial: Callable[[Column, DataType], Column]
+    merge: Callable[[Column], Column]
+
+
+def _only(columns: Sequence[Column], _order: Column) -> Column:
+    from pyspark.sql import functions as F
+
+    return columns[0] if columns else F.lit(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Aggregate:
+    """What to compute over the rows of a key and window. Made by the functions of ``ps.agg``, named by :meth:`alias`.
+
+    Attributes:
+        function: its name, for people.
+        of: columns' names or SQL, or Columns; none stands for the row itself.
+        parts: the partial columns.
+        finish: from the partial columns by part name, and the input's type, to the result.
+        by: what orders the rows, if not their event time.
+        shape: from the columns and the order to the one input column. A row counts for nothing if that is NULL.
+        conditions: a row counts only if all of them hold.
+        check: refuses what a user's functions made of the input (a column of a frame of no rows), if need be.
+        name: of the result column; ``None`` until given.
+    """
+
+    function: str
+    of: tuple[Given, ...]
+    parts: tuple[Part, ...]
+    finish: Callable[[Mapping[str, Column], DataType], Column]
+    by: Given | None = None
+    shape: Callable[[Sequence[Column], Column], Column] = _only
+    conditions: tuple[Given, ...] = ()
+    check: Callable[[DataFrame, Column], None] | None = None
+    name: str | None = None
+
+    def alias(self, name: str) -> Aggregate:
+        """The same aggregate, its result called ``name``."""
+        return replace(self, name=name)
+
+    def where(self, condition: Given) -> Aggregate:
+        """The same aggregate over the rows for which ``condition`` holds, as SQL's ``FILTER (WHERE …)``.
+
+        A key and window whose rows do not match at all still has its row, with what the function gives for no rows:
+        0 for counts, an empty list for ``collect``, NULL for the others. Called twice, both conditions must hold.
+
+        Args:
+            condition: SQL text or a Column over the step's input; unknown counts as false.
+
+        >>> from penstock.operators.aggregates import sum
+        >>> sum("amount").where("amount > 0").where("NOT refunded").alias("paid").conditions
+        ('amount > 0', 'NOT refunded')
+        """
+        return replace(self, conditions=(*self.conditions, condition))
+
+    @property
+    def label(self) -> str:
+        """The result column's name: as given, else from the function and the columns (``sum_amount``).
+
+        Raises:
+            GraphError: an expression has no name of its own.
+        """
+        if self.name is not None:
+            return self.name
+        for of in self.of:
+            if not isinstance(of, str) or not _NAME.fullmatch(of):
+                msg = f'ps.agg.{self.function}({of!r}) has no name: add .alias("…") to it'
+                raise GraphError(msg)
+        return "_".join((self.function, *map(str, self.of)))
+
+    def input(self, column_of: Callable[[Given], Column], time: Column) -> Column:
+        """The one column that partials are computed from.
+
+        Args:
+            column_of: makes a Column of what the user wrote.
+            time: the event time.
+        """
+        from pyspark.sql import functions as F
+
+        order = time if self.by is None else column_of(self.by)
+        column = self.shape([column_of(of) for of in self.of], order)
+        for condition in self.conditions:
+            column = F.when(column_of(condition), column)
+        return column
+
+
+def once(merge: Callable[[Column], Column]) -> Callable[[Column], Column]:
+    """``merge``, with what it made of a column kept.
+
+    Spark's functions that take a function (``F.reduce``, ``F.filter``) name its arguments anew at each call, and these
+    names get into generated code: made afresh for each batch, an aggregate would be compiled for each batch.
+    """
+    made: dict[str, Column] = {}
+
+    def merged(column: Column) -> Column:
+        name = str(column)
+        if name not in made:
+            made[name] = merge(column)
+        return made[name]
+
+    return merged
+
+
+def refusal(function: str, data_type: DataType, why: str, remedy: str) -> GraphError:
+    """The error for an input that a function cannot take."""
+    msg = f"ps.agg.{function} cannot take {data_type.simpleString()}, {why}: {remedy}"
+    return GraphError(msg)
+
+
+def check_ordered(function: str, data_type: DataType) -> None:
+    """Refuse values that Spark cannot put in order.
+
+    Raises:
+        GraphError: the type is, or holds, a map or a variant.
+    """
+    if _UNORDERED.search(data_type.simpleString()):
+        remedy = "give it a field of the value, or its text, as in to_json(…)"
+        raise refusal(function, data_type, "which has no order", remedy)
+
+
+def is_collated(data_type: DataType) -> bool:
+    """Whether equal values may differ in their bytes.
+
+    >>> from pyspark.sql.types import ArrayType, StringType
+    >>> is_collated(ArrayType(StringType("UTF8_LCASE"))), is_collated(StringType())
+    (True, False)
+    """
+    return _COLLATED.search(data_type.simpleString()) is not None

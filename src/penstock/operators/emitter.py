@@ -1,0 +1,168 @@
+"""Sends a windowed aggregate's results out of its layers: windows that end, windows that changed; runs no job.
+
+A result is a lazy frame; its consumer's job runs it. What has changed is known by layers: each emission tells of all
+layers that are there, so what comes after it is new. All that is new is told before a snapshot is named, so that a
+restored step owes nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+from penstock.elements import Batch, Lease
+from penstock.ids import BEGINNING, END_OF_TIME
+from penstock.operators.emission import Emission, Rhythm, earlier
+from penstock.operators.results import Results
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame
+
+    from penstock.handles import Json
+    from penstock.operators.base import Emit, OperatorContext
+    from penstock.operators.window_plan import WindowPlan
+    from penstock.operators.windows import Due
+    from penstock.state.stack import Stack
+
+
+class Emitter:
+    """Decides when results are sent, makes them, and closes windows.
+
+    Args:
+        plan: of the step.
+        emission: what is sent, and when.
+        stack: the step's layers.
+        context: for its counters and clock.
+        fired: windows that end at or before it were sent.
+    """
+
+    def __init__(
+        self, plan: WindowPlan, emission: Emission, stack: Stack, context: OperatorContext, *, fired: int
+    ) -> None:
+        self._window = plan.window
+        self._results = Results(plan)
+        self._emission = emission
+        self._stack = stack
+        self._context = context
+        self._fired = fired
+        self._closed = earlier(fired, self._window.lateness)
+        self._rhythm = Rhythm(emission.every)
+        self._numbers = itertools.count()
+
+    @property
+    def turn(self) -> int:
+        """The turn of a layer made now; 0 if it makes no difference what is new."""
+        emission = self._emission
+        return self._stack.turn if emission.updates or emission.early or self._window.lateness else 0
+
+    def notes(self) -> Mapping[str, Json]:
+        """What must be known again after a restore."""
+        return {
+            "fired": None if self._fired == BEGINNING else self._fired,
+            "window": self._window.describe(),
+            "emit": "updates" if self._emission.updates else "final",
+        }
+
+    def begin(self, watermark: int) -> int:
+        """A batch comes under this watermark; rows of panes that end at or before the result are late.
+
+        After a restore this may be the first that is heard of it.
+        """
+        self._closed = max(self._closed, earlier(watermark, self._window.lateness))
+        return max(self._stack.horizon, self._window.dead(self._closed))
+
+    def added(self, emit: Emit) -> None:
+        """A batch is in: send what it changed, if that is due."""
+        if self._emission.updates or self._emission.early:
+            if self._rhythm.beats(self._context.wall()):
+                self.flush(emit)
+        elif self._window.lateness:
+            self._send_again(emit)
+
+    def advance(self, watermark: int, emit: Emit) -> None:
+        """Send the windows that end at or before ``watermark`` and were not sent before; close those that are."""
+        closed = earlier(watermark, self._window.lateness)
+        due = self._window.due(self._fired, watermark)
+        if due is not None and not self._emission.updates:
+            self._fire(due, watermark, emit)
+        else:
+            closing = self._window.due(self._closed, closed)
+            if closing is not None and self._stack.has_news(*closing.panes):
+                self.flush(emit)
+        if due is not None:
+            self._fired = watermark
+        self._closed = max(self._closed, closed)
+        self._stack.close_windows(self._window.dead(closed))
+
+    def arrival(self) -> int:
+        """The moment at which a batch arrives; never within a window that was sent."""
+        return max(self._context.wall(), self._fired)
+
+    def tick(self, emit: Emit) -> int | None:
+        """Send what waits for its time, if that has come; else microseconds until it comes, if anything waits."""
+        changes = self._beat(emit)
+        if not self._window.is_processing or not self._stack.height:
+            return changes
+        now = self.arrival()
+        self.advance(now, emit)
+        end = self._window.after(now) - now if self._stack.height else None
+        return min((rest for rest in (changes, end) if rest is not None), default=None)
+
+    def _beat(self, emit: Emit) -> int | None:
+        if self._emission.every is None or self._owed() is None:
+            return None
+        now = self._context.wall()
+        if self._rhythm.beats(now):
+            self.flush(emit)
+            return None
+        return self._emission.every - now % self._emission.every
+
+    def flush(self, emit: Emit) -> None:
+        """Send all changes that were not sent yet."""
+        due = self._owed()
+        if due is not None:
+            self._send_news(due, emit, fired=(self._fired, self._fired))
+
+    def _owed(self) -> Due | None:
+        """The windows that are open, if changes of any wait to be sent."""
+        due = self._window.due(self._closed, END_OF_TIME)
+        paced = self._emission.updates or self._emission.early
+        return due if paced and due and self._stack.has_news(*due.panes) else None
+
+    def _fire(self, due: Due, watermark: int, emit: Emit) -> None:
+        open_ones = self._window.due(self._closed, END_OF_TIME)
+        if self._emission.early and open_ones:
+            self._send_news(open_ones, emit, fired=(self._fired, watermark))
+            return
+        layers, lease = self._stack.lease_due(*due.panes)
+        self._send(self._results.finished(layers, due) if layers else None, lease, emit)
+
+    def _send_again(self, emit: Emit) -> None:
+        """Send windows once more that were sent before and have new rows since."""
+        due = self._window.due(self._closed, self._fired)
+        news = due is not None and self._stack.has_news(*due.panes)
+        told = self._stack.tell(*(due.panes if due and news else (END_OF_TIME, BEGINNING)))
+        if due is None or not news:
+            told.lease.release()
+            return
+        frame = self._results.changed(told, due, fired=(self._fired, self._fired), timing=False)
+        self._send(frame, told.lease, emit)
+
+    def _send_news(self, due: Due, emit: Emit, *, fired: tuple[int, int]) -> None:
+        told = self._stack.tell(*due.panes)
+        frame: DataFrame | None = None
+        if told.old or told.new:
+            if self._emission.updates:
+                frame = self._results.changes(told, due)
+            else:
+                frame = self._results.changed(told, due, fired=fired, timing=True)
+        self._send(frame, told.lease, emit)
+
+    def _send(self, frame: DataFrame | None, lease: Lease, emit: Emit) -> None:
+        if frame is None:
+            lease.release()
+            return
+        self._context.count("fired", 1)
+        emit(Batch(frame=frame, sequence=next(self._numbers), leases=(lease,)))

@@ -1,0 +1,162 @@
+"""When results are sent, and which streams may go where; without Spark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.elements import Lease
+from penstock.errors import GraphError
+from penstock.graph.nodes import Keyed
+from penstock.operators.emission import FINAL, Emission, emission
+from penstock.state.layer import Layer
+from penstock.state.stack import Stack
+
+
+def test_what_agg_is_told():
+    assert emission("final", None, None) == FINAL
+    assert emission("updates", None, None) == Emission(updates=True)
+    assert emission("updates", "2 seconds", None) == Emission(updates=True, every=2_000_000)
+    assert emission("final", None, "2 seconds") == Emission(early=True, every=2_000_000)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (("all", None, None), 'must be "final" .* or "updates"'),
+        (("updates", None, "1 second"), "leave early out"),
+        (("final", "1 second", None), "emit_every goes with"),
+        (("updates", "1 ms", None), "too short"),
+    ],
+)
+def test_refuses_what_means_nothing(given, told):
+    with pytest.raises(GraphError, match=told):
+        emission(*given)
+
+
+class Strict:
+    """A sink that knows nothing of changes."""
+
+    guarantee: Any = ps.memory.Sink().guarantee
+
+    def writer(self) -> None: ...
+
+    def describe(self) -> str:
+        return "a strict sink"
+
+
+def graph(make):
+    @ps.pipeline("demo")
+    def pipeline(p: ps.Pipeline) -> None:
+        make(p.read("in", ps.rate.Source(rows_per_second=1)).with_watermark("at", delay="0 seconds"))
+
+    return pipeline.graph()
+
+
+def minutes(stream, window=None, **more):
+    return stream.group_by("value", window or ps.tumbling("1 minute")).agg("minutes", ps.agg.count(), **more)
+
+
+def test_changes_are_written_where_they_are_understood_and_nowhere_else():
+    def written(sink):
+        return lambda stream: minutes(stream, emit="updates").where("count > 1").write("out", sink)
+
+    graph(written(ps.memory.Sink()))
+    graph(written(ps.files.Sink("out/", format="json")))
+    graph(written(ps.console.Sink()))
+    with pytest.raises(GraphError, match="a strict sink does not understand the changes of 'minutes'") as error:
+        graph(written(Strict()))
+    assert "test_window_emission.py:" in str(error.value.where)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"emit": "updates"}, "would add up the changes of 'minutes'"),
+        ({"early": "1 second"}, "'minutes' .* may send a window more than once"),
+        ({"window": ps.tumbling("1 minute", allowed_lateness="1 second")}, "may send a window more than once"),
+    ],
+)
+def test_what_would_be_counted_twice_is_not_windowed_again(more, told):
+    def again(stream):
+        again = minutes(stream, **more).group_by(ps.tumbling("1 hour"))
+        again.agg("hours", ps.agg.sum("count")).write("out", ps.memory.Sink())
+
+    with pytest.raises(GraphError, match=told) as error:
+        graph(again)
+    assert error.value.uid == "hours"
+
+
+def test_late_rows_of_such_steps_are_plain_rows():
+    def late(stream):
+        first = minutes(stream, emit="updates")
+        first.write("out", ps.memory.Sink())
+        timed = first.late.with_watermark("at", delay="0 seconds")
+        timed.group_by(ps.tumbling("1 hour")).agg("late", ps.agg.count()).write("late-out", ps.memory.Sink())
+
+    graph(late)
+
+
+def test_results_belong_to_the_last_moment_of_their_window():
+    def twice(stream):
+        first = minutes(stream)
+        first.where("count > 1").group_by(ps.tumbling("1 hour")).agg("a", ps.agg.count()).write("1", ps.memory.Sink())
+        renamed = first.with_watermark("window_end", delay="0 seconds")
+        renamed.group_by(ps.tumbling("1 hour")).agg("b", ps.agg.count()).write("2", ps.memory.Sink())
+
+    specs = {node.uid: node.spec for node in graph(twice).nodes if isinstance(node, Keyed)}
+    assert {uid: spec.shift for uid, spec in specs.items()} == {"minutes": 0, "a": -1, "b": 0}
+
+
+def layer(name: str, *, turn: int, end: int = 10) -> Layer:
+    frame: Any = None
+    return Layer(
+        name=name,
+        level=0,
+        epoch=1,
+        rows=1,
+        first_end=end,
+        last_end=end,
+        frame=frame,
+        lease=Lease(lambda: None),
+        turn=turn,
+    )
+
+
+def test_an_emission_tells_old_from_new_and_makes_all_old():
+    stack = Stack()
+    stack.add(layer("a", turn=stack.turn))
+    assert stack.has_news(0, 20)
+    assert not stack.has_news(11, 20)
+    first = stack.tell(0, 20)
+    stack.add(layer("b", turn=stack.turn))
+    stack.add(layer("far", turn=stack.turn, end=99))
+    second = stack.tell(0, 20)
+    assert [[x.name for x in told.old] + ["|"] + [x.name for x in told.new] for told in (first, second)] == [
+        ["|", "a"],
+        ["a", "|", "b"],
+    ]
+    assert not stack.has_news(0, 100)
+
+
+def test_what_is_new_is_not_merged_with_what_was_told():
+    stack = Stack()
+    stack.add(layer("a", turn=stack.turn))
+    stack.add(layer("b", turn=stack.turn))
+    stack.tell(0, 20).lease.release()
+    stack.add(layer("c", turn=stack.turn))
+    stack.cover().lease.release()
+    stack.add(layer("d", turn=stack.turn))
+    groups = {sized.name: sized.group for sized in stack.sized()}
+    assert groups["a"] == groups["b"] != groups["c"]
+
+
+def test_windows_of_processing_time_need_no_watermark_and_their_results_have_none():
+    source = ps.Pipeline("demo").read("in", ps.rate.Source(rows_per_second=1))
+    counted = source.group_by(ps.tumbling("1 minute", time="processing")).agg("minutes", ps.agg.count())
+    with pytest.raises(GraphError, match="needs a watermark"):
+        counted.group_by(ps.tumbling("1 hour"))
+    with pytest.raises(GraphError, match="without allowed_lateness, since no row is late"):
+        ps.tumbling("1 minute", time="processing", allowed_lateness="1 second")
