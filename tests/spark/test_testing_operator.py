@@ -83,3 +83,28 @@ def test_mistakes_are_told(spark: SparkSession) -> None:
     given = MemoryFileSystem()
     with OperatorHarness.of(clicks, "counts", spark, filesystem=given) as counts:
         assert counts.rows() == []
+
+
+@ps.pipeline("running")
+def running(p: ps.Pipeline) -> None:
+    stream = p.read("in", ps.files.Source("/nowhere", schema="user STRING, at TIMESTAMP"))
+    counts = (
+        stream.with_watermark("at", delay="0 seconds")
+        .group_by("user", ps.tumbling("1 hour"))
+        .agg("counts", ps.agg.count().alias("n"), emit="updates", emit_every="10 seconds")
+    )
+    counts.write("out", ps.memory.Sink())
+
+
+def test_processing_time_passes_only_when_the_test_says_so(spark: SparkSession) -> None:
+    with OperatorHarness.of(running, "counts", spark) as counts:
+        counts.send([at("A", 0) | {"user": "a"}])
+        assert counts.rows() == []
+        counts.elapse("10 seconds")
+        assert counts.rows("_change", "n") == [{"_change": "insert", "n": 1}]
+        counts.send([at("A", 1) | {"user": "a"}])
+        counts.elapse("10 seconds")
+        assert counts.rows("_change", "n") == [
+            {"_change": "update_after", "n": 2},
+            {"_change": "update_before", "n": 1},
+        ]

@@ -19,7 +19,8 @@ from penstock.graph.analyze import analyze
 from penstock.graph.nodes import Keyed
 from penstock.graph.pipeline import PipelineDefinition
 from penstock.ids import BEGINNING, CheckpointId, EventTime, Generation
-from penstock.operators.base import MAIN, OperatorContext, OperatorSpec
+from penstock.operators.base import MAIN, OperatorContext, OperatorSpec, Ticking
+from penstock.testing.clock import ManualClock
 from penstock.testing.frames import in_order
 from penstock.testing.substitute import nearest
 from penstock.testing.values import Row, fit_rows, frame_of, micros_of, rows_of
@@ -48,6 +49,7 @@ class OperatorHarness:
 
     Attributes:
         counters: what the operator has counted, by name.
+        clock: processing time, moved by :meth:`elapse`.
         watermark: where event time stands, in microseconds since the epoch.
 
     Example::
@@ -70,6 +72,7 @@ class OperatorHarness:
         filesystem: FileSystem | None = None,
     ) -> None:
         self.counters: Counter[str] = Counter()
+        self.clock = ManualClock()
         self.watermark = BEGINNING
         self._spec = spec
         self._spark = spark
@@ -149,6 +152,20 @@ class OperatorHarness:
             raise HarnessError(msg)
         self.watermark = at
         self._running.advance(at, emit=self._emit)
+
+    def elapse(self, duration: str) -> None:
+        """Let processing time pass; a step that acts in it does what has come due.
+
+        Args:
+            duration: for example ``"10 seconds"``.
+
+        Raises:
+            GraphError: it is no length of time.
+        """
+        self.clock.advance(duration)
+        operator = self._running
+        if isinstance(operator, Ticking):
+            operator.tick(emit=self._emit)
 
     # ----------------------------------------------------------------------------------------------------------- state
 
@@ -231,6 +248,7 @@ class OperatorHarness:
             background=nullcontext,
             count=self._count,
             failpoint=failpoint,
+            wall=self.clock.wall,
         )
         self._operator = self._spec.open(context, state)
 
