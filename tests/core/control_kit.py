@@ -23,6 +23,7 @@ from penstock.checkpoint.messages import (
     StopRequested,
     TaskAcknowledged,
 )
+from penstock.checkpoint.reading import read_history
 from penstock.checkpoint.recovery import decide_recovery
 from penstock.errors import PenstockError
 from penstock.filesystem.base import FileSystem
@@ -196,7 +197,8 @@ def ask(
     checkpoint: int | None = None,
     request: str | None = None,
 ) -> str:
-    """What a tool in another process does."""
+    """What a tool in another process does: it reads the log, if there is one, and asks."""
+    log_id = read_history(filesystem, "orders").log_id
     made = ControlRequest(
         request=request or new_id(),
         kind=kind,
@@ -205,6 +207,7 @@ def ask(
         owner="tool",
         name=name,
         checkpoint=None if checkpoint is None else CheckpointId(checkpoint),
+        log_id=log_id,
     )
     ControlFiles(filesystem).ask(made, pause=lambda _: None)
     return made.request

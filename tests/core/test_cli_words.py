@@ -149,6 +149,7 @@ def test_a_missing_java_is_named():
         (errors.LogGap("?"), 65),
         (errors.SinkIdentityConflict("?"), 65),
         (errors.GenerationFenced("?"), 69),
+        (errors.JobIsRunning("?"), 69),
         (errors.InternalError("?"), 70),
         (RuntimeError("?"), 70),
         (errors.EngineDied("?"), 75),

@@ -28,7 +28,8 @@ ID = "0b5c9a1e77d04f7f"
 
 
 def request(kind: Kind = Kind.HELLO, **rest: Any) -> ControlRequest:
-    return ControlRequest(request=ID, kind=kind, generation=Generation(7), asked=WallTime(9), owner="me", **rest)
+    given: dict[str, Any] = {"owner": "me", "log_id": "77d0"} | rest
+    return ControlRequest(request=ID, kind=kind, generation=Generation(7), asked=WallTime(9), **given)
 
 
 def answered(**rest: Any) -> ControlAnswer:
@@ -44,6 +45,7 @@ def changed(data: bytes, **fields: object) -> bytes:
     "value",
     [
         request(),
+        request(log_id=None),
         request(Kind.CHECKPOINT),
         request(Kind.SAVEPOINT, name="before-v2"),
         request(Kind.STOP),
@@ -72,8 +74,8 @@ def test_every_answer_comes_back_from_its_bytes(value: ControlAnswer) -> None:
 
 def test_the_files_are_what_the_documentation_shows() -> None:
     assert encode_request(request(Kind.SAVEPOINT, name="before-v2")) == (
-        b'{"asked":9,"checkpoint":null,"format":1,"generation":7,"kind":"savepoint","name":"before-v2","owner":"me",'
-        b'"patience":null,"request":"0b5c9a1e77d04f7f"}\n'
+        b'{"asked":9,"checkpoint":null,"format":1,"generation":7,"kind":"savepoint","log":"77d0","name":"before-v2",'
+        b'"owner":"me","patience":null,"request":"0b5c9a1e77d04f7f"}\n'
     )
     assert encode_answer(answered(checkpoint=CheckpointId(41))) == (
         b'{"answer":"done","at":9,"checkpoint":41,"format":1,"generation":7,"me":null,"message":"done",'
@@ -98,6 +100,8 @@ def test_the_files_are_what_the_documentation_shows() -> None:
         ({"checkpoint": 3}, r"a pin, and nothing else, names a checkpoint"),
         ({"patience": 3}, r"only a stop has patience"),
         ({"kind": "stop", "patience": -1}, r"it is not negative"),
+        ({"kind": "stop", "patience": 2**63 - 1}, r"and at most 31622400000000"),
+        ({"log": 7}, r"log: must be a string"),
     ],
 )
 def test_a_request_that_is_not_exactly_one_is_refused_with_its_file(fields: dict[str, object], message: str) -> None:

@@ -113,3 +113,37 @@ def test_one_that_comes_to_nothing_or_takes_too_long_raises_with_the_cause() -> 
     thread.join()
     assert isinstance(ended[0], RequestFailed)
     assert "a layer is gone" in str(ended[0])
+
+
+def test_a_stop_with_a_savepoint_can_be_repeated_and_is_one_request() -> None:
+    driver = Driver(MemoryFileSystem()).claim().begin()
+    ours = asking(driver)
+    driver.workers.is_holding = True
+
+    def stop(seconds: float) -> bool:
+        return ours.wait_for_stop(ours.stop("last", None), driver._stop, seconds)
+
+    assert not stop(0)
+    driver.turn()
+    assert not stop(0)
+    driver.workers.go()
+    driver.turn()
+    assert stop(0)
+    driver.requests.close()
+    assert stop(0), "it has stopped the job, which may be said again"
+    assert len(driver.stops) == 1
+    assert driver.owned.history.pins["last"].checkpoint == 0
+
+
+def test_a_stop_that_came_to_nothing_is_a_new_request_the_next_time() -> None:
+    driver, replies = Driver(MemoryFileSystem()).claim().begin(), []
+    ours = asking(driver)
+    driver.save("taken", replies)
+    driver.turn()
+    asked = [ours.stop("taken", None)]
+    with pytest.raises(RequestRefused, match="'taken' exists already"):
+        ours.wait_for_stop(asked[0], driver._stop, 0)
+    asked.append(ours.stop("taken", None))
+    assert asked[0].request != asked[1].request
+    event = ours.stop("last", None)
+    assert ours.stop("last", None) is event

@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -15,8 +16,10 @@ from core.runtime_fakes import Clock
 from penstock.checkpoint import paths
 from penstock.checkpoint.control import Kind
 from penstock.checkpoint.control_files import ControlFiles
+from penstock.checkpoint.entries import Stopped
 from penstock.checkpoint.log import Log
 from penstock.errors import JobIsRunning, StorageFailed
+from penstock.job.here import here, host_of, is_here
 from penstock.job.owner import OwnerCheck, note_over
 from penstock.testing.filesystem import MemoryFileSystem
 
@@ -100,14 +103,33 @@ def test_nobody_is_asked_where_nobody_can_answer(disk) -> None:
 def test_a_process_of_this_host_that_does_not_exist_is_not_waited_for(disk) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    Driver(disk, platform.node(), pid=gone.pid).claim()
+    Driver(disk, here(), pid=gone.pid).claim()
     assert Start(disk).waited() == 0
-    Driver(disk, "another-host", pid=gone.pid).claim()
-    assert Start(disk).waited() == 2.0, "numbers of another host's processes say nothing here"
-    Driver(disk, platform.node(), pid=os.getpid()).claim()
+    for elsewhere in ("another-host", f"{platform.node()}#0123456789ab", platform.node()):
+        Driver(disk, elsewhere, pid=gone.pid).claim()
+        assert Start(disk).waited() == 2.0, "numbers of processes elsewhere, a container of our name say, are not ours"
+    Driver(disk, here(), pid=os.getpid()).claim()
     assert Start(disk).waited() == 2.0, "a number that is in use may be anybody's"
-    Driver(disk, platform.node(), pid=2**70).claim()
+    Driver(disk, here(), pid=2**70).claim()
     assert Start(disk).waited() == 2.0
+
+
+def test_a_place_is_the_boot_of_a_machine_and_its_processes_and_where_these_are_unknown_nowhere(tmp_path) -> None:
+    def proc(name: str, boot: str, space: str) -> Path:
+        made = tmp_path / name
+        (made / "sys/kernel/random").mkdir(parents=True)
+        (made / "self/ns").mkdir(parents=True)
+        (made / "sys/kernel/random/boot_id").write_text(f"{boot}\n")
+        (made / "self/ns/pid").symlink_to(f"pid:[{space}]")
+        return made
+
+    places = [here(proc("a", "b1", "1")), here(proc("b", "b1", "2")), here(proc("c", "b2", "1"))]
+    assert len(set(places)) == 3
+    assert {host_of(each) for each in places} == {platform.node()}
+    assert here(tmp_path / "a") == places[0]
+    assert here(tmp_path) == platform.node()
+    assert is_here(here())
+    assert not is_here(platform.node())
 
 
 def test_a_job_of_this_process_that_is_over_is_not_waited_for(disk) -> None:
@@ -127,11 +149,84 @@ def test_an_answer_in_the_words_of_another_version_is_an_answer(disk) -> None:
         Start(disk, answers).check()
 
 
-def test_what_is_wrong_with_log_or_storage_is_left_for_the_claim_to_say(disk) -> None:
+@pytest.mark.parametrize(
+    ("operation", "path"),
+    [("list", "log"), ("read", "log/*"), ("create", "control/*"), ("read", "control/*.answer.json")],
+)
+def test_L9_storage_that_fails_for_a_moment_hides_no_living_owner(disk, operation: str, path: str) -> None:
+    owner = Driver(disk, "host-a").claim()
+    disk.fail(operation, StorageFailed("for a moment"), path=path, times=3)
+    with pytest.raises(JobIsRunning):
+        Start(disk, owner.watch.look).check()
+
+
+@pytest.mark.parametrize(
+    ("operation", "path"), [("list", "log"), ("create", "control/*"), ("read", "control/*.answer.json")]
+)
+def test_L9_where_nobody_can_be_asked_nothing_is_claimed(disk, operation: str, path: str) -> None:
     Driver(disk, "host-a").claim()
-    disk.fail("create", StorageFailed("full"), path="control/*")
-    assert Start(disk).waited() == 0
+    disk.fail(operation, StorageFailed("no disk"), path=path, times=10**6)
+    with pytest.raises(StorageFailed, match="no disk"):
+        Start(disk).check()
+
+
+def test_what_cannot_be_cleaned_up_afterwards_stays(disk) -> None:
+    Driver(disk, "host-a").claim()
     disk.fail("delete", StorageFailed("full"), path="control/*")
     assert Start(disk).waited() == 2.0
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_L9_behind_an_entry_that_cannot_be_read_may_be_an_owner_who_is_asked(disk, stopped: bool) -> None:
+    first = Driver(disk, "host-a").claim().begin()
+    if stopped:
+        ask(disk, Kind.STOP, 0)
+        first.look()
+    owner = Driver(disk, "host-b").claim()
+    disk.corrupt(paths.entry(owner.generation), b"?")
+    with pytest.raises(JobIsRunning):
+        Start(disk, owner.watch.look).check()
+    start = Start(disk)
+    assert start.waited() == 2.0
+    assert start.waited() == 0
     disk.corrupt(paths.entry(0), b"?")
-    assert Start(disk).waited() == 0
+    with pytest.raises(JobIsRunning):
+        Start(disk, owner.watch.look).check()
+
+
+def test_L9_a_claim_that_cannot_be_read_is_another_one_than_that_which_was_silent(disk) -> None:
+    Driver(disk, "host-a").claim()
+    start = Start(disk)
+    assert start.waited() == 2.0
+    owner = Driver(disk, "host-b").claim()
+    disk.corrupt(paths.entry(owner.generation), b"?")
+    start._meanwhile = owner.watch.look
+    with pytest.raises(JobIsRunning):
+        start.check()
+
+
+def test_L9_an_owner_that_is_stopping_is_waited_for_and_the_start_goes_on_once_it_has(disk) -> None:
+    owner = Driver(disk, "host-a").claim().begin()
+    owner.watch._state = lambda: "stopping"
+    start = Start(disk)
+
+    def goes_on() -> None:
+        if start.clock.at > 6_000_000 and not owner.stops:
+            ask(disk, Kind.STOP, 0)
+            owner.look()
+            owner.requests.close()
+        owner.watch.look()
+
+    start._meanwhile = goes_on
+    assert 6.0 < start.waited() < 9.0
+    assert isinstance(owner.owned.history.entries[-1].body, Stopped)
+
+
+def test_L9_an_owner_that_does_not_end_its_stop_refuses_in_the_end(disk) -> None:
+    owner = Driver(disk, "host-a").claim()
+    owner.watch._state = lambda: "stopping"
+    start = Start(disk, owner.watch.look)
+    with pytest.raises(JobIsRunning):
+        start.check()
+    assert 15_000_000 <= start.clock.at < 16_000_000
+    assert disk.list("control") == []

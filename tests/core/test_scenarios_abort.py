@@ -156,8 +156,8 @@ def test_33_a_run_that_fails_before_the_last_acknowledgement_aborts_and_answers_
     assert job.fails("out of memory") == [
         aborted(4, AbortReason.RUN_FAILED, "out of memory", last=2),
         answer("r0", Answer.FAILED, 4, "out of memory"),
-        answer("r2", Answer.REFUSED, None, "out of memory"),
-        answer("r1", Answer.REFUSED, None, "out of memory"),
+        answer("r2", Answer.REFUSED, None, AbortReason.STOPPING.value),
+        answer("r1", Answer.REFUSED, None, AbortReason.STOPPING.value),
     ]
     assert job.fails("again") == []
     assert job.ack_sink(4, output(4)) == []

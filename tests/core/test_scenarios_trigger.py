@@ -78,7 +78,7 @@ def test_18_once_a_task_is_gone_nothing_is_triggered_and_whoever_asks_is_told_at
     job.at = 10
     assert job.fire(tick(10)) == []
     assert job.request("r", "save") == []
-    assert job.fails("disk on fire") == [answer("r", Answer.REFUSED, None, "disk on fire")]
+    assert job.fails("disk on fire") == [answer("r", Answer.REFUSED, None, AbortReason.STOPPING.value)]
 
 
 def test_23_the_pause_does_not_delay_a_savepoint_however_long_it_is():

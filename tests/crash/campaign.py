@@ -193,6 +193,8 @@ class Campaign:
             self.notes.append(f"ended with {driver.process.returncode} before it was killed: {driver.tail()}")
             return
         in_recovery = not driver.is_running
+        if not driver.has_jvm:
+            shape = "python"  # it stands where it asks whether anybody owns the job, before it starts its JVM
         code = driver.kill(shape)
         self.kills.append(Kill(place=place, shape=shape, code=code, in_recovery=in_recovery))
         expected = 75 if shape == "jvm" else -signal.SIGKILL

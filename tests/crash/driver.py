@@ -117,12 +117,17 @@ class Driver:
         self._jvm = found[0] if found else None
         return self._jvm is not None
 
+    @property
+    def has_jvm(self) -> bool:
+        """Whether its JVM was started."""
+        return self._jvm is not None or self._find_jvm()
+
     def kill(self, shape: str) -> int:
         """SIGKILL for Python, the JVM, or both at once; the exit code that follows."""
-        jvm = self.jvm()
+        jvm = self.jvm() if shape in {"jvm", "group"} else None
         if shape in {"python", "group"}:
             self.process.kill()
-        if shape in {"jvm", "group"}:
+        if jvm is not None:
             _kill(jvm)
         self.release()
         return self.wait(60)

@@ -68,11 +68,18 @@ class Running:
 
     def ask(self, kind: Kind, name: str | None = None) -> ControlAnswer:
         """As another process would."""
-        generation = self.log.generation
+        log = self.log
+        generation = log.generation
         assert generation is not None
         files, clock = ControlFiles(self.disk), SystemClock()
         request = ControlRequest(
-            request=new_id(), kind=kind, generation=generation, asked=clock.wall(), owner="tool", name=name
+            request=new_id(),
+            kind=kind,
+            generation=generation,
+            asked=clock.wall(),
+            owner="tool",
+            name=name,
+            log_id=log.log_id,
         )
         pause = threading.Event().wait
         files.ask(request, pause=pause)
@@ -148,7 +155,7 @@ def test_L9_a_second_start_is_refused_while_the_first_lives_and_may_take_over(
 
 
 @pytest.mark.mission("S3")
-def test_L9_penstock_run_refuses_at_once_with_exit_65(spark: SparkSession, tmp_path: Path) -> None:
+def test_L9_penstock_run_refuses_at_once_with_exit_69(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "other.py").write_text(
         "import penstock as ps\n"
         "@ps.pipeline('endless')\n"
@@ -164,7 +171,7 @@ def test_L9_penstock_run_refuses_at_once_with_exit_65(spark: SparkSession, tmp_p
             timeout=PATIENCE,
             check=False,
         )
-    assert ended.returncode == 65, ended.stderr
+    assert ended.returncode == 69, ended.stderr
     assert f"running already: process {os.getpid()}" in " ".join(ended.stderr.split())
 
 

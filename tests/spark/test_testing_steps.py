@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 import penstock as ps
-from penstock.errors import CheckpointAborted, HarnessError, SchemaMismatch, UserFunctionError
+from penstock.errors import (
+    CheckpointAborted,
+    HarnessError,
+    RequestRefused,
+    SchemaMismatch,
+    SettingsError,
+    UserFunctionError,
+)
 from penstock.facts import CheckpointCompleted, CheckpointFailed
 from penstock.testing import End, PipelineRun, assert_rows
 from spark.testing_kit import CLICKS, NOWHERE, at, clicks, counts, story
@@ -78,8 +85,11 @@ def test_a_savepoint_is_a_checkpoint_with_a_name(spark: SparkSession) -> None:
         kept = t.savepoint("before-v2")
         last = [fact for fact in t.facts if isinstance(fact, CheckpointCompleted)][-1]
         assert (last.checkpoint, last.kind) == (kept, "savepoint")
-        with pytest.raises(ps.GraphError, match="savepoint 'Before V2' is not a valid name"):
+        with pytest.raises(SettingsError, match="'Before V2' cannot name a savepoint"):
             t.savepoint("Before V2")
+        with pytest.raises(RequestRefused, match=f"'before-v2' exists already: it is checkpoint {kept}"):
+            t.savepoint("before-v2")
+        assert t.savepoint("Before_V2") is not None, "what production takes"
 
 
 @pytest.mark.mission("D7")

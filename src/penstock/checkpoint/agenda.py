@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.checkpoint.ending import Ending
 from penstock.checkpoint.messages import (
+    AbortReason,
     Answer,
     AnswerRequest,
     CheckpointRequested,
@@ -78,9 +79,10 @@ class Agenda:
             return None, [WakeAt(at=later, timer=PeriodicDue(due=later))]
         return Due(kind=CheckpointKind.PERIODIC), self.arm(at)
 
-    def drop(self, message: str) -> list[Effect]:
-        """No checkpoint begins any more: whoever waits for one of their own is told why."""
+    def drop(self) -> list[Effect]:
+        """No checkpoint begins any more: what waits for one of its own was not begun, and another run may take it."""
         effects: list[Effect] = []
+        message = AbortReason.STOPPING.value
         while (left := self._queue.pop()) is not None:
             refused = AnswerRequest(request=left.request, answer=Answer.REFUSED, checkpoint=None, message=message)
             effects.append(refused)

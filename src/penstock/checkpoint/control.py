@@ -1,6 +1,6 @@
 """What is asked of a running job through ``control/``, and how it is answered: frozen values. Pure.
 
-A request names the generation it is addressed to and is carried out by that generation only; what was done stands in
+A request names the log and the generation that it is addressed to, and no other carries it out; what was done stands in
 an entry of the log that holds the request's id, so that whoever owns the log later can tell (rule C3).
 """
 
@@ -17,6 +17,9 @@ from penstock.checkpoint.entries import Manifest, Pin, Stopped
 from penstock.checkpoint.history import History
 from penstock.errors import SettingsError
 from penstock.ids import CheckpointId, Generation, WallTime
+
+LONGEST_PATIENCE: Final = 366 * 86_400_000_000
+"""Microseconds that a stop can wait at most, unless it waits for ever: more than a year is a mistake in the unit."""
 
 _SAVEPOINT = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}")
 
@@ -49,11 +52,12 @@ class ControlRequest:
         request: random; the same in every repetition.
         kind: what is asked.
         generation: whom: the newest claim that the asker saw. Nobody else carries it out.
+        log_id: of which log: in the directory may lie another one by now. ``None`` if the asker could not read it.
         asked: when, for people.
         owner: who asks, for people; it is written beside a name that is given.
         name: of the savepoint or pin.
         checkpoint: which one to pin.
-        patience: microseconds that a stop waits for everything to be published; ``None`` is for ever.
+        patience: microseconds that a stop waits for its last checkpoint and its output; ``None`` is for ever.
     """
 
     request: str
@@ -64,6 +68,7 @@ class ControlRequest:
     name: str | None = None
     checkpoint: CheckpointId | None = None
     patience: int | None = None
+    log_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +153,6 @@ def misfit(request: ControlRequest) -> str | None:
             return str(error)
     if (request.checkpoint is not None) != (kind is Kind.PIN):
         return "a pin, and nothing else, names a checkpoint"
-    if request.patience is not None and (kind is not Kind.STOP or request.patience < 0):
-        return "only a stop has patience, and it is not negative"
+    if request.patience is not None and (kind is not Kind.STOP or not 0 <= request.patience <= LONGEST_PATIENCE):
+        return f"only a stop has patience, and it is not negative and at most {LONGEST_PATIENCE}"
     return None

@@ -44,6 +44,7 @@ def encode_request(request: ControlRequest) -> bytes:
             "request": request.request,
             "kind": request.kind.value,
             "generation": request.generation,
+            "log": request.log_id,
             "asked": request.asked,
             "owner": request.owner,
             "name": request.name,
@@ -71,6 +72,7 @@ def decode_request(data: bytes, request: str) -> ControlRequest:
             name=fields.text_or_none("name"),
             checkpoint=None if checkpoint is None else CheckpointId(checkpoint),
             patience=fields.whole_or_none("patience"),
+            log_id=fields.text_or_none("log"),
         )
     wrong = misfit(read)
     if wrong is not None:

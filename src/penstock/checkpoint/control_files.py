@@ -13,7 +13,7 @@ from penstock.checkpoint import paths
 from penstock.checkpoint.control import ControlAnswer, ControlRequest
 from penstock.checkpoint.control_codec import decode_answer, decode_request, encode_answer, encode_request
 from penstock.checkpoint.numbers import backoff
-from penstock.errors import StateDirectoryRefused
+from penstock.errors import StateDirectoryRefused, StorageFailed
 from penstock.filesystem.base import Created, FileSystem, UnknownOutcome
 from penstock.ids import Instant
 
@@ -80,14 +80,30 @@ class ControlFiles:
     def wait_for_answer(
         self, request: str, *, seconds: float, now: Callable[[], Instant], pause: Callable[[float], object]
     ) -> ControlAnswer | None:
-        """The answer, waited for at most so long; ``None`` if nobody gave one. ``pause`` may raise, to give up."""
+        """The answer, waited for at most so long; ``None`` if nobody gave one. ``pause`` may raise, to give up.
+
+        Raises:
+            CheckpointUnreadable: there is one, which this version does not understand.
+            StorageFailed: whether there is one cannot be seen, to the end.
+        """
         deadline = now() + int(seconds * 1_000_000)
-        while (answer := self.answer_to(request)) is None:
+        while True:
+            answer, failed = self._look_for(request)
+            if answer is not None:
+                return answer
             left = (deadline - now()) / 1_000_000
+            if left <= 0 and failed is not None:
+                raise failed
             if left <= 0:
                 return None
             pause(min(LOOK_AGAIN, left))
-        return answer
+
+    def _look_for(self, request: str) -> tuple[ControlAnswer | None, StorageFailed | None]:
+        """Storage that fails just now has not said that there is no answer."""
+        try:
+            return self.answer_to(request), None
+        except StorageFailed as error:
+            return None, error
 
     # ------------------------------------------------------------------------------------------------------ answering
 

@@ -279,7 +279,7 @@ class Run:
             effects += self._writing.answer(Answer.UNKNOWN, event.message)
         ending, is_sent = self._agenda.ending, self._is_final(self._writing)
         self._writing = None
-        effects += self._agenda.drop(event.message)
+        effects += self._agenda.drop()
         return [*effects, *ending.cut_short(self._publication.open, event.message, is_sent=is_sent)]
 
     def _failed(self, event: Event, pending: Pending, reason: AbortReason, message: str) -> list[Effect]:

@@ -51,7 +51,7 @@ MEANINGS: Final[Mapping[ExitCode, str]] = MappingProxyType(
         ExitCode.FAILED: "It failed; the next start goes on from the last complete checkpoint.",
         ExitCode.USAGE: "The command line or a setting is wrong; nothing was touched.",
         ExitCode.REFUSED: "The pipeline, or the state it should continue, was refused before anything was read.",
-        ExitCode.FENCED: "Another process has taken this job over; this one published nothing more.",
+        ExitCode.FENCED: "Another process has this job, or has taken it over; this one published nothing more.",
         ExitCode.BUG: "A bug of penstock: please report it.",
         ExitCode.ENGINE_DIED: "The engine (the JVM) or its process died; the parent of run starts it again by itself.",
         ExitCode.INTERRUPTED: "Ended before its last checkpoint (a second signal, or --stop-timeout); nothing is lost.",
@@ -61,7 +61,6 @@ MEANINGS: Final[Mapping[ExitCode, str]] = MappingProxyType(
 
 _REFUSED: Final = (
     GraphError,
-    JobIsRunning,
     StateDirectoryRefused,
     StateIncompatible,
     SinkIdentityConflict,
@@ -72,7 +71,7 @@ _REFUSED: Final = (
 _CODES: Final[tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], ExitCode], ...]] = (
     ((UsageError, SettingsError), ExitCode.USAGE),
     (_REFUSED, ExitCode.REFUSED),
-    (GenerationFenced, ExitCode.FENCED),
+    ((GenerationFenced, JobIsRunning), ExitCode.FENCED),
     (EngineDied, ExitCode.ENGINE_DIED),
     (InternalError, ExitCode.BUG),
     (PenstockError, ExitCode.FAILED),

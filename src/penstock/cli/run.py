@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import sys
@@ -47,14 +48,14 @@ class RunOptions:
     master: str | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
 
-    def command(self, *, fresh: bool, traceback: bool) -> list[str]:
+    def command(self, *, fresh: bool, take_over: bool, traceback: bool) -> list[str]:
         """The command line of the process that does it."""
         parts = [sys.executable, "-m", "penstock", "run", self.pipeline, "--no-parent", "--state", self.state]
         parts += ["--until", self.until]
         flags = {
             "--fresh": fresh,
             "--allow-non-restored-state": self.allow_non_restored_state,
-            "--take-over": self.take_over,
+            "--take-over": take_over,
             "--traceback": traceback,
         }
         parts += [name for name, is_set in flags.items() if is_set]
@@ -66,10 +67,19 @@ class RunOptions:
 
 
 def run_as_parent(options: RunOptions, output: Output) -> int:
-    """Watch a child that runs the job; ``--fresh`` counts for the first start only, once that had begun to read."""
+    """Watch a child that runs the job.
+
+    ``--fresh`` counts until a child had begun to read. ``--take-over`` counts for the first child only: whoever takes
+    the job from that one meanwhile keeps it.
+    """
     read_settings(options.settings)
+    starts = itertools.count()
     parent = Parent(
-        lambda has_run: options.command(fresh=options.fresh and not has_run, traceback=output.traceback),
+        lambda has_run: options.command(
+            fresh=options.fresh and not has_run,
+            take_over=options.take_over and next(starts) == 0,
+            traceback=output.traceback,
+        ),
         tell=lambda text: output.note(f"penstock: {text}", style="yellow"),
     )
     code = parent.run()

@@ -20,9 +20,14 @@ log = logging.getLogger("penstock")
 
 
 class Waiter:
-    """Waits for one reply."""
+    """Waits for one reply.
+
+    Attributes:
+        is_used: whether somebody has asked for it.
+    """
 
     def __init__(self) -> None:
+        self.is_used = False
         self._came = threading.Event()
         self._reply: Reply | None = None
 
@@ -67,6 +72,8 @@ class Asking:
         self._requests = requests
         self._clock = clock
         self._state = state
+        self._stops: dict[str, tuple[StopRequested, Waiter]] = {}
+        self._lock = threading.Lock()
 
     def checkpoint(self, name: str | None, timeout: float | None) -> CheckpointId:
         """Take one; with a name it is a savepoint.
@@ -97,15 +104,22 @@ class Asking:
         return reply.checkpoint
 
     def stop(self, name: str | None, patience: int | None) -> StopRequested:
-        """The request of a stop.
+        """The request of a stop; of the same name it is the same one, until it is answered that it came to nothing.
 
         Raises:
             SettingsError: the name is none.
             RequestRefused: a savepoint is wanted of a job that does not run.
         """
-        if name is not None:
-            check_savepoint_name(name)
-            self._refuse_unless_alive("stop(savepoint=…)")
+        if name is None:
+            return self._new_stop(None, patience)
+        check_savepoint_name(name)
+        with self._lock:
+            if name not in self._stops:
+                self._refuse_unless_alive("stop(savepoint=…)")
+                self._stops[name] = self._new_stop(name, patience), Waiter()
+            return self._stops[name][0]
+
+    def _new_stop(self, name: str | None, patience: int | None) -> StopRequested:
         return StopRequested(
             at=self._clock.now(),
             wall=self._clock.wall(),
@@ -118,19 +132,26 @@ class Asking:
     def wait_for_stop(
         self, stop: StopRequested, ask: Callable[[StopRequested, Tell], None], seconds: float | None
     ) -> bool:
-        """Ask, and wait for the reply at most so long; whether it came.
+        """Ask, once, and wait for the reply at most so long; whether it came.
 
         Raises:
             RequestRefused: the name is taken, and the job goes on.
         """
-        waiter = Waiter()
-        ask(stop, waiter.tell)
+        assert stop.name is not None  # whoever wants no name waits for the job
+        with self._lock:
+            waiter = self._stops[stop.name][1]
+            is_new, waiter.is_used = not waiter.is_used, True
+        if is_new:
+            ask(stop, waiter.tell)
         reply = waiter.wait(seconds)
         if reply is None:
             return False
         if reply.answer is Answer.UNPUBLISHED:
             warn_if_unpublished(reply)
-        else:
+        elif reply.answer is not Answer.DONE:
+            with self._lock:
+                if self._stops.get(stop.name, (None, None))[1] is waiter:
+                    del self._stops[stop.name]
             self._check("stop(savepoint=…)", reply)
         return True
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -24,6 +23,7 @@ from penstock.graph.nodes import Keyed, Read, Union, Write
 from penstock.handles import Committable
 from penstock.ids import Generation, Instant
 from penstock.job.explain import explain
+from penstock.job.here import here
 from penstock.job.recover import carry_out
 from penstock.job.requests import Hands, Requests
 from penstock.job.session import cores_of
@@ -149,7 +149,7 @@ class Attempt:
         plan = self._plan
         if self.generation is None:
             plan.before_claim()
-        claim = Claim(host=platform.node(), pid=os.getpid(), started=plan.clock.wall(), version=version("penstock"))
+        claim = Claim(host=here(), pid=os.getpid(), started=plan.clock.wall(), version=version("penstock"))
         owned = plan.log.claim(
             claim,
             take_over=plan.take_over,

@@ -14,6 +14,7 @@ from typing import Final
 from penstock.errors import Domain, EngineDied, GenerationFenced, PenstockError
 from penstock.facts import Restarting
 from penstock.job.attempt import Attempt, Plan
+from penstock.runtime.clock import LONGEST_WAIT
 from penstock.runtime.lifecycle import JobState, Lifecycle
 from penstock.runtime.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
 
@@ -117,6 +118,11 @@ class Attempts:
         return True
 
     def _next(self, number: int) -> Attempt:
+        """The next attempt, which a stop can reach from here on.
+
+        Raises:
+            GivenUp: it came before.
+        """
         before = self._current
         attempt = Attempt(
             self._plan,
@@ -125,6 +131,9 @@ class Attempts:
             fresh=self._fresh and (before is None or not before.is_begun),
         )
         with self._lock:
+            if self._is_given_up:
+                msg = "stopped before the job had begun"
+                raise GivenUp(msg)
             self._current = attempt
         return attempt
 
@@ -147,7 +156,12 @@ def watch(over: Callable[[float], bool], seconds: float, give_up: Callable[[], N
     """Call ``give_up`` unless the job is over within ``seconds``; on a thread of its own."""
 
     def wait() -> None:
-        if not over(seconds):
+        left = seconds
+        while left > LONGEST_WAIT:
+            if over(LONGEST_WAIT):
+                return
+            left -= LONGEST_WAIT
+        if not over(left):
             give_up()
 
     threading.Thread(target=wait, name="penstock-stop-timeout", daemon=True).start()

@@ -10,7 +10,7 @@ import logging
 import os
 import platform
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Final
@@ -20,7 +20,7 @@ from penstock.checkpoint.control_files import ControlFiles, Scan
 from penstock.checkpoint.log import OwnedLog
 from penstock.checkpoint.messages import Answer, CheckpointRequested, StopRequested
 from penstock.errors import CheckpointUnreadable, PenstockError
-from penstock.ids import Instant, WallTime
+from penstock.ids import Instant
 from penstock.job.requests import Reply, Requests, Tell, reply_of_log
 from penstock.runtime.clock import Clock
 
@@ -77,6 +77,8 @@ class ControlWatch:
         self._poke = threading.Event()
         self._is_closed = False
         self._swept: Instant | None = None
+        self._told: set[str] = set()
+        self._strange: frozenset[str] = frozenset()
         self._thread = threading.Thread(target=self._run, name="penstock-control", daemon=True)
 
     # ---------------------------------------------------------------------------------------------------- the thread
@@ -112,30 +114,46 @@ class ControlWatch:
     # -------------------------------------------------------------------------------------------------------- a look
 
     def look(self) -> None:
-        """Take in what is new, write what can be answered; one listing if there is nothing to do."""
+        """Take in what is new, then write what can be answered; one listing if there is nothing to do."""
         owned = self._requests.owned
         if owned is None:
             return
         scan = self._files.scan()
-        for id in scan.open:
-            if id not in self._known:
-                self._take(id, owned)
-            known = self._known.get(id)
-            if known is not None and known.answer is not None and self._files.answer(known.answer):
-                known.at = known.at or self._clock.now()
-        self._sweep(scan, owned)
+        self._told &= {*scan.open, *scan.answered}
+        self._each(scan.open, lambda each: self._take(each, owned))
+        self._each(scan.open, self._write)
+        self._sweep(scan)
+
+    def _each(self, ids: Iterable[str], act: Callable[[str], None]) -> None:
+        """Storage that refuses one file holds no other request back; people are told once."""
+        for id in ids:
+            try:
+                act(id)
+            except PenstockError as error:
+                if id not in self._told:
+                    log.warning("request %s cannot be worked on just now: %s", id, error)
+                self._told.add(id)
+
+    def _write(self, id: str) -> None:
+        known = self._known.get(id)
+        if known is not None and known.answer is not None and self._files.answer(known.answer):
+            known.at = known.at or self._clock.now()
 
     def _take(self, id: str, owned: OwnedLog) -> None:
+        if id in self._known:
+            return
         try:
             request = self._files.request(id)
         except CheckpointUnreadable as error:
             if not self._requests.is_superseded():  # it may be for a newer version of penstock that has taken over
-                self._note(id, owned, Reply(answer=Answer.REFUSED, message=str(error)))
+                self._refuse(id, owned, str(error))
             return
-        if request is None:
-            return
-        if request.generation > owned.generation:
-            self._requests.is_superseded()  # whoever asks has seen a claim that we have not
+        if request is None or (request.kind is Kind.HELLO and self._requests.is_closed):
+            return  # who is over is nobody to wait for
+        stranger = _stranger(request, owned)
+        if stranger is not None:
+            if not self._requests.is_superseded():  # else whoever asks has seen a claim that we had not
+                self._refuse(id, owned, stranger)
         elif request.generation < owned.generation:
             cause = f"the driver changed, it is generation {owned.generation} now"
             self._note(id, owned, reply_of_log(owned.history, id, cause))
@@ -165,6 +183,9 @@ class ControlWatch:
                     at=now, wall=wall, request=request.request, name=request.name, owner=request.owner
                 )
                 self._requests.submit(asked, tell, only_for=request.generation)
+
+    def _refuse(self, id: str, owned: OwnedLog, message: str) -> None:
+        self._note(id, owned, Reply(answer=Answer.REFUSED, message=message))
 
     def _note(self, id: str, owned: OwnedLog, reply: Reply, *, me: Answerer | None = None) -> None:
         """Keep the answer; the next look writes it. What only the log can tell is left to its next owner."""
@@ -196,26 +217,37 @@ class ControlWatch:
 
     # ------------------------------------------------------------------------------------------------------ clean-up
 
-    def _sweep(self, scan: Scan, owned: OwnedLog) -> None:
-        """Remove what was answered a day ago, once an hour."""
+    def _sweep(self, scan: Scan) -> None:
+        """Once an hour, remove what was answered a day ago, and answers that nobody could read an hour ago either."""
         now = self._clock.now()
         if self._swept is not None and now < self._swept + SWEEP_EVERY:
             return
         self._swept = now
-        for id in scan.answered:
+        strange: set[str] = set()
+
+        def clean(id: str) -> None:
             known = self._known.get(id)
-            is_old = now >= known.at + KEPT if known and known.at is not None else self._is_old(id, owned)
+            is_old = now >= known.at + KEPT if known and known.at is not None else self._is_old(id, strange)
             if is_old:
                 self._files.forget(id)
 
-    def _is_old(self, id: str, owned: OwnedLog) -> bool:
-        """Answered by a generation before ours, more than a day ago as clocks of people go."""
+        self._each(scan.answered, clean)
+        self._strange = frozenset(strange)
+
+    def _is_old(self, id: str, strange: set[str]) -> bool:
+        """Answered by another generation, or so long ago that we forgot: then clocks of people decide."""
         try:
             answer = self._files.answer_to(id)
         except CheckpointUnreadable:
-            return False
-        return answer is not None and answer.generation < owned.generation and _passed(answer.at, self._clock.wall())
+            strange.add(id)
+            return id in self._strange
+        return answer is not None and self._clock.wall() >= answer.at + KEPT
 
 
-def _passed(at: WallTime, now: WallTime) -> bool:
-    return now >= at + KEPT
+def _stranger(request: ControlRequest, owned: OwnedLog) -> str | None:
+    """Why it can be for nobody but an owner that we know nothing of, if so."""
+    if request.log_id not in {None, owned.log_id}:
+        return f"log {request.log_id} was asked, another log is here now: {owned.log_id}"
+    if request.generation > owned.generation:
+        return f"generation {request.generation} was asked, {owned.generation} is the newest"
+    return None

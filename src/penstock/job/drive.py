@@ -86,11 +86,13 @@ class Drive:
         self._ask_to_stop = ask_to_stop
         self._finish = finish
         self._attempts: Attempts | None = None
+        self._is_given_up = False
+        self._is_cut_short = False
 
     @property
     def is_cut_short(self) -> bool:
         """Whether a stop ended it without its last checkpoint."""
-        return self._attempts is not None and self._attempts.cut_short is not None
+        return self._is_cut_short or (self._attempts is not None and self._attempts.cut_short is not None)
 
     def stop(self) -> None:
         """The job is to end: it says so from now on."""
@@ -98,7 +100,8 @@ class Drive:
             self._attempts.stop()
 
     def give_up(self) -> None:
-        """End without the last checkpoint."""
+        """End without the last checkpoint; at the next opportunity, if there is no attempt yet."""
+        self._is_given_up = True
         if self._attempts is not None:
             self._attempts.give_up()
 
@@ -113,6 +116,7 @@ class Drive:
             made = None if given else make_session(self._name)
             spark = take_over(given) if given else made
             assert spark is not None
+            self._refuse_if_given_up()
             self._run_attempts(self._plan(spark, place), place)
             self._end(JobState.STOPPED, None)
         except GivenUp:  # stopped before there was anything to stop
@@ -130,17 +134,25 @@ class Drive:
             if made is not None:
                 _stop_session(made)
 
+    def _refuse_if_given_up(self) -> None:
+        if self._is_given_up:
+            self._is_cut_short = True
+            msg = "stopped while the session was made"
+            raise GivenUp(msg)
+
     def _end(self, state: JobState, error: PenstockError | None) -> None:
         self._requests.close(error)
         self._finish(state, error)
 
     def _run_attempts(self, plan: Plan, place: _Place) -> None:
         self._attempts = Attempts(plan, lifecycle=self._lifecycle, stop=self._stop, fresh=self._orders.fresh)
+        if self._is_given_up:  # it came before there was anybody to tell
+            self._attempts.give_up()
         control = ControlWatch(
             place.files,
             self._requests,
             stop=self._ask_to_stop,
-            state=lambda: self._lifecycle.state.value,
+            state=self._word,
             clock=self._clock,
         )
         control.start()
@@ -156,6 +168,10 @@ class Drive:
             self._note_over()
             with suppress(Exception):  # static tables, kept in blocks of a session that may be gone
                 plan.analysis.close()
+
+    def _word(self) -> str:
+        """What it is doing, for others: a job that restores and then stops is one that stops."""
+        return (JobState.STOPPING if self._stop.is_asked else self._lifecycle.state).value
 
     def _note_over(self) -> None:
         if self._requests.owned is not None:

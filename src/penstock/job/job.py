@@ -96,6 +96,8 @@ class Job:
         self._drive: Drive | None = None
         self._thread: threading.Thread | None = None
         self._error: PenstockError | None = None
+        self._is_asked = False
+        self._latest: int | None = None
         self._lock = threading.Lock()
 
     # ---------------------------------------------------------------------------------------------------- the public
@@ -225,7 +227,7 @@ class Job:
     def request_stop(self) -> None:
         """As :meth:`stop`, without waiting; from any thread, a listener's too."""
         with self._lock:
-            first = not self._stop.is_asked
+            first, self._is_asked = not self._is_asked, True
             if self._thread is None and not self._lifecycle.is_over:
                 self._stop.ask()
                 self._finish(JobState.STOPPED, None)
@@ -236,19 +238,23 @@ class Job:
     def _ask_to_stop(self, stop: StopRequested, tell: Tell) -> None:
         """One that wants a name stops the job only once it is sure to get it."""
         if stop.name is None:
-            self._stopping()
+            self._stopping(stop.patience)
             self._requests.submit(stop, tell)
         else:
-            self._requests.submit(stop, tell, accepted=self._stopping)
+            self._requests.submit(stop, tell, accepted=lambda: self._stopping(stop.patience))
 
-    def _stopping(self) -> None:
+    def _stopping(self, patience: int | None) -> None:
+        """The job ends; without its last checkpoint, if that takes longer than the least patient of those who ask."""
         with self._lock:
             first = not self._stop.is_asked
             self._stop.ask()
+            latest = None if patience is None else self._clock.now() + patience
+            is_sooner = latest is not None and (self._latest is None or latest < self._latest)
+            self._latest = latest if is_sooner else self._latest
         if first and self._drive is not None:
             self._drive.stop()
-        if first and self._settings.stop_timeout is not None:
-            watch(self._over.wait, self._settings.stop_timeout / 1_000_000, self._give_up)
+        if patience is not None and is_sooner:
+            watch(self._over.wait, patience / 1_000_000, self._give_up)
 
     def _give_up(self) -> None:
         if self._drive is not None:

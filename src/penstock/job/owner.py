@@ -10,20 +10,30 @@ import platform
 import threading
 from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import Final
+from typing import Final, TypeVar
 
 from penstock.checkpoint.control import Answerer, ControlAnswer, ControlRequest, Kind
 from penstock.checkpoint.control_files import ControlFiles
-from penstock.checkpoint.entries import Claim, Stopped
+from penstock.checkpoint.entries import NOTHING, Claim, Stopped
 from penstock.checkpoint.history import History
 from penstock.checkpoint.log import Log
 from penstock.checkpoint.messages import Answer
-from penstock.errors import CheckpointError, CheckpointUnreadable, JobIsRunning
+from penstock.errors import CheckpointError, CheckpointUnreadable, JobIsRunning, StorageFailed
 from penstock.ids import Generation
+from penstock.job.here import host_of, is_here
 from penstock.runtime.clock import Clock
+from penstock.runtime.lifecycle import JobState
+
+T = TypeVar("T")
 
 PATIENCE: Final = 2.0
-"""Seconds that an owner gets to answer; it looks for requests several times in this time."""
+"""Seconds that an owner gets to answer, and storage to work; it looks for requests several times in this time."""
+
+STOPPING: Final = 15.0
+"""Seconds that an owner that is stopping gets to end: its parent may be gone, and a process manager starts the next."""
+
+ASK_AGAIN: Final = 0.25
+"""Seconds from one try to the next."""
 
 _over: set[tuple[str, Generation]] = set()
 _over_lock = threading.Lock()
@@ -63,32 +73,59 @@ class OwnerCheck:
         self._clock = clock
         self._new_id = new_id
         self._pause = pause
-        self._silent: Generation | None = None  # has been asked and did not answer
+        self._silent: int = NOTHING  # whoever has the log by an entry up to this one was asked and did not answer
 
     def __call__(self) -> None:
-        """Ask the newest claim's owner, once; one that surely is gone is not asked.
+        """Ask the newest claim's owner; one that surely is gone, or was silent before, is not asked.
+
+        One that is stopping is waited for.
 
         Raises:
             JobIsRunning: it answered.
+            CheckpointError: whether there is an owner cannot be found out; nothing was claimed.
         """
-        try:
-            history = self._log.read()
-        except CheckpointError:
-            return  # the claim reads it again, and says what is wrong
-        generation = history.generation
-        if generation is None or generation == self._silent or _has_ended(history):
-            return
-        answer = self._ask(generation)
-        if answer is not None:
-            raise JobIsRunning(self._refusal(history, answer))
-        self._silent = generation
+        latest = self._clock.now() + int(STOPPING * 1_000_000)
+        while (history := self._owned_by_another()) is not None:
+            answer = self._ask(history)
+            if answer is None:
+                self._silent = history.tail
+                return
+            is_ending = answer.me is not None and answer.me.state == JobState.STOPPING.value
+            if not is_ending or self._clock.now() >= latest:
+                raise JobIsRunning(self._refusal(history, answer))
+            self._pause(ASK_AGAIN)
 
-    def _ask(self, generation: Generation) -> ControlAnswer | None:
+    def _owned_by_another(self) -> History | None:
+        """The log, if somebody may have it who has not been silent yet; entries that cannot be read may be theirs."""
+        history = self._patiently(lambda: self._log.read(past_unreadable=True))
+        claimed = history.generation if _is_newest_readable(history) else history.tail
+        if history.is_empty or (claimed is not None and claimed <= self._silent) or _has_ended(history):
+            return None
+        return history
+
+    def _patiently(self, act: Callable[[], T]) -> T:
+        """Storage that fails for a moment says nothing of an owner."""
+        deadline = self._clock.now() + int(PATIENCE * 1_000_000)
+        while True:
+            try:
+                return act()
+            except StorageFailed:
+                if self._clock.now() >= deadline:
+                    raise
+            self._pause(ASK_AGAIN)
+
+    def _ask(self, history: History) -> ControlAnswer | None:
+        generation = history.generation or Generation(0)  # whoever lives answers older ones, too
         hello = ControlRequest(
-            request=self._new_id(), kind=Kind.HELLO, generation=generation, asked=self._clock.wall(), owner=_me()
+            request=self._new_id(),
+            kind=Kind.HELLO,
+            generation=generation,
+            asked=self._clock.wall(),
+            owner=_me(),
+            log_id=history.log_id,
         )
         try:
-            self._files.ask(hello, pause=self._pause)
+            self._patiently(lambda: self._files.ask(hello, pause=self._pause))
             return self._files.wait_for_answer(hello.request, seconds=PATIENCE, now=self._clock.now, pause=self._pause)
         except CheckpointUnreadable as error:  # somebody lives and answers, in words of another version
             return ControlAnswer(
@@ -98,8 +135,6 @@ class OwnerCheck:
                 generation=generation,
                 at=self._clock.wall(),
             )
-        except CheckpointError:
-            return None  # storage that refuses this will refuse the claim, and that says so
         finally:
             self._forget(hello.request)
 
@@ -116,7 +151,7 @@ class OwnerCheck:
         who = "another process"
         if owner is not None:
             since = datetime.fromtimestamp(owner.started / 1_000_000, tz=timezone.utc)
-            who = f"process {owner.pid} on {owner.host}, since {since:%Y-%m-%d %H:%M:%S} UTC"
+            who = f"process {owner.pid} on {host_of(owner.host)}, since {since:%Y-%m-%d %H:%M:%S} UTC"
         return (
             f"job {self._job!r} is running already: {who} (generation {answer.generation}); stop that one first, or "
             "start with --take-over (in Python take_over=True), which ends it without its last checkpoint"
@@ -125,6 +160,8 @@ class OwnerCheck:
 
 def _has_ended(history: History) -> bool:
     """Whether nobody can answer: an orderly end, a claim of ours that is over, a process that does not exist."""
+    if not _is_newest_readable(history):
+        return False  # it may be a claim
     if isinstance(history.entries[-1].body, Stopped):
         return True
     assert history.log_id is not None  # there is an entry
@@ -133,7 +170,11 @@ def _has_ended(history: History) -> bool:
         if (history.log_id, history.generation) in _over:
             return True
     claim = history.claim.body if history.claim is not None else None
-    return isinstance(claim, Claim) and claim.host == platform.node() and not _exists(claim.pid)
+    return isinstance(claim, Claim) and is_here(claim.host) and not _exists(claim.pid)
+
+
+def _is_newest_readable(history: History) -> bool:
+    return bool(history.entries) and history.entries[-1].number == history.tail
 
 
 def _exists(pid: int) -> bool:

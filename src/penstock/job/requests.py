@@ -6,6 +6,7 @@ gets back. What may be in the log when an attempt breaks is answered from the lo
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from penstock.checkpoint.control import ControlRequest, Kind, savepoint_of, told
 from penstock.checkpoint.history import History
 from penstock.checkpoint.log import OwnedLog
 from penstock.checkpoint.messages import AbortReason, Answer, AnswerRequest, CheckpointRequested, StopRequested
-from penstock.errors import GenerationFenced, StorageFailed
+from penstock.errors import GenerationFenced, StateDirectoryRefused, StorageFailed
 from penstock.ids import CheckpointId, Generation
 from penstock.job.pins import entry_of, why_unfit
 from penstock.runtime.clock import Clock
@@ -88,6 +89,11 @@ class Requests:
         """Whether an attempt carries requests out now, or none ever will, which is an answer as well."""
         return self._hands is not None or self._closed is not None
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the job is over."""
+        return self._closed is not None
+
     # --------------------------------------------------------------------------------------------------- who asks
 
     def submit(
@@ -155,7 +161,8 @@ class Requests:
         if pin is not None:
             msg = f"{opened.name!r} exists already: it is checkpoint {pin.checkpoint}; choose another name"
             return Reply(answer=Answer.REFUSED, checkpoint=pin.checkpoint, message=msg)
-        if any(other.name == opened.name and other is not opened for other in self._open.values()):
+        earlier = itertools.takewhile(lambda other: other is not opened, self._open.values())
+        if any(other.name == opened.name for other in earlier):
             return Reply(
                 answer=Answer.REFUSED, message=f"{opened.name!r} is being given to another checkpoint just now"
             )
@@ -175,7 +182,7 @@ class Requests:
             try:
                 number = owned.append(entry_of(request, hands.clock.wall()))
                 reply = Reply(answer=Answer.DONE, checkpoint=request.checkpoint, message=f"done: entry {number}")
-            except StorageFailed as error:
+            except (StorageFailed, StateDirectoryRefused) as error:
                 reply = Reply(answer=Answer.FAILED, message=str(error))
         self._reply(request.request, reply)
 
@@ -244,13 +251,10 @@ class Requests:
         owned, hands = self.owned, self._hands
         if owned is None:
             return True
-        try:
-            owned.check()
-        except GenerationFenced as error:
-            if hands is not None:
-                hands.broke("control", error)
-            return True
-        return False
+        fence = owned.superseded()
+        if fence is not None and hands is not None:
+            hands.broke("control", fence)
+        return fence is not None
 
     def close(self, error: BaseException | None = None) -> None:
         """The job is over; what may be in the log is left to its next owner. Only the first call counts."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import Final, Protocol
 
 from penstock.ids import Instant, WallTime
+
+LONGEST_WAIT: Final = 3_600.0
+"""Seconds after which a thread looks again whatever it was told: an operating system's wait has a limit."""
 
 
 class Clock(Protocol):

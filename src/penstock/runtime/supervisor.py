@@ -38,7 +38,7 @@ from penstock.facts import BatchDone, BatchRead, CheckpointFailed, Fact, Listene
 from penstock.handles import TaskSnapshot
 from penstock.ids import CheckpointId, Instant
 from penstock.runtime.answers import Answers
-from penstock.runtime.clock import Clock
+from penstock.runtime.clock import LONGEST_WAIT, Clock
 from penstock.runtime.errands import Errands
 from penstock.runtime.inbox import Broke, Inbox, Item, Request
 from penstock.runtime.mail import Mail
@@ -170,7 +170,7 @@ class Supervisor:
 
     def _wait(self) -> float | None:
         alarm = self._inbox.next_alarm
-        return None if alarm is None else max(0.0, (alarm - self._clock.now()) / 1_000_000)
+        return None if alarm is None else min(max(0.0, (alarm - self._clock.now()) / 1_000_000), LONGEST_WAIT)
 
     def _turn(self, seconds: float | None) -> None:
         try:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from penstock.ids import Instant
-from penstock.runtime.clock import Clock
+from penstock.runtime.clock import LONGEST_WAIT, Clock
 from penstock.runtime.roles import AnyTask, Stepper
 
 
@@ -32,10 +32,6 @@ class ThreadFactory(Protocol):
     ) -> Stepper:
         """Make it; it begins when it is started."""
         ...
-
-
-LONGEST_WAIT = 3_600.0
-"""Seconds after which a thread looks again whatever it was told: an operating system's wait has a limit."""
 
 
 class TaskThread:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.checkpoint.messages import Answer, CheckpointRequested, StopRequested
-from penstock.errors import CheckpointAborted, HarnessError
+from penstock.errors import CheckpointAborted, HarnessError, RequestRefused
 from penstock.ids import CheckpointId
 from penstock.testing.life import Life
 from penstock.testing.stepping import Running
@@ -23,14 +23,16 @@ def take_checkpoint(life: Life, name: str | None, *, wait: bool) -> CheckpointId
 
     Raises:
         CheckpointAborted: it was aborted.
+        RequestRefused: the name is taken.
         HarnessError: the job is dead, or the checkpoint never completes.
     """
     while True:
         request, number = f"test-{next(_NUMBERS)}", life.number
 
-        def ask(running: Running, request: str = request) -> None:
+        def ask(_: Running, request: str = request) -> None:
             at, wall = life.clock.now(), life.clock.wall()
-            running.supervisor.request(CheckpointRequested(at=at, wall=wall, request=request, name=name, owner="test"))
+            asked = CheckpointRequested(at=at, wall=wall, request=request, name=name, owner="test")
+            life.requests.submit(asked, lambda reply: life.answers.__setitem__(request, reply))
 
         life.move(ask)
         if life.number == number:
@@ -43,6 +45,8 @@ def take_checkpoint(life: Life, name: str | None, *, wait: bool) -> CheckpointId
             return None
         msg = f"the checkpoint does not complete: {_told(life.running)}"
         raise HarnessError(msg)
+    if answer.answer is Answer.REFUSED:
+        raise RequestRefused(answer.message)
     if answer.answer is not Answer.DONE:
         raise CheckpointAborted(answer.message)
     return answer.checkpoint

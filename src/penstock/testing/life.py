@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock import failpoints
 from penstock.checkpoint.log import Log
-from penstock.checkpoint.messages import AnswerRequest
 from penstock.errors import HarnessError, PenstockError
 from penstock.facts import JobEnded, Listener
 from penstock.failpoints import Crash
@@ -25,6 +24,7 @@ from penstock.graph.analyze import analyze
 from penstock.graph.nodes import Graph
 from penstock.job.attempt import Attempt, Plan
 from penstock.job.explain import explain
+from penstock.job.requests import Reply, Requests
 from penstock.job.session import activate, take_over
 from penstock.settings import Settings
 from penstock.sources.base import Until
@@ -64,6 +64,8 @@ class Life:
     Attributes:
         number: how many attempts have begun.
         point: the crash that still waits for its failpoint.
+        requests: what is asked of the attempt that is alive, judged as everywhere.
+        answers: how requests ended, by their ids.
         restarts_then: whether a restart follows that crash by itself.
         cause_of_death: why no attempt is alive, if one was.
     """
@@ -75,7 +77,8 @@ class Life:
         self.point: CrashPoint | None = None
         self.restarts_then = False
         self.cause_of_death = "it was not started: use it in a with block"
-        self.answers: dict[str, AnswerRequest] = {}
+        self.requests = Requests()
+        self.answers: dict[str, Reply] = {}
         self._users = spark
         self._settings = settings
         self._listener = listener
@@ -137,7 +140,7 @@ class Life:
             allow_non_restored_state=False,
             take_over=False,
             pause=self._pause,
-            answered=lambda answer: self.answers.__setitem__(answer.request, answer),
+            answered=self.requests.answered,
             thread=Stepped,
             workers=Pieces,
         )
@@ -158,7 +161,9 @@ class Life:
         assert self._plan is not None
         self.number += 1
         self.restarts_then = False
-        attempt = Attempt(self._plan, number=self.number, after=None, fresh=False)
+        self.requests = Requests()  # those of the process before died with it
+        plan = replace(self._plan, requests=self.requests, answered=self.requests.answered)
+        attempt = Attempt(plan, number=self.number, after=None, fresh=False)
 
         def start() -> None:
             try:
@@ -168,6 +173,7 @@ class Life:
             except Exception as error:
                 raise explain(error) from error
             self._running = Running(attempt.supervisor, wiring, self.clock)
+            self.requests.running(self._running.hands)
             self._running.begin()
             self._running.settle()
 

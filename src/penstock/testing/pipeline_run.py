@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from penstock.checkpoint.control import check_savepoint_name
 from penstock.durations import parse_duration
 from penstock.graph.nodes import Graph
 from penstock.graph.pipeline import PipelineDefinition
-from penstock.ids import CheckpointId, Instant, check_name
+from penstock.ids import CheckpointId, Instant
 from penstock.settings import read_settings
 from penstock.testing.asking import restart_later, stop_job, take_checkpoint, until_over
 from penstock.testing.clock import ManualClock
@@ -188,11 +189,12 @@ class PipelineRun(Outcome):
         """As :meth:`checkpoint`, pinned under a name.
 
         Raises:
-            GraphError: it cannot be a name.
+            SettingsError: it cannot be a name.
+            RequestRefused: the name is taken; the message says by which checkpoint.
             CheckpointAborted: it was aborted.
             HarnessError: the job is dead, or a task never comes to it.
         """
-        return take_checkpoint(self._life, check_name("savepoint", name), wait=True)
+        return take_checkpoint(self._life, check_savepoint_name(name), wait=True)
 
     def stop(self) -> None:
         """Stop the job in order: a last checkpoint, its output published. Windows stay open; :meth:`restart` goes on.

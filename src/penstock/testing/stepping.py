@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 
 from penstock.failpoints import Crash
 from penstock.ids import Instant
+from penstock.job.requests import Hands
 from penstock.runtime.clock import Clock
 from penstock.runtime.roles import AnyTask, Wiring
 from penstock.runtime.supervisor import Supervisor
@@ -164,6 +165,16 @@ class Running:
     def has_ended(self) -> bool:
         """Whether the job has ended in order, all tasks included."""
         return self.supervisor.ended is not None and self._is_finishing and self.supervisor.is_finished
+
+    @property
+    def hands(self) -> Hands:
+        """What requests need of it."""
+        return Hands(
+            put=self.supervisor.request,
+            broke=self.supervisor.broke,
+            on_log=lambda work: self.wiring.workers.submit("log", work),
+            clock=self._clock,
+        )
 
     @property
     def doing(self) -> dict[str, str]:
