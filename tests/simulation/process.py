@@ -43,6 +43,11 @@ if TYPE_CHECKING:
 ONE_SECOND = FixedDelay(attempts=3)
 
 
+def is_after_the_end(outcome: object) -> bool:
+    """Whether a step refused rows because its event time had come to its end: only an operator gets past that."""
+    return isinstance(outcome, StateIncompatible) and "came to its end" in str(outcome)
+
+
 class Driver(Process):
     """Runs the pipeline: attempts, each with a claim of its own, until the end or an error that ends it.
 
@@ -143,7 +148,8 @@ class Driver(Process):
             self.world.ledger.violated("internal", f"{error} ({cause!r})")
         chance = self.world.chance.random()
         self._strategy, delay = self._strategy.after_failure(self.world.now(), chance=chance)
-        self.may_refuse = isinstance(error, StateIncompatible) and self.pipeline.shape.without != frozenset()
+        is_cut = isinstance(error, StateIncompatible) and self.pipeline.shape.without != frozenset()
+        self.may_refuse = is_cut or (self.world.is_grown and is_after_the_end(error))
         if not error.retry or delay is None:
             self._life.to(JobState.FENCED if isinstance(error, GenerationFenced) else JobState.FAILED)
             self.desk.close(error)

@@ -190,6 +190,7 @@ def test_the_same_script_gives_the_same_facts(spark: SparkSession) -> None:
 def test_nothing_is_started_and_the_session_is_left_as_it_was(spark: SparkSession) -> None:
     context = spark.sparkContext
     context.setLocalProperty("spark.scheduler.pool", "mine")
+    description = context.getLocalProperty("spark.job.description")
     settings, threads, blocks = dict(spark.conf.getAll), threading.active_count(), persistent_blocks(spark)
     try:
         with ps.testing.run(clicks(), spark) as t:
@@ -198,7 +199,7 @@ def test_nothing_is_started_and_the_session_is_left_as_it_was(spark: SparkSessio
             story(t)
             assert threading.active_count() == threads
             assert context.getLocalProperty("spark.scheduler.pool") == "mine"
-            assert context.getLocalProperty("spark.job.description") is None
+            assert context.getLocalProperty("spark.job.description") == description
             folder = t.folder
             assert list(folder.rglob("*.parquet"))
         assert not folder.exists()
