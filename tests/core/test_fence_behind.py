@@ -95,3 +95,11 @@ def test_a_look_does_not_wait_for_a_write_that_is_under_way():
     with pytest.raises(GivenUp):
         first.append(manifest(1))
     assert looked == [None]
+
+
+def test_an_entry_above_ours_that_nobody_can_read_is_not_ours():
+    first, filesystem = owned()
+    log_on(filesystem, ids="second")[0].claim(CLAIM, take_over=True)
+    filesystem.corrupt(paths.entry(1), b"rotten")
+
+    assert isinstance(first.superseded(), GenerationFenced)

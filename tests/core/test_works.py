@@ -178,3 +178,12 @@ def test_rows_for_a_step_whose_event_time_has_ended_are_refused_not_dropped() ->
 
     assert refused.value.uid == "o"
     assert (part.calls, released) == ([], [1])
+
+
+def test_rows_that_come_again_at_least_once_are_late_then_not_refused() -> None:
+    part = Everything()
+    batch = Batch(frame="rows", sequence=1, rows=3)
+
+    OperatorWork("o", part, repeats=True).process(batch, source=0, watermark=END_OF_TIME, output=output_to(Channel()))  # type: ignore[arg-type]
+
+    assert part.calls == [("process", "rows", 0, END_OF_TIME)]

@@ -201,10 +201,14 @@ class OwnedLog:
             found = self._numbers.read()
         except PenstockError:
             return None
+        what = "this process no longer owns the job"
         newest = found.entries[-1] if found.entries else None
-        if newest is None or newest.token == self.token or newest.generation <= self.generation:
-            return None
-        return fenced_by(found.claim, newest.number, "this process no longer owns the job")
+        if newest is not None and newest.token != self.token and newest.generation > self.generation:
+            return fenced_by(found.claim, newest.number, what)
+        strange = [each for each in found.unreadable if each.number > self.history.tail]
+        if strange:
+            return GenerationFenced(f"{what}: entry {strange[0].number} is not its own ({strange[0].message})")
+        return None
 
     def trim(self) -> int:
         """Delete the entries below the floor that a manifest in the log records, oldest first. How many there were."""

@@ -13,7 +13,7 @@ from penstock.failpoints import failpoint
 from penstock.filesystem.base import FileSystem
 from penstock.graph.nodes import Keyed, Read, Union, Write
 from penstock.graph.pace import Every, when_ready
-from penstock.handles import TaskSnapshot
+from penstock.handles import Guarantee, TaskSnapshot
 from penstock.ids import END_OF_TIME, Generation
 from penstock.job.spark_edge import SparkEdge
 from penstock.operators.base import OperatorContext
@@ -204,7 +204,9 @@ class Assembly:
             failpoint=failpoint,
             wall=of.clock.wall,
         )
-        return OperatorWork(plan.id, node.spec.open(context, snapshot.state if snapshot else None))
+        operator = node.spec.open(context, snapshot.state if snapshot else None)
+        repeats = Guarantee(of.settings.mode) is not Guarantee.EXACTLY_ONCE
+        return OperatorWork(plan.id, operator, repeats=repeats)
 
     def _sink(self, plan: TaskPlan, node: Write) -> SinkWork:
         of = self._of

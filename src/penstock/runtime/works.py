@@ -53,13 +53,18 @@ class UnionWork:
 
 
 class OperatorWork:
-    """Lets an operator keep state; a side batch without rows is dropped before it costs a job."""
+    """Lets an operator keep state; a side batch without rows is dropped before it costs a job.
+
+    ``repeats``: after a restart rows may come again that the state has counted (at-least-once): then those of sources
+    that had ended by that state's event time are late, and nothing is wrong.
+    """
 
     runs_batches = True
 
-    def __init__(self, task: str, operator: Operator) -> None:
+    def __init__(self, task: str, operator: Operator, *, repeats: bool = False) -> None:
         self._task = task
         self._operator = operator
+        self._repeats = repeats
         self._ticking = operator if isinstance(operator, Ticking) else None
 
     def process(self, batch: Batch, *, source: int, watermark: EventTime, output: Output) -> int | None:
@@ -85,7 +90,7 @@ class OperatorWork:
 
     def _refuse_after_end(self, watermark: EventTime) -> None:
         """Its windows were closed for ever when all its sources ended: rows of a new one would be late, every one."""
-        if watermark == END_OF_TIME:
+        if watermark == END_OF_TIME and not self._repeats:
             msg = (
                 f"the event time of step '{self._task}' came to its end when its sources ended, and now a source that "
                 "was added has rows for it, all of which would be late: give the step another uid, or begin again "
