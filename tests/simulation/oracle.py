@@ -41,6 +41,8 @@ def check_liveness(world: World, *, durable_only: bool) -> None:
         world.coverage["repeated"] = world.coverage.get("repeated", 0) + fresh.coverage.get("repeated", 0)
     except AssertionError as violation:
         world.ledger.violated("liveness", str(violation))
+    finally:
+        fresh.end()
     if world.ledger.violation is not None:
         world.story += ["---- the fresh driver of the liveness oracle ----", *fresh.story[-40:]]
         raise world.ledger.violation
