@@ -89,6 +89,26 @@ def test_what_would_be_counted_twice_is_not_windowed_again(more, told):
     assert error.value.uid == "hours"
 
 
+def test_no_maker_of_a_union_hides_another():
+    def both(stream):
+        patient = minutes(stream, ps.tumbling("1 minute", allowed_lateness="1 second"))
+        live = stream.group_by("value", ps.tumbling("1 minute")).agg("live", ps.agg.count(), emit="updates")
+        patient.select("value", "count").union(live.select("value", "count")).write("out", Strict())
+
+    with pytest.raises(GraphError, match="does not understand the changes of 'live'"):
+        graph(both)
+
+
+def test_approximations_that_draw_lots_send_no_changes():
+    def drawn(stream):
+        by_value = stream.group_by("value", ps.tumbling("1 minute"))
+        by_value.agg("minutes", ps.agg.approx_percentile("value", 0.5), emit="updates")
+
+    with pytest.raises(GraphError, match="approx_percentile draws lots") as error:
+        graph(drawn)
+    assert error.value.uid == "minutes"
+
+
 def test_late_rows_of_such_steps_are_plain_rows():
     def late(stream):
         first = minutes(stream, emit="updates")
@@ -108,6 +128,51 @@ def test_results_belong_to_the_last_moment_of_their_window():
 
     specs = {node.uid: node.spec for node in graph(twice).nodes if isinstance(node, Keyed)}
     assert {uid: spec.shift for uid, spec in specs.items()} == {"minutes": 0, "a": -1, "b": 0}
+
+
+def test_a_union_of_results_and_other_rows_is_not_windowed_without_a_time_of_its_own():
+    def mixed(stream, *, again):
+        first = minutes(stream)
+        others = stream.select("value", "at AS window_start", "at AS window_end", "1L AS count")
+        rows = first.union(others.with_watermark("window_end", delay="0 seconds"))
+        rows = rows.with_watermark("window_end", delay="0 seconds") if again else rows
+        rows.group_by(ps.tumbling("1 hour")).agg("hours", ps.agg.count()).write("out", ps.memory.Sink())
+
+    graph(lambda stream: mixed(stream, again=True))
+    with pytest.raises(GraphError, match="give both one event time with with_column, and with_watermark") as error:
+        graph(lambda stream: mixed(stream, again=False))
+    assert error.value.uid == "hours"
+
+
+def test_select_does_not_put_another_time_under_the_name_of_the_event_time():
+    def selected(*columns):
+        return lambda stream: stream.select(*columns).write("out", ps.memory.Sink())
+
+    graph(selected("value", "at"))
+    graph(selected("value AS at2", "at AS `at`"))
+    for column in ("now() AS at", "value as `at`"):
+        with pytest.raises(GraphError, match="'at' is the event time that the watermark speaks of"):
+            graph(selected("value", column))
+
+
+class Column:
+    """As Spark's: any name is that of a field."""
+
+    def __getattr__(self, name):
+        return Column()
+
+    def __str__(self):
+        return "Column<'value'>"
+
+
+def test_a_column_as_a_key_is_no_window(monkeypatch):
+    monkeypatch.setattr(Column, "__module__", "pyspark.sql")
+
+    def grouped(stream):
+        stream.group_by(Column(), ps.tumbling("1 minute")).agg("a", ps.agg.count()).write("out", ps.memory.Sink())
+
+    (spec,) = [node.spec for node in graph(grouped).nodes if isinstance(node, Keyed)]
+    assert [name for name, _ in spec.keys] == ["value"]
 
 
 def layer(name: str, *, turn: int, end: int = 10) -> Layer:

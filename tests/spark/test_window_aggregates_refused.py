@@ -148,6 +148,25 @@ def test_the_message_of_a_pipeline_has_the_users_line_and_step(spark):
         _ = made.schema
 
 
+def test_sums_of_decimals_without_room_are_refused_where_overflow_is_no_error(spark):
+    wide, roomy = "CAST(x AS DECIMAL(29, 2))", "CAST(x AS DECIMAL(28, 2))"
+    ansi = spark.conf.get("spark.sql.ansi.enabled")
+    try:
+        spark.conf.set("spark.sql.ansi.enabled", "false")
+        assert "ps.agg.sum cannot take decimal(29,2), whose sum may overflow" in refusal(agg.sum(wide))
+        assert "ps.agg.avg cannot take decimal(29,2)" in refusal(agg.avg(wide))
+        assert kind(agg.sum(roomy)) == "decimal(38,2)"
+        spark.conf.set("spark.sql.ansi.enabled", "true")
+        assert kind(agg.sum(wide)) == "decimal(38,2)"
+    finally:
+        spark.conf.set("spark.sql.ansi.enabled", ansi)
+
+
+def kind(aggregate) -> str:
+    step = WindowAggregate(keys=(), time="at", window=tumbling("1 minute"), aggregates=(aggregate.alias("result"),))
+    return step.ports((StructType.fromDDL(DDL),))["out"]["result"].dataType.simpleString()
+
+
 def test_decimals_may_be_summed_in_a_custom_aggregate(spark):
     step = WindowAggregate(
         keys=(),

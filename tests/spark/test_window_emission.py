@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import functions as F
 
 from penstock.errors import StateIncompatible
 from penstock.ids import END_OF_TIME
@@ -188,6 +189,57 @@ def test_windows_of_processing_time_end_by_the_clock_whatever_rows_say(spark, tm
     assert sent(rig) == [("a", 30, 1)]
     assert "late" not in rig.counts
     rig.operator.close()
+
+
+def test_rows_of_processing_time_are_in_order_of_arrival(spark, tmp_path):
+    aggregates = (agg.first("x").alias("x"), agg.collect("x").alias("all"))
+    step = WindowAggregate(
+        keys=(("user", "user"),), time="", window=tumbling("10 seconds", time="processing"), aggregates=aggregates
+    )
+    rig = Rig(spark, step, SCHEMA, tmp_path)
+    for wall, x in ((1, 7), (2, 9), (3, 5)):
+        rig.wall = wall * SECOND
+        rig.process(rows(100 - wall, x=x))
+    rig.advance(END_OF_TIME)
+    assert [row[-2:] for row in rig.take()] == [(7, [7, 9, 5])]
+    rig.operator.close()
+
+
+def test_results_that_cannot_be_compared_may_change(spark, tmp_path):
+    rig = rig_of(spark, tmp_path, emission=Emission(updates=True), function=variant)
+    for x in (1, 2):
+        rig.process(rows(1, x=x))
+    assert [(str(x), change) for _, _, x, change in sent(rig)] == [
+        ("1", "insert"),
+        ("1", "update_before"),
+        ("3", "update_after"),
+    ]
+    rig.operator.close()
+
+
+def variant(of: str) -> agg.Aggregate:
+    """A sum as a VARIANT."""
+    return agg.custom(
+        "variant",
+        of=of,
+        partial={"s": F.sum},
+        merge={"s": F.sum},
+        finish=lambda s: F.parse_json(s.cast("string")),
+    )
+
+
+def test_what_waits_is_sent_before_a_snapshot_even_if_only_the_clock_was_heard(spark, tmp_path):
+    rig = rig_of(spark, tmp_path)
+    rig.process(rows(1))
+    handle = rig.checkpoint()
+    rig.operator.close()
+    changed = rig_of(
+        spark, tmp_path, emission=Emission(updates=True, every=1_000), restored=handle, generation=2, wall=500
+    )
+    assert changed.operator.tick(emit=changed._emit) == 500
+    changed.checkpoint()
+    assert sent(changed) == [("a", 10, 1, "insert")]
+    changed.operator.close()
 
 
 def test_windows_of_processing_time_compile_nothing_once_warm(spark, tmp_path):

@@ -14,6 +14,7 @@ from penstock.ids import END_OF_TIME
 from penstock.operators import aggregates as agg
 from penstock.operators.window_aggregate import WindowAggregate
 from penstock.operators.windows import tumbling
+from penstock.state.blocks import state_session
 from window_harness import Rig
 
 pytestmark = pytest.mark.spark
@@ -108,3 +109,15 @@ def test_the_page_about_files_names_the_columns_and_their_types(spark, tmp_path)
     parts = {name.rpartition("__")[2] for name, *_ in described if "__" in name}
     assert all(f"`{part}`" in text for part in parts)
     rig.operator.close()
+
+
+def test_layers_are_merged_under_the_settings_of_the_users_session(spark):
+    users = spark.newSession()
+    chosen = {"spark.sql.ansi.enabled": "false", "spark.sql.legacy.sizeOfNull": "false"}
+    for name, value in (chosen | {"spark.sql.session.timeZone": "Asia/Tokyo"}).items():
+        users.conf.set(name, value)
+    child = state_session(users, tasks=3)
+    assert {name: child.conf.get(name) for name in chosen} == chosen
+    assert child.conf.get("spark.sql.session.timeZone") == "UTC", "files are read by others"
+    assert child.conf.get("spark.sql.shuffle.partitions") == "3"
+    assert users.conf.get("spark.sql.session.timeZone") == "Asia/Tokyo"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pyspark.sql import functions as F
 
 import penstock as ps
 from penstock.facts import BatchDone
@@ -51,3 +52,18 @@ def test_changes_are_sent_when_their_time_comes_though_no_rows_do(spark, tmp_pat
     watch.wait_for(BatchDone, 1, task="out")
     assert job.stop()
     assert told(out) == [("insert", 3)]
+
+
+def test_keys_may_be_columns(spark, tmp_path):
+    out = ps.memory.Sink()
+
+    @ps.pipeline("columns")
+    def columns(p: ps.Pipeline) -> None:
+        source = ps.files.Source(tmp_path / "in", schema=SCHEMA, bounded=True)
+        timed = p.read("in", source).with_watermark("at", delay="1 day")
+        grouped = timed.group_by(F.col("user"), F.upper("user").alias("loud"), ps.tumbling("1 hour"))
+        grouped.agg("hours", ps.agg.sum("n").alias("n")).write("out", out)
+
+    drop(tmp_path / "in", "1.json", [row(1), row(2)])
+    ps.Job(columns, state=tmp_path / "state", spark=spark).run()
+    assert [(row["user"], row["loud"], row["n"]) for row in out.rows] == [("a", "A", 3)]

@@ -88,6 +88,7 @@ def test_naming_costs_nothing_and_empty_state_is_restored_too(spark, rig):
         "partitions": 2,
         "horizon": None,
         "fired": None,
+        "closed": None,
         "window": "tumbling 10 seconds",
         "emit": "final",
     }

@@ -13,6 +13,8 @@ from penstock.graph.nodes import Graph, Keyed, Read, Ref, Union, WithWatermark, 
 from penstock.operators.base import MAIN
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from penstock.graph.nodes import Node
 
 WINDOW_TIME: Final = -1
@@ -27,19 +29,30 @@ def check_changes(graph: Graph) -> None:
     """
     for node in graph.nodes:
         for ref in node.inputs:
-            maker = _maker(graph, ref)
-            if maker is not None:
+            for maker in _makers(graph, ref):
                 _check(node, maker)
 
 
 def window_shift(graph: Graph, ref: Ref) -> int:
-    """What to add to the event times of a stream: results of windows belong to the last moment before their end."""
+    """What to add to the event times of a stream: results of windows belong to the last moment before their end.
+
+    Raises:
+        GraphError: some rows of a union are such results, and others are not.
+    """
     node = graph.node(ref.node)
     if isinstance(node, (Read, WithWatermark, Write)):
         return 0
     if isinstance(node, Keyed):
         return WINDOW_TIME if ref.port == MAIN else 0
-    return window_shift(graph, node.inputs[0])
+    inputs = node.inputs if isinstance(node, Union) else node.inputs[:1]
+    shifts = {window_shift(graph, read) for read in inputs}
+    if len(shifts) > 1:
+        msg = (
+            f"the union ({node.origin}) mixes results of windows, whose event time is the last moment of their window, "
+            "with other rows: give both one event time with with_column, and with_watermark after the union"
+        )
+        raise GraphError(msg)
+    return shifts.pop()
 
 
 def _check(node: Node, maker: Keyed) -> None:
@@ -64,11 +77,14 @@ def _check(node: Node, maker: Keyed) -> None:
         raise GraphError(msg, uid=node.uid, where=str(node.origin))
 
 
-def _maker(graph: Graph, ref: Ref) -> Keyed | None:
-    """The step whose results a stream holds, be it through row-wise steps, if they are no plain rows."""
+def _makers(graph: Graph, ref: Ref) -> Iterator[Keyed]:
+    """The steps whose results a stream holds, be it through row-wise steps, if they are no plain rows."""
     node = graph.node(ref.node)
     if isinstance(node, Keyed):
         special = getattr(node.spec, "is_change_stream", False) or getattr(node.spec, "may_repeat", False)
-        return node if special and ref.port == MAIN else None
+        if special and ref.port == MAIN:
+            yield node
+        return
     inputs = node.inputs if isinstance(node, Union) else node.inputs[:1]
-    return next((maker for read in inputs if (maker := _maker(graph, read)) is not None), None)
+    for read in inputs:
+        yield from _makers(graph, read)

@@ -9,7 +9,7 @@ from penstock.errors import GraphError
 from penstock.graph.changes import window_shift
 from penstock.graph.nodes import Keyed, Origin, Ref
 from penstock.graph.origin import caller
-from penstock.graph.parts import check_uid, is_column, shown
+from penstock.graph.parts import aliased, check_uid, is_column, shown
 from penstock.graph.stream import Stream
 from penstock.operators.base import LATE
 from penstock.operators.emission import emission
@@ -26,7 +26,6 @@ WINDOW_END: Final = "window_end"
 """The event time of a windowed result: so it can be windowed again."""
 
 _NAME: Final = re.compile(r"[A-Za-z_]\w*|`[^`]+`")
-_ALIASED: Final = re.compile(r"(?s)(.+?)\s+AS\s+([A-Za-z_]\w*|`[^`]+`)\s*", re.IGNORECASE)
 
 
 class GroupedStream:
@@ -86,7 +85,14 @@ class GroupedStream:
         checked = tuple(map(check_aggregate, aggregates))
         for aggregate in checked:
             aggregate.label  # noqa: B018 - refuses one without a name
-        shift = window_shift(self._stream.pipeline.graph(), self._stream.ref)
+        if sends.updates and any(aggregate.function == "approx_percentile" for aggregate in checked):
+            msg = (
+                'ps.agg.approx_percentile draws lots, and emit="updates" could not say again what it sent before: '
+                'take ps.agg.percentile, or emit="final"'
+            )
+            raise GraphError(msg)
+        stream = self._stream
+        shift = 0 if self._window.is_processing else window_shift(stream.pipeline.graph(), stream.ref)
         return WindowAggregate(
             keys=self._keys, time=self._time, window=self._window, aggregates=checked, shift=shift, emission=sends
         )
@@ -115,7 +121,7 @@ def group(stream: Stream, keys: tuple[str | Column | Window, ...], origin: Origi
         GraphError: there is no watermark, not one window, or a key without a name.
     """
     where = str(origin)
-    windows = [key for key in keys if hasattr(key, "due")]
+    windows = [key for key in keys if _is_window(key)]
     if len(windows) != 1:
         msg = f'group_by() needs exactly one window such as ps.tumbling("1 minute"), got {len(windows)}'
         raise GraphError(msg, where=where)
@@ -126,8 +132,13 @@ def group(stream: Stream, keys: tuple[str | Column | Window, ...], origin: Origi
             '.with_watermark("<time column>", delay="5 seconds") before it'
         )
         raise GraphError(msg, where=where)
-    columns = tuple(_key(key, where) for key in keys if not hasattr(key, "due"))
+    columns = tuple(_key(key, where) for key in keys if not _is_window(key))
     return GroupedStream(stream, columns, window, stream.time or "")
+
+
+def _is_window(key: object) -> bool:
+    """Asks the type: a Column takes any name for that of a field."""
+    return hasattr(type(key), "due")
 
 
 def _key(key: object, where: str) -> tuple[str, str | Column]:
@@ -135,10 +146,9 @@ def _key(key: object, where: str) -> tuple[str, str | Column]:
         msg = f"group_by() takes columns and a window, got {key!r} ({type(key).__name__})"
         raise GraphError(msg, where=where)
     text = shown(key)
-    aliased = _ALIASED.fullmatch(text)
-    if aliased is not None:
-        name = aliased[2].strip("`")
-        return name, cast("str | Column", key) if is_column(key) else aliased[1]
+    expression, name = aliased(text)
+    if name is not None:
+        return name, cast("str | Column", key) if is_column(key) else expression
     if _NAME.fullmatch(text):
         return text.strip("`"), cast("str | Column", key)
     msg = f"the key {text!r} has no name: write \"{text} AS name\", or .alias('name') on a Column"

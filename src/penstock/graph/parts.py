@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 from penstock.errors import GraphError
 from penstock.graph.nodes import Origin, Table
@@ -11,7 +12,11 @@ from penstock.graph.pace import Every, WhenReady
 from penstock.ids import check_name
 
 if TYPE_CHECKING:
+    from pyspark.sql import Column
+
     from penstock.graph.pipeline import Pipeline
+
+_ALIASED: Final = re.compile(r"(?s)(.+?)\s+AS\s+([A-Za-z_]\w*|`[^`]+`)\s*", re.IGNORECASE)
 
 
 class TableRef:
@@ -67,6 +72,22 @@ def check_columns(verb: str, columns: tuple[object, ...], origin: Origin) -> Non
 def shown(column: object) -> str:
     """A column as people know it."""
     return column if isinstance(column, str) else str(column).removeprefix("Column<'").removesuffix("'>")
+
+
+def aliased(text: str) -> tuple[str, str | None]:
+    """An expression and the name that it is given with ``AS``, if it is.
+
+    >>> aliased("a + b AS `c`"), aliased("CAST(a AS INT)")
+    (('a + b', 'c'), ('CAST(a AS INT)', None))
+    """
+    found = _ALIASED.fullmatch(text)
+    return (found[1], found[2].strip("`")) if found else (text, None)
+
+
+def redefined(columns: tuple[str | Column, ...]) -> list[str]:
+    """The names that items of a ``select`` give to something else than the column of that name."""
+    items = (aliased(shown(column)) for column in columns)
+    return [name for expression, name in items if name is not None and expression.strip().strip("`") != name]
 
 
 def check_function(function: object, origin: Origin) -> None:

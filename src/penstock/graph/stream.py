@@ -20,6 +20,7 @@ from penstock.graph.parts import (
     check_function,
     check_same,
     check_uid,
+    redefined,
     shown,
 )
 from penstock.handles import Guarantee
@@ -62,6 +63,7 @@ class Stream:
         <Stream of select value, value * 2 AS twice>
         """
         check_columns("select", columns, origin := caller())
+        self._keep_time(redefined(columns), origin)
         return self._row_wise("select", ", ".join(map(shown, columns)), steps.select(columns), origin)
 
     def where(self, condition: str | Column) -> Stream:
@@ -91,7 +93,7 @@ class Stream:
 
         It is called once, when the job is built, on an empty frame; its plan is checked and reused for every batch.
         It may join tables of ``p.table(…)`` that are handed in as arguments. A function that draws random numbers
-        is called for each batch.
+        is called for each batch. Whether it leaves the event time as it is, nobody checks.
 
         Args:
             function: gets the frame first, then the arguments. Must not run a job and must see no more than a row.
@@ -110,7 +112,7 @@ class Stream:
         handed = [part for part in (*args, *kwargs.values()) if isinstance(part, TableRef)]
         for part in handed:
             check_same(self.pipeline, part.pipeline, origin)
-        return self._add(
+        return self.add(
             lambda number: RowWise(
                 id=number,
                 origin=origin,
@@ -280,13 +282,10 @@ class Stream:
 
     def add(self, make: Callable[[int], Node]) -> Stream:
         """The stream of a node made for the next number; event time goes on."""
-        return self._add(make)
-
-    def _add(self, make: Callable[[int], Node]) -> Stream:
         return Stream(self.pipeline, Ref(self.pipeline.keep(make).id), time=self.time)
 
     def _row_wise(self, verb: str, text: str, build: Callable[[DataFrame], DataFrame], origin: Origin) -> Stream:
-        return self._add(
+        return self.add(
             lambda number: RowWise(id=number, origin=origin, inputs=(self.ref,), verb=verb, text=text, build=build)
         )
 

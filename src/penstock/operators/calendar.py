@@ -63,10 +63,13 @@ class Zoned:
     def pane(self, micros: str) -> str:
         """See :meth:`Window.pane`: the first bound after the time, of those that the local time points at.
 
-        Clocks that were put back have passed some bounds already; those do not count again.
+        Clocks that were put back have passed some bounds already; those do not count again. Clocks that were put
+        forward show more than a bound that they left out, whose moment is still to come.
         """
-        ends = self._bounds(self.local.pane(self._local_sql(micros)), self.local.step)
-        return _first(f"> {micros}", ends)
+        end = self.local.pane(self._local_sql(micros))
+        left_out = self._moment_sql(self._before(end))
+        ends = _first(f"> {micros}", self._bounds(end, self.local.step))
+        return f"least(CASE WHEN {left_out} > {micros} THEN {left_out} END, {ends})"
 
     def pane_start(self, pane: str) -> str:
         """See :meth:`Window.pane_start`. Clocks that were put forward have passed several bounds at one moment."""
@@ -75,7 +78,10 @@ class Zoned:
 
     def windows(self, pane: str, first: str, last: str) -> str:
         """See :meth:`Window.windows`. Where clocks leave hours out, windows that become the same are one."""
-        found = self.local.windows(self._local_end(pane), first, last)
+        end = self._local_end(pane)
+        before = self._before(end)
+        local = f"(CASE WHEN {self._moment_sql(before)} = {pane} THEN {before} ELSE {end} END)"  # clocks jumped over it
+        found = self.local.windows(local, first, last)
         bounds = ", ".join(f"{self._moment_sql(f'w.{bound}')} AS {bound}" for bound in ("start", "end"))
         return f"array_distinct(transform({found}, w -> struct({bounds})))"
 
@@ -125,6 +131,9 @@ class Zoned:
     def _local_end(self, pane: str) -> str:
         """SQL for the end of a pane in local time: clocks may have jumped just there, so look before it."""
         return self.local.pane(f"({self._local_sql(f'({pane} - 1L)')})")
+
+    def _before(self, bound: str) -> str:
+        return f"({bound} - {self.local.step}L)"
 
     def _local_sql(self, micros: str) -> str:
         return f"unix_micros(from_utc_timestamp(timestamp_micros({micros}), '{self.zone}'))"

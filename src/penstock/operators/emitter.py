@@ -36,10 +36,11 @@ class Emitter:
         stack: the step's layers.
         context: for its counters and clock.
         fired: windows that end at or before it were sent.
+        closed: windows that end at or before it lack rows, whatever lateness is allowed now.
     """
 
     def __init__(
-        self, plan: WindowPlan, emission: Emission, stack: Stack, context: OperatorContext, *, fired: int
+        self, plan: WindowPlan, emission: Emission, stack: Stack, context: OperatorContext, *, fired: int, closed: int
     ) -> None:
         self._window = plan.window
         self._results = Results(plan)
@@ -47,7 +48,7 @@ class Emitter:
         self._stack = stack
         self._context = context
         self._fired = fired
-        self._closed = earlier(fired, self._window.lateness)
+        self._closed = max(closed, earlier(fired, self._window.lateness))
         self._rhythm = Rhythm(emission.every)
         self._numbers = itertools.count()
 
@@ -61,8 +62,9 @@ class Emitter:
         """What must be known again after a restore."""
         return {
             "fired": None if self._fired == BEGINNING else self._fired,
+            "closed": None if self._closed == BEGINNING else self._closed,
             "window": self._window.describe(),
-            "emit": "updates" if self._emission.updates else "final",
+            "emit": "updates" if self._emission.updates and self._owed() is None else "final",
         }
 
     def begin(self, watermark: int) -> int:
@@ -70,8 +72,8 @@ class Emitter:
 
         After a restore this may be the first that is heard of it.
         """
-        self._closed = max(self._closed, earlier(watermark, self._window.lateness))
-        return max(self._stack.horizon, self._window.dead(self._closed))
+        closed = max(self._closed, earlier(watermark, self._window.lateness))
+        return max(self._stack.horizon, self._window.dead(closed))
 
     def added(self, emit: Emit) -> None:
         """A batch is in: send what it changed, if that is due."""
@@ -82,18 +84,20 @@ class Emitter:
             self._send_again(emit)
 
     def advance(self, watermark: int, emit: Emit) -> None:
-        """Send the windows that end at or before ``watermark`` and were not sent before; close those that are."""
+        """Send the windows that end at or before ``watermark`` and were not sent before; close those that are.
+
+        Both bounds move only over ends that Python knows of: what Spark alone says ends there is still to come.
+        """
         closed = earlier(watermark, self._window.lateness)
-        due = self._window.due(self._fired, watermark)
+        due, closing = self._window.due(self._fired, watermark), self._window.due(self._closed, closed)
         if due is not None and not self._emission.updates:
             self._fire(due, watermark, emit)
-        else:
-            closing = self._window.due(self._closed, closed)
-            if closing is not None and self._stack.has_news(*closing.panes):
-                self.flush(emit)
+        elif closing is not None and self._stack.has_news(*closing.panes):
+            self.flush(emit)
         if due is not None:
             self._fired = watermark
-        self._closed = max(self._closed, closed)
+        if closing is not None:
+            self._closed = closed
         self._stack.close_windows(self._window.dead(closed))
 
     def arrival(self) -> int:

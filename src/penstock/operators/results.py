@@ -87,7 +87,7 @@ class Results:
 
         update = f"array({row(_BEFORE, 'update_before')}, {row(_AFTER, 'update_after')})"
         insert = f"array({row(_AFTER, 'insert')})"
-        found = pairs if self._plan.has_maps else pairs.where(f"NOT ({_BEFORE} <=> {_AFTER})")
+        found = pairs.where(f"NOT ({_BEFORE} <=> {_AFTER})") if self._plan.is_ordered else pairs
         return found.selectExpr(f"inline(CASE WHEN {_BEFORE} IS NULL THEN {insert} ELSE {update} END)")
 
     def _in_windows(self, rows: DataFrame, due: Due) -> DataFrame:

@@ -21,7 +21,7 @@ from penstock.state.blocks import Figures, state_session, unpersist
 from penstock.state.compaction import Merge, plan_merge
 from penstock.state.durable import DurableLayers, PendingLayers
 from penstock.state.layer import Layer, build, union
-from penstock.state.restore import check_schema, check_window, horizon_of, live_refs, moment_of, restore_layer
+from penstock.state.restore import check_schema, check_window, live_refs, moment_of, restore_layer
 from penstock.state.stack import CROWDED, LIMIT, Stack
 from penstock.state.writer import LayerWriter
 
@@ -50,18 +50,18 @@ class WindowOperator:
         self._plan = plan
         self._context = context
         writer = _writer(plan, context)
-        fired: int = BEGINNING
+        fired = closed = int(BEGINNING)
         if restored is None:
             self._stack = Stack()
             self._durable = DurableLayers(self._stack, writer)
         else:
             check_schema(restored, plan.layers_format)
             check_window(restored, plan.window.describe(), context.uid)
-            horizon, fired = horizon_of(restored), moment_of(restored, "fired")
+            horizon, fired, closed = (moment_of(restored, name) for name in ("horizon", "fired", "closed"))
             layer = restore_layer(restored, writer, context.spark, name="m00000000", turn=_turn(restored, emission))
             self._stack = Stack(horizon=horizon, restored=layer)
             self._durable = DurableLayers(self._stack, writer, live_refs(restored), horizon=horizon)
-        self._emitter = Emitter(plan, emission, self._stack, context, fired=fired)
+        self._emitter = Emitter(plan, emission, self._stack, context, fired=fired, closed=closed)
         self._emit: Emit | None = None
         self._merging = threading.Lock()
         self._pending: PendingLayers | None = None
@@ -108,6 +108,7 @@ class WindowOperator:
 
     def tick(self, *, emit: Emit) -> int | None:
         """Send changes, and windows of processing time, whose time has come; no job."""
+        self._emit = emit
         return self._emitter.tick(emit)
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingLayers:  # noqa: ARG002

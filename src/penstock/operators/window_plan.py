@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from penstock.operators.aggregates.base import once
+from penstock.operators.aggregates.base import is_ordered, once
 from penstock.operators.schemas import nullable
 from penstock.operators.window_checks import (
     OWN,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.operators.window_aggregate import WindowAggregate
     from penstock.operators.windows import Window
 
-_CODE, _PANE = f"{OWN}code", f"{OWN}pane"
+_CODE, _PANE, _ARRIVAL = f"{OWN}code", f"{OWN}pane", f"{OWN}arrival"
 ON_TIME, LATE, MISSING = 0, 1, 2
 FIGURES = ("on_time", "late", "missing")
 
@@ -43,7 +43,7 @@ class WindowPlan:
     """What the step does to frames.
 
     Attributes:
-        micros: the event time, as SQL; in processing time each batch has its own.
+        micros: the event time, as SQL; in processing time the moment of the batch's arrival.
         window: how times fall into windows.
         layers_format: the rows of its layers.
         output: the schema of its results.
@@ -67,9 +67,9 @@ class WindowPlan:
     finishes: tuple[Column, ...]
 
     @property
-    def has_maps(self) -> bool:
-        """Whether results hold maps, which Spark cannot compare."""
-        return any("map<" in field.dataType.simpleString() for field in self.output.fields)
+    def is_ordered(self) -> bool:
+        """Whether Spark can compare results."""
+        return all(is_ordered(field.dataType) for field in self.output.fields)
 
     def flagged(self, frame: DataFrame, horizon: int, mark: int, arrival: int | None = None) -> DataFrame:
         """``frame`` with a code for each row: on time, late (its windows are closed), or without an event time.
@@ -83,8 +83,10 @@ class WindowPlan:
         closed = changing(horizon, beside=_PANE, mark=mark)
         late = f"WHEN {_PANE} <= {closed} THEN {LATE}"
         code = f"CASE WHEN {_PANE} IS NULL THEN {MISSING} {late} ELSE {ON_TIME} END"
-        pane = self.window.pane(self.micros if arrival is None else changing(arrival))
-        return frame.selectExpr("*", f"{pane} AS {_PANE}").selectExpr("*", f"{code} AS {_CODE}")
+        given = frame if arrival is None else frame.selectExpr("*", f"{changing(arrival)} AS {_ARRIVAL}")
+        return given.selectExpr("*", f"{self.window.pane(self.micros)} AS {_PANE}").selectExpr(
+            "*", f"{code} AS {_CODE}"
+        )
 
     def figures(self) -> list[Column]:
         """How many rows are on time, late, without a time: aggregates over a flagged frame, as in ``FIGURES``."""
@@ -110,7 +112,7 @@ class WindowPlan:
 
     def late(self, flagged: DataFrame) -> DataFrame:
         """The rows that are not on time, as they came."""
-        return flagged.where(f"{_CODE} <> {ON_TIME}").drop(_CODE, _PANE)
+        return flagged.where(f"{_CODE} <> {ON_TIME}").drop(_CODE, _PANE, _ARRIVAL)
 
 
 def make_plan(
@@ -125,8 +127,9 @@ def make_plan(
     check_time(schema, None if window.is_processing else step.time)
     check_names(step.keys, aggregates, schema)
     inputs = _inputs(step, schema)
-    paned = session.createDataFrame([], schema).selectExpr("*", f"{window.pane(_micros(step))} AS {_PANE}")
-    rows = _rows(paned, inputs, step.keys, schema)
+    given = session.createDataFrame([], schema)
+    given = given.selectExpr("*", f"0L AS {_ARRIVAL}") if window.is_processing else given
+    rows = _rows(given.selectExpr("*", f"{window.pane(_micros(step))} AS {_PANE}"), inputs, step.keys, schema)
     types = _types(rows, aggregates)
     partials, merges = _partials(aggregates, types)
     names, ends = tuple(name for name, _ in step.keys), _ends(window)
@@ -159,7 +162,7 @@ def _whole(layers_format: LayerFormat, session: SparkSession) -> DataFrame:
 
 def _micros(step: WindowAggregate) -> str:
     if step.window.is_processing:
-        return "0L"
+        return _ARRIVAL
     micros = f"unix_micros({quoted(step.time)})"
     return f"({micros} + {step.shift}L)" if step.shift else micros
 
@@ -193,7 +196,7 @@ def _inputs(step: WindowAggregate, schema: StructType) -> list[Column]:
     start, end = _ends(step.window)
     columns.append(F.expr(f"timestamp_micros({step.window.pane_start(_PANE)})").alias(start))
     columns.append(F.expr(f"timestamp_micros({_PANE})").alias(end))
-    time = columns[-1] if step.window.is_processing else _column(quoted(step.time))  # what is in order otherwise
+    time = F.expr(f"timestamp_micros({_ARRIVAL})") if step.window.is_processing else _column(quoted(step.time))
     for place, aggregate in enumerate(step.aggregates):
         of = aggregate.input(lambda value: _expression(value, schema), time)
         columns.append(of.alias(_in(place)))

@@ -61,15 +61,24 @@ def rebind(frame: DataFrame, session: SparkSession) -> DataFrame:
 
 
 def state_session(session: SparkSession, *, tasks: int) -> SparkSession:
-    """A session beside the user's, with the settings that writing and merging layers needs.
+    """A session beside the user's, with its settings, and over them those that writing and merging layers needs.
+
+    A new session knows what was set for the context, not what was set later: without ANSI a merge that overflows must
+    do as the rest of the job does.
 
     Timestamps become INT96 in Parquet by default, which other readers lose beyond the years 1677 to 2262.
     """
     child = session.newSession()
-    for name, value in STATE_SETTINGS.items():
+    for name, value in (_chosen(session) | STATE_SETTINGS).items():
         child.conf.set(name, value)
     child.conf.set("spark.sql.shuffle.partitions", str(tasks))
     return child
+
+
+def _chosen(session: SparkSession) -> dict[str, str]:
+    """A session's settings of SQL that may be set on another one."""
+    conf = session.conf
+    return {k: v for k, v in conf.getAll.items() if k.startswith("spark.sql.") and conf.isModifiable(k)}
 
 
 @contextmanager

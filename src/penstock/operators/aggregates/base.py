@@ -149,9 +149,14 @@ def check_ordered(function: str, data_type: DataType) -> None:
     Raises:
         GraphError: the type is, or holds, a map or a variant.
     """
-    if _UNORDERED.search(data_type.simpleString()):
+    if not is_ordered(data_type):
         remedy = "give it a field of the value, or its text, as in to_json(…)"
         raise refusal(function, data_type, "which has no order", remedy)
+
+
+def is_ordered(data_type: DataType) -> bool:
+    """Whether Spark can put values in order, and so compare them: no map or variant is in them."""
+    return _UNORDERED.search(data_type.simpleString()) is None
 
 
 def is_collated(data_type: DataType) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.operators.aggregates.base import Aggregate, Part, refusal
 from penstock.operators.decimals import quotient
@@ -10,17 +10,29 @@ from penstock.operators.decimals import quotient
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
+
+_ROOMY: Final = 28
+"""Digits of a decimal to which its sum adds ten more: Spark has 38."""
 
 
 def sum(of: str | Column) -> Aggregate:
     """Sum of the values that are not NULL; NULL if there are none. Whole numbers give LONG, decimals ten more digits.
 
+    Decimals of more than 28 digits are refused where ANSI is off, and so is their mean: Spark would make an overflow
+    NULL, which cannot be told from no rows when sums are merged.
+
     >>> sum("amount").label
     'sum_amount'
     """
-    return Aggregate(function="sum", of=(of,), parts=(_part("sum", "sum", "sum"),), finish=lambda p, _type: p["sum"])
+    return Aggregate(
+        function="sum",
+        of=(of,),
+        parts=(_part("sum", "sum", "sum"),),
+        finish=lambda p, _type: p["sum"],
+        check=_room("sum"),
+    )
 
 
 def count(of: str | Column | None = None) -> Aggregate:
@@ -63,7 +75,11 @@ def avg(of: str | Column) -> Aggregate:
         _part("count", "count", "sum"),
     )
     return Aggregate(
-        function="avg", of=(of,), parts=parts, finish=lambda p, input_type: quotient(p["sum"], p["count"], input_type)
+        function="avg",
+        of=(of,),
+        parts=parts,
+        finish=lambda p, input_type: quotient(p["sum"], p["count"], input_type),
+        check=_room("avg"),
     )
 
 
@@ -78,6 +94,26 @@ def as_double(function: str, column: Column, input_type: DataType) -> Column:
     if isinstance(input_type, (NumericType, StringType, NullType)):
         return column.cast("double")
     raise refusal(function, input_type, "which is no number", "convert it first, as in unix_micros(…) for a time")
+
+
+def _room(function: str) -> Callable[[DataFrame, Column], None]:
+    """Without ANSI a sum of decimals that overflows is NULL, which would be taken for no rows when it is merged.
+
+    Ten more digits are enough for ten thousand million rows; only where a sum cannot have them is it refused.
+    """
+
+    def check(rows: DataFrame, column: Column) -> None:
+        from pyspark.sql.types import DecimalType
+
+        kind = rows.select(column).schema[0].dataType
+        if not isinstance(kind, DecimalType) or kind.precision <= _ROOMY:
+            return
+        if rows.sparkSession.conf.get("spark.sql.ansi.enabled") != "true":
+            why = "whose sum may overflow and would then be wrong without ANSI"
+            remedy = f"cast it to at most {_ROOMY} digits, or set spark.sql.ansi.enabled=true"
+            raise refusal(function, kind, why, remedy)
+
+    return check
 
 
 def _function(name: str) -> Callable[[Column], Column]:

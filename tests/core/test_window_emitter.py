@@ -1,0 +1,117 @@
+"""Which windows are sent, which are closed, and what of it is known after a restore; without Spark."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.elements import Lease
+from penstock.ids import BEGINNING
+from penstock.operators import emitter as emitters
+from penstock.operators.emission import FINAL, Emission
+from penstock.operators.emitter import Emitter
+from penstock.operators.windows import sliding, tumbling
+from penstock.state.layer import Layer
+from penstock.state.stack import Stack
+
+SECOND = 1_000_000
+MINUTE = 60 * SECOND
+UPDATES = Emission(updates=True)
+
+
+class Asked:
+    """In the place of what makes frames: keeps which windows it was asked for."""
+
+    due: list[Any]
+
+    def __init__(self, plan: Any) -> None:
+        self.due = plan.asked
+
+    def finished(self, layers, due):
+        self.due.append(due)
+
+    def changes(self, told, due):
+        self.due.append(due)
+
+
+class Kit:
+    """An emitter, its stack, and the windows it asked for."""
+
+    def __init__(self, window, emission=FINAL, *, fired=BEGINNING, closed=BEGINNING, horizon=BEGINNING) -> None:
+        self.asked: list[Any] = []
+        self.stack = Stack(horizon=horizon)
+        plan: Any = SimpleNamespace(window=window, asked=self.asked)
+        context: Any = SimpleNamespace(count=lambda *_: None, wall=lambda: 0)
+        self.emitter = Emitter(plan, emission, self.stack, context, fired=fired, closed=closed)
+
+    def add(self, end: int) -> None:
+        frame: Any = None
+        self.stack.add(
+            Layer(
+                name=self.stack.next_name(),
+                level=0,
+                epoch=self.stack.epoch,
+                rows=1,
+                first_end=end,
+                last_end=end,
+                frame=frame,
+                lease=Lease(lambda: None),
+                turn=self.emitter.turn,
+            )
+        )
+
+    def advance(self, watermark: int) -> None:
+        self.emitter.advance(watermark, _emit)
+
+    def again(self, window) -> Kit:
+        notes: Any = self.emitter.notes()
+        return Kit(window, UPDATES, fired=notes["fired"], closed=notes["closed"], horizon=self.stack.horizon)
+
+
+def _emit(*_: object) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch):
+    monkeypatch.setattr(emitters, "Results", Asked)
+
+
+def test_windows_that_were_closed_stay_closed_when_more_lateness_is_allowed_later():
+    kit = Kit(sliding("10 minutes", "1 minute"), UPDATES)
+    kit.advance(100 * MINUTE + 42 * SECOND)
+    assert kit.stack.horizon == 91 * MINUTE
+    again = kit.again(sliding("10 minutes", "1 minute", allowed_lateness="5 minutes"))
+    again.add(92 * MINUTE)
+    again.emitter.flush(_emit)
+    (due,) = again.asked
+    assert due.first == 101 * MINUTE, "the panes of those before are gone"
+
+
+def test_less_lateness_than_before_closes_what_was_open():
+    kit = Kit(tumbling("1 minute", allowed_lateness="5 minutes"), UPDATES)
+    kit.advance(100 * MINUTE)
+    assert kit.emitter.notes()["closed"] == 95 * MINUTE
+    assert kit.again(tumbling("1 minute")).emitter.notes()["closed"] == 100 * MINUTE
+
+
+def test_changes_that_were_never_sent_are_not_noted_as_sent():
+    kit = Kit(tumbling("1 minute"), UPDATES)
+    kit.add(1 * MINUTE)
+    assert kit.emitter.notes()["emit"] == "final"
+    kit.emitter.flush(_emit)
+    assert kit.emitter.notes()["emit"] == "updates"
+
+
+def test_a_bound_moves_over_known_ends_only():
+    kit = Kit(tumbling("1 minute"), UPDATES)
+    kit.advance(100 * MINUTE)
+    kit.advance(100 * MINUTE + 42 * SECOND)
+    assert kit.emitter.begin(102 * MINUTE) == 102 * MINUTE, "rows below are late all the same"
+    notes = kit.emitter.notes()
+    assert (notes["fired"], notes["closed"]) == (100 * MINUTE, 100 * MINUTE)
+    kit.add(101 * MINUTE)
+    kit.advance(101 * MINUTE)
+    (due,) = kit.asked
+    assert (due.first, kit.emitter.notes()["closed"]) == (101 * MINUTE, 101 * MINUTE)
