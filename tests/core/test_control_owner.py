@@ -16,10 +16,10 @@ from core.runtime_fakes import Clock
 from penstock.checkpoint import paths
 from penstock.checkpoint.control import Kind
 from penstock.checkpoint.control_files import ControlFiles
-from penstock.checkpoint.entries import Stopped
+from penstock.checkpoint.entries import Stopped, host_of
 from penstock.checkpoint.log import Log
 from penstock.errors import JobIsRunning, StorageFailed
-from penstock.job.here import here, host_of, is_here
+from penstock.job.here import here, is_here
 from penstock.job.owner import OwnerCheck, note_over
 from penstock.testing.filesystem import MemoryFileSystem
 

@@ -47,12 +47,24 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A process takes the log: from here on only it appends, until the next claim."""
+    """A process takes the log: from here on only it appends, until the next claim.
+
+    ``host`` is its name, perhaps with a mark behind ``#`` that tells whose process numbers ``pid`` is one of.
+    """
 
     host: str
     pid: int
     started: WallTime
     version: str
+
+
+def host_of(place: str) -> str:
+    """The part of a claim's host that is for people.
+
+    >>> host_of("web-1#9f86d081884c")
+    'web-1'
+    """
+    return place.partition("#")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

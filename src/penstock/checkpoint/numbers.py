@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from penstock.checkpoint import paths
 from penstock.checkpoint.codec import encode
-from penstock.checkpoint.entries import Claim, Entry
+from penstock.checkpoint.entries import Claim, Entry, host_of
 from penstock.checkpoint.history import History
 from penstock.checkpoint.reading import numbers_in_log, read_history
 from penstock.errors import CheckpointError, GenerationFenced, StateDirectoryRefused, StorageFailed
@@ -87,7 +87,7 @@ def fenced_by(claim: Entry | None, number: EntryNumber, what: str) -> Generation
     who = "another process"
     if claim is not None and isinstance(claim.body, Claim):
         at = claim.body.started // 1_000_000
-        who = f"process {claim.body.pid} on {claim.body.host.partition('#')[0]}, started at {at} (seconds since 1970)"
+        who = f"process {claim.body.pid} on {host_of(claim.body.host)}, started at {at} (seconds since 1970)"
     generation = f" as generation {claim.number}" if claim else ""
     return GenerationFenced(f"{what}: entry {number} of its log was lost to {who}{generation}")
 

@@ -123,7 +123,6 @@ class _Runner:
         return ExitCode.INTERRUPTED if job.is_cut_short else ExitCode.ENDED
 
     def _job(self) -> Job:
-        from penstock.graph.nodes import Write
         from penstock.job import Job
 
         options = self._options
@@ -144,8 +143,7 @@ class _Runner:
             raise
         except Exception as error:
             raise refused(error) from error
-        sinks = frozenset(node.uid for node in job.graph.nodes if isinstance(node, Write))
-        self._live = LiveOutput(job.name, output=self._output, clock=SystemClock(), sinks=sinks)
+        self._live = LiveOutput(job.name, output=self._output, clock=SystemClock(), sinks=job.graph.sinks)
         return job
 
     def _listen(self, fact: Fact) -> None:

@@ -160,6 +160,16 @@ class Graph:
         """The node with this number."""
         return self.nodes[id]
 
+    @property
+    def sources(self) -> frozenset[str]:
+        """The uids of what is read."""
+        return frozenset(node.uid for node in self.nodes if isinstance(node, Read))
+
+    @property
+    def sinks(self) -> frozenset[str]:
+        """The uids of what is written."""
+        return frozenset(node.uid for node in self.nodes if isinstance(node, Write))
+
     def consumers(self, ref: Ref) -> Iterator[Node]:
         """The nodes that read this output, in order."""
         return (node for node in self.nodes if ref in node.inputs)

@@ -31,12 +31,3 @@ def here(proc: Path = PROC) -> str:
 def is_here(place: str) -> bool:
     """Whether a process of that place would have a number of its own here, too."""
     return "#" in place and place == here()
-
-
-def host_of(place: str) -> str:
-    """The part for people.
-
-    >>> host_of("web-1#9f86d081884c")
-    'web-1'
-    """
-    return place.partition("#")[0]

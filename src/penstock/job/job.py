@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from penstock.checkpoint.messages import StopRequested
 from penstock.errors import PenstockError, RequestFailed, SettingsError
 from penstock.facts import Fact, JobEnded, Listener
-from penstock.graph.nodes import Read, Write
 from penstock.graph.pipeline import PipelineDefinition
 from penstock.graph.validate import validate_mode
 from penstock.handles import Guarantee
@@ -74,10 +73,7 @@ class Job:
         self._settings = read_settings(settings)
         validate_mode(self.graph, Guarantee(self._settings.mode))
         self._observer = listener
-        self._tally = Tally(
-            sources=frozenset(node.uid for node in self.graph.nodes if isinstance(node, Read)),
-            sinks=frozenset(node.uid for node in self.graph.nodes if isinstance(node, Write)),
-        )
+        self._tally = Tally(sources=self.graph.sources, sinks=self.graph.sinks)
         self._lifecycle = Lifecycle()
         self._clock = SystemClock()
         self._over = threading.Event()

@@ -14,13 +14,13 @@ from typing import Final, TypeVar
 
 from penstock.checkpoint.control import Answerer, ControlAnswer, ControlRequest, Kind
 from penstock.checkpoint.control_files import ControlFiles
-from penstock.checkpoint.entries import NOTHING, Claim, Stopped
+from penstock.checkpoint.entries import NOTHING, Claim, Stopped, host_of
 from penstock.checkpoint.history import History
 from penstock.checkpoint.log import Log
 from penstock.checkpoint.messages import Answer
 from penstock.errors import CheckpointError, CheckpointUnreadable, JobIsRunning, StorageFailed
 from penstock.ids import Generation
-from penstock.job.here import host_of, is_here
+from penstock.job.here import is_here
 from penstock.runtime.clock import Clock
 from penstock.runtime.lifecycle import JobState
 
