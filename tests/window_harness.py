@@ -59,8 +59,9 @@ def exchanges(frame: DataFrame) -> int:
     return frame._jdf.queryExecution().executedPlan().toString().count("Exchange")
 
 
-def persistent(spark: SparkSession) -> int:
-    return spark.sparkContext._jsc.sc().getPersistentRDDs().size()
+def persistent(spark: SparkSession) -> frozenset[int]:
+    """The RDDs that Spark keeps blocks of. Compare as sets: garbage of an earlier test may go at any time."""
+    return frozenset(spark.sparkContext._jsc.getPersistentRDDs().keySet())
 
 
 @dataclass

@@ -20,7 +20,7 @@ from penstock.ids import Instant, WallTime
 from penstock.operators.gauge import Observer, make_gauge
 from penstock.operators.graft import Grafter, plan_of
 from penstock.sources.base import Guarantee
-from window_harness import counted
+from window_harness import counted, persistent
 
 pytestmark = pytest.mark.spark
 
@@ -178,6 +178,7 @@ def test_random_numbers_are_drawn_anew_for_each_batch_and_again_the_same_for_one
 
 
 def test_a_table_is_read_again_when_due_and_freed_with_its_last_batch(spark):
+    before = persistent(spark)
     spark.createDataFrame([("u1", "old")], "user string, country string").createOrReplaceTempView("lake")
     clock = _Clock()
 
@@ -197,9 +198,9 @@ def test_a_table_is_read_again_when_due_and_freed_with_its_last_batch(spark):
     second = segment(batch_of(frame_of(spark)))
     assert rows(second.frame) == [(1, "new")]
     assert rows(first.frame) == [(1, "old")]
-    kept = spark.sparkContext._jsc.sc().getPersistentRDDs().size()
+    kept = persistent(spark) - before
     first.release()
-    assert spark.sparkContext._jsc.sc().getPersistentRDDs().size() == kept - 1
+    assert len(kept - persistent(spark)) == 1
 
 
 def test_measures_tell_rows_bad_records_and_event_time_by_the_way(spark):

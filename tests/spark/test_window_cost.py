@@ -126,10 +126,10 @@ def test_blocks_are_bounded_over_many_batches_and_none_are_left_after_the_end(sp
         rig.maintain()
         if batch % 5 == 0:
             rig.checkpoint()
-        most = max(most, persistent(spark) - before)
+        most = max(most, len(persistent(spark) - before))
     assert most <= LIMIT
     rig.operator.close()
-    assert persistent(spark) == before
+    assert persistent(spark) <= before
 
 
 def test_without_compaction_beside_it_the_step_compacts_by_itself(spark, tmp_path):
@@ -171,11 +171,11 @@ def test_the_blocks_of_a_result_on_its_way_outlive_compaction_and_closing(spark,
         rig.process(rows(0))
     rig.advance(20 * SECOND)
     assert rig.maintain() == 1
-    assert persistent(spark) - before == 5
+    assert len(persistent(spark) - before) == 5
     rig.operator.close()
-    assert persistent(spark) - before == 4
+    assert len(persistent(spark) - before) == 4
     assert sum(row[4] for row in rig.take()) == 4 * len([row for row in rows(0) if row["at"] < 20 * SECOND])
-    assert persistent(spark) == before
+    assert persistent(spark) <= before
 
 
 @pytest.mark.mission("S34")

@@ -49,7 +49,7 @@ def test_a_batch_that_ends_after_the_step_was_closed_keeps_and_sends_nothing(spa
     rig.process(rows(*seconds))
     rig.advance(40 * SECOND)
     assert rig.sent == []
-    assert persistent(spark) == before
+    assert persistent(spark) <= before
 
 
 @pytest.mark.spark
@@ -62,7 +62,7 @@ def test_a_closed_step_does_not_name_a_state_that_lacks_its_layers(spark, tmp_pa
     for pending in (early, rig.operator.snapshot(2)):
         with pytest.raises(CheckpointAborted, match="given up"):
             pending.materialise()
-    assert persistent(spark) == before
+    assert persistent(spark) <= before
 
 
 @pytest.mark.spark

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from penstock.elements import Batch, FirstRun, Lease
 from penstock.job.session import activate
@@ -75,8 +75,3 @@ class SparkEdge:
             batch.release()
 
         return replace(batch, frame=frame, leases=(Lease(free, holders=readers),), firsts=(*batch.firsts, FirstRun()))
-
-
-def persistent_blocks(spark: SparkSession) -> int:
-    """How many RDDs Spark keeps blocks of; for tests and ``doctor``."""
-    return int(cast("Any", spark.sparkContext)._jsc.sc().getPersistentRDDs().size())  # noqa: SLF001
