@@ -12,6 +12,7 @@ from penstock.errors import StorageFailed
 from penstock.filesystem.base import Created, UnknownOutcome
 from penstock.ids import EntryNumber
 from penstock.job import wiring
+from penstock.job.owner import OwnerCheck
 from planted.bug import bug
 from simulation import process
 from simulation.fibers import FiberLock
@@ -138,3 +139,18 @@ def _(put):
 def _(put):
     real = Log.claim
     put(Log, "claim", lambda self, claim, **options: real(self, claim, **{**options, "take_over": True}))
+
+
+@bug("L9-ask", "a start does not ask the living owner, and fences it")
+def _(put):
+    put(OwnerCheck, "__call__", lambda self: None)
+
+
+@bug("L9-answer", "a start that a living owner answers goes on, and fences it")
+def _(put):
+    real = OwnerCheck._ask
+
+    def ask(self, history):
+        real(self, history)
+
+    put(OwnerCheck, "_ask", ask)

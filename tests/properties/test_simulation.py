@@ -26,11 +26,11 @@ from penstock.runtime.task import StepTask
 from penstock.runtime.works import OperatorWork, SinkWork, UnionWork
 from planted import of_another_kind, of_rewinds, of_the_breadth, of_the_log, of_the_run  # noqa: F401 - they register
 from planted.bug import planted
-from simulation import process
-from simulation.exhaustive import SMALLEST, search
+from simulation import fibers, process
+from simulation.exhaustive import IN_TESTS, search
 from simulation.run import BLOCK, run_block
 from simulation.scenario import Scenario, Violation
-from simulation.shapes import KINDS
+from simulation.tools import Tool
 
 SEEDS = 2_000
 """Stories of a test run: 1 to 2,000, each with its own pipeline, settings, faults and operators."""
@@ -47,7 +47,9 @@ def run_seeds(first: int, end: int) -> None:
 @pytest.mark.mission("D10", "S10", "S27", "S32", "L16", "L19", "L20", "L22", "L23")
 def test_no_seed_breaks_an_invariant() -> None:
     seen: Counter[str] = Counter()
-    with ProcessPoolExecutor(WORKERS, multiprocessing.get_context("spawn")) as workers:
+    context = multiprocessing.get_context("spawn")
+    cores = fibers.queue_of_cores(WORKERS, context)
+    with ProcessPoolExecutor(WORKERS, context, initializer=fibers.take_core, initargs=(cores,)) as workers:
         for found, failure in workers.map(run_block, range(1, SEEDS + 1, BLOCK)):
             if failure:
                 workers.shutdown(cancel_futures=True)
@@ -55,6 +57,7 @@ def test_no_seed_breaks_an_invariant() -> None:
             seen += found
     assert seen["exact: repeated"] == 0
     assert seen["at least once: repeated"] > 20, "at-least-once repeats rows after a crash, or nothing was tested"
+    assert seen["exact: oracle at every step"] > 5_000, "the liveness oracle was hardly asked after every step"
     for name in ("zombie", "rewind", "power cut", "deploy", "go past", "new source", "again TaskAcknowledged"):
         assert seen[f"exact: {name}"] > 20, f"hardly any story has a {name}"
 
@@ -65,6 +68,26 @@ def test_a_seed_tells_the_same_story_again() -> None:
     again.run()
     assert first.world.story == again.world.story
     assert len(first.world.story) > 10
+
+
+def test_a_world_in_which_everybody_waits_goes_on_in_time() -> None:
+    world, ended = Scenario(3).world, []
+
+    def waits(tool: Tool) -> None:
+        tool.pause(10.0)
+        ended.append(tool.name)
+
+    world.start(Tool(world, "first", waits))
+    world.start(Tool(world, "second", waits))
+    while world.step():
+        pass
+    assert sorted(ended) == ["first", "second"]
+
+
+def test_no_thread_outlives_its_story() -> None:
+    before = fibers.busy()
+    run_seeds(1, 31)
+    assert fibers.busy() == before
 
 
 def test_the_simulation_runs_the_classes_of_the_product() -> None:
@@ -98,16 +121,31 @@ def test_the_simulation_runs_the_classes_of_the_product() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("setting", SMALLEST)
-def test_every_schedule_of_a_small_world_keeps_the_invariants(kind: str, setting: str) -> None:
+@pytest.mark.parametrize(("setting", "kind"), IN_TESTS)
+def test_every_schedule_of_a_small_world_keeps_the_invariants(setting: str, kind: str) -> None:
     done = search(kind, setting)
     assert done.found == ""
     assert done.is_all
-    assert len(done.states) > 20
+    assert len(done.states) > 300
 
 
 @pytest.mark.parametrize("bug", ["L5", "R3-above", "S1", "S2", "G1-staged", "commit-early", "no-blocking", "fsync"])
 def test_a_planted_bug_is_found_within_a_few_seeds(bug: str) -> None:
     with planted(bug), pytest.raises(Violation):
         run_seeds(1, 301)
+
+
+@pytest.mark.parametrize(
+    ("bug", "setting"),
+    [
+        ("L2", "1 zombie"),
+        ("L3", "1 unknown"),
+        ("L4", "1 zombie"),
+        ("L5", "1 zombie"),
+        ("S1", "2 abort"),
+        ("S2", "1 abort"),
+    ],
+)
+def test_a_planted_bug_is_found_by_the_search(bug: str, setting: str) -> None:
+    with planted(bug):
+        assert search("table/1", setting).found

@@ -2,15 +2,57 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from penstock.checkpoint import paths
 from penstock.checkpoint.control import ControlRequest, Kind
 from penstock.checkpoint.control_files import ControlFiles
+from penstock.filesystem.base import UnknownOutcome
 from penstock.ids import Generation
 from simulation.tools import Act, Tool
 
 if TYPE_CHECKING:
     from simulation.world import World
+
+
+def scribbler(world: World, request: str, generation: int) -> Act:
+    """Another process that puts something there which is no request, or one that its kind cannot be."""
+    asked: dict[str, object] = {
+        "format": 1,
+        "request": request,
+        "kind": "stop",
+        "generation": max(0, generation),
+        "asked": world.wall(),
+        "owner": "somebody",
+        "name": None,
+        "checkpoint": None,
+        "patience": None,
+        "log": None,
+    }
+    wrong = world.chance.choice(
+        (
+            {"format": 2},
+            {"request": "another"},
+            {"kind": "explode"},
+            {"kind": "savepoint"},
+            {"kind": "savepoint", "name": "7"},
+            {"kind": "hello", "name": "why"},
+            {"kind": "pin", "name": "kept"},
+            {"patience": -1},
+            {"generation": "new"},
+            {"more": 1},
+            None,
+        )
+    )
+    data = b"{" if wrong is None else json.dumps({**asked, **wrong}).encode()
+
+    def act(tool: Tool) -> None:
+        with suppress(UnknownOutcome):
+            tool.world.disk.create(paths.request(request), data)
+
+    return act
 
 
 def asker(world: World, kind: Kind, request: str, name: str | None, generation: int, *, repeats: bool) -> Act:

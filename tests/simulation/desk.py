@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from penstock.checkpoint.control import ControlAnswer, ControlRequest
 from penstock.checkpoint.control_files import ControlFiles
+from penstock.checkpoint.entries import Stopped
 from penstock.checkpoint.messages import CheckpointRequested, StopRequested
 from penstock.errors import PenstockError
 from penstock.filesystem.base import UnknownOutcome
 from penstock.job.control import ControlWatch
 from penstock.job.owner import OwnerCheck
 from penstock.job.requests import Hands, Reply, Requests
+from penstock.runtime.lifecycle import JobState
 
 if TYPE_CHECKING:
     from penstock.runtime.roles import Wiring
@@ -18,6 +22,22 @@ if TYPE_CHECKING:
     from simulation.process import Driver
 
 LOOK_EVERY = 100_000
+
+
+class AskingFiles(ControlFiles):
+    """What a start has asked of the owner, and what it heard last."""
+
+    asked = False
+    heard: str | None = None
+
+    def ask(self, request: ControlRequest, *, pause: Callable[[float], object]) -> None:
+        self.asked, self.heard = True, None
+        super().ask(request, pause=pause)
+
+    def answer_to(self, request: str) -> ControlAnswer | None:
+        answer = super().answer_to(request)
+        self.heard = answer.me.state if answer is not None and answer.me is not None else None
+        return answer
 
 
 class Desk:
@@ -52,15 +72,27 @@ class Desk:
     def check_owner(self) -> None:
         """Before a first claim: refuse while a living owner answers."""
         driver, world = self._driver, self._world
+        asking, before = AskingFiles(world.disk), self._owner()
         check = OwnerCheck(
             job="sim",
             log=driver.log(),
-            files=ControlFiles(world.disk),
+            files=asking,
             clock=world,
             new_id=world.new_id,
             pause=driver.pause,
         )
         check()
+        if asking.heard is not None and asking.heard != JobState.STOPPING.value:
+            world.ledger.violated("L9", f"{driver.name} goes on although the owner answers: {asking.heard}")
+        if before is not None and before == self._owner() and not asking.asked:
+            world.ledger.violated("L9", f"{driver.name} goes on and has not asked the owner, generation {before}")
+        world.count("polite start")
+
+    def _owner(self) -> int | None:
+        """Whose log it is, unless that job has stopped in order."""
+        facts = self._world.ledger.facts
+        is_over = facts.tail < 0 or isinstance(facts.entries[facts.tail].body, Stopped)
+        return None if is_over else facts.generation
 
     def running(self, supervisor: Supervisor, wiring: Wiring) -> None:
         """An attempt takes requests in."""

@@ -30,6 +30,8 @@ class Disk(MemoryFileSystem):
         self.used: set[str] = set()
         self.rotten: dict[str, bytes] = {}
         """Entries that are not what was written, or gone; and what was written."""
+        self.mended: set[str] = set()
+        """Entries that were, and were put back; also while somebody was about to claim upon what they were."""
 
     def write_unsynced(self, path: str, data: bytes) -> None:
         """What a Spark task does, through the gate."""
@@ -42,6 +44,7 @@ class Disk(MemoryFileSystem):
         copy._files = dict(self._durable if durable_only else self._files)
         copy.used = set(self.used)
         copy.rotten = dict(self.rotten)
+        copy.mended = set(self.mended)
         return copy
 
     # ------------------------------------------------------------------------------------------- hands laid on the log
@@ -64,6 +67,7 @@ class Disk(MemoryFileSystem):
             if is_linked and not (missing_only and path in self._files):
                 self.corrupt(path, data)
                 del self.rotten[path]
+                self.mended.add(path)
 
     def is_entry(self, number: int) -> bool:
         """Whether this entry is there and can be read."""
@@ -90,6 +94,7 @@ class Disk(MemoryFileSystem):
         self.in_flight.clear()
         self.used.clear()
         self.rotten.clear()
+        self.mended.clear()
 
     def land_one(self, number: int) -> str:
         """One delayed call takes effect."""
@@ -107,7 +112,11 @@ class Disk(MemoryFileSystem):
             world.ledger.violated("L5", f"{world.current.name} trims {path}, and knows that it is fenced")
         fault = world.fault(name, path)
         if fault is None:
-            result = self._effect(name, path, act)
+            try:
+                result = self._effect(name, path, act)
+            except PenstockError as error:
+                world.observe((name, path, str(error)))
+                raise
             world.observe((name, path, tuple(result) if isinstance(result, list) else result))
             world.after(name, path)
             return result
@@ -136,6 +145,7 @@ class Disk(MemoryFileSystem):
         if name in ("create", "write") and after is not None:
             if path.startswith("log/"):
                 ledger.entry_landed(path, after)
+                self._find_unlinked(path, after)
                 return
             if path.startswith("control/"):
                 self._world.answers.landed(path, after)
@@ -149,3 +159,11 @@ class Disk(MemoryFileSystem):
             self.rotten.pop(path, None)
             self._world.answers.forgotten(path)
             ledger.deleted(path)
+
+    def _find_unlinked(self, path: str, data: bytes) -> None:
+        """Whoever wrote this entry had read the one below before it was put back: now that one cannot be read again."""
+        below = next(
+            (each for each in self.mended if paths.entry_number(each) == (paths.entry_number(path) or 0) - 1), ""
+        )
+        if below in self._files and sha256(self._files[below]).hexdigest().encode() not in data:
+            self.rotten[below] = self._files[below]

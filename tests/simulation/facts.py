@@ -66,6 +66,12 @@ class Facts:
         settled = self.done | self.discarded | self.lost
         return any(path not in settled for path in self.staged)
 
+    def verdicts(self) -> tuple[object, ...]:
+        """What was published and what should be: equal where the same files and sinks are to be judged alike."""
+        published = frozenset((uid, frozenset(seen.items())) for uid, seen in self.published.items())
+        expected = frozenset((uid, frozenset(rows.items())) for uid, rows in self.expected.items())
+        return published, expected, frozenset(self.done), frozenset(self.void), frozenset(self.discarded)
+
     def known(self) -> list[int]:
         """Checkpoints that can be restored."""
         return [id for id in sorted(self.manifests) if id not in self.condemned]

@@ -73,6 +73,7 @@ class Process:
         owned = self.log(job).claim(body, **options)
         owned._lock = FiberLock()  # type: ignore[assignment]  # a thread's lock would stop the whole simulation
         self.owned = owned
+        self.world.claimed(self, owned)
         return owned
 
     @property

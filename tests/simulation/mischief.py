@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
@@ -11,6 +13,7 @@ from simulation.disk import UNCERTAIN
 from simulation.fibers import Fiber, Killed
 
 if TYPE_CHECKING:
+    from penstock.checkpoint.log import OwnedLog
     from simulation.process import Process
 
 
@@ -94,6 +97,17 @@ class Mischief:
 
     def observe(self, what: object) -> None:
         """A call has told something; a search that tells states apart wants to know."""
+
+    def touches(self, name: str, path: str) -> None:
+        """Something is looked at or changed that is not a call; a search wants to know that, too."""
+
+    @contextmanager
+    def remembering(self, call: str) -> Iterator[list[object]]:
+        """A call of which only the result matters, which is put into the list."""
+        yield []
+
+    def claimed(self, process: Process, owned: OwnedLog) -> None:
+        """A process has the log, and has read it under its claim."""
 
     def sink_call(self, name: str, uid: str) -> str | None:
         """A call to a table or broker: its answer may be lost, it may fail."""

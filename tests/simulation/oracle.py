@@ -48,6 +48,15 @@ def check_liveness(world: World, *, durable_only: bool) -> None:
         raise world.ledger.violation
 
 
+def left_behind(world: World, *, durable_only: bool) -> int:
+    """Equal where the fresh driver would meet the same, and be judged alike."""
+    outside, disk = world.outside, world.disk
+    files = frozenset(disk.durable_items() if durable_only else disk.files.items())
+    owners = frozenset((key, world.last_init.get(key)) for key in outside.owners)
+    remembered = (frozenset(outside.versions.items()), owners, frozenset(disk.rotten))
+    return hash((files, remembered, world.ledger.facts.verdicts(), world.pipeline.shape, world.is_grown))
+
+
 def _copy(world: World, *, durable_only: bool) -> World:
     fresh = type(world).plain(world, Random(world.chance.getrandbits(32)), Faults(), world.ledger.facts.copy())
     fresh.coordinator = CoordinatorSettings(interval=50_000, retry_pause=1_000, commit_backoff=1_000)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from penstock.checkpoint.control import Kind
 from penstock.checkpoint.messages import CheckpointRequested, StopRequested
-from simulation.asker import asker
+from simulation.asker import asker, scribbler
 from simulation.process import Driver
 from simulation.tools import Tool
 
@@ -65,6 +65,9 @@ class Orders:
 
     def _ask_outside(self, request: str, name: str | None, generation: int) -> None:
         world, chance = self._world, self._world.chance
+        if chance.random() < 0.15:
+            world.start(Tool(world, world.name("scribbler"), scribbler(world, request, generation)))
+            return
         kinds = (Kind.STOP, Kind.CHECKPOINT, Kind.HELLO) if name is None else (Kind.SAVEPOINT, Kind.PIN, Kind.UNPIN)
         kind = chance.choice(kinds)
         if kind is Kind.PIN and not world.ledger.facts.manifests:

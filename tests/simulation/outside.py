@@ -62,6 +62,7 @@ class EpochCommitter:
         return item.target
 
     def _is_done(self, item: Committable) -> bool:
+        self._world.touches("read", item.uid)
         log_id, version = self._world.outside.versions.get(self._key(item), ("", -1))
         detail: Any = item.detail
         if log_id and log_id != detail["log"]:
@@ -99,6 +100,7 @@ class EpochCommitter:
     def _apply(self, item: Committable, rows: Sequence[Row], mine: int, *, void: bool) -> CommitOutcome:
         """The atomic act: rows and identity together."""
         world, key = self._world, self._key(item)
+        world.touches("void" if void else "commit", item.uid)
         if self._fenced and world.outside.owners[key] != mine:
             world.observe("fenced")
             return CommitOutcome.UNKNOWN

@@ -10,7 +10,7 @@ from penstock.settings import Settings
 from simulation.acts import MS, Acts, Plan, driver
 from simulation.ledger import Violation
 from simulation.mischief import Faults
-from simulation.oracle import check_liveness
+from simulation.oracle import check_liveness, left_behind
 from simulation.shapes import Shape
 from simulation.world import Terms, World
 
@@ -78,6 +78,10 @@ def faults_of(chance: Random) -> Faults:
     )
 
 
+EVERY_STEP = 40
+"""One of so many seeds asks the liveness oracle after each step; the others when somebody dies, and at the end."""
+
+
 class Scenario:
     """One seed, run to its end. Raises :class:`Violation`."""
 
@@ -87,6 +91,8 @@ class Scenario:
         is_core = chance.random() < 0.45
         self.plan, faults = plan_of(chance, is_core=is_core), faults_of(chance)
         self._restarts_left = 3
+        self._watch = seed % EVERY_STEP == 0
+        self._asked: set[int] = set()
         self.world = World(terms_of(chance, is_core=is_core), chance, faults)
         self.world.slow = frozenset(chance.sample(SLOW, chance.choice((0, 0, 1, 2, 3))))
         if not self.world.is_exact:  # what comes behind an early barrier is what repeats
@@ -107,6 +113,8 @@ class Scenario:
                     self._act()
                 if not world.step() and not self._begin_again():
                     break
+                if self._watch:
+                    self._check_all()
             self._check()
             world.answers.judge_all()
         finally:
@@ -123,6 +131,15 @@ class Scenario:
 
     def _check(self) -> None:
         check_liveness(self.world, durable_only=self.world.chance.random() < 0.5)
+
+    def _check_all(self) -> None:
+        """From what the death of all processes would leave now, and from what a power cut would; where that is new."""
+        self.world.count("oracle at every step")
+        for durable_only in (False, True):
+            key = left_behind(self.world, durable_only=durable_only)
+            if key not in self._asked:
+                self._asked.add(key)
+                check_liveness(self.world, durable_only=durable_only)
 
     def _begin_again(self) -> bool:
         """Nobody is left: a supervisor starts the next."""

@@ -60,7 +60,7 @@ class IntReader:
         world.may_break(SourceUnavailable, f"source{source.number} cannot be reached")
         if self._at >= self._end:
             return Ended() if self._until is Until.STOPPED else CaughtUp()
-        count, wait = world.pace(source.number)
+        count, wait = world.pace(source.number, self._at)
         if wait:
             return Nothing(wake_at=Instant(now + wait))
         count = min(count, limits.rows or count)

@@ -138,8 +138,8 @@ class World(Mischief):
 
     # ---------------------------------------------------------------------------------------- sources, event time
 
-    def pace(self, source: int) -> tuple[int, int]:
-        """How many rows a source has now, or else when to ask again."""
+    def pace(self, source: int, at: int) -> tuple[int, int]:
+        """How many rows a source has now behind those that were read, or else when to ask again."""
         if self.is_plain:
             return 3, 0
         until = self.quiet.get(source, 0)
@@ -205,7 +205,7 @@ class World(Mischief):
         self.steps += 1
         self._time += 1_000 if self.is_plain else (0, 1_000, 5_000, 20_000)[int(self.chance.random() * 4)]
         ready = [p for p in self.processes if p.frozen_until <= self.steps]
-        found = self._next(ready)
+        found = self._next(list(ready))
         if found is None:
             times = [at for p in ready if (at := p.next_time()) is not None]
             if not times:
