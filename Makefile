@@ -74,6 +74,17 @@ coverage-simulation: $(INSTALLED) ## branches of runtime/ and checkpoint/ that S
 torture-files: $(INSTALLED) ## kill a files-to-files job again and again and compare what it published; ARGS=…
 	@$(WITH_JAVA) $(BIN)/python tests/crash/torture_files.py $(ARGS)
 
+##@ Measure
+.PHONY: bench-windows bench-checkpoint soak
+bench-windows: $(INSTALLED) ## windows against Structured Streaming and a plain Spark job, side by side; ARGS=…
+	@$(WITH_JAVA) $(BIN)/python bench/windows.py $(ARGS)
+
+bench-checkpoint: $(INSTALLED) ## what checkpoints of 1 GB of state cost and how soon it is back; ARGS=…
+	@$(WITH_JAVA) $(BIN)/python bench/checkpoint.py $(ARGS)
+
+soak: $(INSTALLED) ## MINUTES=10 of windows that open and close: does anything grow?
+	@$(WITH_JAVA) $(BIN)/python bench/soak.py --minutes $(or $(MINUTES),10)
+
 ##@ Keep
 .PHONY: lock clean
 lock: ## pin requirements/*.in anew, for every supported Python

@@ -1,0 +1,62 @@
+"""What processes use, asked from outside: processor time, memory, threads, files, Spark's blocks. Judges nothing."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MEGABYTE = 1024 * 1024
+
+
+def jvm_of(spark: SparkSession) -> Any:
+    """The gateway to the session's JVM."""
+    return spark.sparkContext._jvm
+
+
+def processor_seconds(spark: SparkSession) -> float:
+    """Processor time of this process and of the JVM so far."""
+    system: Any = jvm_of(spark).java.lang.management.ManagementFactory.getOperatingSystemMXBean()
+    return time.process_time() + _processor_nanos(spark, system) / 1e9
+
+
+def _processor_nanos(spark: SparkSession, system: Any) -> int:
+    reflect = jvm_of(spark).java.lang.Class.forName("com.sun.management.OperatingSystemMXBean")
+    return int(reflect.getMethod("getProcessCpuTime", None).invoke(system, None))
+
+
+def heap_megabytes_after_gc(spark: SparkSession) -> float:
+    """Heap in use after a full collection, which this asks for."""
+    jvm = jvm_of(spark)
+    for _ in range(2):  # the first frees what the second finds to be free
+        jvm.java.lang.System.gc()
+        time.sleep(0.5)
+    return float(jvm.java.lang.management.ManagementFactory.getMemoryMXBean().getHeapMemoryUsage().getUsed()) / MEGABYTE
+
+
+def usage(spark: SparkSession, folder: Path) -> dict[str, float]:
+    """Memory, threads, open files, blocks of RDDs and files below ``folder``, as of now."""
+    jvm = jvm_of(spark)
+    pid = int(jvm.java.lang.ProcessHandle.current().pid())
+    return {
+        "python_mb": round(_resident(os.getpid()), 1),
+        "python_threads": threading.active_count(),
+        "jvm_threads": int(jvm.java.lang.management.ManagementFactory.getThreadMXBean().getThreadCount()),
+        "open_files": _open_files(os.getpid()) + _open_files(pid),
+        "rdds": int(spark.sparkContext._jsc.getPersistentRDDs().size()),
+        "files": sum(len(names) for _, _, names in os.walk(folder)),
+    }
+
+
+def _resident(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / MEGABYTE
+
+
+def _open_files(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
