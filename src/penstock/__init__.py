@@ -28,7 +28,14 @@ if TYPE_CHECKING:
     from penstock.graph.stream import Stream
     from penstock.job import Job, Report, get_or_create
     from penstock.operators import aggregates as agg
-    from penstock.operators.windows import cumulative, sliding, tumbling
+    from penstock.operators.windows import (
+        count_window,
+        cumulative,
+        global_window,
+        session,
+        sliding,
+        tumbling,
+    )
 
 __all__ = [
     "ConnectorError",
@@ -49,14 +56,17 @@ __all__ = [
     "WindowedResult",
     "agg",
     "console",
+    "count_window",
     "cumulative",
     "every",
     "files",
     "generator",
     "get_or_create",
+    "global_window",
     "memory",
     "pipeline",
     "rate",
+    "session",
     "sliding",
     "testing",
     "tumbling",
@@ -82,10 +92,13 @@ _HOMES: Final = {
     "Stream": "penstock.graph.stream",
     "TableRef": "penstock.graph.parts",
     "WindowedResult": "penstock.graph.grouped",
+    "count_window": "penstock.operators.windows",
     "cumulative": "penstock.operators.windows",
     "every": "penstock.graph.pace",
     "get_or_create": "penstock.job",
+    "global_window": "penstock.operators.windows",
     "pipeline": "penstock.graph.pipeline",
+    "session": "penstock.operators.windows",
     "sliding": "penstock.operators.windows",
     "tumbling": "penstock.operators.windows",
     "when_ready": "penstock.graph.pace",

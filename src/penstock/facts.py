@@ -65,6 +65,27 @@ class WatermarkAdvanced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WatermarkHeld:
+    """Another one than before holds a task's event time back, which stands ``at`` now.
+
+    ``by`` is a partition of a source (``orders/3``), or the source or step behind one of several inputs.
+    """
+
+    task: str
+    by: str
+    at: EventTime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsLate:
+    """Rows of a source's partition (``orders/3``) came too late for a step; they are in its counter ``late`` too."""
+
+    task: str
+    partition: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyMeasured:
     """A marker that a source sent has arrived at a sink: how long what is queued between them takes to get through.
 
@@ -78,11 +99,28 @@ class LatencyMeasured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """A step adds to one of its counters (``late``, ``missing_time``, ``fired``, a source's ``ticks_missed`` …)."""
+    """A step adds to one of its counters, such as ``late``, ``missing_time``, ``ahead``, ``fired``, ``ticks_missed``.
+
+    ``ahead`` are rows too far ahead of the wall clock to move the watermark.
+    """
 
     task: str
     name: str
     amount: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarrierPassed:
+    """A step or sink has named its state for a checkpoint and sent the barrier on; writing it goes on beside the data.
+
+    ``aligned_ms`` is the time from its first barrier to its last, in which inputs that were ahead waited; ``stall_ms``
+    that in which nothing went through, while state was named.
+    """
+
+    task: str
+    checkpoint: CheckpointId
+    aligned_ms: float
+    stall_ms: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +176,11 @@ Fact: TypeAlias = (
     | RowsRead
     | BatchDone
     | WatermarkAdvanced
+    | WatermarkHeld
+    | RowsLate
     | LatencyMeasured
     | Counted
+    | BarrierPassed
     | CheckpointCompleted
     | CheckpointFailed
     | Published

@@ -10,9 +10,9 @@ from penstock.facts import Fact
 from penstock.graph.nodes import Origin, WithWatermark
 from penstock.handles import TaskSnapshot
 from penstock.ids import CheckpointId, EventTime, Instant, WallTime
+from penstock.runtime.captures import Capture
 from penstock.runtime.channel import Channel
 from penstock.runtime.output import Output, Path
-from penstock.runtime.task import Capture
 
 
 @dataclass
@@ -62,6 +62,7 @@ class KeepingWork:
     passes_on: bool = False
     runs_batches: bool = True
     rest: int | None = None
+    on_snapshot: Callable[[], None] = lambda: None
 
     def process(self, batch: Batch, *, source: int, watermark: EventTime, output: Output) -> int | None:
         self.calls.append((source, batch.frame))
@@ -80,6 +81,7 @@ class KeepingWork:
 
     def snapshot(self, checkpoint: CheckpointId) -> Capture:
         self.calls.append(("snapshot", checkpoint))
+        self.on_snapshot()
         return lambda watermarks: TaskSnapshot(task=self.task, watermarks=watermarks)
 
     def completed(self, checkpoint: CheckpointId) -> None:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.state.compaction import SMALLEST_TIER, Sized, plan_merge, tier
+from penstock.state.compaction import DURABLE_LIMIT, SMALLEST_TIER, Sized, plan_durable, plan_merge, tier
+from penstock.state.writer import Slice
 
 
 def stack(*rows: int, group: int = 0, prefix: str = "l") -> list[Sized]:
@@ -70,3 +73,67 @@ def test_the_stack_stays_low_and_each_row_is_rewritten_about_once_a_tier_above_t
         assert len(layers) < 8
     rows = batch * batches
     assert rewritten <= rows * (3 + tier(rows, fan=4)) + batches * 2 * SMALLEST_TIER
+
+
+def durable(*sizes: int) -> list[Sized]:
+    return [Sized(name=f"d{place}", level=0, rows=size, bytes=size) for place, size in enumerate(sizes)]
+
+
+def test_durable_layers_wait_while_a_merge_would_write_more_than_it_gives_back():
+    assert plan_durable([], live_rows=0, settled=True) is None
+    assert plan_durable(durable(100), live_rows=100, settled=True) is None
+    assert plan_durable(durable(100, *[5] * 40), live_rows=100, settled=False) is None
+
+
+def test_what_was_added_earns_a_merge_of_all():
+    plan = plan_durable(durable(100, 80, 80, 80), live_rows=100, settled=False)
+    assert plan is not None
+    assert set(plan.names) == {"d0", "d1", "d2", "d3"}
+    assert plan.reason == "240 bytes added to 100"
+    assert plan_durable(durable(100, 80, 80, 80), live_rows=340, settled=False) is None, (
+        "they may have no row in common"
+    )
+
+
+def test_at_the_limit_those_are_merged_that_cost_least_for_each_layer_less():
+    apart = plan_durable(durable(10_000, 2, 1, 1, 1, 9_000), live_rows=10**6, settled=False, limit=6)
+    assert apart is not None
+    assert apart.reason == "limit of 6 reached"
+    assert apart.names == ("d2", "d3", "d4")
+    alike = plan_durable(durable(100, *[5] * 47), live_rows=110, settled=False)
+    assert alike is not None
+    assert len(alike.names) == 48
+
+
+def test_once_little_changes_what_counts_no_more_is_left_out():
+    assert plan_durable(durable(100, 10, 10, 10), live_rows=130, settled=True) is None
+    plan = plan_durable(durable(100, 10, 10, 11), live_rows=131, settled=True)
+    assert plan is not None
+    assert (len(plan.names), plan.reason) == (4, "state has settled")
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.5])
+def test_no_more_than_half_as_many_bytes_are_rewritten_as_change(share):
+    """Random keys of 2,000 change between checkpoints: a layer is the set of its keys, a byte a key."""
+    chance = random.Random(7)
+    layers = {"base": frozenset(range(2_000))}
+    added = rewritten = 0
+    for number in range(1_000):
+        changed = frozenset(chance.sample(range(2_000), int(2_000 * share)))
+        layers[f"d{number}"] = changed
+        added += len(changed)
+        sized = [Sized(name=name, level=0, rows=len(keys), bytes=len(keys)) for name, keys in layers.items()]
+        plan = plan_durable(sized, live_rows=2_500, settled=False)
+        if plan is not None:
+            merged = frozenset().union(*(layers.pop(name) for name in plan.names))
+            layers[f"m{number}"] = merged
+            rewritten += len(merged)
+        assert len(layers) < DURABLE_LIMIT
+    assert rewritten <= 0.5 * added
+
+
+@given(st.integers(0, 2**32), st.integers(0, 6), st.integers(0, 6))
+def test_a_row_is_in_slices_that_meet(code, one, other):
+    slices = [Slice(code % 2**power, 2**power) for power in (one, other)]
+    assert slices[0].meets(slices[1])
+    assert sum(slices[0].meets(Slice(number, 2**other)) for number in range(2**other)) == 2 ** max(0, other - one)

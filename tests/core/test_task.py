@@ -15,6 +15,7 @@ from penstock.elements import (
     Measure,
     Watermark,
 )
+from penstock.facts import BarrierPassed
 from penstock.graph.nodes import WithWatermark
 from penstock.handles import TaskSnapshot
 from penstock.ids import BEGINNING, END_OF_TIME, CheckpointId, EventTime, Instant
@@ -83,6 +84,40 @@ def test_71_what_follows_an_early_barrier_waits_for_the_other_input_and_keeps_it
     bench.sources[1].put(barrier(1))
     bench.settle_down()
     assert bench.work.calls[-3:] == [("snapshot", 1), (0, ["a2"]), (0, ["a3"])]
+
+
+def test_a_passed_barrier_tells_how_long_inputs_waited_for_it_and_how_long_naming_state_took() -> None:
+    bench = Bench(2)
+    bench.sources[0].put(barrier(1))
+    bench.settle_down()
+    bench.clock.at += 3_000
+    bench.work.on_snapshot = lambda: setattr(bench.clock, "at", 3_500)
+    bench.sources[1].put(barrier(1))
+    bench.settle_down()
+    (passed,) = [fact for fact in bench.shell.facts if isinstance(fact, BarrierPassed)]
+    assert passed == BarrierPassed(task="step", checkpoint=CheckpointId(1), aligned_ms=3.0, stall_ms=0.5)
+
+
+def test_a_newer_barrier_begins_its_own_alignment_and_a_cancelled_one_leaves_no_time_behind() -> None:
+    bench = Bench(2)
+    bench.sources[0].put(barrier(1))
+    bench.settle_down()
+    bench.clock.at += 3_000
+    bench.sources[1].put(barrier(2))
+    bench.settle_down()
+    bench.clock.at += 1_000
+    bench.sources[0].put(barrier(2))
+    bench.settle_down()
+    bench.sources[0].put(barrier(3))
+    bench.settle_down()
+    bench.clock.at += 4_000
+    bench.sources[1].put(CancelBarrier(checkpoint=CheckpointId(3)))
+    bench.settle_down()
+    for source in bench.sources:
+        source.put(barrier(4))
+    bench.settle_down()
+    told = [(fact.checkpoint, fact.aligned_ms) for fact in bench.shell.facts if isinstance(fact, BarrierPassed)]
+    assert told == [(2, 1.0), (4, 0.0)]
 
 
 @pytest.mark.mission("L20")

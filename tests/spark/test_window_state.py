@@ -134,9 +134,9 @@ def test_a_layer_is_written_in_slices_that_hold_each_row_once(spark, tmp_path, m
     with counted(spark) as cost:
         handle = rig.checkpoint()
     (layer,) = handle.layers
-    assert cost.jobs == 5
+    assert cost.jobs == 8
     assert layer.rows == 450
-    assert {Path(file.path).parent.name for file in layer.files} == {f"{part:04d}" for part in range(5)}
+    assert {Path(file.path).parent.name for file in layer.files} == {f"{part:04d}" for part in range(8)}
     again = rig.again(handle)
     assert len(rest_of(again)) == 450
 
@@ -162,6 +162,7 @@ def test_another_program_reads_the_state_from_its_files_alone(rig):
     ]
 
 
+@pytest.mark.mission("L23")
 def test_an_aborted_snapshot_loses_nothing_and_nothing_is_written_twice(spark, rig):
     rig.process(rows(1))
     given_up = rig.operator.snapshot(1)
@@ -177,6 +178,7 @@ def test_an_aborted_snapshot_loses_nothing_and_nothing_is_written_twice(spark, r
     assert row[3:] == (6, 3, 2.0)
 
 
+@pytest.mark.mission("L23")
 @pytest.mark.parametrize("place", ["state.layer.before_write", "state.layer.written", "state.layer.durable"])
 def test_a_write_that_fails_changes_nothing(spark, tmp_path, place):
     reached: list[str] = []
@@ -239,6 +241,7 @@ def test_compaction_on_another_thread_loses_nothing(spark, rig):
     assert [row[3:5] for row in rest_of(rig)] == [(24 * 30, 24)]
 
 
+@pytest.mark.mission("L14")
 def test_compaction_between_naming_and_writing_changes_neither(rig):
     for second in range(5):
         rig.process(rows(second))

@@ -11,6 +11,7 @@ from penstock.elements.control import (
     Watermark,
 )
 from penstock.elements.first_run import FirstRun
+from penstock.elements.partitions import Partitions
 
 Element = Batch | Watermark | InputStatus | LatencyMarker | Barrier | CancelBarrier | EndOfStream
 
@@ -26,5 +27,6 @@ __all__ = [
     "LatencyMarker",
     "Lease",
     "Measure",
+    "Partitions",
     "Watermark",
 ]

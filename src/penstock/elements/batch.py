@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from penstock.elements.first_run import FirstRun
+from penstock.elements.partitions import Partitions
 
 
 class Measure:
@@ -103,11 +104,13 @@ class Batch:
         rows: how many, if the maker knows; ``0`` is never sent.
         measures: by name, what the first job over it will tell. ``"rows"`` counts the rows as read
             (``{"rows": n, "bytes": n}``); ``"time:<step>"`` belongs to a ``with_watermark`` (``{"max": micros | None,
-            "ahead": n, "missing": n}``); ``"bad:<step>"`` to a ``parse_json`` (``{"bad": n}``).
+            "ahead": n, "missing": n}``, and ``"partitions": {name: max}`` where rows say which they are of);
+            ``"bad:<step>"`` to a ``parse_json`` (``{"bad": n}``).
         leases: released by the last consumer when it will not run the frame again.
         only_if: name of a measure and figure without which this side branch has no rows (``("bad:…", "bad")``).
         verify: raises if what a job over the batch has read may not be what its source planned; called after a job,
             before a snapshot can contain the batch.
+        partitions: of the source that its rows come from, where that has some.
         firsts: of each branch point that kept the batch, the outermost first: who may run it before the others.
     """
 
@@ -118,6 +121,7 @@ class Batch:
     leases: tuple[Lease, ...] = ()
     only_if: tuple[str, str] | None = None
     verify: Callable[[], None] | None = None
+    partitions: Partitions | None = None
     firsts: tuple[FirstRun, ...] = ()
 
     def settle(self) -> None:

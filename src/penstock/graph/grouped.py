@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, cast
 
 from penstock.errors import GraphError
@@ -12,7 +13,9 @@ from penstock.graph.origin import caller
 from penstock.graph.parts import aliased, check_uid, is_column, shown
 from penstock.graph.stream import Stream
 from penstock.operators.base import LATE
-from penstock.operators.emission import emission
+from penstock.operators.count_window import Counted
+from penstock.operators.emission import FINAL, emission
+from penstock.operators.global_window import Global
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -52,7 +55,8 @@ class GroupedStream:
             *aggregates: of ``ps.agg``, for example ``ps.agg.sum("amount").alias("amount")``.
             emit: ``"final"``: each window at its end, and again when rows within the allowed lateness have changed it.
                 ``"updates"``: a change stream, whose rows say in ``_change`` what they are: ``insert``,
-                ``update_before`` (the result that no longer holds) or ``update_after``.
+                ``update_before`` (the result that no longer holds), ``update_after``, or ``delete`` (of a session that
+                is part of another now).
             emit_every: with ``"updates"``, at most one emission in so much processing time, at its multiples; without
                 it each batch sends what it changed. What waits is sent before each checkpoint in any case.
             early: with ``"final"``, send preliminary results of windows that have changed, at most so often. Results
@@ -73,7 +77,7 @@ class GroupedStream:
             raise
         pipeline, inputs = self._stream.pipeline, (self._stream.ref,)
         node = pipeline.keep(lambda number: Keyed(id=number, origin=origin, inputs=inputs, uid=uid, spec=spec))
-        return WindowedResult(pipeline, Ref(node.id), time=None if self._window.is_processing else WINDOW_END)
+        return WindowedResult(pipeline, Ref(node.id), time=WINDOW_END if _keeps_time(self._window) else None)
 
     def _spec(self, aggregates: tuple[Aggregate, ...], sends: Emission) -> WindowAggregate:
         from penstock.operators.aggregates import check_aggregate
@@ -81,6 +85,9 @@ class GroupedStream:
 
         if not aggregates:
             msg = "agg() needs at least one aggregate, for example ps.agg.count()"
+            raise GraphError(msg)
+        if isinstance(self._window, Counted) and sends != FINAL:
+            msg = "count_window() sends each window when it is full: leave emit and early out, or take global_window()"
             raise GraphError(msg)
         checked = tuple(map(check_aggregate, aggregates))
         for aggregate in checked:
@@ -126,6 +133,8 @@ def group(stream: Stream, keys: tuple[str | Column | Window, ...], origin: Origi
         msg = f'group_by() needs exactly one window such as ps.tumbling("1 minute"), got {len(windows)}'
         raise GraphError(msg, where=where)
     window = cast("Window", windows[0])
+    if stream.time is None and isinstance(window, (Counted, Global)):
+        window = replace(window, is_processing=True)
     if stream.time is None and not getattr(window, "is_processing", False):
         msg = (
             "group_by() needs a watermark, which says when a window is complete: put "
@@ -134,6 +143,11 @@ def group(stream: Stream, keys: tuple[str | Column | Window, ...], origin: Origi
         raise GraphError(msg, where=where)
     columns = tuple(_key(key, where) for key in keys if not _is_window(key))
     return GroupedStream(stream, columns, window, stream.time or "")
+
+
+def _keeps_time(window: Window) -> bool:
+    """Whether the watermark of the input says which results are still to come, too."""
+    return not window.is_processing and not isinstance(window, (Counted, Global))
 
 
 def _is_window(key: object) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 from penstock import formats
@@ -15,8 +16,9 @@ from penstock.errors import GraphError, SchemaMismatch, UserFunctionError
 from penstock.graph.nodes import BAD, ParseJson, RowWise, WithWatermark
 from penstock.graph.steps import title
 from penstock.graph.trouble import told
-from penstock.operators.gauge import BOUND, Gauge, Observer, make_gauge
-from penstock.operators.graft import Grafter, Java, Leaf, plan_of
+from penstock.operators.by_partition import array_by_partition
+from penstock.operators.gauge import BOUND, PARTITIONS, Gauge, Observer, make_gauge
+from penstock.operators.graft import Grafter, Java, Leaf, items, plan_of
 from penstock.operators.job_watch import JobWatch
 from penstock.operators.plan_check import PlanCheck
 from penstock.operators.tables import Reading, StaticTables
@@ -172,8 +174,7 @@ class Pieces:
             )
             raise SchemaMismatch(msg)
         leaf = self.grafter.leaf(schema)
-        gauge = make_gauge(leaf.frame, f"time:{node.id}", _time_figures(node), max_ahead=node.max_ahead)
-        return _piece(leaf, leaf.frame, gauge)
+        return _piece(leaf, leaf.frame, _time_gauge(node, leaf))
 
 
 def tables_of(step: Step) -> tuple[Any, ...]:
@@ -181,18 +182,44 @@ def tables_of(step: Step) -> tuple[Any, ...]:
     return step.tables if isinstance(step, RowWise) else ()
 
 
+def _time_gauge(node: WithWatermark, leaf: Leaf) -> Gauge:
+    @lru_cache(maxsize=2)  # partitions come and go seldom
+    def among(column: str, names: tuple[str, ...]) -> Gauge:
+        each = {PARTITIONS: array_by_partition(_greatest(node, "{mine} AND "), column, names, leaf.schema)}
+        return make_gauge(
+            leaf.frame, f"time:{node.id}", _time_figures(node) | each, max_ahead=node.max_ahead, names=names
+        )
+
+    return make_gauge(leaf.frame, f"time:{node.id}", _time_figures(node), max_ahead=node.max_ahead, among=among)
+
+
 def _time_figures(node: WithWatermark) -> dict[str, str]:
     column = quoted(node.column)
-    micros = f"unix_micros({column})"
-    missing = f"count_if({column} IS NULL)"
-    if node.max_ahead is None:
-        return {"max": f"max({micros})", "ahead": "count_if(false)", "missing": missing}
-    bound = changing(BOUND, beside=node.column)
-    return {
-        "max": f"max(CASE WHEN {micros} <= {bound} THEN {micros} END)",
-        "ahead": f"count_if({micros} > {bound})",
-        "missing": missing,
-    }
+    ahead = f"count_if(unix_micros({column}) > {_bound(node)})" if node.max_ahead is not None else "count_if(false)"
+    return {"max": _greatest(node), "ahead": ahead, "missing": f"count_if({column} IS NULL)"}
+
+
+def _greatest(node: WithWatermark, condition: str = "") -> str:
+    """The greatest event time of the rows that are believed, and for which the condition holds."""
+    micros = f"unix_micros({quoted(node.column)})"
+    believed = f"{micros} <= {_bound(node)}" if node.max_ahead is not None else "true"
+    return f"max(CASE WHEN {condition}{believed} THEN {micros} END)"
+
+
+def _bound(node: WithWatermark) -> str:
+    return changing(BOUND, beside=node.column)
+
+
+def passes(piece: Piece, column: str) -> bool:
+    """Whether a column of what comes into a step goes out of it as it came."""
+    before, after = (_attribute(plan, column) for plan in (piece.leaf.plan, piece.plan))
+    return before is not None and before == after
+
+
+def _attribute(plan: Java, column: str) -> int | None:
+    """The expression id of a plan's column."""
+    found = (each.exprId().id() for each in items(plan.output()) if each.name() == column)
+    return next(found, None)
 
 
 def _piece(leaf: Leaf, frame: DataFrame, gauge: Gauge | None = None) -> Piece:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from penstock.elements import Batch, Lease, Measure
+from penstock.elements import Batch, Lease, Measure, Partitions
 from penstock.errors import InternalError, assert_never
 from penstock.graph.nodes import BAD, ParseJson, RowWise, WithWatermark
-from penstock.graph.pieces import Piece, Pieces, Step, tables_of
+from penstock.graph.pieces import Piece, Pieces, Step, passes, tables_of
 from penstock.ids import END_OF_TIME, WallTime
 from penstock.operators.gauge import Gauge
 from penstock.operators.graft import Java, Leaf
@@ -35,13 +35,22 @@ class _Rebuild:
     build: Callable[[DataFrame], DataFrame]
 
 
-_Part: TypeAlias = _Graft | _Rebuild | Gauge
+@dataclass(frozen=True, slots=True)
+class _Gauged:
+    """A gauge, and the steps that rows have been through when they come to it."""
+
+    gauge: Gauge
+    after: tuple[Piece, ...]
+
+
+_Part: TypeAlias = _Graft | _Rebuild | _Gauged
 
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
     readings: tuple[int, ...]
     parts: tuple[_Part, ...]
+    pieces: tuple[Piece, ...]
     schema: StructType
 
 
@@ -68,6 +77,7 @@ class Segment:
         self._wall = wall
         self._tables = tuple(dict.fromkeys(table for step in self._steps for table in tables_of(step)))
         self._lock = threading.Lock()
+        self._passing: dict[tuple[str, int], bool] = {}
         readings = self._take()
         self._compiled = self._compile(readings)
         for reading in readings:
@@ -91,9 +101,9 @@ class Segment:
         self._check_columns(frame)
         parts: tuple[_Part, ...] = compiled.parts
         if self._rows is not None and "rows" not in measures:
-            parts = (self._rows, *parts)
+            parts = (_Gauged(self._rows, ()), *parts)
         if parts:
-            frame = self._rewritten(frame, parts, measures)
+            frame = self._rewritten(frame, parts, measures, batch.partitions)
         return replace(
             batch,
             frame=frame,
@@ -101,22 +111,47 @@ class Segment:
             measures=measures,
             leases=(*batch.leases, *_leases(readings)),
             only_if=self._only_if() or batch.only_if,
+            partitions=self._told_apart(batch.partitions, compiled.pieces),
         )
 
-    def _rewritten(self, frame: DataFrame, parts: tuple[_Part, ...], measures: dict[str, Measure]) -> DataFrame:
+    def _rewritten(
+        self,
+        frame: DataFrame,
+        parts: tuple[_Part, ...],
+        measures: dict[str, Measure],
+        partitions: Partitions | None,
+    ) -> DataFrame:
         grafter = self._pieces.grafter
         plan = cast("Any", frame)._jdf.logicalPlan()  # noqa: SLF001 - plans have no public way in
         for part in parts:
             match part:
                 case _Graft():
                     plan = grafter.hang(part.plan, part.leaf, plan)
-                case Gauge():
-                    plan, measures[part.measure] = self._pieces.observer.observe(plan, part, bound=self._bound(part))
+                case _Gauged():
+                    gauge = self._among(part, partitions)
+                    plan, measures[gauge.measure] = self._pieces.observer.observe(plan, gauge, bound=self._bound(gauge))
                 case _Rebuild():
                     plan = cast("Any", part.build(grafter.frame(plan)))._jdf.logicalPlan()  # noqa: SLF001
                 case _:
                     assert_never(part)
         return grafter.frame(plan)
+
+    def _among(self, part: _Gauged, partitions: Partitions | None) -> Gauge:
+        """The gauge that tells a batch's partitions apart, where it can."""
+        told = self._told_apart(partitions, part.after)
+        column = told.by_column() if told is not None else None
+        if told is None or column is None or part.gauge.among is None:
+            return part.gauge
+        return part.gauge.among(column, told.names)
+
+    def _told_apart(self, partitions: Partitions | None, through: tuple[Piece, ...]) -> Partitions | None:
+        """A batch's partitions after some steps: one may drop the column that tells them, or change it."""
+        if partitions is None or partitions.column is None:
+            return partitions
+        key = partitions.column, len(through)
+        if key not in self._passing:
+            self._passing[key] = all(passes(piece, partitions.column) for piece in through)
+        return partitions if self._passing[key] else partitions.without_column()
 
     def _bound(self, gauge: Gauge) -> int | None:
         if gauge.max_ahead is None:
@@ -150,12 +185,13 @@ class Segment:
             pieces += self._pieces.of(step, schema, by_name)
             schema = pieces[-1].schema
         parts = tuple(self._fused(pieces))
-        return _Compiled(tuple(reading.rdd for reading in readings), parts, schema)
+        self._passing = {}
+        return _Compiled(tuple(reading.rdd for reading in readings), parts, tuple(pieces), schema)
 
     def _fused(self, pieces: Sequence[Piece]) -> list[_Part]:
         """Neighbouring plans become one; gauges and plans that are built anew stand between."""
         parts: list[_Part] = []
-        for piece in pieces:
+        for place, piece in enumerate(pieces):
             last = parts[-1] if parts else None
             if piece.rebuild is not None:
                 parts.append(_Rebuild(piece.rebuild))
@@ -164,7 +200,7 @@ class Segment:
             else:
                 parts.append(_Graft(piece.plan, piece.leaf))
             if piece.gauge is not None:
-                parts.append(piece.gauge)
+                parts.append(_Gauged(piece.gauge, tuple(pieces[: place + 1])))
         flatten = self._pieces.grafter.flatten
         return [_Graft(flatten(part.plan), part.leaf) if isinstance(part, _Graft) else part for part in parts]
 

@@ -164,15 +164,19 @@ class Assembly:
         )
 
     def _inputs(self, plan: TaskPlan) -> Inputs:
-        marks = {
-            leaf: mark for other in self._of.plans for route in other.routes.values() for leaf, mark in route.leaves()
+        found = {
+            leaf: (mark, other.id)
+            for other in self._of.plans
+            for route in other.routes.values()
+            for leaf, mark in route.leaves()
         }
         leaves = [Leaf(plan.id, source) for source in range(plan.inputs)]
         snapshot = self._of.snapshots.get(plan.id)
         watermarks = snapshot.watermarks if snapshot else ()
         return Inputs(
             [self._channels[leaf] for leaf in leaves],
-            [marks[leaf] for leaf in leaves],
+            [found[leaf][0] for leaf in leaves],
+            names=[found[leaf][1] for leaf in leaves],
             restored=watermarks if len(watermarks) == len(leaves) else (),
             wake=self.threads[plan.id].wake,
         )
@@ -203,6 +207,7 @@ class Assembly:
             count=lambda name, amount: of.listener(Counted(task=plan.id, name=name, amount=amount)),
             failpoint=failpoint,
             wall=of.clock.wall,
+            report=of.listener,
         )
         operator = node.spec.open(context, snapshot.state if snapshot else None)
         repeats = Guarantee(of.settings.mode) is not Guarantee.EXACTLY_ONCE

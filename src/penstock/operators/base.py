@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from penstock.elements import Batch
+from penstock.facts import Fact
 from penstock.filesystem.base import FileSystem
 from penstock.handles import StateHandle
 from penstock.ids import CheckpointId, EventTime, Generation
@@ -46,6 +47,7 @@ class OperatorContext:
         count: adds to a named counter of the step (``late``, ``fired``), for observers.
         failpoint: names a durable step, so that tests can crash there.
         wall: the wall clock, in microseconds since the epoch, for what is to happen in processing time.
+        report: tells observers more than a counter can.
     """
 
     uid: str
@@ -61,6 +63,7 @@ class OperatorContext:
     count: Callable[[str, int], None]
     failpoint: Callable[[str], None] = field(default=lambda _name: None)
     wall: Callable[[], int] = field(default=lambda: 0)
+    report: Callable[[Fact], None] = field(default=lambda _fact: None)
 
 
 class PendingState(Protocol):
@@ -89,8 +92,11 @@ class Operator(Protocol):
         """
         ...
 
-    def advance(self, watermark: EventTime, *, emit: Emit) -> None:
-        """The step's watermark rose: emit what is due, lazily. Output that surely has no rows is not emitted."""
+    def advance(self, watermark: EventTime, *, emit: Emit) -> EventTime | None:
+        """The step's watermark rose: emit what is due, lazily. Output that surely has no rows is not emitted.
+
+        Returns the watermark of its output, if that is not as high: rows below ``watermark`` are still to be emitted.
+        """
         ...
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingState:

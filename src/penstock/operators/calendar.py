@@ -72,12 +72,12 @@ class Zoned:
         return f"least(CASE WHEN {left_out} > {micros} THEN {left_out} END, {ends})"
 
     def pane_start(self, pane: str) -> str:
-        """See :meth:`Window.pane_start`. Clocks that were put forward have passed several bounds at one moment."""
+        """See :meth:`Paned.pane_start`. Clocks that were put forward have passed several bounds at one moment."""
         starts = self._bounds(self.local.pane_start(self._local_end(pane)), -self.local.step)
         return _first(f"< {pane}", starts)
 
     def windows(self, pane: str, first: str, last: str) -> str:
-        """See :meth:`Window.windows`. Where clocks leave hours out, windows that become the same are one."""
+        """See :meth:`Paned.windows`. Where clocks leave hours out, windows that become the same are one."""
         end = self._local_end(pane)
         before = self._before(end)
         local = f"(CASE WHEN {self._moment_sql(before)} = {pane} THEN {before} ELSE {end} END)"  # clocks jumped over it

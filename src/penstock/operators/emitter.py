@@ -8,7 +8,7 @@ restored step owes nothing.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.elements import Batch, Lease
 from penstock.ids import BEGINNING, END_OF_TIME
@@ -16,15 +16,33 @@ from penstock.operators.emission import Emission, Rhythm, earlier
 from penstock.operators.results import Results
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pyspark.sql import DataFrame
 
     from penstock.handles import Json
+    from penstock.ids import EventTime
     from penstock.operators.base import Emit, OperatorContext
     from penstock.operators.window_plan import WindowPlan
     from penstock.operators.windows import Due
-    from penstock.state.stack import Stack
+    from penstock.state.layer import Layer
+    from penstock.state.stack import Stack, Told
+
+
+class Makes(Protocol):
+    """Makes the frames that are sent on: see :class:`Results`."""
+
+    def finished(self, layers: Sequence[Layer], due: Due) -> DataFrame:
+        """The results of all windows that are due."""
+        ...
+
+    def changed(self, told: Told, due: Due, *, fired: tuple[int, int], timing: bool) -> DataFrame:
+        """The results of due windows that have new rows or end in ``fired``."""
+        ...
+
+    def changes(self, told: Told, due: Due) -> DataFrame:
+        """What became of due windows that have new rows."""
+        ...
 
 
 class Emitter:
@@ -37,13 +55,22 @@ class Emitter:
         context: for its counters and clock.
         fired: windows that end at or before it were sent.
         closed: windows that end at or before it lack rows, whatever lateness is allowed now.
+        results: makes the frames, if not in the way of windows that are made of panes.
     """
 
     def __init__(
-        self, plan: WindowPlan, emission: Emission, stack: Stack, context: OperatorContext, *, fired: int, closed: int
+        self,
+        plan: WindowPlan,
+        emission: Emission,
+        stack: Stack,
+        context: OperatorContext,
+        *,
+        fired: int,
+        closed: int,
+        results: Makes | None = None,
     ) -> None:
         self._window = plan.window
-        self._results = Results(plan)
+        self._results = results or Results(plan)
         self._emission = emission
         self._stack = stack
         self._context = context
@@ -83,10 +110,11 @@ class Emitter:
         elif self._window.lateness:
             self._send_again(emit)
 
-    def advance(self, watermark: int, emit: Emit) -> None:
+    def advance(self, watermark: int, emit: Emit) -> EventTime | None:
         """Send the windows that end at or before ``watermark`` and were not sent before; close those that are.
 
-        Both bounds move only over ends that Python knows of: what Spark alone says ends there is still to come.
+        Returns how far that is, if not as far as ``watermark``. Both bounds move only over ends that Python knows of:
+        what Spark alone says ends there is still to come.
         """
         closed = earlier(watermark, self._window.lateness)
         due, closing = self._window.due(self._fired, watermark), self._window.due(self._closed, closed)
@@ -99,6 +127,7 @@ class Emitter:
         if closing is not None:
             self._closed = closed
         self._stack.close_windows(self._window.dead(closed))
+        return None
 
     def arrival(self) -> int:
         """The moment at which a batch arrives; never within a window that was sent."""
@@ -111,8 +140,9 @@ class Emitter:
             return changes
         now = self.arrival()
         self.advance(now, emit)
-        end = self._window.after(now) - now if self._stack.height else None
-        return min((rest for rest in (changes, end) if rest is not None), default=None)
+        end = self._window.after(now)
+        known = self._stack.height and end != END_OF_TIME
+        return min((rest for rest in (changes, end - now if known else None) if rest is not None), default=None)
 
     def _beat(self, emit: Emit) -> int | None:
         if self._emission.every is None or self._owed() is None:
@@ -140,13 +170,13 @@ class Emitter:
         if self._emission.early and open_ones:
             self._send_news(open_ones, emit, fired=(self._fired, watermark))
             return
-        layers, lease = self._stack.lease_due(*due.panes)
+        layers, lease = self._stack.lease_due(due.panes[0], due.last)
         self._send(self._results.finished(layers, due) if layers else None, lease, emit)
 
     def _send_again(self, emit: Emit) -> None:
         """Send windows once more that were sent before and have new rows since."""
         due = self._window.due(self._closed, self._fired)
-        news = due is not None and self._stack.has_news(*due.panes)
+        news = due is not None and self._stack.has_news(due.panes[0], due.last)
         told = self._stack.tell(*(due.panes if due and news else (END_OF_TIME, BEGINNING)))
         if due is None or not news:
             told.lease.release()

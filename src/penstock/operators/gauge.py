@@ -6,7 +6,8 @@ Knows nothing of which figures are wanted, nor of batches beyond their measures.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 
 BOUND: Final = 2**62 + 20_261_121
 """Stands for the bound of a gauge in its SQL, until a batch brings the value."""
+
+PARTITIONS: Final = "partitions"
+"""The figure that is one number for each partition: a JSON array, for reading a value of the JVM costs as much as a
+column does.
+"""
 
 _PATIENCE_MS: Final = 5_000
 _serials = itertools.count(1)
@@ -32,21 +38,35 @@ class Gauge:
         figures: their names, in order.
         metrics: the expressions, bound to the columns of the plan they were made over.
         max_ahead: microseconds after the wall clock that :data:`BOUND` stands for, if it stands anywhere.
+        names: of the places of the figure :data:`PARTITIONS`, where there is one.
+        among: makes the same gauge with that figure, given the column that tells partitions apart and their names.
     """
 
     measure: str
     figures: tuple[str, ...]
     metrics: Java
     max_ahead: int | None = None
+    names: tuple[str, ...] = ()
+    among: Callable[[str, tuple[str, ...]], Gauge] | None = None
 
 
-def make_gauge(frame: DataFrame, measure: str, figures: Mapping[str, str], *, max_ahead: int | None = None) -> Gauge:
+def make_gauge(
+    frame: DataFrame,
+    measure: str,
+    figures: Mapping[str, str],
+    *,
+    max_ahead: int | None = None,
+    names: tuple[str, ...] = (),
+    among: Callable[[str, tuple[str, ...]], Gauge] | None = None,
+) -> Gauge:
     """A gauge over a frame's plan; ``figures`` are aggregates as SQL."""
     from pyspark.sql import functions as F
 
     first, *more = (F.expr(sql).alias(name) for name, sql in figures.items())
-    observed = plan_of(frame.observe("penstock", first, *more))
-    return Gauge(measure=measure, figures=tuple(figures), metrics=observed.metrics(), max_ahead=max_ahead)
+    metrics = plan_of(frame.observe("penstock", first, *more)).metrics()
+    return Gauge(
+        measure=measure, figures=tuple(figures), metrics=metrics, max_ahead=max_ahead, names=names, among=among
+    )
 
 
 class Observer:
@@ -72,9 +92,9 @@ class Observer:
             node = node.transformExpressions(self._grafter.replaced(self._bound, self._literal.apply(bound)))
         observation = self._observation(label)
         self._manager.register(observation, -serial)
-        return node, Measure(lambda: self._read(observation, gauge.figures))
+        return node, Measure(lambda: self._read(observation, gauge))
 
-    def _read(self, observation: Java, figures: tuple[str, ...]) -> Mapping[str, object] | None:
+    def _read(self, observation: Java, gauge: Gauge) -> Mapping[str, object] | None:
         """The figures; ``None`` if the job did not bring them: the optimiser had no use for the plan below."""
         from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
@@ -87,6 +107,9 @@ class Observer:
         if outcome.isFailure():
             return None
         row = outcome.get()
-        if row.length() != len(figures):
+        if row.length() != len(gauge.figures):
             return None
-        return {name: row.get(place) for place, name in enumerate(figures)}
+        told = {name: row.get(place) for place, name in enumerate(gauge.figures)}
+        if gauge.names:
+            told[PARTITIONS] = dict(zip(gauge.names, json.loads(told[PARTITIONS]), strict=True))
+        return told

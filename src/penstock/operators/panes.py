@@ -41,11 +41,11 @@ class Tumbling:
         return _next(micros, self.size, self.offset)
 
     def pane_start(self, pane: str) -> str:
-        """See :meth:`Window.pane_start`."""
+        """See :meth:`Paned.pane_start`."""
         return f"({pane} - {self.size}L)"
 
     def windows(self, pane: str, first: str, last: str) -> str:
-        """See :meth:`Window.windows`."""
+        """See :meth:`Paned.windows`."""
         return _ends(f"greatest({pane}, {first})", f"least({pane}, {last})", self.size, f"end - {self.size}L")
 
     def due(self, after: int, until: int) -> Due | None:
@@ -111,11 +111,11 @@ class Sliding:
         return _next(micros, self.step, self.offset % self.step)
 
     def pane_start(self, pane: str) -> str:
-        """See :meth:`Window.pane_start`."""
+        """See :meth:`Paned.pane_start`."""
         return f"({pane} - {self.step}L)"
 
     def windows(self, pane: str, first: str, last: str) -> str:
-        """See :meth:`Window.windows`."""
+        """See :meth:`Paned.windows`."""
         shift = self.offset + self.size
         greatest = f"({pane} + {self.size - self.step}L)"
         lowest = f"greatest({pane} + pmod({shift}L - {pane}, {self.slide}L), {first})"
@@ -183,11 +183,11 @@ class Cumulative:
         return _next(micros, self.step, self.offset % self.step)
 
     def pane_start(self, pane: str) -> str:
-        """See :meth:`Window.pane_start`."""
+        """See :meth:`Paned.pane_start`."""
         return f"({pane} - {self.step}L)"
 
     def windows(self, pane: str, first: str, last: str) -> str:
-        """See :meth:`Window.windows`."""
+        """See :meth:`Paned.windows`."""
         begin = f"({pane} - 1L - pmod({pane} - 1L - {self.offset}L, {self.size}L))"
         lowest, highest = f"greatest({pane}, {first})", f"least({begin} + {self.size}L, {last})"
         return _ends(lowest, highest, self.step, begin)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from penstock.ids import BEGINNING
 from penstock.operators.window_checks import CHANGE, OWN, TIMING
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from penstock.operators.window_base import Due, Paned
     from penstock.operators.window_plan import WindowPlan
-    from penstock.operators.windows import Due
     from penstock.state.layer import Layer
     from penstock.state.stack import Told
 
-_NEW, _OLD, _AFTER, _BEFORE = (f"{OWN}{name}" for name in ("new", "old", "after", "before"))
+NEW, _OLD, _AFTER, _BEFORE = (f"{OWN}{name}" for name in ("new", "old", "after", "before"))
 
 
 class Results:
@@ -48,11 +48,11 @@ class Results:
         """
         from pyspark.sql import functions as F
 
-        rows = self._in_windows(_marked(told), due)
+        rows = self._in_windows(marked(told), due)
         after, until = (changing(bound, beside=END) for bound in fired)
         end = f"unix_micros({END})"
-        merged = self._windows.merged(rows, F.expr(f"bool_or({_NEW})").alias(_NEW))
-        found = merged.where(f"{_NEW} OR ({end} > {after} AND {end} <= {until})")
+        merged = self._windows.merged(rows, F.expr(f"bool_or({NEW})").alias(NEW))
+        found = merged.where(f"{NEW} OR ({end} > {after} AND {end} <= {until})")
         when = f"CASE WHEN {end} > {until} THEN 'early' WHEN {end} > {after} THEN 'on_time' ELSE 'late' END"
         more = (F.expr(when).alias(TIMING),) if timing else ()
         return found.select(*self._plan.bounds, *self._plan.finishes, *more)
@@ -64,12 +64,12 @@ class Results:
         """
         from pyspark.sql import functions as F
 
-        rows = self._in_windows(_marked(told), due)
+        rows = self._in_windows(marked(told), due)
         names = list(self._windows.merges)
-        apart = self._windows.merged(rows, by=(_NEW,))  # at most two rows a window: what was told, and what is new
+        apart = self._windows.merged(rows, by=(NEW,))  # at most two rows a window: what was told, and what is new
         partials = F.struct(*(F.col(quoted(name)) for name in names))
-        old = F.first(F.when(~F.col(_NEW), partials), ignorenulls=True).alias(_OLD)
-        both = self._windows.merged(apart, old, F.expr(f"bool_or({_NEW})").alias(_NEW)).where(_NEW)
+        old = F.first(F.when(~F.col(NEW), partials), ignorenulls=True).alias(_OLD)
+        both = self._windows.merged(apart, old, F.expr(f"bool_or({NEW})").alias(NEW)).where(NEW)
         result = F.struct(*self._plan.finishes)
         after = both.select(*self._plan.bounds, result.alias(_AFTER), F.col(_OLD))
         told_before = after.select(*self._plan.bounds, _AFTER, _OLD, f"{_OLD}.*")
@@ -99,17 +99,17 @@ class Results:
             return found
         pane = f"unix_micros({layers_format.end})"
         bounds = (changing(bound, beside=layers_format.end) for bound in (due.first, due.last))
-        windows = self._plan.window.windows(pane, *bounds)
+        windows = cast("Paned", self._plan.window).windows(pane, *bounds)
         others = [quoted(name) for name in found.columns if name not in (layers_format.start, layers_format.end)]
         spread = found.selectExpr(*others, f"inline({windows}) AS ({OWN}start, {OWN}end)")
         times = (f"timestamp_micros({OWN}start) AS {START}", f"timestamp_micros({OWN}end) AS {END}")
         return spread.selectExpr(*others, *times)
 
 
-def _marked(told: Told) -> DataFrame:
+def marked(told: Told) -> DataFrame:
     """The rows of all layers of an emission, not merged, each with whether it is new."""
     from pyspark.sql import functions as F
 
-    frames = [layer.frame.select("*", F.lit(False).alias(_NEW)) for layer in told.old]
-    frames += [layer.frame.select("*", F.lit(True).alias(_NEW)) for layer in told.new]
+    frames = [layer.frame.select("*", F.lit(False).alias(NEW)) for layer in told.old]
+    frames += [layer.frame.select("*", F.lit(True).alias(NEW)) for layer in told.new]
     return reduce(lambda left, right: left.union(right), frames)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from penstock.durations import format_duration
 from penstock.errors import GraphError
 from penstock.operators.base import LATE, MAIN, Operator, OperatorContext
+from penstock.operators.count_window import Counted
 from penstock.operators.emission import FINAL, Emission
+from penstock.operators.sessions import Session
 from penstock.operators.window_checks import CHANGE, TIMING
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from penstock.handles import StateHandle
     from penstock.operators.aggregates import Aggregate
+    from penstock.operators.window_plan import WindowPlan
     from penstock.operators.windows import Window
 
 
@@ -30,7 +33,7 @@ class WindowAggregate:
         keys: name and expression (a column's name, SQL, or a Column) of each group column; none for one result a
             window.
         time: the event-time column, a TIMESTAMP; not looked at in processing time.
-        window: made by ``ps.tumbling``, ``ps.sliding`` or ``ps.cumulative``.
+        window: made by ``ps.tumbling``, ``ps.sliding`` and so on.
         aggregates: made by ``ps.agg``.
         shift: microseconds added to event times.
         emission: what is sent, and when.
@@ -65,9 +68,11 @@ class WindowAggregate:
     @property
     def kind(self) -> str:
         """The state's format: see :class:`penstock.state.layer.LayerFormat`."""
-        from penstock.state.durable import KIND
+        from penstock.operators import count_plan, session_plan
+        from penstock.state import layer
 
-        return KIND
+        kinds = {Session: session_plan.KIND, Counted: count_plan.KIND}
+        return kinds.get(type(self.window), layer.KIND)
 
     def ports(self, inputs: tuple[StructType, ...]) -> Mapping[str, StructType]:
         """``out``: group columns, ``window_start``, ``window_end``, aggregates, and ``_change`` or ``_timing``.
@@ -77,9 +82,7 @@ class WindowAggregate:
         Raises:
             GraphError: a column is missing or has an impossible type; two columns have one name.
         """
-        from penstock.operators.window_plan import make_plan
-
-        plan = make_plan(self, uid="", schema=inputs[0], session=_session(), partitions=1)
+        plan = self._plan(uid="", schema=inputs[0], session=_session(), partitions=1)
         return {MAIN: self._output(plan.output), LATE: inputs[0]}
 
     def open(self, context: OperatorContext, restored: StateHandle | None) -> Operator:
@@ -90,13 +93,14 @@ class WindowAggregate:
             LayerMissing: a file of a layer is not there.
             CheckpointUnreadable: a file is not the one that was written.
         """
+        from penstock.operators.count_operator import CountOperator
         from penstock.operators.window_operator import WindowOperator
-        from penstock.operators.window_plan import make_plan
 
-        plan = make_plan(
-            self, uid=context.uid, schema=context.inputs[0], session=context.spark, partitions=context.partitions
+        plan = self._plan(
+            uid=context.uid, schema=context.inputs[0], session=context.spark, partitions=context.partitions
         )
-        return WindowOperator(plan, self.emission, context, restored)
+        operator = CountOperator if isinstance(self.window, Counted) else WindowOperator
+        return operator(plan, self.emission, context, restored)
 
     def describe(self) -> str:
         """In a few words, for people."""
@@ -104,6 +108,16 @@ class WindowAggregate:
         results = ", ".join(aggregate.label for aggregate in self.aggregates)
         late = f", lateness {format_duration(self.window.lateness)}" if self.window.lateness else ""
         return f"{results} by {keys}, {self.window.describe()}{late}{self.emission.describe()}"
+
+    def _plan(self, *, uid: str, schema: StructType, session: SparkSession, partitions: int) -> WindowPlan:
+        from penstock.operators.count_plan import make_count_plan
+        from penstock.operators.session_plan import as_sessions
+        from penstock.operators.window_plan import make_plan
+
+        if isinstance(self.window, Counted):
+            return make_count_plan(self, self.window, uid=uid, schema=schema, session=session, partitions=partitions)
+        plan = make_plan(self, uid=uid, schema=schema, session=session, partitions=partitions)
+        return as_sessions(plan) if isinstance(self.window, Session) else plan
 
     def _output(self, results: StructType) -> StructType:
         from pyspark.sql.types import StringType, StructField, StructType

@@ -8,7 +8,7 @@ known by their ends.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,11 @@ class Due:
 
 
 class Window(Protocol):
-    """How event times fall into windows. Times are microseconds since the epoch; starts belong, ends do not."""
+    """How event times fall into windows. Times are microseconds since the epoch; starts belong, ends do not.
+
+    Where rows themselves say where a window begins (sessions, counted windows), state keeps a row's own stretch of time
+    in the place of a pane; all others are :class:`Paned`.
+    """
 
     @property
     def lateness(self) -> int:
@@ -48,17 +52,6 @@ class Window(Protocol):
         """SQL for the end of the pane that holds the time ``micros`` (SQL)."""
         ...
 
-    def pane_start(self, pane: str) -> str:
-        """SQL for the start of the pane that ends at ``pane`` (SQL)."""
-        ...
-
-    def windows(self, pane: str, first: str, last: str) -> str:
-        """SQL for the windows that hold a pane: an array of structs of two BIGINT, start and end.
-
-        Only windows from ``first`` to ``last`` (SQL for the values of a :class:`Due`); NULL if there are none.
-        """
-        ...
-
     def due(self, after: int, until: int) -> Due | None:
         """The windows that end in ``(after, until]``, or ``None`` if none does."""
         ...
@@ -76,7 +69,23 @@ class Window(Protocol):
         ...
 
 
-class Fixed(Window, Protocol):
+@runtime_checkable
+class Paned(Window, Protocol):
+    """Windows that are laid out whatever rows there are."""
+
+    def pane_start(self, pane: str) -> str:
+        """SQL for the start of the pane that ends at ``pane`` (SQL)."""
+        ...
+
+    def windows(self, pane: str, first: str, last: str) -> str:
+        """SQL for the windows that hold a pane: an array of structs of two BIGINT, start and end.
+
+        Only windows from ``first`` to ``last`` (SQL for the values of a :class:`Due`); NULL if there are none.
+        """
+        ...
+
+
+class Fixed(Paned, Protocol):
     """Windows of fixed lengths."""
 
     @property

@@ -44,6 +44,20 @@ def check_time(schema: StructType, time: str | None) -> None:
         raise GraphError(msg)
 
 
+def check_gap(given: DataFrame, by: str, schema: StructType) -> None:
+    """Refuse a gap that cannot be computed from the step's input, or is no length of time."""
+    from pyspark.sql.types import DayTimeIntervalType
+
+    found = analysed(lambda: given.selectExpr("*", f"({by}) AS {OWN}gap"), "gap of the sessions", schema)
+    kind = found.schema.fields[-1].dataType
+    if not isinstance(kind, DayTimeIntervalType):
+        msg = (
+            f"the gap {by!r} is {kind.simpleString()}, but sessions need an INTERVAL DAY TO SECOND: write "
+            "INTERVAL 5 MINUTES, or make one of a number of seconds with make_dt_interval(0, 0, 0, seconds)"
+        )
+        raise GraphError(msg)
+
+
 def check_names(keys: Sequence[tuple[str, str | Column]], aggregates: Sequence[Aggregate], schema: StructType) -> None:
     """Refuse two columns of one name, in results or state, and names that are penstock's own."""
     if not aggregates:

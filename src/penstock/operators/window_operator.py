@@ -16,6 +16,10 @@ from penstock.ids import BEGINNING, END_OF_TIME
 from penstock.operators.base import LATE, Emit, OperatorContext
 from penstock.operators.emission import Emission
 from penstock.operators.emitter import Emitter
+from penstock.operators.folding import Folding
+from penstock.operators.late_rows import FIGURE, LateRows
+from penstock.operators.session_emitter import SessionEmitter
+from penstock.operators.session_plan import SessionPlan
 from penstock.operators.window_plan import FIGURES, WindowPlan
 from penstock.state.blocks import Figures, state_session, unpersist
 from penstock.state.compaction import Merge, plan_merge
@@ -61,8 +65,9 @@ class WindowOperator:
             layer = restore_layer(restored, writer, context.spark, name="m00000000", turn=_turn(restored, emission))
             self._stack = Stack(horizon=horizon, restored=layer)
             self._durable = DurableLayers(self._stack, writer, live_refs(restored), horizon=horizon)
-        self._emitter = Emitter(plan, emission, self._stack, context, fired=fired, closed=closed)
+        self._emitter = self._sending(emission, fired=fired, closed=closed)
         self._emit: Emit | None = None
+        self._folding = Folding()
         self._merging = threading.Lock()
         self._pending: PendingLayers | None = None
         self._late = itertools.count()
@@ -86,10 +91,13 @@ class WindowOperator:
             flagged = flagged.persist()
         late = missing = 0
         try:
-            told = self._add_layer(flagged)
+            by_partition = LateRows(self._plan, self._context.inputs[0], batch.partitions)
+            told = self._add_layer(flagged, by_partition)
             batch.settle()
             if not self._stack.closed:
                 late, missing = told["late"] + told["missing"], told["missing"]
+                for fact in by_partition.facts(self._context.uid, late, told.get(FIGURE)):
+                    self._context.report(fact)
         finally:
             if keep and not late:
                 unpersist(flagged)
@@ -97,14 +105,16 @@ class WindowOperator:
         if not self._stack.closed:
             self._emitter.added(emit)
 
-    def advance(self, watermark: EventTime, *, emit: Emit) -> None:
+    def advance(self, watermark: EventTime, *, emit: Emit) -> EventTime | None:
         """Send on the windows that end at or before ``watermark`` and were not sent before; no job.
 
-        In processing time event time says nothing, until it ends.
+        In processing time event time says nothing, until it ends. Sessions are merged before, in a job, and sent only
+        so far as is returned: see :class:`penstock.operators.session_emitter.SessionEmitter`.
         """
         self._emit = emit
         if not self._plan.window.is_processing or watermark == END_OF_TIME:
-            self._emitter.advance(watermark, emit)
+            return self._emitter.advance(watermark, emit)
+        return None
 
     def tick(self, *, emit: Emit) -> int | None:
         """Send changes, and windows of processing time, whose time has come; no job."""
@@ -142,18 +152,32 @@ class WindowOperator:
         if self._pending:
             self._pending.give_up()
 
-    def _add_layer(self, flagged: DataFrame) -> dict[str, int]:
-        figures = Figures(FIGURES)
-        partial = self._plan.partial(figures.watch(flagged, self._plan.figures()))
-        stack = self._stack
+    def _sending(self, emission: Emission, *, fired: int, closed: int) -> Emitter:
+        plan, stack, context = self._plan, self._stack, self._context
+        if isinstance(plan, SessionPlan):
+            merge = self._merge_all
+            return SessionEmitter(plan, emission, stack, context, fired=fired, closed=closed, merge=merge)
+        return Emitter(plan, emission, stack, context, fired=fired, closed=closed)
+
+    def _add_layer(self, flagged: DataFrame, by_partition: LateRows) -> dict[str, Any]:
+        more = by_partition.figures()
+        wanted = [*self._plan.figures(), *more.values()]
+        figures = Figures((*FIGURES, *more))
+        groups = self._keep(figures.watch(flagged, wanted))
+        told = figures.read()
+        if told is None:
+            told = flagged.agg(*wanted).collect()[0].asDict()
+        self._folding.told(rows=told["on_time"] or 0, groups=groups)
+        return {name: told[name] or 0 for name in (*FIGURES, *more)}
+
+    def _keep(self, flagged: DataFrame) -> int:
+        """Put a layer of the rows that are on time on the stack, in one job; how many rows it has."""
+        stack, partial = self._stack, self._plan.partial(flagged, fold=self._folding.is_worth)
         turn = self._emitter.turn
         layer = build(self._plan.layers_format, partial, name=stack.next_name(), level=0, epoch=stack.epoch, turn=turn)
         if layer:
             stack.add(layer)
-        told = figures.read()
-        if told is None:
-            told = flagged.agg(*self._plan.figures()).collect()[0].asDict()
-        return {name: told[name] or 0 for name in FIGURES}
+        return layer.rows if layer else 0
 
     def _send_late(self, flagged: DataFrame, late: int, missing: int, emit: Emit) -> None:
         if missing:
@@ -186,6 +210,16 @@ class WindowOperator:
                     self._context.count("compacted", len(layers))
             finally:
                 lease.release()
+
+    def _merge_all(self) -> None:
+        """Put one layer in the place of all: one job, in the data path. Merging under way beside it is in vain."""
+        layers, lease = self._stack.lease_due(BEGINNING, END_OF_TIME)
+        try:
+            names = tuple(layer.name for layer in layers)
+            level = 1 + max(layer.level for layer in layers)
+            self._stack.rebase(self._merged(layers, Merge(names=names, level=level, reason="sessions may end")))
+        finally:
+            lease.release()
 
     def _merged(self, layers: tuple[Layer, ...], plan: Merge) -> Layer | None:
         layers_format = self._plan.layers_format

@@ -9,12 +9,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.operators.aggregates.base import is_ordered, once
+from penstock.operators.by_partition import array_by_partition
+from penstock.operators.global_window import Global
 from penstock.operators.schemas import nullable
+from penstock.operators.sessions import Session
+from penstock.operators.window_base import Paned
 from penstock.operators.window_checks import (
     OWN,
     PANE_END,
     PANE_START,
     analysed,
+    check_gap,
     check_keys,
     check_names,
     check_time,
@@ -97,15 +102,27 @@ class WindowPlan:
             for code, name in zip((ON_TIME, LATE, MISSING), FIGURES, strict=True)
         ]
 
-    def partial(self, flagged: DataFrame) -> DataFrame:
+    def on_time(self, flagged: DataFrame, *more: str) -> DataFrame:
+        """Keys, stretches of time and inputs of aggregates of the rows that are on time, and columns named besides."""
+        return flagged.where(f"{_CODE} = {ON_TIME}").select(*self.inputs, *more)
+
+    def late_by_partition(self, column: str, names: Sequence[str], schema: StructType) -> Column:
+        """How many rows of each partition are not on time, as one JSON array: an aggregate over a flagged frame."""
+        from pyspark.sql import functions as F
+
+        figure = f"count_if({{mine}} AND {_CODE} <> {ON_TIME})"
+        return F.expr(array_by_partition(figure, column, names, schema))
+
+    def partial(self, flagged: DataFrame, *, fold: bool = False) -> DataFrame:
         """One row for each key and pane of the rows that are on time, placed as layers are.
 
-        Rows go to their places first and are aggregated there, in one exchange. Without keys there would be one
-        place for each pane, so each task aggregates its own rows first and only the partials travel.
+        Rows go to their places first and are aggregated there, in one exchange. To ``fold``, or without keys, where
+        there would be one place for each pane, each task aggregates its own rows first and only the partials travel:
+        twice, since Spark brings those of a group together by key and pane.
         """
-        rows = flagged.where(f"{_CODE} = {ON_TIME}").select(*self.inputs)
+        rows = self.on_time(flagged)
         layers_format = self.layers_format
-        if not layers_format.keys:
+        if fold or not layers_format.keys:
             return layers_format.hashed(rows.groupBy(*self.groups).agg(*self.partials))
         places = [_key(place) for place in range(len(layers_format.keys))]
         return rows.repartition(layers_format.partitions, *places).groupBy(*self.groups).agg(*self.partials)
@@ -129,13 +146,15 @@ def make_plan(
     inputs = _inputs(step, schema)
     given = session.createDataFrame([], schema)
     given = given.selectExpr("*", f"0L AS {_ARRIVAL}") if window.is_processing else given
+    if isinstance(window, Session) and window.by is not None:
+        check_gap(given, window.by, schema)
     rows = _rows(given.selectExpr("*", f"{window.pane(_micros(step))} AS {_PANE}"), inputs, step.keys, schema)
     types = _types(rows, aggregates)
     partials, merges = _partials(aggregates, types)
     names, ends = tuple(name for name, _ in step.keys), _ends(window)
     groups = (*(_column(_key(place)).alias(name) for place, name in enumerate(names)), *map(_column, ends))
     partial = analysed(lambda: rows.groupBy(*groups).agg(*partials), "aggregates", schema)
-    bounds = tuple(_column(quoted(name)) for name in (*names, START, END))
+    bounds = (*(_column(quoted(name)) for name in names), *_window_columns(window))
     finishes = tuple(_finishes(aggregates, types))
     kept = nullable(partial.schema)
     windowed = LayerFormat(uid=uid, keys=names, schema=kept, merges=merges, partitions=partitions)
@@ -172,6 +191,15 @@ def _ends(window: Window) -> tuple[str, str]:
     return (PANE_START, PANE_END) if window.is_paned else (START, END)
 
 
+def _window_columns(window: Window) -> tuple[Column, Column]:
+    """Start and end of the window in results; all time has neither."""
+    from pyspark.sql import functions as F
+
+    if isinstance(window, Global):
+        return F.expr("CAST(NULL AS TIMESTAMP)").alias(START), F.expr("CAST(NULL AS TIMESTAMP)").alias(END)
+    return F.col(START), F.col(END)
+
+
 def _rows(
     ended: DataFrame, inputs: Sequence[Column], keys: Sequence[tuple[str, str | Column]], schema: StructType
 ) -> DataFrame:
@@ -194,7 +222,8 @@ def _inputs(step: WindowAggregate, schema: StructType) -> list[Column]:
 
     columns = [_expression(expression, schema).alias(_key(place)) for place, (_, expression) in enumerate(step.keys)]
     start, end = _ends(step.window)
-    columns.append(F.expr(f"timestamp_micros({step.window.pane_start(_PANE)})").alias(start))
+    micros = step.window.pane_start(_PANE) if isinstance(step.window, Paned) else _micros(step)
+    columns.append(F.expr(f"timestamp_micros({micros})").alias(start))
     columns.append(F.expr(f"timestamp_micros({_PANE})").alias(end))
     time = F.expr(f"timestamp_micros({_ARRIVAL})") if step.window.is_processing else _column(quoted(step.time))
     for place, aggregate in enumerate(step.aggregates):

@@ -1,4 +1,4 @@
-"""The windows that users name: ``ps.tumbling``, ``ps.sliding``, ``ps.cumulative``; checks what they are given."""
+"""The windows that users name: ``ps.tumbling``, ``ps.sliding`` and so on; checks what they are given."""
 
 from __future__ import annotations
 
@@ -10,13 +10,32 @@ from zoneinfo import ZoneInfo, available_timezones
 from penstock.durations import format_duration, parse_duration
 from penstock.errors import GraphError
 from penstock.operators.calendar import DAY, HOUR, Zoned
+from penstock.operators.count_window import Counted
+from penstock.operators.global_window import Global
 from penstock.operators.panes import Cumulative, Sliding, Tumbling
+from penstock.operators.sessions import Session
 from penstock.operators.window_base import Due, Window
 
 if TYPE_CHECKING:
     from penstock.operators.window_base import Fixed
 
-__all__ = ["Cumulative", "Due", "Sliding", "Tumbling", "Window", "Zoned", "cumulative", "sliding", "tumbling"]
+__all__ = [
+    "Counted",
+    "Cumulative",
+    "Due",
+    "Global",
+    "Session",
+    "Sliding",
+    "Tumbling",
+    "Window",
+    "Zoned",
+    "count_window",
+    "cumulative",
+    "global_window",
+    "session",
+    "sliding",
+    "tumbling",
+]
 
 _MONDAY: Final = 4 * DAY
 """The epoch was a Thursday."""
@@ -125,6 +144,74 @@ def cumulative(
     lateness = _lateness(allowed_lateness)
     shape = Cumulative(step=each, size=length, offset=_offset("cumulative", offset) % length, lateness=lateness)
     return _in_zone(shape, length, timezone)
+
+
+def session(gap: str | None = None, *, by: str | None = None, allowed_lateness: str | None = None) -> Window:
+    """Sessions: rows of a key that follow one another within ``gap`` are one window, however long it gets.
+
+    It starts with its first row and ends ``gap`` after its last one; a row at that very moment begins another. A row is
+    late if it came, alone, to a session that is closed already; one that is not is joined to what is still there.
+
+    Sessions are sent when event time passes a multiple of a tenth of the gap, at most of a minute (of a second, with
+    ``by``): all that is open is merged then.
+
+    Args:
+        gap: for example ``"30 minutes"``.
+        by: in its place, SQL over the step's columns that gives each row its own gap, an INTERVAL DAY TO SECOND, as in
+            ``session(by="CASE WHEN device = 'tv' THEN INTERVAL 3 HOURS ELSE INTERVAL 30 MINUTES END")``. Rows whose
+            gap is NULL or not above zero are in no session: they go to ``.late``.
+        allowed_lateness: how long after its end a session can still be prolonged. It is sent at its end, and again
+            whenever rows have changed it: two that were sent may become one that is sent too.
+
+    Raises:
+        GraphError: a length cannot be read, or not one of ``gap`` and ``by`` is given.
+
+    >>> session("30 minutes").describe()
+    'sessions with a gap of 30 minutes'
+    """
+    lateness = _lateness(allowed_lateness)
+    if (gap is None) == (by is None) or not isinstance(by, str | None):
+        msg = 'session() takes a gap, as in session("30 minutes"), or by= with SQL text that gives each row its own'
+        raise GraphError(msg)
+    return Session(by=by, lateness=lateness) if gap is None else Session(gap=_gap(gap), lateness=lateness)
+
+
+def count_window(rows: int) -> Window:
+    """Windows of so many rows: each key's first, the next as many, and so on. Each is sent when it is full.
+
+    Rows of a key count in order of their event time within a batch, and of two batches as they came; without a
+    watermark before it, as they came. So no row is late. ``window_start`` is the least time of its rows, ``window_end``
+    the moment after the greatest. What is not full at the end of the input is sent then.
+
+    Args:
+        rows: how many, at least 1.
+
+    Raises:
+        GraphError: it is no such number.
+
+    >>> count_window(100).describe()
+    'every 100 rows'
+    """
+    if not isinstance(rows, int) or isinstance(rows, bool) or not 0 < rows < 2**31:
+        msg = f"count_window({rows!r}): the number of rows must be a whole number from 1 to 2147483647"
+        raise GraphError(msg)
+    return Counted(rows)
+
+
+def global_window() -> Window:
+    """One window for all rows of a key, whenever they come; its bounds are NULL. It ends when the input ends.
+
+    So results before that are what it is for: with ``emit="updates"``, or ``early="10 seconds"``. No row is late, and
+    no watermark is needed.
+
+    >>> global_window().describe()
+    'all time'
+    """
+    return Global()
+
+
+def _gap(text: str) -> int:
+    return parse_duration("gap of a session", text, least=1)
 
 
 def _offset(kind: str, offset: str | None) -> int:

@@ -3,14 +3,44 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.elements import Batch, Element, Measure
+from penstock.elements import Batch, Element, Measure, Partitions
+from penstock.facts import Counted, Fact, WatermarkHeld
 from penstock.graph.nodes import WithWatermark
 from penstock.ids import BEGINNING, END_OF_TIME, EventTime, Instant
 from penstock.runtime.channel import Channel
-from penstock.runtime.watermarks import BoundedDelay, Valve
+from penstock.runtime.partition_marks import PartitionMarks
+from penstock.runtime.watermarks import Valve
+
+
+@dataclass(frozen=True, slots=True)
+class Unsettled:
+    """A batch whose largest event times are still to be told, and when it was taken."""
+
+    measure: Measure
+    partitions: Partitions | None
+    taken: Instant
+
+    def tell(self, marks: PartitionMarks) -> None:
+        """The measure has settled: what it says counts."""
+        figures = self.measure.value
+        if figures is None:
+            return
+        partitions, largest = self.partitions, figures.get("max")
+        told = figures.get("partitions")
+        if partitions is None or (not isinstance(told, Mapping) and len(partitions.names) > 1):
+            if isinstance(largest, int):
+                marks.observe({"": largest}, source="", now=self.taken)
+            return
+        each = told if isinstance(told, Mapping) else {partitions.names[0]: largest}
+        marks.observe(
+            {partitions.qualified(name): time if isinstance(time, int) else None for name, time in each.items()},
+            source=partitions.source,
+            now=self.taken,
+            behind={partitions.qualified(name) for name in partitions.behind},
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -19,21 +49,23 @@ class Input:
 
     channel: Channel
     mark: WithWatermark | None
-    generator: BoundedDelay | None = None
-    unsettled: deque[Measure] = field(default_factory=deque)
+    name: str = ""
+    generator: PartitionMarks | None = None
+    unsettled: deque[Unsettled] = field(default_factory=deque)
     last_batch: Instant | None = None
+    ahead: int = 0
 
     @classmethod
-    def of(cls, channel: Channel, mark: WithWatermark | None, at: EventTime) -> Input:
+    def of(cls, channel: Channel, mark: WithWatermark | None, at: EventTime, name: str = "") -> Input:
         """An input whose watermark stands ``at``."""
-        generator = BoundedDelay(mark.delay, at) if mark is not None else None
-        return cls(channel=channel, mark=mark, generator=generator)
+        generator = PartitionMarks(mark.delay, at, mark.idle_after) if mark is not None else None
+        return cls(channel=channel, mark=mark, generator=generator, name=name)
 
     def took(self, batch: Batch, now: Instant, wake: Callable[[], None]) -> None:
-        """A batch was taken: its largest event time counts as soon as its first job has told it."""
+        """A batch was taken: its largest event times count as soon as its first job has told them."""
         self.last_batch = now
         if self.mark is not None and (measure := batch.measures.get(f"time:{self.mark.id}")) is not None:
-            self.unsettled.append(measure)
+            self.unsettled.append(Unsettled(measure, batch.partitions, now))
             measure.when_settled(wake)
 
     def told(self) -> EventTime | None:
@@ -41,11 +73,11 @@ class Input:
         if self.generator is None:
             return None
         before = self.generator.at
-        while self.unsettled and self.unsettled[0].settled:
-            figures = self.unsettled.popleft().value
-            largest = figures.get("max") if figures else None
-            if isinstance(largest, int):
-                self.generator.observe(EventTime(largest))
+        while self.unsettled and self.unsettled[0].measure.settled:
+            settled = self.unsettled.popleft()
+            settled.tell(self.generator)
+            ahead = (settled.measure.value or {}).get("ahead")
+            self.ahead += ahead if isinstance(ahead, int) else 0
         return self.generator.at if self.generator.at > before else None
 
     def passed(self, at: EventTime) -> EventTime | None:
@@ -69,12 +101,15 @@ class Inputs:
         channels: Sequence[Channel],
         marks: Sequence[WithWatermark | None],
         *,
+        names: Sequence[str] = (),
         restored: tuple[EventTime, ...] = (),
         wake: Callable[[], None],
     ) -> None:
         at = restored or tuple(BEGINNING for _ in channels)
-        self._inputs = [Input.of(*parts) for parts in zip(channels, marks, at, strict=True)]
+        names = names or [str(source) for source in range(len(channels))]
+        self._inputs = [Input.of(*parts) for parts in zip(channels, marks, at, names, strict=True)]
         self._turn = 0
+        self._holder: str | None = None
         self.wake = wake
         self.valve = Valve.restored(at)
 
@@ -114,7 +149,7 @@ class Inputs:
         """The watermarks after all batches taken so far, which some of those have yet to tell."""
         return FrozenWatermarks(
             tuple(
-                (at, each.mark.delay if each.mark else 0, tuple(each.unsettled))
+                (at, each.generator.copy() if each.generator else None, tuple(each.unsettled))
                 for at, each in zip(self.valve.inputs, self._inputs, strict=True)
             )
         )
@@ -128,6 +163,9 @@ class Inputs:
         for i, each in enumerate(self._inputs):
             if each.last_batch is None:
                 each.last_batch = now  # quiet since the start counts as well
+            quiet = self._look(i, now)
+            if quiet is not None:
+                wake.append(quiet)
             due = each.idle_at()
             if due is None or i in self.valve.idle:
                 continue
@@ -137,27 +175,61 @@ class Inputs:
                 self.valve.set_idle(i, True)
         return min(wake, default=None)
 
+    def _look(self, source: int, now: Instant) -> Instant | None:
+        """Call partitions of an input idle that brought nothing for long; returns when to look again.
+
+        What settled batches have told is known, what unsettled ones hold is not: those are waited for.
+        """
+        each = self._inputs[source]
+        if each.generator is None or each.unsettled or (due := each.generator.idle_at()) is None:
+            return None
+        if due <= now:
+            self.valve.advance(source, each.generator.look(now))
+            due = each.generator.idle_at()
+        return due
+
+    def news(self, task: str, at: EventTime) -> Iterator[Fact]:
+        """What observers do not know yet: rows too far ahead of the wall clock, another that holds event time back."""
+        ahead = sum(each.ahead for each in self._inputs)
+        if ahead:
+            for each in self._inputs:
+                each.ahead = 0
+            yield Counted(task=task, name="ahead", amount=ahead)
+        before, self._holder = self._holder, self.holder
+        if self._holder is not None and self._holder != before:
+            yield WatermarkHeld(task=task, by=self._holder, at=at)
+
+    @property
+    def holder(self) -> str | None:
+        """What holds the watermark back: a partition, or the task behind an input; ``None`` if there is no choice."""
+        held = self.valve.holder
+        if held is None:
+            return None
+        each = self._inputs[held]
+        partition = each.generator.holder if each.generator is not None else None
+        return partition or (each.name if len(self._inputs) > 1 else None)
+
 
 @dataclass(frozen=True, slots=True)
 class FrozenWatermarks:
-    """Watermarks as of a barrier: for each input where it stood, its delay, and measures still to come."""
+    """Watermarks as of a barrier: for each input where it stood, its generator then, and what was still to come."""
 
-    parts: tuple[tuple[EventTime, int, tuple[Measure, ...]], ...]
+    parts: tuple[tuple[EventTime, PartitionMarks | None, tuple[Unsettled, ...]], ...]
 
     @property
     def settled(self) -> bool:
         """Whether nothing is still to come."""
-        return all(measure.settled for _, _, measures in self.parts for measure in measures)
+        return all(each.measure.settled for _, _, unsettled in self.parts for each in unsettled)
 
     def values(self) -> tuple[EventTime, ...]:
         """One watermark for each input."""
         return tuple(_after(*part) for part in self.parts)
 
 
-def _after(at: EventTime, delay: int, measures: tuple[Measure, ...]) -> EventTime:
-    generator = BoundedDelay(delay, at)
-    for measure in measures:
-        largest = measure.value.get("max") if measure.value else None
-        if isinstance(largest, int):
-            generator.observe(EventTime(largest))
-    return generator.at
+def _after(at: EventTime, marks: PartitionMarks | None, unsettled: tuple[Unsettled, ...]) -> EventTime:
+    if marks is None:
+        return at
+    marks = marks.copy()
+    for each in unsettled:
+        each.tell(marks)
+    return max(at, marks.at)

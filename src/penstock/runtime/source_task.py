@@ -163,6 +163,7 @@ class SourceTask:
             rows=rows.rows,
             measures=dict(rows.measures),
             verify=rows.verify,
+            partitions=replace(rows.partitions, source=self.id) if rows.partitions is not None else None,
         )
         self._output.emit(batch, ready=lambda: self._tell_read(rows, began))
 

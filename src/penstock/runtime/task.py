@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from penstock.elements import (
     Barrier,
@@ -35,8 +35,9 @@ from penstock.runtime.alignment import (
     InputEnded,
     TakeSnapshot,
 )
+from penstock.runtime.captures import BarrierWatch, Capture, Captures
 from penstock.runtime.clock import Clock
-from penstock.runtime.inputs import FrozenWatermarks, Inputs
+from penstock.runtime.inputs import Inputs
 from penstock.runtime.output import Output
 from penstock.runtime.turns import Turns
 
@@ -57,10 +58,6 @@ class Completed:
     checkpoint: CheckpointId
 
 
-Capture: TypeAlias = Callable[[tuple[EventTime, ...]], TaskSnapshot]
-"""Makes a snapshot durable and describes it, given the watermarks at the barrier. Runs on a worker."""
-
-
 class Work(Protocol):
     """What a step does with what arrives: a union, an operator or a sink."""
 
@@ -71,8 +68,8 @@ class Work(Protocol):
         """Take in a batch (and release it, or pass it on); returns the rows it made or wrote, if known."""
         ...
 
-    def advance(self, watermark: EventTime, *, output: Output) -> None:
-        """The watermark rose; it is forwarded afterwards."""
+    def advance(self, watermark: EventTime, *, output: Output) -> EventTime | None:
+        """The watermark rose; it is forwarded afterwards, or what is returned, if that is lower."""
         ...
 
     def tick(self, *, output: Output) -> int | None:
@@ -144,8 +141,10 @@ class StepTask:
         self._mail: deque[Completed] = deque()
         self._ended: set[int] = set()
         self._announced = BEGINNING
+        self._passed_on = BEGINNING
         self._idle_announced = False
-        self._deferred: list[tuple[CheckpointId, FrozenWatermarks, Capture]] = []
+        self._captures = Captures()
+        self._barriers = BarrierWatch()
         self._turns = Turns(id, inputs.wake, runs_batches=work.runs_batches)
         self._maintaining = False
         self.doing = "starting"
@@ -159,7 +158,7 @@ class StepTask:
         while self._mail:
             self._work.completed(self._mail.popleft().checkpoint)
         self._advance()
-        self._report_deferred()
+        self._report_captures()
         if not self._output.has_room:
             self.doing = "waiting for room downstream"
             return Progress()
@@ -197,6 +196,7 @@ class StepTask:
             case LatencyMarker():
                 self._marked(element)
             case Barrier():
+                self._barriers.came(self._clock.now())
                 self._align(self._alignment.handle(BarrierArrived(source=source, barrier=element)))
             case CancelBarrier():
                 self._align(self._alignment.handle(CancelArrived(source=source, cancel=element)))
@@ -212,14 +212,10 @@ class StepTask:
         self._inputs.valve.set_idle(source, False)
         self._inputs[source].took(batch, began, self._inputs.wake)
         rows = self._work.process(batch, source=source, watermark=self._announced, output=self._output)
+        took = (self._clock.now() - began) / 1_000
+        figures = {name: measure.value for name, measure in batch.measures.items() if measure.value}
         self._shell.report(
-            BatchDone(
-                task=self.id,
-                sequence=batch.sequence,
-                rows=rows,
-                duration_ms=(self._clock.now() - began) / 1_000,
-                figures={name: figures.value for name, figures in batch.measures.items() if figures.value},
-            )
+            BatchDone(task=self.id, sequence=batch.sequence, rows=rows, duration_ms=took, figures=figures)
         )
         self._maintain()
 
@@ -240,9 +236,14 @@ class StepTask:
         if at > self._announced:
             self._announced = at
             self.doing = "advancing event time"
-            self._work.advance(at, output=self._output)
-            self._output.broadcast(Watermark(at=at))
+            held = self._work.advance(at, output=self._output)
+            passed = at if held is None else min(at, held)
+            if passed > self._passed_on:
+                self._passed_on = passed
+                self._output.broadcast(Watermark(at=passed))
             self._shell.report(WatermarkAdvanced(task=self.id, at=at))
+        for fact in self._inputs.news(self.id, self._announced):
+            self._shell.report(fact)
 
     def _announce_status(self) -> None:
         idle = self._inputs.valve.all_idle
@@ -251,9 +252,7 @@ class StepTask:
             self._output.broadcast(InputStatus(idle=idle))
 
     def _end(self, source: int) -> None:
-        self._ended.add(
-            source
-        )  # its watermark stays: it is at the end of time if the source came to its end, not at a stop
+        self._ended.add(source)  # its watermark stays: at the end of time if the source ended, not at a stop
         self._align(self._alignment.handle(InputEnded(source=source)))
         if len(self._ended) == len(self._inputs):
             self._output.broadcast(EndOfStream())
@@ -264,24 +263,25 @@ class StepTask:
                 case TakeSnapshot(barrier=barrier):
                     self._snapshot(barrier)
                 case Abandon(checkpoint=checkpoint):
+                    self._barriers.abandoned(self._clock.now(), aligning=self._alignment.aligning is not None)
                     self._output.broadcast(CancelBarrier(checkpoint=checkpoint))
                     self._shell.abandoned(self.id, checkpoint)
                 case _:
                     assert_never(effect)
 
     def _snapshot(self, barrier: Barrier) -> None:
+        began = self._clock.now()
         self._advance()
         self.doing = f"snapshot of checkpoint {barrier.checkpoint}"
         capture = self._work.snapshot(barrier.checkpoint)
         self._output.broadcast(barrier)
-        self._deferred.append((barrier.checkpoint, self._inputs.frozen(), capture))
-        self._report_deferred()
+        self._shell.report(self._barriers.passed(self.id, barrier.checkpoint, began=began, now=self._clock.now()))
+        self._captures.add(barrier.checkpoint, self._inputs.frozen(), capture)
+        self._report_captures()
 
-    def _report_deferred(self) -> None:
-        while self._deferred and self._deferred[0][1].settled:
-            checkpoint, watermarks, capture = self._deferred.pop(0)
-            values = watermarks.values()
-            self._shell.capture(self.id, checkpoint, lambda capture=capture, values=values: capture(values))  # type: ignore[misc]
+    def _report_captures(self) -> None:
+        for checkpoint, work in self._captures.ready():
+            self._shell.capture(self.id, checkpoint, work)
 
     def _maintain(self) -> None:
         work = None if self._maintaining else self._work.maintain()

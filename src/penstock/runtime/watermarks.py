@@ -9,9 +9,10 @@ from penstock.ids import BEGINNING, END_OF_TIME, EventTime
 
 @dataclass(slots=True)
 class BoundedDelay:
-    """Watermark of an edge with ``with_watermark``: the largest event time seen, less the delay. Never goes back.
+    """Watermark of a partition, or of an edge without any: the largest event time seen, less the delay.
 
-    Late means strictly below the watermark, so with a delay of zero two rows of one time are both in time.
+    It never goes back. Late means strictly below the watermark, so with a delay of zero two rows of one time are both
+    in time.
 
     >>> edge = BoundedDelay(delay=5)
     >>> edge.observe(EventTime(20)), edge.observe(EventTime(12))
@@ -59,6 +60,12 @@ class Valve:
     def restored(cls, inputs: tuple[EventTime, ...]) -> Valve:
         """A valve as a snapshot left it."""
         return cls(list(inputs), at=min(inputs, default=BEGINNING))
+
+    @property
+    def holder(self) -> int | None:
+        """The input that holds the watermark back: the least of those that are active and have not ended."""
+        live = (i for i, at in enumerate(self.inputs) if i not in self.ended | self.idle and at != END_OF_TIME)
+        return min(live, key=lambda i: self.inputs[i], default=None)
 
     @property
     def all_idle(self) -> bool:

@@ -10,8 +10,8 @@ from penstock.failpoints import failpoint
 from penstock.handles import TaskSnapshot
 from penstock.ids import END_OF_TIME, CheckpointId, EventTime
 from penstock.operators.base import Operator, Ticking
+from penstock.runtime.captures import Capture
 from penstock.runtime.output import Output
-from penstock.runtime.task import Capture
 from penstock.runtime.turns import is_empty
 from penstock.sinks.base import Writer
 
@@ -80,9 +80,9 @@ class OperatorWork:
             batch.release()
         return None
 
-    def advance(self, watermark: EventTime, *, output: Output) -> None:
+    def advance(self, watermark: EventTime, *, output: Output) -> EventTime | None:
         """Emit what is due."""
-        self._operator.advance(watermark, emit=output.emit)
+        return self._operator.advance(watermark, emit=output.emit)
 
     def tick(self, *, output: Output) -> int | None:
         """Let an operator that keeps time act."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
-from penstock.elements import Measure
+from penstock.elements import Measure, Partitions
 from penstock.handles import Guarantee, Position
 from penstock.ids import CheckpointId, Instant, WallTime
 
@@ -54,6 +54,9 @@ class Rows:
 
     ``verify`` raises ``SourceChanged`` if what a job over the plan has just read may not be what was planned. It is
     called after each job, on the thread that ran it, before a snapshot can contain the rows; it must not block.
+
+    ``partitions``: all that the source has now, also those that the plan has no rows of; their ``source`` is filled in
+    by whoever runs the reader. Each has a watermark of its own then, and the least of them holds.
     """
 
     plan: object
@@ -61,6 +64,7 @@ class Rows:
     bytes: int | None = None
     measures: Mapping[str, Measure] = field(default_factory=dict)
     verify: Callable[[], None] | None = None
+    partitions: Partitions | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +113,16 @@ class Reader(Protocol):
 
     def close(self) -> None:
         """Release what is held. May never be called."""
+        ...
+
+
+@runtime_checkable
+class Partitioned(Protocol):
+    """A source whose rows say which partition they come from."""
+
+    @property
+    def partition_column(self) -> str | None:
+        """The column of its schema that has the partition's name, as plain value; ``None`` if it has none."""
         ...
 
 

@@ -1,20 +1,30 @@
-"""Decides which layers to merge next; a pure policy that knows nothing of rows, Spark or files.
+"""Decides which layers to merge next; two pure policies that know nothing of rows, Spark or files.
 
-Layers fall into tiers by size, each tier ``fan`` times the one below, so a row is rewritten about once for each tier
-it climbs and not once for each batch. Size counts, not age: merging is commutative, so any layers may be merged,
-as long as they are in one group.
+In memory many layers cost planning, so layers fall into tiers by size, each tier ``fan`` times the one below: a row is
+rewritten about once for each tier it climbs and not once for each batch. Durable layers cost little as they are, and
+bytes rewritten cost much: they wait until a merge gives back more than it writes. Size counts, not age: merging is
+commutative, so any layers may be merged, as long as they are in one group.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SMALLEST_TIER = 10_000
 """Rows up to which a layer is in tier 0: below that a merge costs the same whatever it merges."""
+
+DURABLE_LIMIT: Final = 48
+"""Durable layers at which some are merged, whatever it costs: all their files are one scan at a restore."""
+
+REWRITTEN: Final = 0.45
+"""How many bytes a merge of all durable layers may write for each byte that was written since the last one."""
+
+SPACE: Final = 1.3
+"""Bytes of all durable layers over those of the greatest, above which they are merged once the state has settled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +35,7 @@ class Sized:
     level: int
     rows: int
     group: int = 0
+    bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +79,49 @@ def plan_merge(layers: Sequence[Sized], *, fan: int = 4, limit: int = 8) -> Merg
         if found:
             return _merge(found, f"limit of {limit} reached")
     return None
+
+
+def plan_durable(layers: Sequence[Sized], *, live_rows: int, settled: bool, limit: int = DURABLE_LIMIT) -> Merge | None:
+    """Which durable layers to merge next, or ``None`` if waiting is cheaper.
+
+    All of them, once the bytes added since the last such merge have earned it (``REWRITTEN``); at ``limit`` those
+    whose merge writes least for each layer less; and all of them when little changes any more and what no longer
+    counts takes up space.
+
+    Args:
+        layers: with their bytes; order does not matter.
+        live_rows: how many rows there are at most when all are merged.
+        settled: whether the last checkpoints have added next to nothing.
+        limit: how many layers there may be.
+    """
+    if len(layers) < 2:  # noqa: PLR2004 - there is nothing to merge
+        return None
+    rising = sorted(layers, key=lambda layer: layer.bytes)
+    total = sum(layer.bytes for layer in layers)
+    greatest = rising[-1].bytes
+    live = _live_bytes(layers, live_rows)
+    if settled and total > SPACE * greatest:
+        return _merge(rising, "state has settled")
+    if REWRITTEN * (total - greatest) >= live:
+        return _merge(rising, f"{total - greatest} bytes added to {greatest}")
+    return _merge(_cheapest(rising, live), f"limit of {limit} reached") if len(layers) >= limit else None
+
+
+def _live_bytes(layers: Sequence[Sized], live_rows: int) -> float:
+    """What all layers merged would be, at most."""
+    rows = max(1, sum(layer.rows for layer in layers))
+    return sum(layer.bytes for layer in layers) * min(1.0, live_rows / rows)
+
+
+def _cheapest(rising: Sequence[Sized], live: float) -> Sequence[Sized]:
+    """The smallest layers, as many as cost least to write for each layer that there will be less."""
+    best, least, written = 2, float("inf"), rising[0].bytes
+    for count, layer in enumerate(rising[1:], start=2):
+        written += layer.bytes
+        cost = min(written, live) / (count - 1)
+        if cost < least:
+            best, least = count, cost
+    return rising[:best]
 
 
 def _full_tier(layers: list[Sized], fan: int) -> list[Sized]:

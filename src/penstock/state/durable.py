@@ -12,12 +12,12 @@ import threading
 from typing import TYPE_CHECKING
 
 from penstock.errors import CheckpointAborted
-from penstock.handles import LayerRef, StateHandle
+from penstock.handles import FileRef, LayerRef, StateHandle
 from penstock.ids import BEGINNING
 from penstock.state.blocks import literal
-from penstock.state.compaction import Merge, Sized, plan_merge
+from penstock.state.compaction import Merge, Sized, plan_durable
 from penstock.state.layer import Layer, LayerFormat, union
-from penstock.state.writer import Extent, LayerWriter, bounds, extent_of
+from penstock.state.writer import Extent, LayerWriter, Rows, Slice, bounds, bytes_of, extent_of, files_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
     from penstock.state.stack import Cover, Stack
 
-KIND = "window/1"
-FAN, LIMIT = 8, 48
-"""Durable layers cost little (all their files are one scan at restore), bytes rewritten cost much."""
+SETTLED_AFTER, SETTLED_BELOW = 4, 0.01
+"""So many snapshots have added less than that part of all bytes: then little changes any more."""
 
 
 class DurableLayers:
@@ -49,6 +48,7 @@ class DurableLayers:
         self._refs = tuple(refs)
         self._epoch = 0
         self._horizon: int = horizon
+        self._added: tuple[int, ...] = ()
         self._writing = threading.Lock()
 
     @property
@@ -69,8 +69,10 @@ class DurableLayers:
             with self._writing:
                 self._check_order(cover)
                 todo = [x for x in cover.layers if x.epoch > self._epoch and x.last_end > cover.horizon]
-                if todo:
-                    self._refs = (*self._refs, self._write(todo, cover.horizon))
+                added = (self._write(todo, cover.horizon),) if todo else ()
+                kept = () if cover.base > self._epoch else self._refs
+                self._refs = (*kept, *added)
+                self._added = (*self._added, sum(map(bytes_of, added)))[-SETTLED_AFTER:]
                 self._epoch, self._horizon = cover.epoch, cover.horizon
                 durable = True
                 self._refs = tuple(ref for ref in self._refs if ref.rows and bounds(ref)[1] > cover.horizon)
@@ -80,9 +82,8 @@ class DurableLayers:
 
     def plan(self) -> Merge | None:
         """Which durable layers to merge next, if any."""
-        return plan_merge(
-            [Sized(name=ref.name, level=ref.level, rows=ref.rows) for ref in self._refs], fan=FAN, limit=LIMIT
-        )
+        sized = [Sized(name=ref.name, level=ref.level, rows=ref.rows, bytes=bytes_of(ref)) for ref in self._refs]
+        return plan_durable(sized, live_rows=self._stack.rows, settled=self._has_settled())
 
     def compact(self) -> None:
         """Carry out what :meth:`plan` says: read some durable layers, write them as one, refer to that instead.
@@ -94,8 +95,7 @@ class DurableLayers:
             if plan is None:
                 return
             members = [ref for ref in self._refs if ref.name in plan.names]
-            rows = self._read(members).coalesce(self._writer.tasks)
-            merged = self._writer.write(rows, extent_of(members), horizon=self._horizon)
+            merged = self._writer.write(self._reading(members), extent_of(members), horizon=self._horizon)
             rest = [ref for ref in self._refs if ref.name not in plan.names]
             self._refs = (*rest, merged) if merged.rows else tuple(rest)
 
@@ -106,16 +106,27 @@ class DurableLayers:
             first_end=min(layer.first_end for layer in layers),
             last_end=max(layer.last_end for layer in layers),
         )
-        return self._writer.write(union(layers), extent, horizon=horizon)
+        rows = union(layers)
+        return self._writer.write(lambda _: rows, extent, horizon=horizon)
 
-    def _read(self, refs: Sequence[LayerRef]) -> DataFrame:
-        return read_files(self._writer, refs)
+    def _reading(self, refs: Sequence[LayerRef]) -> Rows:
+        """The rows of a slice, out of no more files than may have some."""
+
+        def rows_of(part: Slice) -> DataFrame | None:
+            files = [file for ref in refs for file in files_of(ref, part)]
+            return _scan(self._writer, files).coalesce(self._writer.tasks) if files else None
+
+        return rows_of
+
+    def _has_settled(self) -> bool:
+        added = self._added
+        return len(added) == SETTLED_AFTER and sum(added) <= SETTLED_BELOW * sum(map(bytes_of, self._refs))
 
     def _handle(self, cover: Cover) -> StateHandle:
         layers_format = self._writer.layers_format
         horizon = None if cover.horizon == BEGINNING else cover.horizon
         detail = {"partitions": layers_format.partitions, "horizon": horizon, **cover.notes}
-        return StateHandle(kind=KIND, schema=layers_format.ddl(), layers=self._refs, detail=detail)
+        return StateHandle(kind=layers_format.kind, schema=layers_format.ddl(), layers=self._refs, detail=detail)
 
     def _check_order(self, cover: Cover) -> None:
         if cover.epoch <= self._epoch:
@@ -125,7 +136,11 @@ class DurableLayers:
 
 def read_files(writer: LayerWriter, refs: Sequence[LayerRef]) -> DataFrame:
     """The rows of durable layers: exactly the files they name, whatever else lies in their folders."""
-    paths = [literal(writer.filesystem.url(file.path)) for ref in refs for file in ref.files]
+    return _scan(writer, [file for ref in refs for file in ref.files])
+
+
+def _scan(writer: LayerWriter, files: Sequence[FileRef]) -> DataFrame:
+    paths = [literal(writer.filesystem.url(file.path)) for file in files]
     layers_format: LayerFormat = writer.layers_format
     return writer.session.read.schema(layers_format.schema).parquet(*paths)
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 START, END = "window_start", "window_end"
+KIND = "window/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,6 +38,7 @@ class LayerFormat:
         start: name of the column that says where a stretch starts: a window, or a pane that several windows share.
         end: name of the one that says where it ends.
         scattered: whether, without keys, different stretches may lie apart; not if they are to be put together.
+        kind: name and version of the format, which a restore compares.
     """
 
     uid: str
@@ -47,6 +49,12 @@ class LayerFormat:
     start: str = START
     end: str = END
     scattered: bool = True
+    kind: str = KIND
+
+    @property
+    def together(self) -> tuple[str, ...]:
+        """Rows that may have to be merged are alike in these columns; none if any two may have to be."""
+        return (*self.keys, self.end)
 
     def hashed(self, frame: DataFrame) -> DataFrame:
         """``frame`` placed as all layers are: by the user's keys alone; without keys by end, or all in one place."""

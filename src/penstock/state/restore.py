@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import CheckpointUnreadable, LayerMissing, StateIncompatible
 from penstock.ids import BEGINNING
-from penstock.state.durable import KIND, read_files
+from penstock.state.durable import read_files
 from penstock.state.layer import Layer, LayerFormat, build
 from penstock.state.writer import LayerWriter, bounds
 
@@ -25,8 +25,9 @@ def check_schema(handle: StateHandle, layers_format: LayerFormat) -> None:
         StateIncompatible: with both and the remedy.
     """
     uid = layers_format.uid
-    if handle.kind != KIND:
-        msg = f"the checkpoint holds state of kind {handle.kind!r}, this step keeps {KIND!r}: give it another uid"
+    if handle.kind != layers_format.kind:
+        kept = layers_format.kind
+        msg = f"the checkpoint holds state of kind {handle.kind!r}, this step keeps {kept!r}: give it another uid"
         raise StateIncompatible(msg, uid=uid)
     if handle.schema != layers_format.ddl():
         msg = (

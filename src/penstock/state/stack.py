@@ -37,10 +37,12 @@ long as a few batches; beginning to merge earlier instead rewrites each row seve
 class Cover:
     """What a snapshot names: layers up to ``epoch`` that were not durable then, the horizon, and the step's own notes.
 
-    ``lease`` keeps the blocks of ``layers`` until the snapshot is durable or given up.
+    ``lease`` keeps the blocks of ``layers`` until the snapshot is durable or given up. ``base`` is the epoch in which
+    one layer last took the place of all: what was durable before that is in it.
     """
 
     epoch: int
+    base: int
     horizon: int
     layers: tuple[Layer, ...]
     lease: Lease
@@ -69,6 +71,7 @@ class Stack:
         self._layers: list[Layer] = [restored] if restored else []
         self._horizon: int = horizon
         self._durable = 0
+        self._base = 0
         self._boundaries: list[int] = []
         self._epoch = 1
         self._turn = 1
@@ -96,6 +99,11 @@ class Stack:
         return len(self._layers)
 
     @property
+    def rows(self) -> int:
+        """How many rows there are at most, once merged."""
+        return sum(layer.rows for layer in tuple(self._layers))
+
+    @property
     def closed(self) -> bool:
         """Whether it was closed: it takes no more layers."""
         return self._closed
@@ -118,6 +126,11 @@ class Stack:
         """The layers that may have rows ending in ``[first, last]``, kept until the lease is released."""
         with self._lock:
             return self._lease([layer for layer in self._layers if layer.spans(first, last)])
+
+    def holds(self, first: int, last: int) -> bool:
+        """Whether a layer may have rows ending in ``[first, last]``."""
+        with self._lock:
+            return any(layer.spans(first, last) for layer in self._layers)
 
     def has_news(self, first: int, last: int) -> bool:
         """Whether a layer that was not told of yet may have rows ending in ``[first, last]``."""
@@ -157,10 +170,13 @@ class Stack:
         """Put ``merged`` in the place of ``members`` at once; ``False`` (and ``merged`` freed) if closed meanwhile.
 
         Members that died meanwhile are no longer there; their rows in ``merged`` are below the horizon, so dead too.
+        If living ones are gone another layer has their rows (see :meth:`rebase`), and nothing changes either.
         """
         gone = {layer.name for layer in members}
         with self._lock:
-            taken = not self._closed
+            held = {layer.name for layer in self._layers}
+            elsewhere = any(layer.name not in held and layer.last_end > self._horizon for layer in members)
+            taken = not self._closed and not elsewhere
             replaced = [layer for layer in self._layers if layer.name in gone]
             if taken:
                 self._layers = [layer for layer in self._layers if layer.name not in gone]
@@ -170,6 +186,22 @@ class Stack:
         if taken:
             _release(replaced)
         if merged and not (taken and alive):
+            merged.lease.release()
+        return taken
+
+    def rebase(self, merged: Layer | None) -> bool:
+        """Put ``merged``, which has the rows of all layers, in the place of all; ``False`` (and freed) if closed.
+
+        The next snapshot writes it whole, and refers to nothing older.
+        """
+        with self._lock:
+            taken = not self._closed
+            replaced = self._layers if taken else []
+            if taken:
+                self._layers = [merged] if merged else []
+                self._base = self._epoch
+        _release(replaced)
+        if merged and not taken:
             merged.lease.release()
         return taken
 
@@ -183,7 +215,9 @@ class Stack:
             epoch, self._epoch = self._epoch, self._epoch + 1
             self._boundaries.append(epoch)
             layers, lease = self._lease([layer for layer in self._layers if layer.epoch > self._durable])
-            return Cover(epoch=epoch, horizon=self._horizon, layers=layers, lease=lease, notes=notes or {})
+            return Cover(
+                epoch=epoch, base=self._base, horizon=self._horizon, layers=layers, lease=lease, notes=notes or {}
+            )
 
     def covered(self, cover: Cover, *, durable: bool) -> None:
         """The snapshot was made durable, or given up: its boundary falls and its hold on layers ends."""

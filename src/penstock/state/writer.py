@@ -1,15 +1,15 @@
 """Writes merged rows as one durable layer of Parquet files; knows nothing of which layers a checkpoint names.
 
 A layer is written in slices, so that no task runs long beside the data path: Spark never preempts a task. A slice is
-a part of the hash of the group columns; each row falls into exactly one. Every attempt has a folder of its own, whose
-name is never used again, so what a dead or fenced process still writes can harm nobody.
+a part of the hash of what rows to be merged have in common; each row falls into exactly one. Every attempt has a folder
+of its own, whose name is never used again, so what a dead or fenced process still writes can harm nobody.
 """
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.handles import FileRef, LayerRef
 from penstock.state.blocks import Figures, blocks_needed, rebind
@@ -40,6 +40,34 @@ class Extent:
     last_end: int
 
 
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Part ``number`` of ``count``, by the hash of the group columns; ``count`` is a power of two.
+
+    So the rows of one of 8 slices are in one of 2, and one of 2 holds those of four of 8.
+    """
+
+    number: int
+    count: int
+
+    def meets(self, other: Slice) -> bool:
+        """Whether a row may be in both.
+
+        >>> [Slice(5, 8).meets(Slice(number, 2)) for number in range(2)]
+        [False, True]
+        """
+        least = min(self.count, other.count)
+        return self.number % least == other.number % least
+
+
+class Rows(Protocol):
+    """Where the rows of a layer to be written come from."""
+
+    def __call__(self, part: Slice, /) -> DataFrame | None:
+        """Rows among which are all of a slice, not yet merged; ``None`` if there are none."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerWriter:
     """Makes layers durable.
@@ -65,11 +93,11 @@ class LayerWriter:
     failpoint: Callable[[str], None]
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
-    def write(self, rows: DataFrame, extent: Extent, *, horizon: int) -> LayerRef:
+    def write(self, rows: Rows, extent: Extent, *, horizon: int) -> LayerRef:
         """Merge ``rows``, leave out closed windows, write them and make them durable: one job for each slice.
 
         Args:
-            rows: of the format, not yet merged; a union of layers, so that merging needs no exchange, or files.
+            rows: of the format; of a union of layers, so that merging needs no exchange, or of files.
             extent: what is known of them.
             horizon: windows ending at or before it are left out.
 
@@ -78,10 +106,10 @@ class LayerWriter:
             StorageFailed: the file system refused.
         """
         name = f"{self.prefix}{next(self.numbers):06d}"
-        source = self.layers_format.between(rebind(rows, self.session), horizon)
-        slices = max(1, -(-extent.rows // (ROWS_A_TASK * self.tasks)))
+        least = max(1, -(-extent.rows // (ROWS_A_TASK * self.tasks)))
+        slices = 1 << (least - 1).bit_length() if self.layers_format.together else 1
         self.failpoint("state.layer.before_write")
-        counts = [self._write_slice(source, name, part, slices) for part in range(slices)]
+        counts = [self._write_slice(rows, name, Slice(part, slices), horizon) for part in range(slices)]
         self.failpoint("state.layer.written")
         files = self._settle(f"{self.folder}/{name}")
         self.failpoint("state.layer.durable")
@@ -91,19 +119,24 @@ class LayerWriter:
             level=extent.level,
             rows=sum(known) if len(known) == len(counts) else extent.rows,
             files=files,
-            detail={"first_end": extent.first_end, "last_end": extent.last_end},
+            detail={"first_end": extent.first_end, "last_end": extent.last_end, "slices": slices},
         )
 
-    def _write_slice(self, source: DataFrame, name: str, part: int, slices: int) -> int | None:
+    def _write_slice(self, rows_of: Rows, name: str, part: Slice, horizon: int) -> int | None:
         from pyspark.sql import functions as F
 
+        given = rows_of(part)
+        if given is None:
+            return 0
+        source = self.layers_format.between(rebind(given, self.session), horizon)
         end = self.layers_format.end
-        columns = ", ".join(quoted(column) for column in (*self.layers_format.keys, end))
-        modulus, wanted = (changing(value, beside=end) for value in (slices, part))
-        rows = source.where(holds(f"pmod(CAST(hash({columns}) AS BIGINT), {modulus}) = {wanted}"))
+        columns = ", ".join(quoted(column) for column in self.layers_format.together)
+        modulus, wanted = (changing(value, beside=end) for value in (part.count, part.number))
+        mine = holds(f"pmod(CAST(hash({columns}) AS BIGINT), {modulus}) = {wanted}") if columns else "true"
+        rows = source.where(mine)
         figures = Figures(("rows",))
         merged = figures.watch(self.layers_format.merged(rows), [F.count(F.lit(1)).alias("rows")])
-        target = self.filesystem.url(f"{self.folder}/{name}/{part:04d}")
+        target = self.filesystem.url(f"{self.folder}/{name}/{part.number:04d}")
         with self.background(), blocks_needed(self.layers_format.uid):
             merged.coalesce(self.tasks).write.mode("append").options(**_OPTIONS).parquet(target)
         told = figures.read()
@@ -142,6 +175,19 @@ def extent_of(refs: Sequence[LayerRef]) -> Extent:
         first_end=min(bounds(ref)[0] for ref in refs),
         last_end=max(bounds(ref)[1] for ref in refs),
     )
+
+
+def bytes_of(ref: LayerRef) -> int:
+    """The bytes of a durable layer."""
+    return sum(file.length for file in ref.files)
+
+
+def files_of(ref: LayerRef, part: Slice) -> list[FileRef]:
+    """The files of a durable layer that may have rows of a slice: each lies in a folder with its slice's number."""
+    count = ref.detail.get("slices") if isinstance(ref.detail, dict) else None
+    if not isinstance(count, int):
+        return list(ref.files)
+    return [file for file in ref.files if part.meets(Slice(int(file.path.split("/")[-2]), count))]
 
 
 def bounds(ref: LayerRef) -> tuple[int, int]:

@@ -126,8 +126,8 @@ class Script:
                 found.append(item)
             return found
 
-    def rows_between(self, first: int, end: int) -> Sequence[dict[str, Any]]:
-        """The rows in a range of places."""
+    def rows_between(self, first: int, end: int | None) -> Sequence[dict[str, Any]]:
+        """The rows in a range of places, ``None`` being the end."""
         with self._lock:
             return [item for item in self._items[first:end] if isinstance(item, dict)]
 

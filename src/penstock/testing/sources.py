@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock import formats
-from penstock.elements import Measure
+from penstock.elements import Measure, Partitions
 from penstock.errors import HarnessError, StateIncompatible
 from penstock.handles import Guarantee, Position
 from penstock.ids import CheckpointId, Instant, WallTime
@@ -32,6 +32,8 @@ class ScriptedSource:
         schema: columns, as DDL or a ``StructType``.
         items: rows as dictionaries, and :class:`Crash`, :class:`Pause`, :class:`Idle` or :class:`End` among them. A
             column that is left out is ``NULL``; times, dates and decimals may be text.
+        partition_column: a column whose values are the partitions that rows come from, as a topic's rows have one.
+            There are as many as were sent so far; each has a watermark of its own.
         poll_interval_ms: milliseconds from one look for more rows to the next.
 
     Example::
@@ -43,9 +45,16 @@ class ScriptedSource:
     """
 
     def __init__(
-        self, schema: str | StructType, items: Iterable[object] = (), *, poll_interval_ms: int = 10, name: str = ""
+        self,
+        schema: str | StructType,
+        items: Iterable[object] = (),
+        *,
+        partition_column: str | None = None,
+        poll_interval_ms: int = 10,
+        name: str = "",
     ) -> None:
         self._declared = schema
+        self.partition_column = partition_column
         self._name = name or "ScriptedSource"
         self._wait = poll_interval_ms * 1_000
         self._unchecked: list[object] = list(items)
@@ -76,9 +85,10 @@ class ScriptedSource:
             self._add(unchecked, self._known)
         return self._known
 
-    def redeclare(self, schema: StructType) -> None:
+    def redeclare(self, schema: StructType, partition_column: str | None = None) -> None:
         """The same script under other columns, as for a new version of a pipeline."""
         self._known = schema
+        self.partition_column = partition_column
 
     def send(self, rows: Iterable[object] | DataFrame) -> None:
         """Append rows and sentinels, as a batch of their own. A DataFrame is run now, its rows are kept.
@@ -108,7 +118,9 @@ class ScriptedSource:
         """
         schema = self.schema(context.spark)
         at = 0 if resume is None else _place(resume)
-        return ScriptedReader(self._script, schema, context, at, wait=self._wait)
+        return ScriptedReader(
+            self._script, schema, context, at, wait=self._wait, partition_column=self.partition_column
+        )
 
     def describe(self) -> str:
         """For people."""
@@ -134,8 +146,18 @@ class _Span:
 class ScriptedReader:
     """Walks along a script. Made by :meth:`ScriptedSource.open`."""
 
-    def __init__(self, script: Script, schema: StructType, context: SourceContext, at: int, *, wait: int) -> None:
+    def __init__(
+        self,
+        script: Script,
+        schema: StructType,
+        context: SourceContext,
+        at: int,
+        *,
+        wait: int,
+        partition_column: str | None = None,
+    ) -> None:
         self._script = script
+        self._partition_column = partition_column
         self._schema = schema
         self._spark = context.spark
         self._until = context.until
@@ -161,7 +183,15 @@ class ScriptedReader:
         span = _Span(self._at, self._at + len(rows))
         self._at = span.end
         known = Measure.known({"rows": len(rows), "bytes": 0})
-        return Rows(plan=span, rows=len(rows), bytes=0, measures={"rows": known})
+        return Rows(plan=span, rows=len(rows), bytes=0, measures={"rows": known}, partitions=self._partitions(span.end))
+
+    def _partitions(self, end: int) -> Partitions | None:
+        column = self._partition_column
+        if column is None:
+            return None
+        names = (str(row[column]) for row in self._script.rows_between(0, None) if row[column] is not None)
+        behind = (str(row[column]) for row in self._script.rows_between(end, None) if row[column] is not None)
+        return Partitions(names=tuple(dict.fromkeys(names)), behind=frozenset(behind), column=column)
 
     def _at_sentinel(self, item: Sentinel | None, now: Instant) -> Poll | None:
         """What to answer there; ``None`` to go past it."""

@@ -14,6 +14,7 @@ from penstock.graph.pipeline import PipelineDefinition
 from penstock.graph.trouble import told
 from penstock.graph.validate import validate_mode
 from penstock.handles import Guarantee
+from penstock.sources.base import Partitioned
 from penstock.testing.sinks import CollectSink
 from penstock.testing.sources import ScriptedSource
 
@@ -73,7 +74,8 @@ class Cast:
         with told(node):
             schema = node.source.schema(spark)
         source = self._known.get(node.uid) or ScriptedSource(schema, poll_interval_ms=0, name=f"send({node.uid!r})")
-        source.redeclare(schema)
+        column = node.source.partition_column if isinstance(node.source, Partitioned) else None
+        source.redeclare(schema, column)
         self.sources[node.uid] = source
         return source
 

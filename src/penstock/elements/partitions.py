@@ -1,0 +1,37 @@
+"""The partitions of a source that a batch may have rows of; knows nothing of any connector, nor of Spark."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partitions:
+    """What brings rows independently of each other: partitions of a topic, shards of a stream.
+
+    Attributes:
+        names: all that are live, whether or not the batch has rows of them. A name is the column's value as text.
+        behind: those that have more rows to read by now than the batch takes: they are not idle.
+        column: which column of the rows has the name; ``None`` if none has it, or a step changed or dropped it.
+        source: the source's uid.
+
+    >>> Partitions(names=("0", "1"), column="partition", source="orders").qualified("1")
+    'orders/1'
+    """
+
+    names: tuple[str, ...]
+    behind: frozenset[str] = frozenset()
+    column: str | None = None
+    source: str = ""
+
+    def qualified(self, name: str) -> str:
+        """A partition's name among those of all sources."""
+        return f"{self.source}/{name}"
+
+    def by_column(self) -> str | None:
+        """The column to tell rows apart by; ``None`` if there is nothing to tell apart, or nothing to do it by."""
+        return self.column if len(self.names) > 1 else None
+
+    def without_column(self) -> Partitions:
+        """The same, but rows no longer say which they are of."""
+        return replace(self, column=None)

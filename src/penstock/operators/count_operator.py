@@ -1,0 +1,87 @@
+"""Runs an aggregate over windows of so many rows: each batch makes the one layer anew, and full windows are sent on.
+
+Jobs: one for each batch; none to send (the consumer's job runs the lazy result). A batch reads and writes the windows
+of all keys that are not full, whichever keys it has.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.ids import BEGINNING, END_OF_TIME, EventTime
+from penstock.operators.count_plan import CountPlan
+from penstock.operators.emitter import Emitter
+from penstock.operators.window_operator import WindowOperator
+from penstock.state.blocks import Figures
+from penstock.state.layer import build, union
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame
+
+    from penstock.operators.base import Emit, OperatorContext
+    from penstock.operators.emission import Emission
+    from penstock.state.stack import Stack
+
+
+class CountEmitter(Emitter):
+    """Sends windows that are full, and the others at the end of time."""
+
+    def __init__(
+        self, plan: CountPlan, emission: Emission, stack: Stack, context: OperatorContext, *, fired: int, closed: int
+    ) -> None:
+        super().__init__(plan, emission, stack, context, fired=fired, closed=closed)
+        self._plan = plan
+        self._full = 0
+
+    def found(self, full: int) -> None:
+        """The newest layer has so many full windows."""
+        self._full = full
+
+    def added(self, emit: Emit) -> None:
+        """Send what a batch has filled."""
+        if self._full:
+            self._send_windows(emit, full=True)
+
+    def advance(self, watermark: int, emit: Emit) -> EventTime | None:
+        """At the end of time, send what is not full."""
+        if watermark == END_OF_TIME and self._fired != END_OF_TIME:
+            if self._stack.rows > self._full:
+                self._send_windows(emit, full=False)
+            self._fired = self._closed = END_OF_TIME
+            self._stack.close_windows(END_OF_TIME)
+        return None
+
+    def _send_windows(self, emit: Emit, *, full: bool) -> None:
+        layers, lease = self._stack.lease_due(BEGINNING, END_OF_TIME)
+        rows = union(layers)
+        found = self._plan.layers.full(rows) if full else self._plan.layers.between(rows, BEGINNING)
+        self._send(found.select(*self._plan.bounds, *self._plan.finishes), lease, emit)
+
+
+class CountOperator(WindowOperator):
+    """See :class:`penstock.operators.base.Operator`. Counters are those of :class:`WindowOperator`."""
+
+    _plan: CountPlan
+    _emitter: CountEmitter
+
+    def _sending(self, emission: Emission, *, fired: int, closed: int) -> Emitter:
+        return CountEmitter(self._plan, emission, self._stack, self._context, fired=fired, closed=closed)
+
+    def _keep(self, flagged: DataFrame) -> int:
+        layers_format, stack = self._plan.layers, self._stack
+        filled = Figures(("full",))
+        layers, lease = stack.lease_due(BEGINNING, END_OF_TIME)
+        try:
+            state = layers_format.between(union(layers), BEGINNING) if layers else None
+            windows = filled.watch(self._plan.counted(flagged, state), [layers_format.figure()])
+            layer = build(layers_format, windows, name=stack.next_name(), level=0, epoch=stack.epoch)
+        finally:
+            lease.release()
+        told: Mapping[str, int | None] | None = filled.read()
+        if layer and told is None:
+            told = layer.frame.agg(layers_format.figure()).collect()[0].asDict()
+        if stack.rebase(layer):
+            self._emitter.found((told or {}).get("full") or 0)
+        return layer.rows if layer else 0

@@ -1,0 +1,226 @@
+"""Watermarks of one edge by its source's partitions: the least holds, idle ones do not, none goes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.elements import Batch, Measure, Partitions
+from penstock.facts import Counted, WatermarkHeld
+from penstock.graph.nodes import Ref, WithWatermark
+from penstock.graph.origin import caller
+from penstock.ids import BEGINNING, END_OF_TIME, EventTime, Instant
+from penstock.runtime.channel import Channel
+from penstock.runtime.inputs import Inputs
+from penstock.runtime.partition_marks import PartitionMarks
+
+
+def marks(delay: int = 0, idle_after: int | None = None, at: int = BEGINNING) -> PartitionMarks:
+    return PartitionMarks(delay, EventTime(at), idle_after)
+
+
+def told(edge: PartitionMarks, now: int, source: str = "t", behind: str = "", **largest: int | None) -> int:
+    return edge.observe(largest, source=source, now=Instant(now), behind=behind.split())
+
+
+def test_the_slowest_partition_holds_the_edge_and_has_a_name() -> None:
+    edge = marks(delay=2)
+    assert told(edge, 1, a=10, b=5) == 3
+    assert edge.holder == "b"
+    assert told(edge, 2, a=30, b=None) == 3
+    assert told(edge, 3, a=30, b=40) == 28
+    assert edge.holder == "a"
+    assert edge.end() == END_OF_TIME
+
+
+def test_one_partition_alone_is_the_edge_and_nobody_holds_it_back() -> None:
+    edge = marks(idle_after=10)
+    assert edge.holder is None
+    assert edge.idle_at() is None
+    assert told(edge, 1, a=10) == 10
+    assert edge.holder is None
+    assert edge.idle_at() is None
+
+
+def test_a_partition_that_never_brought_a_row_holds_the_edge_until_it_is_idle() -> None:
+    edge = marks(idle_after=100)
+    assert told(edge, 1, a=10, b=None) == BEGINNING
+    assert edge.holder == "b"
+    assert edge.idle_at() == 101
+    assert told(edge, 60, a=20, b=None) == BEGINNING
+    assert edge.look(Instant(101)) == 20
+    assert edge.holder == "a"
+    assert edge.idle_at() == 160
+
+
+def test_one_with_rows_waiting_is_not_idle() -> None:
+    edge = marks(idle_after=100)
+    told(edge, 1, a=10, b=5)
+    assert told(edge, 101, a=20, b=None, behind="b") == 5
+    assert edge.look(Instant(200)) == 5
+    assert edge.look(Instant(201)) == 20
+
+
+def test_one_that_returns_behind_does_not_pull_the_edge_back() -> None:
+    edge = marks(idle_after=100)
+    told(edge, 1, a=10, b=5)
+    assert told(edge, 101, a=50, b=None) == 50
+    assert told(edge, 102, a=60, b=7) == 50
+    assert edge.holder == "b"
+    assert told(edge, 103, a=60, b=55) == 55
+
+
+def test_when_all_are_idle_the_edge_stands_as_far_as_they_came() -> None:
+    edge = marks(idle_after=100)
+    told(edge, 1, a=10, b=5)
+    assert edge.look(Instant(101)) == 10
+    assert edge.holder is None
+    assert edge.idle_at() is None
+
+
+def test_one_that_is_gone_holds_nothing_back_and_one_that_is_new_stands_where_the_edge_does() -> None:
+    edge = marks()
+    told(edge, 1, a=10, b=5)
+    assert told(edge, 2, a=12, c=None) == 5, "b is gone, c begins where the edge stands"
+    assert edge.holder == "c"
+    assert told(edge, 3, a=12, c=30) == 12
+
+
+def test_partitions_of_two_sources_are_kept_apart() -> None:
+    edge = marks()
+    told(edge, 1, a=10)
+    assert told(edge, 2, source="u", b=5) == 10
+    assert edge.holder == "a"
+    assert told(edge, 3, source="u", b=20) == 10
+    assert told(edge, 4, a=30) == 20
+
+
+def test_a_copy_goes_on_by_itself() -> None:
+    edge = marks()
+    told(edge, 1, a=10, b=5)
+    other = edge.copy()
+    assert told(other, 2, a=20, b=20) == 20
+    assert (edge.at, edge.holder) == (5, "b")
+
+
+times = st.dictionaries(st.sampled_from("abc"), st.none() | st.integers(0, 100), min_size=1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), times), max_size=12), st.none() | st.integers(1, 40))
+def test_the_edge_never_goes_back_and_never_passes_an_active_partition(
+    story: list[tuple[int, Mapping[str, int | None]]], idle_after: int | None
+) -> None:
+    edge, now, before = marks(idle_after=idle_after), 0, BEGINNING
+    seen: dict[str, int] = {}
+    for wait, largest in story:
+        now += wait
+        at = edge.observe(largest, source="t", now=Instant(now))
+        assert at >= before
+        seen = {
+            name: max(seen.get(name, before), time if time is not None else before) for name, time in largest.items()
+        }
+        if idle_after is None:
+            assert at == max(before, min(seen.values()))
+        before = at
+
+
+# ------------------------------------------------------------------------------------------------------ in a task
+
+
+def mark(idle_after: int | None = None) -> WithWatermark:
+    return WithWatermark(
+        id=3, origin=caller(), inputs=(Ref(1),), column="at", delay=0, idle_after=idle_after, max_ahead=None
+    )
+
+
+def batch(largest: int | None, topic: Partitions | None = None, **figures: object) -> Batch:
+    measure = Measure.known({"max": largest, "ahead": 0, "missing": 0, **figures})
+    return Batch(frame=None, sequence=1, measures={"time:3": measure}, partitions=topic)
+
+
+def topic(*names: str, column: str | None = "p", behind: str = "") -> Partitions:
+    return Partitions(names=names, column=column, source="orders", behind=frozenset(behind.split()))
+
+
+def inputs(idle_after: int | None = None, count: int = 1) -> Inputs:
+    channels = [Channel(capacity=9) for _ in range(count)]
+    names = ["orders", "clicks"][:count]
+    return Inputs(channels, [mark(idle_after)] * count, names=names, wake=lambda: None)
+
+
+def took(of: Inputs, now: int, *batches: Batch, source: int = 0) -> int:
+    for each in batches:
+        of[source].took(each, Instant(now), lambda: None)
+    return of.advance()
+
+
+def test_an_input_follows_its_partitions_and_says_which_holds() -> None:
+    of = inputs()
+    assert took(of, 1, batch(9, topic("0", "1"), partitions={"0": 9, "1": 4})) == 4
+    assert list(of.news("totals", EventTime(4))) == [WatermarkHeld(task="totals", by="orders/1", at=EventTime(4))]
+    assert took(of, 2, batch(12, topic("0", "1"), partitions={"0": 12, "1": None})) == 4
+    assert list(of.news("totals", EventTime(4))) == []
+    frozen = of.frozen()
+    assert frozen.settled
+    assert frozen.values() == (4,)
+
+
+def test_the_only_partition_needs_no_column() -> None:
+    assert took(inputs(), 1, batch(9, topic("0", column=None))) == 9
+
+
+@pytest.mark.parametrize("told", [batch(9, topic("0", "1", column=None)), batch(9)], ids=["no column", "no partitions"])
+def test_where_rows_do_not_say_all_are_one(told: Batch) -> None:
+    of = inputs()
+    assert took(of, 1, told) == 9
+    assert list(of.news("totals", EventTime(9))) == []
+
+
+def test_a_measure_that_was_lost_says_nothing() -> None:
+    of, lost = inputs(), Measure(dict)
+    lost.lose()
+    assert took(of, 1, Batch(frame=None, sequence=1, measures={"time:3": lost})) == BEGINNING
+    assert took(of, 1, batch(None)) == BEGINNING
+
+
+def test_a_quiet_partition_is_called_idle_while_others_bring_rows_but_not_before_all_is_told() -> None:
+    of = inputs(idle_after=100)
+    took(of, 1, batch(9, topic("0", "1"), partitions={"0": 9, "1": 4}))
+    assert of.check_idle(Instant(2)) == 101
+    unsettled = Measure(lambda: {"max": 20, "partitions": {"0": 20, "1": None}})
+    took(of, 50, Batch(frame=None, sequence=2, measures={"time:3": unsettled}, partitions=topic("0", "1")))
+    of.check_idle(Instant(101))
+    assert of.advance() == 4
+    assert of.frozen().settled is False
+    unsettled.settle()
+    assert of.frozen().values() == (4,)
+    assert of.advance() == 4
+    assert of.check_idle(Instant(101)) == 150
+    assert of.valve.at == 20
+
+
+def test_of_several_inputs_the_one_behind_is_named() -> None:
+    of = inputs(count=2)
+    took(of, 1, batch(9), source=0)
+    assert took(of, 1, batch(7), source=1) == 7
+    assert list(of.news("union", EventTime(7))) == [WatermarkHeld(task="union", by="clicks", at=EventTime(7))]
+    of.valve.set_idle(0, True)
+    of.valve.set_idle(1, True)
+    assert of.holder is None
+
+
+def test_rows_too_far_ahead_are_counted_once() -> None:
+    of = inputs()
+    took(of, 1, batch(9, ahead=3), batch(9, ahead=1))
+    assert list(of.news("totals", EventTime(9))) == [Counted(task="totals", name="ahead", amount=4)]
+    assert list(of.news("totals", EventTime(9))) == []
+
+
+def test_an_edge_without_a_generator_passes_on_what_it_gets() -> None:
+    of = Inputs([Channel(capacity=1)], [None], restored=(EventTime(5),), wake=lambda: None)
+    assert of[0].passed(EventTime(9)) == 9
+    assert of.frozen().values() == (5,)
+    assert of.holder is None

@@ -1,0 +1,218 @@
+"""Windows of so many rows, and the window for all time: results, state, cost, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+from oracle.counted import Counted
+from penstock.errors import GraphError, StateIncompatible
+from penstock.ids import END_OF_TIME
+from penstock.operators import aggregates as agg
+from penstock.operators.base import LATE
+from penstock.operators.emission import FINAL, Emission
+from penstock.operators.window_aggregate import WindowAggregate
+from penstock.operators.windows import count_window, global_window
+from window_harness import Rig, counted, exchanges, persistent
+
+pytestmark = pytest.mark.spark
+
+SECOND = 1_000_000
+SCHEMA = pa.schema([("user", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("x", pa.int64())])
+
+
+def rig_of(spark, folder, window, emission=FINAL, *, keys=(("user", "user"),), **more) -> Rig:
+    aggregates = (agg.count().alias("n"), agg.sum("x").alias("x"))
+    step = WindowAggregate(keys=keys, time="at", window=window, aggregates=aggregates, emission=emission)
+    return Rig(spark, step, SCHEMA, folder, **more)
+
+
+def rows(*seconds: int, user: str | None = "a") -> list[dict[str, object]]:
+    return [{"user": user, "at": second * SECOND, "x": second} for second in seconds]
+
+
+def taken(rig: Rig, port: str = "out") -> list[tuple[object, ...]]:
+    """What was sent, with times in microseconds."""
+    found: list[tuple[object, ...]] = []
+    mine = [batch for to, batch in rig.sent if to == port]
+    rig.sent = [(to, batch) for to, batch in rig.sent if to != port]
+    for batch in mine:
+        fields = batch.frame.schema.fields
+        names = [f"unix_micros({f.name})" if f.dataType.typeName() == "timestamp" else f.name for f in fields]
+        found += [tuple(row) for row in batch.frame.selectExpr(*names).collect()]
+        batch.release()
+    return found
+
+
+@pytest.mark.parametrize(("seed", "size", "keyed"), [(0, 3, True), (1, 1, True), (2, 7, True), (3, 4, False)])
+def test_windows_of_so_many_rows_are_those_of_a_plain_count(spark, tmp_path, seed, size, keyed):
+    chance = random.Random(seed)
+    before = persistent(spark)
+    rig = rig_of(spark, tmp_path, count_window(size), keys=(("user", "user"),) if keyed else ())
+    oracle, out, kept, missing = Counted(size), [], None, 0
+    for _ in range(10):
+        match chance.choice(["batch"] * 4 + ["checkpoint", "restart", "maintain", "advance"]):
+            case "batch":
+                times = chance.sample(range(1_000), chance.choice([1, 3, 9]))  # no two alike: their order is their own
+                batch = [
+                    {"user": chance.choice(["a", "b", None]), "at": at * SECOND, "x": chance.randrange(9)}
+                    for at in times
+                ]
+                rig.process([*batch, {"user": "a", "at": None, "x": 1}])
+                missing += 1
+                oracle.batch(batch if keyed else [{**row, "user": None} for row in batch])
+            case "checkpoint":
+                out += taken(rig)
+                kept = rig.checkpoint(), copy.deepcopy(oracle), len(out)
+            case "restart" if kept:
+                taken(rig), taken(rig, LATE)
+                rig = rig.again(kept[0], partitions=chance.choice([1, 2, 3]))
+                oracle, missing = copy.deepcopy(kept[1]), 0
+                del out[kept[2] :]
+            case "maintain":
+                rig.maintain()
+            case "advance":
+                rig.advance(rig.watermark + 2**62 if rig.watermark < 0 else 900 * SECOND)
+    out += taken(rig)
+    assert rig.counts.get("late", 0) == rig.counts.get("missing_time", 0) == len(taken(rig, LATE)) == missing
+    expected = [row if keyed else row[1:] for row in oracle.full]
+    assert sorted(out, key=repr) == sorted(expected, key=repr)
+    rig.advance(END_OF_TIME)
+    rest = [row if keyed else row[1:] for row in oracle.rest()]
+    assert sorted(taken(rig), key=repr) == sorted(rest, key=repr)
+    rig.operator.close()
+    assert persistent(spark) <= before
+
+
+def test_a_batch_of_counted_rows_is_one_job_a_result_one_more_and_nothing_is_compiled_once_warm(spark, tmp_path):
+    before = persistent(spark)
+    rig = rig_of(spark, tmp_path, count_window(5))
+    for _ in range(4):
+        with counted(spark) as warm:
+            for _ in range(3):
+                with counted(spark) as batch:
+                    rig.process([*rows(*range(20)), *rows(3, 4, user="b"), {"user": "a", "at": None, "x": 1}])
+                assert batch.jobs == 1
+                assert rig.operator._stack.height == 1
+                for port, sent in rig.sent:
+                    assert port == LATE or exchanges(sent.frame) == 0
+                    with counted(spark) as consumer:
+                        sent.frame.write.format("noop").mode("overwrite").save()
+                    assert consumer.jobs == 1
+                    sent.release()
+                rig.sent.clear()
+            rig.checkpoint()
+    assert warm.compilations == 0
+    rig.operator.close()
+    assert persistent(spark) <= before
+
+
+def test_a_batch_beside_the_windows_that_are_not_full_needs_one_exchange(spark, tmp_path):
+    rig = rig_of(spark, tmp_path, count_window(5))
+    rig.process(rows(1, 2))
+    plan = rig.operator._plan
+    layers, lease = rig.operator._stack.lease_due(0, END_OF_TIME)
+    flagged = plan.flagged(rig.frame(rows(3)), 0, 1)
+    assert exchanges(plan.counted(flagged, plan.layers.between(layers[0].frame, 0))) == 1, "that of the batch"
+    lease.release()
+    rig.operator.close()
+
+
+def test_a_checkpoint_holds_what_is_not_full_and_a_window_of_another_size_is_refused(spark, tmp_path):
+    rig = rig_of(spark, tmp_path, count_window(2))
+    rig.process([*rows(1, 2, 3), *rows(4, 5, user="b")])
+    first = rig.checkpoint()
+    assert (first.kind, [layer.rows for layer in first.layers]) == ("counted/1", [1])
+    assert rig.checkpoint().layers == first.layers
+    rig.process(rows(6))
+    assert rig.checkpoint().layers == ()
+    rig.sent.clear()
+    rig.operator.close()
+    with pytest.raises(StateIncompatible, match="cut for windows 'every 2 rows'; the pipeline declares 'every 3 rows'"):
+        rig_of(spark, tmp_path, count_window(3), restored=first, generation=2)
+
+
+def test_windows_without_a_watermark_count_rows_as_they_come(spark):
+    @ps.pipeline("arrivals")
+    def arrivals(p: ps.Pipeline) -> None:
+        clicks = p.read("clicks", ps.files.Source("/nowhere", schema="user STRING, n LONG"))
+        pairs = clicks.group_by("user", ps.count_window(2)).agg("pairs", ps.agg.sum("n").alias("n"))
+        pairs.write("pairs-out", ps.memory.Sink())
+        live = clicks.group_by("user", ps.global_window()).agg("live", ps.agg.sum("n").alias("n"), emit="updates")
+        live.write("live-out", ps.memory.Sink())
+
+    with ps.testing.run(arrivals, spark) as t:
+        for n in (1, 2, 4):
+            t.send("clicks", [{"user": "a", "n": n}, {"user": "b", "n": -n}][: 1 + (n != 2)])
+        t.checkpoint()
+        t.crash()
+        t.restart()
+        assert t.rows("pairs-out", "user", "n") == [{"user": "a", "n": 3}, {"user": "b", "n": -5}]
+        t.send("clicks", [{"user": "a", "n": 8}])
+        t.end()
+        assert {"user": "a", "n": 12} in t.rows("pairs-out", "user", "n")
+        changes = t.rows("live-out")
+        assert changes[0].keys() == {"user", "window_start", "window_end", "n", "_change"}
+        assert {row["window_end"] for row in changes} == {None}
+        assert {"user": "a", "n": 15, "_change": "update_after"} in t.rows("live-out", "user", "n", "_change")
+
+
+@pytest.mark.parametrize("keys", [(("user", "user"),), ()], ids=["key", "none"])
+def test_the_window_for_all_time_ends_when_its_input_does(spark, tmp_path, keys):
+    before = persistent(spark)
+    rig = rig_of(spark, tmp_path, global_window(), keys=keys)
+    rig.process([*rows(1, 2), {"user": "a", "at": None, "x": 5}])
+    rig.advance(2**62)
+    assert taken(rig) == []
+    rig = rig.again(rig.checkpoint(), partitions=3)
+    rig.process(rows(-(10**9)))
+    rig.advance(END_OF_TIME)
+    assert [row[-4:] for row in taken(rig)] == [(None, None, 4, 8 - 10**9)]
+    assert "late" not in rig.counts
+    rig.operator.close()
+    assert persistent(spark) <= before
+
+
+def test_what_all_time_comes_to_is_told_at_most_so_often_and_compiles_nothing_once_warm(spark, tmp_path):
+    rig = rig_of(spark, tmp_path, global_window(), Emission(updates=True, every=1_000))
+    told = []
+    for wall in (500, 1_000, 1_500, 2_000, 3_000):
+        rig.wall = wall
+        with counted(spark) as warm:
+            rig.process(rows(1))
+            told.append([row[-2:] for row in taken(rig)])
+    first, *more = (told[1], told[3], told[4])
+    assert (first, more[1]) == ([(2, "insert")], [(4, "update_before"), (5, "update_after")])
+    assert (told[0], told[2]) == ([], [])
+    assert warm.jobs >= 1
+    rig.advance(END_OF_TIME)
+    assert taken(rig) == []
+    rig.operator.close()
+    soon = rig_of(spark, tmp_path, global_window(), Emission(early=True, every=1_000))
+    soon.wall = 500
+    soon.process(rows(1))
+    soon.wall = 1_000
+    soon.process(rows(2))
+    assert [row[-2:] for row in taken(soon)] == [(3, "early")]
+    soon.advance(END_OF_TIME)
+    assert [row[-2:] for row in taken(soon)] == [(3, "on_time")]
+    soon.operator.close()
+
+
+@pytest.mark.parametrize("count", [0, -1, True, "3", 2**31])
+def test_a_count_that_is_none_is_refused(count):
+    with pytest.raises(GraphError, match=r"count_window\(.*\): the number of rows must be a whole number from 1"):
+        count_window(count)
+
+
+@pytest.mark.parametrize("how", [{"emit": "updates"}, {"early": "1 second"}])
+def test_counted_windows_are_sent_once(how):
+    numbers = ps.Pipeline("numbers").read("numbers", ps.rate.Source(rows_per_second=10))
+    grouped = numbers.group_by("value", ps.count_window(2))
+    with pytest.raises(GraphError, match=r"count_window\(\) sends each window when it is full") as error:
+        grouped.agg("pairs", ps.agg.count(), **how)
+    assert "test_count_windows.py" in str(error.value)

@@ -1,0 +1,224 @@
+"""What sessions cost, and what they keep: jobs, exchanges, compilations, blocks and files, counted from outside."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from penstock.errors import StateIncompatible
+from penstock.ids import END_OF_TIME
+from penstock.operators import aggregates as agg
+from penstock.operators.base import LATE, MAIN
+from penstock.operators.emission import FINAL, Emission
+from penstock.operators.window_aggregate import WindowAggregate
+from penstock.operators.windows import session, tumbling
+from penstock.state.compaction import Merge
+from penstock.state.stack import LIMIT
+from window_harness import Rig, counted, exchanges, persistent
+
+pytestmark = pytest.mark.spark
+
+SECOND = 1_000_000
+SCHEMA = pa.schema([("user", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("x", pa.int64())])
+
+WAYS = {
+    "final": (session("10 seconds"), FINAL),
+    "by": (session(by="CASE WHEN x > 3 THEN INTERVAL 10 SECONDS ELSE INTERVAL 9 SECONDS END"), FINAL),
+    "lateness": (session("10 seconds", allowed_lateness="1 minute"), FINAL),
+    "updates": (session("10 seconds"), Emission(updates=True)),
+    "early": (session("10 seconds"), Emission(early=True, every=10)),
+}
+
+
+def rig_of(spark, folder, kind: str, keys=(("user", "user"),), **more) -> Rig:
+    window, emission = WAYS[kind]
+    aggregates = (agg.sum("x"), agg.count().alias("n"), agg.collect("x").alias("all"))
+    step = WindowAggregate(keys=keys, time="at", window=window, aggregates=aggregates, emission=emission)
+    return Rig(spark, step, SCHEMA, folder, **more)
+
+
+def rows(*seconds: int, user: str = "a") -> list[dict[str, object]]:
+    return [{"user": user, "at": second * SECOND, "x": second} for second in seconds]
+
+
+def one_round(spark, rig: Rig, start: int) -> None:
+    """Batches, late rows, sessions that end while others go on, a snapshot; then all is closed."""
+    some = [{"user": f"u{n % 7}", "at": (start + n % 40) * SECOND, "x": n} for n in range(60)]
+    some += rows(start, user="brief")
+    for upto, jobs in ((None, 1), (None, 1), (15, 1), (None, 1), (25, 1), (None, 1), (60, 1), (1_000, 0)):
+        with counted(spark) as cost:
+            if upto is None:
+                rig.wall += 10
+                rig.process([*some, *rows(start - 1_000)] if rig.watermark > 0 else some)
+            else:
+                rig.advance((start + upto) * SECOND)
+        assert cost.jobs == jobs, "what ends is merged out of all layers, unless there is but one"
+        deliver(spark, rig)
+    rig.checkpoint()
+    assert rig.operator._stack.height == 0
+
+
+def deliver(spark, rig: Rig) -> None:
+    for port, batch in rig.sent:
+        assert port == LATE or exchanges(batch.frame) == 0
+        with counted(spark) as consumer:
+            batch.frame.write.format("noop").mode("overwrite").save()
+        assert consumer.jobs == 1
+        batch.release()
+    rig.sent.clear()
+
+
+@pytest.mark.parametrize("kind", WAYS)
+def test_a_batch_is_one_job_an_end_of_sessions_one_more_and_nothing_is_compiled_once_warm(spark, tmp_path, kind):
+    before = persistent(spark)
+    rig = rig_of(spark, tmp_path, kind)
+    for number in (1, 2):
+        one_round(spark, rig, number * 10_000)
+    with counted(spark) as warm:
+        one_round(spark, rig, 30_000)
+    assert warm.compilations == 0
+    rig.operator.close()
+    assert persistent(spark) <= before
+
+
+@pytest.mark.parametrize("keys", [(("user", "user"),), ()], ids=["string", "none"])
+def test_no_exchange_lies_above_layers_at_any_height(spark, tmp_path, keys):
+    rig = rig_of(spark, tmp_path, "final", keys)
+    stack = rig.operator._stack
+    for height in range(1, LIMIT + 1):
+        rig.process(rows(*range(height, 90, 11)))
+        layers, lease = stack.lease_due(0, END_OF_TIME)
+        assert len(layers) == height
+        layers_format = rig.operator._plan.layers_format
+        frames = layers_format.merged(layers_format.between(_union(layers), 0))
+        assert exchanges(frames) == 0
+        lease.release()
+    rig.advance(30 * SECOND)
+    assert stack.height == 1
+    rig.process(rows(33))
+    layers, lease = stack.lease_due(0, END_OF_TIME)
+    assert exchanges(layers_format.merged(_union(layers))) == 0
+    lease.release()
+    rig.operator.close()
+
+
+def _union(layers):
+    from penstock.state.layer import union
+
+    return union(layers)
+
+
+def test_a_merge_that_is_overtaken_by_the_end_of_sessions_comes_to_nothing(spark, tmp_path):
+    rig = rig_of(spark, tmp_path, "final")
+    for second in (1, 2, 30, 31):
+        rig.process(rows(second))
+    stack, operator = rig.operator._stack, rig.operator
+    names = tuple(layer.name for layer in stack.sized())
+    layers, lease = stack.lease_named(names)
+    merged = operator._merged(layers, Merge(names=names, level=1, reason="test"))
+    rig.advance(20 * SECOND)
+    assert not stack.replace(layers, merged)
+    lease.release()
+    rig.advance(END_OF_TIME)
+    assert [row[3:5] for row in rig.take()] == [(3, 2), (61, 2)]
+    operator.close()
+
+
+def test_a_checkpoint_writes_what_is_new_and_all_that_is_open_once_sessions_have_ended(spark, tmp_path):
+    rig = rig_of(spark, tmp_path, "final")
+    rig.process([*rows(1, 30), *rows(35, user="b")])
+    first = rig.checkpoint()
+    rig.process(rows(33, user="c"))
+    second = rig.checkpoint()
+    assert [layer.rows for layer in second.layers] == [3, 1]
+    assert second.layers[0] == first.layers[0]
+    pending = rig.operator.snapshot(3)
+    rig.process(rows(36))
+    rig.advance(20 * SECOND)
+    rig.process(rows(37, user="d"))
+    overtaken = pending.materialise()
+    assert overtaken.layers == second.layers, "the merge came after the snapshot was named"
+    third = rig.checkpoint()
+    assert [layer.rows for layer in third.layers] == [4], "sessions of a, b, c and d, without the one that has ended"
+    assert rig.checkpoint().layers == third.layers
+    rig.take()
+    old = rig_of(spark, tmp_path, "final", restored=overtaken, generation=7, partitions=3)
+    old.process(rows(36))
+    old.advance(20 * SECOND)
+    old.process(rows(37, user="d"))
+    new = rig.again(third, generation=8)
+    ends = []
+    for each in (old, new):
+        each.advance(END_OF_TIME)
+        ends.append([row for row in each.take() if row[-1] != [1]])
+        each.operator.close()
+    assert ends[0] == ends[1] != []
+
+
+def test_durable_layers_are_merged_without_losing_the_beginning_of_a_session(spark, tmp_path):
+    rig = rig_of(spark, tmp_path, "final")
+    rig.process(rows(1, 100))
+    rig.advance(50 * SECOND)
+    for second in range(101, 117):
+        rig.process(rows(second))
+        rig.checkpoint()
+        rig.maintain()
+    handle = rig.checkpoint()
+    assert len(handle.layers) < 12
+    rig = rig.again(handle, partitions=3)
+    rig.sent.clear()
+    rig.advance(END_OF_TIME)
+    assert [row[4] for row in rig.take()] == [17]
+    rig.operator.close()
+
+
+def test_state_of_other_sessions_or_windows_is_refused(spark, tmp_path):
+    rig = rig_of(spark, tmp_path, "final")
+    rig.process(rows(1))
+    handle = rig.checkpoint()
+    rig.operator.close()
+    with pytest.raises(StateIncompatible, match="windows 'sessions with a gap of 10 seconds'; the pipeline declares"):
+        rig_of(spark, tmp_path, "by", restored=handle, generation=2)
+    spec = WindowAggregate(keys=rig.spec.keys, time="at", window=tumbling("10 s"), aggregates=rig.spec.aggregates)
+    with pytest.raises(StateIncompatible, match="kind 'sessions/1', this step keeps 'window/1'"):
+        Rig(spark, spec, SCHEMA, tmp_path, restored=handle, generation=2)
+
+
+def test_times_at_the_ends_of_time_and_keys_that_are_equal_but_not_alike(spark, tmp_path):
+    keys = (
+        ("k", "CASE x WHEN 0 THEN -0.0D WHEN 1 THEN 0.0D WHEN 2 THEN double('NaN') WHEN 3 THEN -double('NaN') END"),
+    )
+    rig = rig_of(spark, tmp_path, "final", keys)
+    for at in (-(2**63), 0, 2**63 - 1):
+        frame = spark.sql(
+            f"SELECT 'a' AS user, timestamp_micros({at}L) AS at, id AS x FROM range(5)".replace(
+                f"{-(2**63)}L", "-9223372036854775807L - 1L"
+            )
+        )
+        rig.process_frame(frame)
+        if at == 0:
+            rig = rig.again(rig.checkpoint(), partitions=3)
+    rig.advance(END_OF_TIME)
+    frames = [
+        batch.frame.selectExpr("k", "unix_micros(window_start)", "unix_micros(window_end)", "n")
+        for _, batch in rig.sent
+    ]
+    assert len(frames) == 1
+    found = sorted((str(k), start, end - start, n) for k, start, end, n in frames[0].collect())
+    lengths = {-(2**63): 10 * SECOND, 0: 10 * SECOND, 2**63 - 1: 0}
+    assert found == [(k, at, lengths[at], n) for k, n in (("0.0", 2), ("None", 1), ("nan", 2)) for at in lengths]
+    assert rig.counts == {"fired": 1}
+    rig.sent[0][1].release()
+    rig.operator.close()
+
+
+def test_results_are_sent_and_event_time_passed_on_in_steps_of_a_tenth_of_the_gap(spark, tmp_path):
+    rig = rig_of(spark, tmp_path, "final")
+    rig.process(rows(1))
+    rig.process(rows(2, user="b"))
+    told = [rig.operator.advance(micros, emit=rig._emit) for micros in (11 * SECOND + 1, 12 * SECOND - 1)]
+    assert told == [11 * SECOND, 11 * SECOND]
+    assert [row[0] for row in rig.take(MAIN)] == ["a"]
+    assert rig.operator.advance(12 * SECOND, emit=rig._emit) == 12 * SECOND
+    assert [row[0] for row in rig.take(MAIN)] == ["b"]
+    rig.operator.close()

@@ -1,0 +1,65 @@
+"""Rows aggregated before they travel give the layers and results that rows aggregated in their places give."""
+
+from __future__ import annotations
+
+import math
+
+import pyarrow as pa
+import pytest
+
+from penstock.ids import END_OF_TIME
+from penstock.operators import aggregates as agg
+from penstock.operators import folding
+from penstock.operators.base import LATE
+from penstock.operators.window_aggregate import WindowAggregate
+from penstock.operators.windows import sliding, tumbling
+from window_harness import Rig, counted, persistent
+
+pytestmark = pytest.mark.spark
+
+SECOND = 1_000_000
+SCHEMA = pa.schema([("k", pa.float64()), ("at", pa.timestamp("us", tz="UTC")), ("x", pa.int64())])
+KEYS = [0.0, -0.0, math.nan, None, 1.5, -1.5]
+
+
+def step(window) -> WindowAggregate:
+    simple = (agg.sum("x"), agg.count().alias("n"), agg.avg("x"), agg.max("x"))
+    aggregates = (*simple, agg.count_distinct("x"), agg.first("x", by="x"))
+    return WindowAggregate(keys=(("k", "k"),), time="at", window=window, aggregates=aggregates)
+
+
+def rows(start: int, count: int = 240) -> list[dict[str, object]]:
+    return [{"k": KEYS[n % 6], "at": (start + n % 40) * SECOND, "x": n} for n in range(count)]
+
+
+def run(spark, folder, window) -> tuple[list[tuple[object, ...]], list[int], list[int]]:
+    rig = Rig(spark, step(window), SCHEMA, folder)
+    jobs, compiled, found = [], [], []
+    for turn in range(5):
+        with counted(spark) as cost:
+            rig.process(rows(turn * 7))
+        jobs.append(cost.jobs)
+        compiled.append(cost.compilations)
+        rig.advance(turn * 10 * SECOND)
+        found += rig.take()
+    rig.take(LATE)
+    rig = rig.again(rig.checkpoint(), partitions=3)
+    rig.process(rows(60))
+    rig.advance(END_OF_TIME)
+    found += rig.take()
+    rig.take(LATE)
+    rig.operator.close()
+    return sorted(map(repr, found)), jobs, compiled
+
+
+@pytest.mark.parametrize("window", [tumbling("10 seconds"), sliding("20 seconds", "5 seconds")], ids=str)
+def test_folded_batches_are_one_job_and_mix_with_others(spark, tmp_path, monkeypatch, window):
+    before = persistent(spark)
+    plain, _, _ = run(spark, tmp_path / "plain", window)
+    monkeypatch.setattr(folding, "LEAST", 1)
+    monkeypatch.setattr(folding, "WORTH", 1)
+    folded, jobs, compiled = run(spark, tmp_path / "folded", window)
+    assert folded == plain
+    assert jobs == [1] * 5
+    assert compiled[3:] == [0, 0], "the second batch is the first that is folded"
+    assert persistent(spark) <= before
