@@ -41,9 +41,20 @@ CONTEXT_SETTINGS: Final = {
     "spark.hadoop.dfs.client.read.shortcircuit": "false",
     "spark.log.level": "ERROR",
     "spark.sql.codegen.cache.maxEntries": "2000",  # 100 unless set: one step with its stack of layers needs more
+    "spark.python.sql.dataFrameDebugging.enabled": "false",  # asks the JVM six times for each Column that is made
 }
 """What can be set only before the context exists; on another's session some of this may be missing."""
 
+
+_ASKED_FOR: Final = {
+    "PythonUtils": ("org.apache.spark.api.python.PythonUtils", ("toSeq", "toArray")),
+    "functions": ("org.apache.spark.sql.functions", ("col", "expr")),
+    "org.apache.spark.sql.functions": ("org.apache.spark.sql.functions", ("col", "expr", "lit")),
+    "org.apache.spark.sql.Observation": ("org.apache.spark.sql.Observation", ()),
+    "scala.concurrent.Await": ("scala.concurrent.Await", ("result", "ready")),
+    "scala.concurrent.duration.Duration": ("scala.concurrent.duration.Duration", ("create",)),
+}
+"""Under the name that it is asked for by: the class, and those of its static methods that are asked for too."""
 
 LONGEST_SOCKET_FOLDER: Final = 60
 """Characters of the folder for temporary files beyond which a Unix socket in it may have too long a name."""
@@ -73,7 +84,9 @@ def make_session(name: str, *, master: str | None = None) -> SparkSession:
     if SparkContext._active_spark_context is None:  # noqa: SLF001 - there is no public way to ask
         gateway = _start_jvm(conf)
         SparkContext(conf=conf, gateway=gateway)
-    return SparkSession.builder.config(conf=conf).getOrCreate()
+    made = SparkSession.builder.config(conf=conf).getOrCreate()
+    _remember_classes(made)
+    return made
 
 
 def _start_jvm(conf: SparkConf) -> Any:
@@ -110,13 +123,28 @@ def take_over(spark: SparkSession) -> SparkSession:
     inner = cast("Any", spark)._jsparkSession.cloneSession()  # noqa: SLF001 - there is no public way
     ours = SparkSession(spark.sparkContext, inner)
     configure(ours)
+    _remember_classes(ours)
     return ours
+
+
+def _remember_classes(spark: SparkSession) -> None:
+    """Keep classes that PySpark asks the JVM for several times with each frame where it looks first.
+
+    Each time costs two calls, and for a class known by its last name a search of every jar: up to 2 ms.
+    """
+    jvm: Any = cast("Any", spark)._jvm  # noqa: SLF001 - there is no public way
+    for name, (whole, members) in _ASKED_FOR.items():
+        if name not in vars(jvm):
+            found = getattr(jvm, whole)
+            for member in members:
+                setattr(found, member, getattr(found, member))
+            setattr(jvm, name, found)
 
 
 def activate(spark: SparkSession) -> None:
     """Make it this thread's active session: Spark's analyser asks for it, and a new thread has none."""
     inner = cast("Any", spark)
-    inner._jvm.SparkSession.setActiveSession(inner._jsparkSession)  # noqa: SLF001 - there is no public way
+    getattr(inner._jvm, "org.apache.spark.sql.classic.SparkSession").setActiveSession(inner._jsparkSession)  # noqa: SLF001 - there is no public way
 
 
 def configure(spark: SparkSession) -> None:

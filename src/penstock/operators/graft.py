@@ -57,6 +57,7 @@ class Grafter:
         self._map1 = getattr(self.jvm, "scala.collection.immutable.Map$Map1")
         self._nil = getattr(getattr(self.jvm, "scala.collection.immutable.Nil$"), "MODULE$")
         self._none = getattr(getattr(self.jvm, "scala.None$"), "MODULE$")
+        self._list = self.jvm.java.util.ArrayList
         self._to_seq = self.jvm.org.apache.spark.api.python.PythonUtils.toSeq
         self._of_rows = self.jvm.org.apache.spark.sql.classic.Dataset.ofRows
 
@@ -84,7 +85,7 @@ class Grafter:
 
     def hang(self, plan: Java, leaf: Leaf, below: Java) -> Java:
         """``plan`` with ``below`` in the place of its leaf: the same columns by position, whatever their names."""
-        sides = self.jvm.java.util.ArrayList()
+        sides = self._list()
         sides.add(leaf.empty)
         sides.add(below)
         hole = self._union(self._to_seq(sides), False, False)

@@ -65,11 +65,7 @@ class SpanFormat(LayerFormat):
 
     def joined(self, frame: DataFrame, *more: Column, by: tuple[str, ...]) -> DataFrame:
         """One row for each key and value of ``by``, from the first start to the last end."""
-        from pyspark.sql import functions as F
-
-        types = {field.name: field.dataType for field in self.schema.fields}
-        partials = [merge(F.col(quoted(name))).cast(types[name]).alias(name) for name, merge in self.merges.items()]
-        return frame.groupBy(*map(quoted, (*self.keys, *by))).agg(*bounds_of(self), *partials, *more)
+        return frame.groupBy(*map(quoted, (*self.keys, *by))).agg(*bounds_of(self), *self.merging, *more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -161,7 +161,7 @@ class WindowOperator:
 
     def _add_layer(self, flagged: DataFrame, by_partition: LateRows) -> dict[str, Any]:
         more = by_partition.figures()
-        wanted = [*self._plan.figures(), *more.values()]
+        wanted = [*self._plan.figures, *more.values()]
         figures = Figures((*FIGURES, *more))
         groups = self._keep(figures.watch(flagged, wanted))
         told = figures.read()

@@ -6,6 +6,7 @@ Everything that does not change from batch to batch is made once, here, when the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from penstock.operators.aggregates.base import is_ordered, once
@@ -43,7 +44,7 @@ ON_TIME, LATE, MISSING = 0, 1, 2
 FIGURES = ("on_time", "late", "missing")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class WindowPlan:
     """What the step does to frames.
 
@@ -93,14 +94,13 @@ class WindowPlan:
             "*", f"{code} AS {_CODE}"
         )
 
-    def figures(self) -> list[Column]:
+    @cached_property
+    def figures(self) -> tuple[Column, ...]:
         """How many rows are on time, late, without a time: aggregates over a flagged frame, as in ``FIGURES``."""
         from pyspark.sql import functions as F
 
-        return [
-            F.expr(f"count_if({_CODE} = {code})").alias(name)
-            for code, name in zip((ON_TIME, LATE, MISSING), FIGURES, strict=True)
-        ]
+        counts = zip((ON_TIME, LATE, MISSING), FIGURES, strict=True)
+        return tuple(F.expr(f"count_if({_CODE} = {code})").alias(name) for code, name in counts)
 
     def on_time(self, flagged: DataFrame, *more: str) -> DataFrame:
         """Keys, stretches of time and inputs of aggregates of the rows that are on time, and columns named besides."""

@@ -39,9 +39,10 @@ def counted(frame: DataFrame) -> tuple[DataFrame, Callable[[], int | None]]:
 def _answered(spark: SparkSession, future: Any) -> bool:
     if future.isCompleted():
         return True
-    concurrent: Any = spark._jvm.scala.concurrent  # type: ignore[union-attr]  # noqa: SLF001
+    jvm: Any = spark._jvm  # noqa: SLF001
     try:
-        concurrent.Await.ready(future, concurrent.duration.Duration.create(_ANSWER))
+        patience = getattr(jvm, "scala.concurrent.duration.Duration").create(_ANSWER)
+        getattr(jvm, "scala.concurrent.Await").ready(future, patience)
     except Exception:  # whatever it is, there is no answer
         return False
     return True
@@ -99,5 +100,5 @@ def remove(spark: SparkSession, urls: Sequence[str]) -> None:
     """Delete whole folders. Only for what this process wrote and no committable names; absent is fine."""
     context: Any = spark.sparkContext
     for url in urls:
-        path = context._jvm.org.apache.hadoop.fs.Path(url)  # noqa: SLF001
+        path = getattr(context._jvm, "org.apache.hadoop.fs.Path")(url)  # noqa: SLF001
         path.getFileSystem(context._jsc.hadoopConfiguration()).delete(path, True)  # noqa: SLF001

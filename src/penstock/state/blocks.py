@@ -1,6 +1,8 @@
 """The edge to Spark's internals: cached blocks freed by hand, figures read with a time-out; knows nothing of layers.
 
 Everything here goes through py4j and is pinned by tests, because none of it is promised by PySpark's public API.
+Classes are asked for by their whole name at once: a dot at a time, the JVM looks for a class of each package's name in
+every jar, for up to half a millisecond each.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ def rebind(frame: DataFrame, session: SparkSession) -> DataFrame:
 
     jvm: Any = session.sparkContext._jvm  # noqa: SLF001
     plan = _internals(frame).queryExecution().analyzed()
-    dataset = jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan)  # noqa: SLF001
+    ofrows = getattr(jvm, "org.apache.spark.sql.classic.Dataset").ofRows
+    dataset = ofrows(session._jsparkSession, plan)  # noqa: SLF001
     return ClassicDataFrame(dataset, session)
 
 
@@ -140,9 +143,9 @@ class Figures:
         """
         observed: Any = self._observation
         jvm = observed._jvm  # noqa: SLF001
-        patience = jvm.scala.concurrent.duration.Duration.create(seconds, "seconds")
+        patience = getattr(jvm, "scala.concurrent.duration.Duration").create(seconds, "seconds")
         try:
-            row = jvm.scala.concurrent.Await.result(observed._jo.future(), patience)  # noqa: SLF001
+            row = getattr(jvm, "scala.concurrent.Await").result(observed._jo.future(), patience)  # noqa: SLF001
         except Exception as error:
             if "TimeoutException" in str(error):
                 return None

@@ -6,7 +6,7 @@ Knows nothing of the stack a layer lies in, of checkpoints or of windows' shapes
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING
 
 from penstock.elements import Lease
@@ -25,9 +25,11 @@ START, END = "window_start", "window_end"
 KIND = "window/1"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class LayerFormat:
     """The rows of a step's layers: one for each key and stretch of time, with partial aggregates.
+
+    Columns that are the same for every layer are made once: each takes several calls to the JVM.
 
     Attributes:
         uid: the step, for messages.
@@ -67,11 +69,24 @@ class LayerFormat:
 
         ``more`` are aggregates over other columns of ``frame``.
         """
+        groups = (quoted(name) for name in (*self.keys, self.start, self.end, *by))
+        return frame.groupBy(*groups).agg(*self.merging, *more)
+
+    @cached_property
+    def merging(self) -> tuple[Column, ...]:
+        """The partials of one group become one: aggregates, one for each partial column."""
         from pyspark.sql import functions as F
 
         types = {field.name: field.dataType for field in self.schema.fields}
-        partials = [merge(F.col(quoted(name))).cast(types[name]).alias(name) for name, merge in self.merges.items()]
-        return frame.groupBy(*(quoted(name) for name in (*self.keys, self.start, self.end, *by))).agg(*partials, *more)
+        return tuple(merge(F.col(quoted(name))).cast(types[name]).alias(name) for name, merge in self.merges.items())
+
+    @cached_property
+    def extent(self) -> tuple[Column, ...]:
+        """How many rows there are, and where the first and the last of them end: aggregates over a layer's rows."""
+        from pyspark.sql import functions as F
+
+        end = F.expr(f"unix_micros({self.end})")
+        return (F.count(F.lit(1)).alias("rows"), F.min(end).alias("first"), F.max(end).alias("last"))
 
     def between(self, frame: DataFrame, after: int, until: int = END_OF_TIME) -> DataFrame:
         """Rows whose stretch ends in ``(after, until]``. Bounds change with every batch and compile nothing."""
@@ -130,8 +145,8 @@ def build(
     """
     figures = Figures(("rows", "first", "last"))
     with blocks_needed(layers_format.uid):
-        kept = cut(figures.watch(frame, _extent(layers_format.end)))
-    told = figures.read() or _ask(kept, layers_format.end)
+        kept = cut(figures.watch(frame, layers_format.extent))
+    told = figures.read() or _ask(kept, layers_format)
     if not told["rows"]:
         free(kept)
         return None
@@ -152,14 +167,7 @@ def build(
     )
 
 
-def _extent(column: str) -> list[Column]:
-    from pyspark.sql import functions as F
-
-    end = F.expr(f"unix_micros({column})")
-    return [F.count(F.lit(1)).alias("rows"), F.min(end).alias("first"), F.max(end).alias("last")]
-
-
-def _ask(kept: DataFrame, column: str) -> dict[str, int | None]:
+def _ask(kept: DataFrame, layers_format: LayerFormat) -> dict[str, int | None]:
     """The same figures by a job of their own: only if the observation was lost, since the layer depends on them."""
-    row = kept.agg(*_extent(column)).collect()[0]
+    row = kept.agg(*layers_format.extent).collect()[0]
     return {"rows": row[0], "first": row[1], "last": row[2]}
