@@ -170,13 +170,13 @@ class Emitter:
         if self._emission.early and open_ones:
             self._send_news(open_ones, emit, fired=(self._fired, watermark))
             return
-        layers, lease = self._stack.lease_due(due.panes[0], due.last)
+        layers, lease = self._stack.lease_due(*due.panes)
         self._send(self._results.finished(layers, due) if layers else None, lease, emit)
 
     def _send_again(self, emit: Emit) -> None:
         """Send windows once more that were sent before and have new rows since."""
         due = self._window.due(self._closed, self._fired)
-        news = due is not None and self._stack.has_news(due.panes[0], due.last)
+        news = due is not None and self._stack.has_news(*due.panes)
         told = self._stack.tell(*(due.panes if due and news else (END_OF_TIME, BEGINNING)))
         if due is None or not news:
             told.lease.release()

@@ -76,6 +76,14 @@ class SessionEmitter(Emitter):
         paced = self._emission.updates and self._emission.every is not None
         return paced and watermark != END_OF_TIME and self._owed() is not None
 
+    def _send_again(self, emit: Emit) -> None:
+        """Only if what is new may end where sessions were sent before; what is still open is no news."""
+        due = self._session.due(self._closed, self._fired)
+        if due is not None and self._stack.has_news(due.first, due.last):
+            super()._send_again(emit)
+        else:
+            self._stack.tell(END_OF_TIME, BEGINNING).lease.release()
+
     def _fire(self, due: Due, watermark: int, emit: Emit) -> None:
         if self._stack.holds(due.first, due.last):
             super()._fire(due, watermark, emit)
