@@ -154,3 +154,27 @@ class Rig:
 
     def _count(self, name: str, value: int) -> None:
         self.counts[name] = self.counts.get(name, 0) + value
+
+
+def deliver(spark: SparkSession, rig: Rig) -> None:
+    """Run everything that was sent as its consumer would: in one job, and results without an exchange."""
+    for port, batch in rig.sent:
+        assert port == LATE or exchanges(batch.frame) == 0
+        with counted(spark) as consumer:
+            batch.frame.write.format("noop").mode("overwrite").save()
+        assert consumer.jobs == 1
+        batch.release()
+    rig.sent.clear()
+
+
+def taken(rig: Rig, port: str = MAIN) -> list[tuple[object, ...]]:
+    """What was sent by a port, in order, with times in microseconds."""
+    rows: list[tuple[object, ...]] = []
+    mine = [batch for to, batch in rig.sent if to == port]
+    rig.sent = [(to, batch) for to, batch in rig.sent if to != port]
+    for batch in mine:
+        fields = batch.frame.schema.fields
+        names = [f"unix_micros({f.name})" if f.dataType.typeName() == "timestamp" else f.name for f in fields]
+        rows += [tuple(row) for row in batch.frame.selectExpr(*names).collect()]
+        batch.release()
+    return rows

@@ -17,7 +17,7 @@ from penstock.operators.base import LATE
 from penstock.operators.emission import FINAL, Emission
 from penstock.operators.window_aggregate import WindowAggregate
 from penstock.operators.windows import count_window, global_window
-from window_harness import Rig, counted, exchanges, persistent
+from window_harness import Rig, counted, deliver, exchanges, persistent, taken
 
 pytestmark = pytest.mark.spark
 
@@ -33,19 +33,6 @@ def rig_of(spark, folder, window, emission=FINAL, *, keys=(("user", "user"),), *
 
 def rows(*seconds: int, user: str | None = "a") -> list[dict[str, object]]:
     return [{"user": user, "at": second * SECOND, "x": second} for second in seconds]
-
-
-def taken(rig: Rig, port: str = "out") -> list[tuple[object, ...]]:
-    """What was sent, with times in microseconds."""
-    found: list[tuple[object, ...]] = []
-    mine = [batch for to, batch in rig.sent if to == port]
-    rig.sent = [(to, batch) for to, batch in rig.sent if to != port]
-    for batch in mine:
-        fields = batch.frame.schema.fields
-        names = [f"unix_micros({f.name})" if f.dataType.typeName() == "timestamp" else f.name for f in fields]
-        found += [tuple(row) for row in batch.frame.selectExpr(*names).collect()]
-        batch.release()
-    return found
 
 
 @pytest.mark.parametrize(("seed", "size", "keyed"), [(0, 3, True), (1, 1, True), (2, 7, True), (3, 4, False)])
@@ -98,13 +85,7 @@ def test_a_batch_of_counted_rows_is_one_job_a_result_one_more_and_nothing_is_com
                     rig.process([*rows(*range(20)), *rows(3, 4, user="b"), {"user": "a", "at": None, "x": 1}])
                 assert batch.jobs == 1
                 assert rig.operator._stack.height == 1
-                for port, sent in rig.sent:
-                    assert port == LATE or exchanges(sent.frame) == 0
-                    with counted(spark) as consumer:
-                        sent.frame.write.format("noop").mode("overwrite").save()
-                    assert consumer.jobs == 1
-                    sent.release()
-                rig.sent.clear()
+                deliver(spark, rig)
             rig.checkpoint()
     assert warm.compilations == 0
     rig.operator.close()

@@ -8,13 +8,13 @@ import pytest
 from penstock.errors import StateIncompatible
 from penstock.ids import END_OF_TIME
 from penstock.operators import aggregates as agg
-from penstock.operators.base import LATE, MAIN
+from penstock.operators.base import MAIN
 from penstock.operators.emission import FINAL, Emission
 from penstock.operators.window_aggregate import WindowAggregate
 from penstock.operators.windows import session, tumbling
 from penstock.state.compaction import Merge
 from penstock.state.stack import LIMIT
-from window_harness import Rig, counted, exchanges, persistent
+from window_harness import Rig, counted, deliver, exchanges, persistent
 
 pytestmark = pytest.mark.spark
 
@@ -56,16 +56,6 @@ def one_round(spark, rig: Rig, start: int) -> None:
         deliver(spark, rig)
     rig.checkpoint()
     assert rig.operator._stack.height == 0
-
-
-def deliver(spark, rig: Rig) -> None:
-    for port, batch in rig.sent:
-        assert port == LATE or exchanges(batch.frame) == 0
-        with counted(spark) as consumer:
-            batch.frame.write.format("noop").mode("overwrite").save()
-        assert consumer.jobs == 1
-        batch.release()
-    rig.sent.clear()
 
 
 @pytest.mark.parametrize("kind", WAYS)

@@ -16,7 +16,7 @@ from penstock.operators.base import LATE
 from penstock.operators.emission import FINAL, Emission
 from penstock.operators.window_aggregate import WindowAggregate
 from penstock.operators.windows import session
-from window_harness import Rig, persistent
+from window_harness import Rig, persistent, taken
 
 pytestmark = pytest.mark.spark
 
@@ -80,19 +80,6 @@ class Story:
     def collect(self) -> None:
         self.out += taken(self.rig)
         self.late += [row[-1] for row in taken(self.rig, LATE)]
-
-
-def taken(rig: Rig, port: str = "out") -> list[tuple[object, ...]]:
-    """What was sent, in order, with times in microseconds."""
-    rows: list[tuple[object, ...]] = []
-    mine = [batch for to, batch in rig.sent if to == port]
-    rig.sent = [(to, batch) for to, batch in rig.sent if to != port]
-    for batch in mine:
-        fields = batch.frame.schema.fields
-        names = [f"unix_micros({f.name})" if f.dataType.typeName() == "timestamp" else f.name for f in fields]
-        rows += [tuple(row) for row in batch.frame.selectExpr(*names).collect()]
-        batch.release()
-    return rows
 
 
 def tell(spark, folder: Path, seed: int, window, emission=FINAL, *, keys=True, own_gaps=False) -> Story:

@@ -6,11 +6,11 @@ import pyarrow as pa
 import pytest
 
 from penstock.operators import aggregates as agg
-from penstock.operators.base import LATE, MAIN
+from penstock.operators.base import MAIN
 from penstock.operators.emission import FINAL, Emission
 from penstock.operators.window_aggregate import WindowAggregate
 from penstock.operators.windows import cumulative, sliding, tumbling
-from window_harness import Rig, counted, exchanges, persistent
+from window_harness import Rig, counted, deliver, persistent
 
 pytestmark = pytest.mark.spark
 
@@ -56,16 +56,6 @@ def one_round(spark, rig: Rig, number: int, unit: int) -> list[int]:
         deliver(spark, rig)
     assert rig.operator._stack.height == 0
     return sent
-
-
-def deliver(spark, rig: Rig) -> None:
-    for port, batch in rig.sent:
-        assert port == LATE or exchanges(batch.frame) == 0
-        with counted(spark) as consumer:
-            batch.frame.write.format("noop").mode("overwrite").save()
-        assert consumer.jobs == 1
-        batch.release()
-    rig.sent.clear()
 
 
 @pytest.mark.parametrize("kind", WAYS)

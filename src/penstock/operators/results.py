@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from penstock.operators.window_base import Due, Paned
     from penstock.operators.window_plan import WindowPlan
-    from penstock.state.layer import Layer
+    from penstock.state.layer import Layer, LayerFormat
     from penstock.state.stack import Told
 
 NEW, _OLD, _AFTER, _BEFORE = (f"{OWN}{name}" for name in ("new", "old", "after", "before"))
@@ -46,16 +46,7 @@ class Results:
 
         With ``timing`` they say when they were sent: ``early``, ``on_time`` (ending in ``fired``) or ``late``.
         """
-        from pyspark.sql import functions as F
-
-        rows = self._in_windows(marked(told), due)
-        after, until = (changing(bound, beside=END) for bound in fired)
-        end = f"unix_micros({END})"
-        merged = self._windows.merged(rows, F.expr(f"bool_or({NEW})").alias(NEW))
-        found = merged.where(f"{NEW} OR ({end} > {after} AND {end} <= {until})")
-        when = f"CASE WHEN {end} > {until} THEN 'early' WHEN {end} > {after} THEN 'on_time' ELSE 'late' END"
-        more = (F.expr(when).alias(TIMING),) if timing else ()
-        return found.select(*self._plan.bounds, *self._plan.finishes, *more)
+        return with_news(self._plan, self._windows, self._in_windows(marked(told), due), fired=fired, timing=timing)
 
     def changes(self, told: Told, due: Due) -> DataFrame:
         """What became of due windows that have new rows: ``insert``, or ``update_before`` and ``update_after``.
@@ -104,6 +95,21 @@ class Results:
         spread = found.selectExpr(*others, f"inline({windows}) AS ({OWN}start, {OWN}end)")
         times = (f"timestamp_micros({OWN}start) AS {START}", f"timestamp_micros({OWN}end) AS {END}")
         return spread.selectExpr(*others, *times)
+
+
+def with_news(
+    plan: WindowPlan, layers_format: LayerFormat, rows: DataFrame, *, fired: tuple[int, int], timing: bool
+) -> DataFrame:
+    """Whole results of marked rows that belong together: those that have news, or that end in ``fired``."""
+    from pyspark.sql import functions as F
+
+    after, until = (changing(bound, beside=END) for bound in fired)
+    end = f"unix_micros({END})"
+    merged = layers_format.merged(rows, F.expr(f"bool_or({NEW})").alias(NEW))
+    found = merged.where(f"{NEW} OR ({end} > {after} AND {end} <= {until})")
+    when = f"CASE WHEN {end} > {until} THEN 'early' WHEN {end} > {after} THEN 'on_time' ELSE 'late' END"
+    more = (F.expr(when).alias(TIMING),) if timing else ()
+    return found.select(*plan.bounds, *plan.finishes, *more)
 
 
 def marked(told: Told) -> DataFrame:

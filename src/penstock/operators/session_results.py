@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from penstock.operators.results import NEW, marked
+from penstock.operators.results import NEW, marked, with_news
 from penstock.operators.session_plan import SESSION, numbered
-from penstock.operators.window_checks import CHANGE, OWN, TIMING
+from penstock.operators.window_checks import CHANGE, OWN
 from penstock.state.changing import changing, quoted
 from penstock.state.layer import END, START, union
 
@@ -44,16 +44,9 @@ class SessionResults:
 
         With ``timing`` they say when they were sent: ``early``, ``on_time`` (ending in ``fired``) or ``late``.
         """
-        from pyspark.sql import functions as F
-
         rows = self._format.between(marked(told), due.first - 1)
-        after, until, last = (changing(bound, beside=END) for bound in (*fired, due.last))
-        end = f"unix_micros({END})"
-        merged = self._format.merged(rows, F.expr(f"bool_or({NEW})").alias(NEW))
-        found = merged.where(f"({NEW} OR ({end} > {after} AND {end} <= {until})) AND {end} <= {last}")
-        when = f"CASE WHEN {end} > {until} THEN 'early' WHEN {end} > {after} THEN 'on_time' ELSE 'late' END"
-        more = (F.expr(when).alias(TIMING),) if timing else ()
-        return found.select(*self._plan.bounds, *self._plan.finishes, *more)
+        found = with_news(self._plan, self._format, rows, fired=fired, timing=timing)
+        return found.where(f"unix_micros({END}) <= {changing(due.last, beside=END)}")
 
     def changes(self, told: Told, due: Due) -> DataFrame:
         """What became of sessions that have new rows.
