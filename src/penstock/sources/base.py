@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, runtime_checkable
 
 from penstock.elements import Measure, Partitions
 from penstock.handles import Guarantee, Position
@@ -123,6 +123,23 @@ class Partitioned(Protocol):
     @property
     def partition_column(self) -> str | None:
         """The column of its schema that has the partition's name, as plain value; ``None`` if it has none."""
+        ...
+
+
+RECORD: Final = "_record"
+"""Column of frames whose source has decoded a column of JSON: the record, ``NULL`` where Spark is to decode it."""
+
+
+@runtime_checkable
+class DecodesJson(Protocol):
+    """A source of bytes that can decode a column of JSON while it reads, before the bytes get to Spark."""
+
+    def decoding(self, column: str, record: StructType) -> Source | None:
+        """The same source, with the column :data:`RECORD` in its frames; ``None`` if it cannot decode that column.
+
+        Where ``RECORD`` is there, it is what ``from_json`` would give, and ``column`` is ``NULL``. Where the source is
+        not sure, ``RECORD`` is ``NULL`` and ``column`` as it came. Positions and guarantees are the same as without.
+        """
         ...
 
 
