@@ -248,3 +248,14 @@ def test_34_an_abort_reaches_every_source_which_forgets_its_position_and_passes_
     attempt.workers.held.clear()
     assert attempt.ask("r1").answers[1:] == [("r1", DONE, 2)]
     assert [fact.checkpoint for fact in attempt.seen(CheckpointCompleted)] == [0, 2]
+
+
+def test_what_background_work_has_changed_is_worth_a_checkpoint_though_no_rows_come():
+    attempt = running(total=0, interval=10 * SECOND)
+    attempt.go_on(25)
+    taken = len(attempt.seen(CheckpointCompleted))
+    attempt.go_on(25)
+    assert len(attempt.seen(CheckpointCompleted)) == taken, "an idle job takes none"
+    attempt.supervisor.maintain("out", lambda: None)
+    attempt.settle().go_on(25)
+    assert len(attempt.seen(CheckpointCompleted)) == taken + 1

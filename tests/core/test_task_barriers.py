@@ -16,7 +16,7 @@ from penstock.runtime.alignment import Alignment, Barriers
 from penstock.runtime.channel import Channel
 from penstock.runtime.inputs import Inputs
 from penstock.runtime.output import Output
-from penstock.runtime.task import StepTask
+from penstock.runtime.task import Completed, StepTask
 from penstock.runtime.tracker import MOST, BarrierTracker
 
 both_modes = pytest.mark.parametrize("barriers", [Alignment, BarrierTracker], ids=["exactly-once", "at-least-once"])
@@ -198,3 +198,13 @@ def test_background_work_of_a_step_runs_one_at_a_time() -> None:
     handed_in.pop()()
     bench.feed(0, rows("c"))
     assert (ran, len(handed_in)) == ([1], 1)
+
+
+def test_a_step_that_gets_no_more_rows_still_settles_its_state_when_a_checkpoint_is_complete() -> None:
+    bench = Bench(Alignment, inputs=1)
+    handed_in: list[Callable[[], None]] = []
+    bench.shell.maintain = lambda task, work: handed_in.append(work)  # type: ignore[method-assign]
+    bench.work.maintain = lambda: lambda: None  # type: ignore[method-assign]
+    bench.task.post(Completed(checkpoint=CheckpointId(1)))
+    bench.task.step()
+    assert len(handed_in) == 1

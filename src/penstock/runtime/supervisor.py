@@ -93,14 +93,22 @@ class Supervisor:
         self._inbox.put(note)
 
     def maintain(self, task: str, work: Callable[[], None]) -> None:
-        """Compaction and the like."""
-        self._wiring.workers.submit(f"{task}-maintenance", work)
+        """Compaction and the like; what it has changed is worth a checkpoint, which lets go of what it replaced."""
+
+        def run() -> None:
+            work()
+            self._progressed()
+
+        self._wiring.workers.submit(f"{task}-maintenance", run)
 
     def report(self, fact: Fact) -> None:
         """Tell observers; for the coordinator whatever moves state or output is progress."""
         self._listener(fact)
         if isinstance(fact, BatchRead | BatchDone | WatermarkAdvanced):
-            self._inbox.put(ProgressMade(at=self._clock.now(), wall=self._clock.wall()))
+            self._progressed()
+
+    def _progressed(self) -> None:
+        self._inbox.put(ProgressMade(at=self._clock.now(), wall=self._clock.wall()))
 
     # -------------------------------------------------------------------------------------- what the outside may ask
 

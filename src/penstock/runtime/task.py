@@ -157,6 +157,7 @@ class StepTask:
         """Do at most one thing."""
         while self._mail:
             self._work.completed(self._mail.popleft().checkpoint)
+            self._maintain()  # not only after batches: state settles too when no more come
         self._advance()
         self._report_captures()
         if not self._output.has_room:
