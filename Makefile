@@ -51,7 +51,7 @@ test: $(INSTALLED) ## all tests; TESTS="tests/spark -k join" runs some
 	@$(WITH_JAVA) tools/test.sh $(or $(TESTS),tests)
 
 test-core: $(INSTALLED) ## the tests that need no JVM: seconds
-	@tools/test.sh -m "not spark and not crash" $(or $(TESTS),tests)
+	@tools/test.sh -m "not spark and not crash and not integration" $(or $(TESTS),tests)
 
 mission: $(INSTALLED) ## which tests prove which behaviour, and the gaps; REQUIRE=D1,D4 fails if one of these has none
 	@$(BIN)/python tools/mission.py $(if $(REQUIRE),--require $(REQUIRE))
@@ -75,12 +75,18 @@ torture-files: $(INSTALLED) ## kill a files-to-files job again and again and com
 	@$(WITH_JAVA) $(BIN)/python tests/crash/torture_files.py $(ARGS)
 
 ##@ Measure
-.PHONY: bench-windows bench-checkpoint soak
+.PHONY: bench-windows bench-checkpoint bench-kafka bench-latency soak
 bench-windows: $(INSTALLED) ## windows against Structured Streaming and a plain Spark job, side by side; ARGS=…
 	@$(WITH_JAVA) $(BIN)/python bench/windows.py $(ARGS)
 
 bench-checkpoint: $(INSTALLED) ## what checkpoints of 1 GB of state cost and how soon it is back; ARGS=…
 	@$(WITH_JAVA) $(BIN)/python bench/checkpoint.py $(ARGS)
+
+bench-kafka: $(INSTALLED) ## a backlog on a real broker, counted in windows, against Structured Streaming; ARGS=…
+	@$(WITH_JAVA) $(BIN)/python bench/kafka.py $(ARGS)
+
+bench-latency: $(INSTALLED) ## from append to sink on a live topic, against Structured Streaming; ARGS=…
+	@$(WITH_JAVA) $(BIN)/python bench/latency.py $(ARGS)
 
 soak: $(INSTALLED) ## MINUTES=10 of windows that open and close: does anything grow?
 	@$(WITH_JAVA) $(BIN)/python bench/soak.py --minutes $(or $(MINUTES),10)

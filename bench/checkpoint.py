@@ -45,6 +45,7 @@ class Job:
 
     process: subprocess.Popen[str]
     began: float
+    errors: Path
     facts: list[dict[str, Any]] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
@@ -67,7 +68,8 @@ class Job:
             self.changed.wait_for(lambda: len(self.of(kind)) >= count or self.process.poll() is not None, PATIENCE)
         found = self.of(kind)
         if len(found) < count:
-            msg = f"the job told {len(found)} of {count} {kind}; it has ended with {self.process.poll()}"
+            told = self.errors.read_text(encoding="utf-8")[-3000:]
+            msg = f"the job told {len(found)} of {count} {kind}; it has ended with {self.process.poll()}:\n{told}"
             raise AssertionError(msg)
         return found[count - 1]
 
@@ -144,10 +146,12 @@ def main() -> int:
 def _measure(home: Path, arguments: argparse.Namespace) -> tuple[dict[str, result.Figure], object]:
     keys = int(arguments.gigabytes * 1e9 / BYTES_A_KEY)
     files = Files(home / "state")
-    job = _start(home, keys)
+    job = _start(home, keys, "filling the state")
     job.wait("loaded", 1)
+    _progress("waiting for the first checkpoints")
     job.wait("checkpoint", len(job.of("checkpoint")) + 3)
     settled, first, before = len(job.of("checkpoint")), dict(files.seen), dict(files.written)
+    _progress(f"changing keys for {arguments.checkpoints} checkpoints")
     job.wait("checkpoint", settled + arguments.checkpoints)
     taken = job.of("checkpoint")[settled:]
     written = sum(size for name, size in files.seen.items() if name not in first)
@@ -156,12 +160,12 @@ def _measure(home: Path, arguments: argparse.Namespace) -> tuple[dict[str, resul
     rows = sum(fact["rows"] for fact in job.of("batch") if began <= fact["seen"] <= taken[-1]["seen"])
     stalls = [fact["stall_ms"] for fact in job.of("stall") if fact["seen"] >= taken[0]["seen"]]
     job.end(signal.SIGKILL)
-    again = _start(home, keys)
+    again = _start(home, keys, "killed; starting again")
     first_batch = again.wait("batch", 1)
     again.wait("checkpoint", 2)
     recovered = again.of("checkpoint")[0]
     again.end(signal.SIGTERM)
-    last = _start(home, keys, changes=False)
+    last = _start(home, keys, "letting it settle", changes=False)
     last.wait("checkpoint", arguments.settle)
     last.end(signal.SIGTERM)
     files.end()
@@ -203,14 +207,19 @@ def _live_bytes(home: Path, keys: int) -> int:
     return int(done.stdout.strip().splitlines()[-1])
 
 
-def _start(home: Path, keys: int, *, changes: bool = True) -> Job:
+def _progress(doing: str) -> None:
+    print(f"{doing} …", file=sys.stderr, flush=True)
+
+
+def _start(home: Path, keys: int, doing: str, *, changes: bool = True) -> Job:
+    _progress(doing)
     began = time.monotonic()
     command = [sys.executable, __file__, "--child", "--keys", str(keys), "--home", str(home)]
-    with (home / "errors").open("a") as errors:
+    with (home / "errors").open("w") as errors:
         process = subprocess.Popen(
             command if changes else [*command, "--still"], stdout=subprocess.PIPE, stderr=errors, text=True
         )
-    job = Job(process, began)
+    job = Job(process, began, home / "errors")
     threading.Thread(target=job.listen, daemon=True).start()
     return job
 
@@ -256,8 +265,11 @@ def _child(arguments: argparse.Namespace) -> int:
 
 
 def _pipeline(ps: Any, keys: int, still: bool) -> Any:
-    """State of one window that stays open: every key once, as fast as it goes; then some of them again and again."""
-    rows = int(keys * CHANGED / EVERY)
+    """State of one window that stays open: every key once, as fast as it goes; then some of them again and again.
+
+    One row a second comes in any case: a job without any takes no checkpoints.
+    """
+    changes = int(keys * CHANGED / EVERY)
 
     def columns(key: str) -> tuple[str, ...]:
         return (
@@ -272,16 +284,21 @@ def _pipeline(ps: Any, keys: int, still: bool) -> Any:
         all_keys = ps.generator.Source(lambda n: n.selectExpr(*columns("n")), rows=keys, per_batch=250_000)
         some = ps.generator.Source(
             lambda n: n.selectExpr(*columns(f"pmod(xxhash64(n, 'changed'), {keys})")),
-            rows_per_second=1 if still else rows,
-            per_batch=max(1, rows // 5),
+            rows_per_second=1 if still else changes,  # so slow that none is due
+            per_batch=max(1, changes // 5),
         )
-        both = p.union(p.read("keys", all_keys), p.read("changes", some)).with_watermark("at", delay="1 second")
-        totals = both.group_by("key", ps.tumbling("365 days")).agg(
-            "totals",
-            ps.agg.sum("amount").alias("amount"),
-            ps.agg.max("price").alias("most"),
-            ps.agg.min("price").alias("least"),
-            ps.agg.count().alias("n"),
+        pulse = ps.generator.Source(lambda n: n.selectExpr(*columns("0")), rows_per_second=1)
+        rows = p.read("keys", all_keys).union(p.read("changes", some), p.read("pulse", pulse))
+        totals = (
+            rows.with_watermark("at", delay="1 second")
+            .group_by("key", ps.tumbling("365 days"))
+            .agg(
+                "totals",
+                ps.agg.sum("amount").alias("amount"),
+                ps.agg.max("price").alias("most"),
+                ps.agg.min("price").alias("least"),
+                ps.agg.count().alias("n"),
+            )
         )
         totals.write("out", ps.console.Sink())
 

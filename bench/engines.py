@@ -7,6 +7,7 @@ many rows a second went through once it was warm, and what processor time that t
 from __future__ import annotations
 
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from penstock.facts import BatchDone, BatchRead, Fact
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
 
 ROWS_IN_A_WINDOW = 1_000_000
 WINDOW = "1 minute"
@@ -96,11 +98,22 @@ class Progress:
 
 
 def measure(engine: str, spark: SparkSession, progress: Progress, phases: Phases) -> Speed:
-    """Speed of a running engine."""
-    began, rows, batches = progress.wait(phases.warm, phases.batches)
+    """Speed of a running engine, over some seconds."""
+    return _measure(engine, spark, progress, (phases.warm, phases.batches), (phases.measured, phases.batches))
+
+
+def measured(engine: str, spark: SparkSession, progress: Progress, warm: int, count: int) -> Speed:
+    """Speed of a running engine, over so many batches after those that warm it."""
+    return _measure(engine, spark, progress, (0, warm), (0, count))
+
+
+def _measure(
+    engine: str, spark: SparkSession, progress: Progress, warm: tuple[float, int], counted: tuple[float, int]
+) -> Speed:
+    began, rows, batches = progress.wait(*warm)
     processor = processor_seconds(spark)
     clock = time.monotonic()
-    ended, rows_then, batches_then = progress.wait(phases.measured, phases.batches)
+    ended, rows_then, batches_then = progress.wait(*counted)
     used, passed = processor_seconds(spark) - processor, time.monotonic() - clock
     rate = (rows_then - rows) / (ended - began)
     return Speed(engine, rate, batches_then - batches, used / passed / rate * 1e6)
@@ -161,22 +174,29 @@ def structured_streaming(spark: SparkSession, load: Load, folder: Path, phases: 
     )
     writer = results.writeStream.format("parquet").outputMode("append")
     query = writer.option("checkpointLocation", str(folder / "state")).start(str(folder / "out"))
+    with follow(query) as progress:
+        return measure(f"structured streaming, {store}", spark, progress, phases)
+
+
+@contextmanager
+def follow(query: StreamingQuery) -> Iterator[Progress]:
+    """What a running query tells of its batches; stops it at the end."""
     progress, stop = Progress(), threading.Event()
 
-    def follow() -> None:
+    def listen() -> None:
         seen = -1
         while not stop.wait(0.02):
             for told in [told for told in query.recentProgress if told["batchId"] > seen]:
                 seen = told["batchId"]
                 progress.add(told["numInputRows"])
 
-    follower = threading.Thread(target=follow)
-    follower.start()
+    listener = threading.Thread(target=listen)
+    listener.start()
     try:
-        return measure(f"structured streaming, {store}", spark, progress, phases)
+        yield progress
     finally:
         stop.set()
-        follower.join()
+        listener.join()
         query.stop()
 
 
@@ -200,25 +220,25 @@ def plain_job(spark: SparkSession, load: Load, folder: Path, rows: int) -> Speed
 # ------------------------------------------------------------------------------------------------------------- results
 
 
-def compare(spark: SparkSession, load: Load, mine: Path, other: Path) -> int:
-    """How many results of windows that both have written are equal in both, and right; raises if one is not."""
+def compare(spark: SparkSession, mine: Path, other: Path, columns: list[str]) -> int:
+    """How many results of windows that both have written are equal in both; raises if one is not."""
     ours, theirs = (spark.read.parquet(str(folder / "out")) for folder in (mine, other))
     until = min(frame.agg({"window_end": "max"}).collect()[0][0] for frame in (ours, theirs))
-    names = ["key", "window_start", "window_end", "amount", "n"]
-    ours, theirs = (frame.where(frame.window_end <= until).select(names) for frame in (ours, theirs))
+    ours, theirs = (frame.where(frame.window_end <= until).selectExpr(*columns) for frame in (ours, theirs))
     count = ours.count()
     differ = ours.exceptAll(theirs).count() + theirs.exceptAll(ours).count()
     if differ or not count:
-        msg = f"of {count} results of windows until {until} {differ} differ for {load}"
+        msg = f"of {count} results of windows until {until} {differ} differ"
         raise AssertionError(msg)
     return count
 
 
 @contextmanager
 def emptied(folder: Path) -> Iterator[Path]:
-    """A folder that is there for one run."""
-    folder.mkdir(parents=True)
+    """A new folder below this one, there for one run. A state store that is stopped may go on writing for a moment."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=folder))
     try:
-        yield folder
+        yield made
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(made, ignore_errors=True)

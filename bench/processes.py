@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,33 @@ def jvm_of(spark: SparkSession) -> Any:
 
 
 def processor_seconds(spark: SparkSession) -> float:
-    """Processor time of this process and of the JVM so far."""
+    """Processor time of this process, of the JVM and of its Python workers so far."""
     system: Any = jvm_of(spark).java.lang.management.ManagementFactory.getOperatingSystemMXBean()
-    return time.process_time() + _processor_nanos(spark, system) / 1e9
+    pid = int(jvm_of(spark).java.lang.ProcessHandle.current().pid())
+    return time.process_time() + _processor_nanos(spark, system) / 1e9 + _of_children(pid)
+
+
+def _of_children(pid: int) -> float:
+    """Of processes that a process has started and that live, with those of theirs that have ended."""
+    import psutil
+
+    total = 0.0
+    for child in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            times = child.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+def jobs_run(spark: SparkSession) -> int:
+    """How many Spark jobs there were so far."""
+    return int(spark.sparkContext._jsc.sc().dagScheduler().numTotalJobs())
+
+
+def compilations(spark: SparkSession) -> int:
+    """How many classes Spark has generated and compiled so far."""
+    metrics = jvm_of(spark).org.apache.spark.metrics.source.CodegenMetrics
+    return int(metrics.METRIC_COMPILATION_TIME().getCount())
 
 
 def _processor_nanos(spark: SparkSession, system: Any) -> int:

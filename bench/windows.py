@@ -1,6 +1,6 @@
 """Tumbling windows over generated rows: penstock against Structured Streaming, and against one plain Spark job.
 
-make bench-windows                                         all sizes, about 50 minutes
+make bench-windows                                         all sizes: a quarter of an hour, more with --rounds 3
 make bench-windows ARGS="--keys 200000 --rows 100000"      one size
 
 The same rows, windows and Parquet files in one JVM, one engine after the other, ``--rounds`` times; of each engine's
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 KEYS, ROWS = {"few": 100, "many": 200_000}, {"10k": 10_000, "100k": 100_000, "1m": 1_000_000}
+COLUMNS = ["key", "window_start", "window_end", "amount", "n"]
 HEAP = "6g"
 
 
@@ -80,7 +81,7 @@ class Bench:
                     print(f"{load}: {speed.engine} {speed.rows_per_second:,.0f} rows/s", file=sys.stderr, flush=True)
                 if equal and number == 0:
                     for name in [name for name in engines if name != "penstock"]:
-                        compare(self._spark, load, folder / "penstock", folder / name)
+                        compare(self._spark, folder / "penstock", folder / name, COLUMNS)
         return {name: sorted(speeds, key=_rate)[(len(speeds) - 1) // 2] for name, speeds in found.items()}
 
 
@@ -139,9 +140,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keys", type=int, choices=KEYS.values())
     parser.add_argument("--rows", type=int, choices=ROWS.values(), help="rows a batch")
-    parser.add_argument("--warm", type=float, default=15, help="seconds that do not count, for each engine and round")
-    parser.add_argument("--seconds", type=float, default=20, help="seconds that do")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warm", type=float, default=6, help="seconds that do not count, for each engine and round")
+    parser.add_argument("--seconds", type=float, default=12, help="seconds that do")
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--bound-rows", type=int, default=20_000_000)
     parser.add_argument("--no-intervals", action="store_true", help="leave out what checkpoints cost")
     return parser.parse_args()
