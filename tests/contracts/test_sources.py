@@ -54,6 +54,17 @@ class TestScripted(SourceContract):
         return [{"id": n, "at": f"2026-01-01T00:00:0{n}Z"} for n in range(5)]
 
 
+class TestScriptedPartitions(SourceContract):
+    @pytest.fixture
+    def source(self, expected: list[Row]) -> Source:
+        items = [*expected[:3], Pause("0 seconds"), *expected[3:], End()]
+        return ScriptedSource("id LONG, partition INT", items, partition_column="partition")
+
+    @pytest.fixture
+    def expected(self) -> list[Row]:
+        return [{"id": n, "partition": n % 3} for n in range(8)]
+
+
 ROWS: list[Row] = [{"id": n, "user": f"ü{n % 2}"} for n in range(6)]
 
 

@@ -14,7 +14,7 @@ from penstock.graph.nodes import Ref, WithWatermark
 from penstock.graph.origin import caller
 from penstock.ids import BEGINNING, END_OF_TIME, EventTime, Instant
 from penstock.runtime.channel import Channel
-from penstock.runtime.inputs import Inputs
+from penstock.runtime.inputs import Inputs, Upstream
 from penstock.runtime.partition_marks import PartitionMarks
 
 
@@ -89,6 +89,37 @@ def test_one_that_is_gone_holds_nothing_back_and_one_that_is_new_stands_where_th
     assert told(edge, 3, a=12, c=30) == 12
 
 
+def test_a_partition_found_while_running_takes_nothing_back_and_begins_where_the_edge_stood() -> None:
+    edge = marks()
+    told(edge, 1, a=10)
+    assert told(edge, 2, a=30, b=4) == 10, "in one batch with its first rows, which are behind"
+    assert edge.holder == "b"
+    assert told(edge, 3, a=50, b=25) == 25
+
+
+def test_after_a_restart_no_partition_is_passed_by_one_that_is_read_before_it() -> None:
+    before = marks()
+    assert told(before, 1, a=90, b=40) == 40
+    edge = marks(at=before.at)
+    assert told(edge, 1, a=100, b=None) == 40, "b has yet to bring what it was behind with"
+    assert told(edge, 2, a=110, b=41) == 41
+
+
+def test_no_source_of_several_is_passed_before_it_has_told_its_partitions() -> None:
+    edge = marks(at=40, idle_after=100)
+    edge.expect(["t", "u"], Instant(0))
+    assert edge.holder == "t"
+    assert told(edge, 1, a=100) == 40
+    assert edge.holder == "u"
+    assert told(edge, 2, source="u", b=50, c=41) == 41
+    assert told(edge, 3, source="u", b=50, c=70) == 50
+    edge = marks(at=40, idle_after=100)
+    edge.expect(["t", "u"], Instant(0))
+    told(edge, 1, a=100)
+    assert edge.look(Instant(99)) == 40
+    assert edge.look(Instant(100)) == 100, "u is idle"
+
+
 def test_partitions_of_two_sources_are_kept_apart() -> None:
     edge = marks()
     told(edge, 1, a=10)
@@ -147,8 +178,8 @@ def topic(*names: str, column: str | None = "p", behind: str = "") -> Partitions
 
 def inputs(idle_after: int | None = None, count: int = 1) -> Inputs:
     channels = [Channel(capacity=9) for _ in range(count)]
-    names = ["orders", "clicks"][:count]
-    return Inputs(channels, [mark(idle_after)] * count, names=names, wake=lambda: None)
+    upstream = [Upstream(name=name) for name in ("orders", "clicks")[:count]]
+    return Inputs(channels, [mark(idle_after)] * count, upstream=upstream, wake=lambda: None)
 
 
 def took(of: Inputs, now: int, *batches: Batch, source: int = 0) -> int:
@@ -177,6 +208,13 @@ def test_where_rows_do_not_say_all_are_one(told: Batch) -> None:
     of = inputs()
     assert took(of, 1, told) == 9
     assert list(of.news("totals", EventTime(9))) == []
+
+
+def test_a_partition_found_while_running_does_not_hold_for_ever_where_rows_do_not_say_which_they_are_of() -> None:
+    of = inputs()
+    assert took(of, 1, batch(9, topic("0", column=None))) == 9
+    assert took(of, 2, batch(12, topic("0", "1", column=None, behind="1"))) == 12
+    assert took(of, 3, batch(15, topic("0", "1", column=None))) == 15
 
 
 def test_a_measure_that_was_lost_says_nothing() -> None:

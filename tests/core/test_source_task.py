@@ -6,12 +6,12 @@ import pytest
 
 from core.runtime_fakes import Clock, KeepingWork, NotingShell, drained, output_to
 from penstock.elements import Barrier, CancelBarrier, CheckpointKind, EndOfStream, Watermark
-from penstock.errors import StateIncompatible
+from penstock.errors import SourceUnavailable, StateIncompatible
 from penstock.handles import Position, TaskSnapshot
 from penstock.ids import END_OF_TIME, CheckpointId, Instant, WallTime
 from penstock.runtime.channel import Channel
 from penstock.runtime.inputs import Inputs
-from penstock.runtime.source_task import Finish, SourceTask
+from penstock.runtime.source_task import MOST_PENDING, Finish, SourceTask
 from penstock.runtime.task import Completed, Progress, StepTask
 from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Poll, Rows
 
@@ -85,6 +85,7 @@ def test_a_barrier_leaves_between_two_batches_with_the_position_after_the_last()
     assert bench.shell.snapshots == [("in", 1, TaskSnapshot(task="in", position=position))]
 
 
+@pytest.mark.mission("F5")
 def test_rule_c4_a_new_source_reads_nothing_before_the_first_checkpoint_is_in_the_log() -> None:
     bench = Bench(Rows(plan=["a"]), held=True)
     bench.task.post(barrier(0))
@@ -210,6 +211,7 @@ def test_164_a_completion_that_comes_after_a_newer_one_is_no_error_and_tells_not
     assert bench.reader.told == [(2, 0)]
 
 
+@pytest.mark.mission("F6", "F10")
 def test_completion_tells_the_reader_the_position_of_exactly_that_checkpoint() -> None:
     bench = Bench(Rows(plan=["a"]), Rows(plan=["b"]))
     bench.task.post(barrier(1))
@@ -223,6 +225,74 @@ def test_completion_tells_the_reader_the_position_of_exactly_that_checkpoint() -
     bench.task.post(completed(2))
     bench.settle_down()
     assert bench.reader.told == [(1, 0)], "older than one that completed: forgotten"
+
+
+@pytest.mark.mission("F9")
+def test_a_checkpoint_that_the_source_knows_nothing_of_is_a_warning_and_tells_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench(Rows(plan=["a"]))
+    for mail in (barrier(1), completed(3)):
+        bench.task.post(mail)
+    bench.settle_down()
+    assert bench.reader.told == []
+    assert "source in has no position of checkpoint 3 that completed" in caplog.text
+    caplog.clear()
+    for mail in (completed(1), completed(3)):
+        bench.task.post(mail)
+    bench.settle_down()
+    assert (bench.reader.told, caplog.text) == ([], ""), "older than one that completed: nothing is amiss"
+
+
+@pytest.mark.mission("F7")
+def test_positions_of_which_nothing_is_heard_are_bounded_the_oldest_go_first() -> None:
+    bench = Bench()
+    for number in range(MOST_PENDING + 5):
+        bench.task.post(barrier(number))
+        bench.settle_down()
+        drained(bench.channel)
+    assert list(bench.task._positions) == list(range(5, MOST_PENDING + 5))
+
+
+@pytest.mark.mission("F3")
+def test_a_barrier_for_a_source_that_is_through_takes_no_snapshot_and_changes_nothing() -> None:
+    bench = Bench(Rows(plan=["a"]))
+    for mail in (barrier(1), Finish(), barrier(2)):
+        bench.task.post(mail)
+    assert bench.settle_down().done, "its thread asks it no more"
+    assert [checkpoint for _, checkpoint, _ in bench.shell.snapshots] == [1]
+    assert list(bench.task._positions) == [1]
+
+
+@pytest.mark.mission("F12")
+def test_what_is_posted_waits_for_the_task_so_that_snapshots_and_completions_never_meet() -> None:
+    bench = Bench(Rows(plan=["a"]))
+    bench.task.post(barrier(1))
+    bench.task.post(completed(1))
+    assert (bench.shell.snapshots, bench.reader.told) == ([], [])
+    bench.task.step()
+    assert (len(bench.shell.snapshots), bench.reader.told) == (1, []), "one piece of mail a step"
+    bench.task.step()
+    assert bench.reader.told == [(1, 0)]
+
+
+@pytest.mark.mission("S19")
+def test_a_batch_that_cannot_be_planned_or_built_fails_the_task_before_a_snapshot_can_contain_it() -> None:
+    """What to read is decided first; the job then goes on from the position before."""
+    bench = Bench(Rows(plan=["a"]), Rows(plan=["b"]))
+    bench.task.post(barrier(1))
+    bench.task.step()
+
+    def breaks(plan: object) -> object:
+        assert bench.reader.read == 1, "the plan came first"
+        msg = "the topic is away"
+        raise SourceUnavailable(msg)
+
+    bench.reader.frame = breaks  # type: ignore[method-assign]
+    with pytest.raises(SourceUnavailable):
+        bench.task.step()
+    assert drained(bench.channel) == [barrier(1)]
+    assert [snapshot.position for _, _, snapshot in bench.shell.snapshots] == [Position(kind="numbers/1", detail=0)]
 
 
 def test_a_source_that_ended_says_so_in_its_snapshot_and_may_not_go_on() -> None:

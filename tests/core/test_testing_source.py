@@ -35,7 +35,7 @@ def opened(source: ScriptedSource, resume: Position | None = None, until: Until 
 def ask(reader: ScriptedReader, now: int = 0, rows: int | None = None) -> Any:
     poll = reader.poll(now=Instant(now), wall=WallTime(0), limits=Limits(rows=rows))
     if isinstance(poll, Rows):
-        return [row["n"] for row in reader._script.rows_between(poll.plan.first, poll.plan.end)]  # type: ignore[attr-defined]
+        return [reader._row(place)["n"] for place in poll.plan.places]  # type: ignore[attr-defined]
     return poll
 
 

@@ -3,7 +3,8 @@
 from core.runtime_fakes import Clock
 from penstock.elements import Batch, Measure
 from penstock.ids import Instant
-from penstock.job.wiring import BARRIERS, controlled
+from penstock.job.rewrites import controlled
+from penstock.job.wiring import BARRIERS
 from penstock.runtime.rate_control import SECOND, PidEstimator, RateControl, Sample
 from penstock.settings import MODES
 

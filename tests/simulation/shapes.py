@@ -41,6 +41,7 @@ class Shape:
     marked: bool
     sinks: tuple[str, ...]
     idle_after: int | None = None
+    max_drift: int | None = None
     paces: tuple[int | None, ...] = ()
     parses: bool = False
     dead: str | None = None
@@ -73,6 +74,7 @@ class Shape:
             core,
             totals=(*core.totals[:-1], chance.choice((1, core.totals[-1]))),
             idle_after=chance.choice((None, 100_000, 400_000)),
+            max_drift=(1_000, None, None)[sum(core.totals) % 3],  # not drawn: seeds go on telling the stories they told
             paces=tuple(chance.choice(every) for _ in range(sources)),
             parses=parses,
             dead=chance.choice((None, *KINDS)) if parses else None,
@@ -127,6 +129,9 @@ class FakeAnalysis:
 
     def schema(self, ref: Ref) -> None:
         return None
+
+    def source(self, node: Read) -> Any:
+        return node.source
 
     def segment(self, node: Node, steps: Sequence[Any], *, is_root: bool = True) -> Any:
         def rewrite(batch: Batch) -> Batch:
@@ -192,8 +197,8 @@ class Pipeline:
     def _marked(self, ref: Ref) -> Ref:
         if not self.shape.marked:
             return ref
-        idle_after = self.shape.idle_after
-        return self._add(WithWatermark, inputs=(ref,), column="at", delay=0, idle_after=idle_after, max_ahead=None)
+        times = {"delay": 0, "idle_after": self.shape.idle_after, "max_drift": self.shape.max_drift}
+        return self._add(WithWatermark, inputs=(ref,), column="at", max_ahead=None, **times)
 
     def _parsed(self, ref: Ref) -> Ref:
         good = self._add(ParseJson, inputs=(ref,), column="value", schema="", on_error="split")

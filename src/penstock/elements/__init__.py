@@ -1,6 +1,6 @@
 """What flows along an edge: batches of rows, and the control elements between them."""
 
-from penstock.elements.batch import Batch, Lease, Measure
+from penstock.elements.batch import Batch, Lease, Measure, Reading
 from penstock.elements.control import (
     Barrier,
     CancelBarrier,
@@ -28,5 +28,6 @@ __all__ = [
     "Lease",
     "Measure",
     "Partitions",
+    "Reading",
     "Watermark",
 ]

@@ -45,6 +45,10 @@ class Measure:
         """The figures, or ``None`` while unknown or if lost."""
         return self._value
 
+    def is_zero(self, figure: str) -> bool:
+        """Whether it has told that there is nothing of a figure."""
+        return self._value is not None and self._value.get(figure) == 0
+
     def settle(self) -> None:
         """Read the figures; call it only after a job over the batch has succeeded. Later calls do nothing."""
         self._settle(self._read)
@@ -94,6 +98,14 @@ class Lease:
             self._free()
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Which source read rows, and with which of its batches in this attempt (1, 2, …)."""
+
+    source: str
+    number: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """Rows between two control elements.
@@ -111,6 +123,7 @@ class Batch:
         verify: raises if what a job over the batch has read may not be what its source planned; called after a job,
             before a snapshot can contain the batch.
         partitions: of the source that its rows come from, where that has some.
+        reading: of the source that read the rows; ``None`` if a step made them.
         firsts: of each branch point that kept the batch, the outermost first: who may run it before the others.
     """
 
@@ -122,6 +135,7 @@ class Batch:
     only_if: tuple[str, str] | None = None
     verify: Callable[[], None] | None = None
     partitions: Partitions | None = None
+    reading: Reading | None = None
     firsts: tuple[FirstRun, ...] = ()
 
     def settle(self) -> None:

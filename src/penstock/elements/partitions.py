@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 
@@ -25,8 +26,8 @@ class Partitions:
     source: str = ""
 
     def qualified(self, name: str) -> str:
-        """A partition's name among those of all sources."""
-        return f"{self.source}/{name}"
+        """A partition's name among those of all sources; the source's own for rows that say no partition."""
+        return f"{self.source}/{name}" if name else self.source
 
     def by_column(self) -> str | None:
         """The column to tell rows apart by; ``None`` if there is nothing to tell apart, or nothing to do it by."""
@@ -35,3 +36,18 @@ class Partitions:
     def without_column(self) -> Partitions:
         """The same, but rows no longer say which they are of."""
         return replace(self, column=None)
+
+
+def largest_times(figures: Mapping[str, object], partitions: Partitions | None) -> dict[str, int | None]:
+    """What a measure ``time:<step>`` says: of each partition the largest event time, ``None`` if it had none.
+
+    Where rows do not say which of several they are of, or there are none, all are one, and its name is empty.
+
+    >>> largest_times({"max": 7}, Partitions(names=("0", "1")))
+    {'': 7}
+    """
+    told, largest = figures.get("partitions"), figures.get("max")
+    if partitions is not None and isinstance(told, Mapping):
+        return {name: time if isinstance(time, int) else None for name, time in told.items()}
+    name = partitions.names[0] if partitions is not None and len(partitions.names) == 1 else ""
+    return {name: largest if isinstance(largest, int) else None}

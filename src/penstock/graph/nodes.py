@@ -93,13 +93,19 @@ class ParseJson:
     schema: str
     on_error: str
 
+    @property
+    def bad_rows(self) -> tuple[str, str]:
+        """The measure and the figure that tell how many rows are bad."""
+        return f"bad:{self.id}", "bad"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WithWatermark:
     """Says which column is event time, and how late rows may come. Durations are microseconds.
 
     ``idle_after``: without a batch for so long, the edge no longer holds others back. ``max_ahead``: event times
-    further than that ahead of the wall clock do not move the watermark.
+    further than that ahead of the wall clock do not move the watermark. ``max_drift``: how far event times may be ahead
+    of the slowest that they meet before sources pause.
     """
 
     id: int
@@ -109,6 +115,7 @@ class WithWatermark:
     delay: int
     idle_after: int | None
     max_ahead: int | None
+    max_drift: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -182,7 +182,13 @@ class Stream:
         return (parsed, Stream(self.pipeline, Ref(node.id, BAD))) if on_error == "split" else parsed
 
     def with_watermark(
-        self, column: str, delay: str, *, idle_after: str | None = None, max_ahead: str | None = "1 day"
+        self,
+        column: str,
+        delay: str,
+        *,
+        idle_after: str | None = None,
+        max_ahead: str | None = "1 day",
+        max_drift: str | None = None,
     ) -> Stream:
         """Say which column is event time, and how late rows may come.
 
@@ -193,10 +199,18 @@ class Stream:
             max_ahead: event times further than this ahead of the wall clock do not move the watermark, so that one
                 wrong clock cannot make everybody else late; such rows are counted and otherwise treated like any
                 other. ``None`` believes every row.
+            max_drift: how far ahead of the slowest these rows may be read, in event time. The slowest is that of the
+                partitions of their source, and of the streams that they meet in a union or a step with several inputs,
+                idle ones aside. Whoever is further ahead is not read on until the others come after, so that what is
+                read early does not pile up in state. ``None`` never waits; others may wait for it.
+
+        Raises:
+            GraphError: a duration is none, or (when the job is built) ``max_drift`` is set behind a step that keeps
+                state: only sources can pause.
 
         >>> import penstock as ps
         >>> numbers = ps.Pipeline("demo").read("numbers", ps.rate.Source(rows_per_second=10))
-        >>> numbers.with_watermark("at", delay="5 seconds")
+        >>> numbers.with_watermark("at", delay="5 seconds", max_drift="1 minute")
         <Stream of with_watermark at, delay 5 seconds>
         """
         origin = caller()
@@ -210,6 +224,7 @@ class Stream:
                 delay=parse_duration("delay", delay),
                 idle_after=None if idle_after is None else parse_duration("idle_after", idle_after, least=1),
                 max_ahead=None if max_ahead is None else parse_duration("max_ahead", max_ahead),
+                max_drift=None if max_drift is None else parse_duration("max_drift", max_drift),
             )
         )
         return Stream(self.pipeline, Ref(node.id), time=column)

@@ -7,8 +7,9 @@ from typing import Final
 
 from penstock.errors import DuplicateUid, GraphError, InternalError
 from penstock.graph.changes import check_changes
-from penstock.graph.nodes import BAD, Graph, Keyed, Node, Read, Ref, Write
+from penstock.graph.nodes import BAD, Graph, Keyed, Node, Read, Ref, WithWatermark, Write
 from penstock.graph.steps import title
+from penstock.graph.upstream import straight
 from penstock.handles import Guarantee
 from penstock.ids import check_name
 from penstock.operators.base import LATE
@@ -22,13 +23,14 @@ def validate(graph: Graph) -> None:
     Raises:
         DuplicateUid: two steps have one uid.
         GraphError: a name is impossible, there is no source or no sink, rows go nowhere, changes are taken for rows of
-            their own, or a guarantee cannot be kept.
+            their own, nobody could pause for a ``max_drift``, or a guarantee cannot be kept.
     """
     _names(graph)
     _wiring(graph)
     _ends(graph)
     _dangling(graph)
     check_changes(graph)
+    _drift(graph)
     for node in graph.nodes:
         if isinstance(node, Write):
             _guarantee(graph, node)
@@ -84,6 +86,16 @@ def _dangling(graph: Graph) -> None:
             else:
                 msg = f"the rows of {title(node)} go nowhere: end the branch with .write(uid, sink), or leave it out"
             raise GraphError(msg, uid=uid, where=str(node.origin))
+
+
+def _drift(graph: Graph) -> None:
+    for node in graph.nodes:
+        if isinstance(node, WithWatermark) and node.max_drift is not None and straight(graph, node.inputs[0]) is None:
+            msg = (
+                f"max_drift of {title(node)}: only sources can pause, and these rows are made by a step that keeps "
+                "state; set max_drift in with_watermark before that step"
+            )
+            raise GraphError(msg, where=str(node.origin))
 
 
 def _guarantee(graph: Graph, node: Write) -> None:

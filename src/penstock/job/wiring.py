@@ -7,20 +7,23 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from penstock.elements import Batch, Measure
-from penstock.facts import Counted, Listener, RowsRead
+from penstock.facts import Counted, Listener
 from penstock.failpoints import failpoint
 from penstock.filesystem.base import FileSystem
-from penstock.graph.nodes import Keyed, Read, Union, Write
+from penstock.graph.drift import drift_groups
+from penstock.graph.nodes import Keyed, Read, Ref, Union, WithWatermark, Write
 from penstock.graph.pace import Every, when_ready
+from penstock.graph.upstream import to_name_partitions, upstream
 from penstock.handles import Guarantee, TaskSnapshot
 from penstock.ids import END_OF_TIME, Generation
+from penstock.job.rewrites import controlled, counting, followed
 from penstock.job.spark_edge import SparkEdge
 from penstock.operators.base import OperatorContext
 from penstock.runtime.alignment import Alignment, Barriers
 from penstock.runtime.channel import Channel
 from penstock.runtime.clock import Clock
-from penstock.runtime.inputs import Inputs
+from penstock.runtime.drift_gates import DriftGates
+from penstock.runtime.inputs import Inputs, Upstream
 from penstock.runtime.latency import MarkerRhythm
 from penstock.runtime.output import Output, Path, Rewrite
 from penstock.runtime.pacing import pace_of
@@ -79,6 +82,7 @@ class Assembly:
         self._controls: dict[str, RateControl] = {}
         self.threads: dict[str, Stepper] = {}
         self.tasks: dict[str, AnyTask] = {}
+        self._gates = self._drift_gates()
 
     def build(self) -> None:
         """All channels and threads first, then the tasks, each restored from its snapshot."""
@@ -113,6 +117,17 @@ class Assembly:
             for leaf, _ in route.leaves():
                 self._channels[leaf].connect(on_put=self.threads[leaf.task].wake, on_take=self.threads[plan.id].wake)
 
+    def _drift_gates(self) -> DriftGates | None:
+        groups = drift_groups(self._of.analysis.graph)
+        if not groups:
+            return None
+        return DriftGates(
+            groups,
+            now=self._of.clock.now(),
+            wake=lambda uid: self.threads[uid].wake(),
+            finite=self._of.until is Until.CAUGHT_UP,
+        )
+
     def _task(self, plan: TaskPlan) -> AnyTask:
         output = Output(
             {port: self._path(plan, route, is_root=True) for port, route in plan.routes.items()}, self._of.edge.keep
@@ -134,19 +149,24 @@ class Assembly:
         if route.steps or (is_root and isinstance(plan.node, Read)):
             rewrite = self._of.analysis.segment(plan.node, route.steps, is_root=is_root)
             if is_root and isinstance(plan.node, Read):
-                rewrite = _counting(rewrite, plan.id, self._of.listener)
+                rewrite = counting(rewrite, plan.id, self._of.listener)
                 if plan.id in self._controls:
                     rewrite = controlled(rewrite, plan.id, self._controls[plan.id], self._of.clock)
+            for step in route.steps:
+                if self._gates is not None and isinstance(step, WithWatermark) and self._gates.follows(step):
+                    rewrite = followed(rewrite, step, self._gates)
         return Path(
             rewrite=rewrite,
             channel=self._channels[route.to] if route.to is not None else None,
             branches=tuple(self._path(plan, branch, is_root=False) for branch in route.branches),
+            only_if=route.only_if,
         )
 
     def _source(self, plan: TaskPlan, node: Read, output: Output) -> SourceTask:
         snapshot = self._of.snapshots.get(plan.id)
-        context = SourceContext(uid=plan.id, spark=self._of.edge.spark, until=self._of.until)
-        reader = node.source.open(context, snapshot.position if snapshot else None)
+        edge = self._of.edge
+        context = SourceContext(uid=plan.id, spark=edge.spark, until=self._of.until, report=self._of.supervisor.report)
+        reader = self._of.analysis.source(node).open(context, snapshot.position if snapshot else None)
         settings = self._of.settings
         limits = Limits(rows=settings.max_rows_per_batch, bytes=settings.max_bytes_per_batch)
         control = self._controls.get(plan.id)
@@ -159,6 +179,7 @@ class Assembly:
             has_ended=snapshot is not None and END_OF_TIME in snapshot.watermarks,
             pace=pace_of(when_ready if self._of.until is Until.CAUGHT_UP else node.pace),
             markers=MarkerRhythm(settings.latency_every) if settings.latency_every is not None else None,
+            gates=self._gates,
             shell=self._of.supervisor,
             clock=self._of.clock,
         )
@@ -176,10 +197,18 @@ class Assembly:
         return Inputs(
             [self._channels[leaf] for leaf in leaves],
             [found[leaf][0] for leaf in leaves],
-            names=[found[leaf][1] for leaf in leaves],
+            upstream=[self._upstream(ref, *found[leaf]) for ref, leaf in zip(plan.node.inputs, leaves, strict=True)],
             restored=watermarks if len(watermarks) == len(leaves) else (),
             wake=self.threads[plan.id].wake,
         )
+
+    def _upstream(self, ref: Ref, mark: WithWatermark | None, name: str) -> Upstream:
+        graph, gates = self._of.analysis.graph, self._gates
+        expected = to_name_partitions(graph, mark) if mark is not None else frozenset[str]()
+        if gates is None:
+            return Upstream(name=name, expected=expected)
+        sources = upstream(graph, ref)
+        return Upstream(name=name, expected=expected, stood=lambda now: gates.stood(sources, now))
 
     def _work(self, plan: TaskPlan) -> Work:
         node = plan.node
@@ -229,41 +258,3 @@ class Assembly:
             failpoint=failpoint,
         )
         return SinkWork(plan.id, node.sink.writer(context))
-
-
-def _counting(rewrite: Rewrite, task: str, listener: Listener) -> Rewrite:
-    """Tell how many rows a source read, once the first job over the batch has told it."""
-
-    def counted(batch: Batch) -> Batch:
-        rewritten = rewrite(batch)
-        measure = rewritten.measures.get("rows")
-        if measure is not None:
-            measure.when_settled(lambda: _tell_rows(task, measure.value, listener))
-        return rewritten
-
-    return counted
-
-
-def controlled(rewrite: Rewrite, task: str, control: RateControl, clock: Clock) -> Rewrite:
-    """Tell the rate control when a batch leaves, and when a first job over it has succeeded."""
-
-    def rewriting(batch: Batch) -> Batch:
-        control.sent(batch.sequence, clock.now())
-        rewritten = rewrite(batch)
-        ran = Measure(dict)  # tells nothing but that a job has succeeded; it settles after those that are here already
-        ran.when_settled(lambda: _through(rewritten, batch.sequence, control, clock))
-        return replace(rewritten, measures={**rewritten.measures, f"ran:{task}": ran})
-
-    return rewriting
-
-
-def _through(batch: Batch, sequence: int, control: RateControl, clock: Clock) -> None:
-    measure = batch.measures.get("rows")
-    rows = measure.value.get("rows") if measure is not None and measure.value else batch.rows
-    control.through(sequence, rows if isinstance(rows, int) else 0, clock.now())
-
-
-def _tell_rows(task: str, figures: Mapping[str, object] | None, listener: Listener) -> None:
-    rows = figures.get("rows") if figures else None
-    if isinstance(rows, int):
-        listener(RowsRead(task=task, rows=rows))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.elements import Batch, Element, Measure, Partitions
+from penstock.elements.partitions import largest_times
 from penstock.facts import Counted, Fact, WatermarkHeld
 from penstock.graph.nodes import WithWatermark
 from penstock.ids import BEGINNING, END_OF_TIME, EventTime, Instant
@@ -28,19 +29,37 @@ class Unsettled:
         figures = self.measure.value
         if figures is None:
             return
-        partitions, largest = self.partitions, figures.get("max")
-        told = figures.get("partitions")
-        if partitions is None or (not isinstance(told, Mapping) and len(partitions.names) > 1):
-            if isinstance(largest, int):
-                marks.observe({"": largest}, source="", now=self.taken)
+        partitions, largest = self.partitions, largest_times(figures, self.partitions)
+        if partitions is None:
+            if largest[""] is not None:
+                marks.observe(largest, source="", now=self.taken)
             return
-        each = told if isinstance(told, Mapping) else {partitions.names[0]: largest}
+        behind = ("",) if "" in largest and partitions.behind else partitions.behind
         marks.observe(
-            {partitions.qualified(name): time if isinstance(time, int) else None for name, time in each.items()},
+            {partitions.qualified(name): time for name, time in largest.items()},
             source=partitions.source,
             now=self.taken,
-            behind={partitions.qualified(name) for name in partitions.behind},
+            behind={partitions.qualified(name) for name in behind},
         )
+
+
+def _never(now: Instant) -> Mapping[str, Instant]:
+    """Nobody was held."""
+    del now
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upstream:
+    """What an input knows of where its rows come from.
+
+    ``name`` is the task before it, for people. ``expected`` are sources whose partitions will be told, where there are
+    several sources. ``stood(now)``: until when partitions and sources before it were told to pause, by name.
+    """
+
+    name: str = ""
+    expected: frozenset[str] = frozenset()
+    stood: Callable[[Instant], Mapping[str, Instant]] = _never
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,17 +68,31 @@ class Input:
 
     channel: Channel
     mark: WithWatermark | None
-    name: str = ""
+    upstream: Upstream
     generator: PartitionMarks | None = None
     unsettled: deque[Unsettled] = field(default_factory=deque)
     last_batch: Instant | None = None
     ahead: int = 0
 
     @classmethod
-    def of(cls, channel: Channel, mark: WithWatermark | None, at: EventTime, name: str = "") -> Input:
+    def of(cls, channel: Channel, mark: WithWatermark | None, at: EventTime, upstream: Upstream) -> Input:
         """An input whose watermark stands ``at``."""
         generator = PartitionMarks(mark.delay, at, mark.idle_after) if mark is not None else None
-        return cls(channel=channel, mark=mark, generator=generator, name=name)
+        return cls(channel=channel, mark=mark, generator=generator, upstream=upstream)
+
+    def begin(self, now: Instant) -> None:
+        """It is looked at for the first time: quiet since the start counts as well."""
+        self.last_batch = now
+        if self.generator is not None:
+            self.generator.expect(self.upstream.expected, now)
+
+    def stand(self, now: Instant) -> None:
+        """While somebody before it was told to pause, no batch and no row of that partition is no silence."""
+        stood = self.upstream.stood(now)
+        if stood:
+            self.last_batch = max(self.last_batch if self.last_batch is not None else now, *stood.values())
+            if self.generator is not None:
+                self.generator.stood(stood)
 
     def took(self, batch: Batch, now: Instant, wake: Callable[[], None]) -> None:
         """A batch was taken: its largest event times count as soon as its first job has told them."""
@@ -75,6 +108,7 @@ class Input:
         before = self.generator.at
         while self.unsettled and self.unsettled[0].measure.settled:
             settled = self.unsettled.popleft()
+            self.stand(settled.taken)
             settled.tell(self.generator)
             ahead = (settled.measure.value or {}).get("ahead")
             self.ahead += ahead if isinstance(ahead, int) else 0
@@ -101,13 +135,13 @@ class Inputs:
         channels: Sequence[Channel],
         marks: Sequence[WithWatermark | None],
         *,
-        names: Sequence[str] = (),
+        upstream: Sequence[Upstream] = (),
         restored: tuple[EventTime, ...] = (),
         wake: Callable[[], None],
     ) -> None:
         at = restored or tuple(BEGINNING for _ in channels)
-        names = names or [str(source) for source in range(len(channels))]
-        self._inputs = [Input.of(*parts) for parts in zip(channels, marks, at, names, strict=True)]
+        upstream = upstream or [Upstream(name=str(source)) for source in range(len(channels))]
+        self._inputs = [Input.of(*parts) for parts in zip(channels, marks, at, upstream, strict=True)]
         self._turn = 0
         self._holder: str | None = None
         self.wake = wake
@@ -162,7 +196,8 @@ class Inputs:
         wake: list[Instant] = []
         for i, each in enumerate(self._inputs):
             if each.last_batch is None:
-                each.last_batch = now  # quiet since the start counts as well
+                each.begin(now)
+            each.stand(now)
             quiet = self._look(i, now)
             if quiet is not None:
                 wake.append(quiet)
@@ -207,7 +242,7 @@ class Inputs:
             return None
         each = self._inputs[held]
         partition = each.generator.holder if each.generator is not None else None
-        return partition or (each.name if len(self._inputs) > 1 else None)
+        return partition or (each.upstream.name if len(self._inputs) > 1 else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from penstock.elements import Batch, Element
+from penstock.elements import Batch, Element, Lease
 from penstock.operators.base import MAIN
 from penstock.runtime.channel import Channel
+from penstock.runtime.turns import is_empty
 
 
 class Rewrite(Protocol):
@@ -29,11 +30,15 @@ class Keep(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """A route, ready to walk: its steps compiled, its leaf a channel."""
+    """A route, ready to walk: its steps compiled, its leaf a channel.
+
+    ``only_if`` is the measure and the figure without which a batch has no rows for this branch.
+    """
 
     rewrite: Rewrite | None
     channel: Channel | None = None
     branches: tuple[Path, ...] = ()
+    only_if: tuple[str, str] | None = None
 
     def channels(self) -> Sequence[Channel]:
         """All channels it leads to."""
@@ -87,6 +92,13 @@ class Output:
         if path.channel is not None:
             yield path.channel, batch
         if path.branches:
-            kept = self._keep(batch, len(path.branches))
+            kept = self._kept(batch, path.branches)
             for branch in path.branches:
                 yield from self._walk(kept, branch)
+
+    def _kept(self, batch: Batch, branches: Sequence[Path]) -> Batch:
+        """A batch for several branches: one that no more than one will run need not be persisted."""
+        runners = sum(not is_empty(replace(batch, only_if=each.only_if or batch.only_if)) for each in branches)
+        if runners > 1:
+            return self._keep(batch, len(branches))
+        return replace(batch, leases=(Lease(batch.release, holders=len(branches)),))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock.ids import BEGINNING, END_OF_TIME, EventTime, Instant
@@ -25,7 +25,13 @@ class PartitionMarks:
 
     A partition without rows for ``idle_after`` holds nothing back, unless it is known to have some waiting; if all are
     idle the edge stands as far as they came. One that is new stands where the edge does, and holds it there until it
-    has brought rows or is idle. One that is gone holds nothing back. The edge never goes back.
+    has brought rows or is idle: its rows from then on are judged as everybody's. One that is gone holds nothing back.
+    The edge never goes back.
+
+    A snapshot has only where the edge stands, so after a restart all are new, and stand there. It was the slowest of
+    those that were not idle, so what any of them had not brought yet is not late now, unless it already was. Where
+    rows of several sources come, none counts before each has told its partitions (:meth:`expect`), lest the one that
+    is read first takes the edge past the others.
 
     >>> edge = PartitionMarks(delay=5)
     >>> edge.observe({"t/0": 20, "t/1": 12}, source="t", now=Instant(0))
@@ -43,6 +49,17 @@ class PartitionMarks:
         """Another that stands where this does, to go on from here by itself."""
         parts = {name: replace(part, mark=replace(part.mark)) for name, part in self._partitions.items()}
         return replace(self, _partitions=parts)
+
+    def expect(self, sources: Iterable[str], now: Instant) -> None:
+        """These sources have partitions which they have yet to name. Until then each is one that is new."""
+        for uid in sources:
+            self._partitions[uid] = _Partition(mark=BoundedDelay(self.delay, self.at), source=uid, heard=now)
+
+    def stood(self, until: Mapping[str, Instant]) -> None:
+        """Partitions and sources that were held until then: so long nobody asked them for rows."""
+        for name, part in self._partitions.items():
+            held = [until[known] for known in (name, part.source) if known in until]
+            part.heard = max([part.heard, *held])
 
     def observe(
         self, largest: Mapping[str, int | None], *, source: str, now: Instant, behind: Collection[str] = ()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from penstock.errors import assert_never
-from penstock.graph.nodes import Graph, Keyed, ParseJson, Read, Ref, RowWise, Union, WithWatermark, Write
+from penstock.graph.nodes import BAD, Graph, Keyed, ParseJson, Read, Ref, RowWise, Union, WithWatermark, Write
 from penstock.operators.base import MAIN
 
 TaskNode: TypeAlias = Read | Union | Keyed | Write
@@ -46,6 +46,11 @@ class Route:
     steps: tuple[FusedStep, ...]
     to: Leaf | None = None
     branches: tuple[Route, ...] = ()
+
+    @property
+    def only_if(self) -> tuple[str, str] | None:
+        """The measure and the figure without which a batch has no rows for it."""
+        return next((s.node.bad_rows for s in self.steps if isinstance(s, Select) and s.port == BAD), None)
 
     def leaves(self, above: WithWatermark | None = None) -> Iterator[tuple[Leaf, WithWatermark | None]]:
         """The inputs reached, each with the last ``with_watermark`` on its way, if any (``above`` before it)."""

@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from penstock.elements import (
     Barrier,
@@ -16,14 +16,17 @@ from penstock.elements import (
     EndOfStream,
     InputStatus,
     LatencyMarker,
+    Reading,
     Watermark,
 )
 from penstock.errors import StateIncompatible, assert_never
-from penstock.facts import BatchRead, Counted
+from penstock.facts import BatchRead, Counted, ReadingPaused
 from penstock.failpoints import failpoint
 from penstock.handles import Position, TaskSnapshot
 from penstock.ids import END_OF_TIME, CheckpointId, Instant, WallTime
 from penstock.runtime.clock import Clock
+from penstock.runtime.drift_gates import DriftGates
+from penstock.runtime.drift_streams import READ_ON, Hold
 from penstock.runtime.latency import MarkerRhythm
 from penstock.runtime.output import Output
 from penstock.runtime.pacing import AtOnce, Pace
@@ -31,6 +34,9 @@ from penstock.runtime.task import Completed, Progress, Shell
 from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Reader, Rows
 
 log = logging.getLogger("penstock")
+
+MOST_PENDING: Final = 100
+"""Positions kept of checkpoints of which nothing was heard; there is one at a time unless messages are lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,8 @@ class SourceTask:
 
     ``limits`` is asked before each poll. After the barrier of a final checkpoint nothing more is read. ``held``:
     nothing is read before the first checkpoint is in the log, which fixes where a new source began (rule C4).
-    ``pace`` says when to poll, and ``markers`` when a latency marker leaves, if any do.
+    ``pace`` says when to poll, ``markers`` when a latency marker leaves, if any do, and ``gates`` what not to read for
+    now, where event times are aligned.
     """
 
     def __init__(  # noqa: PLR0913 - named parts, each of its own kind
@@ -60,6 +67,7 @@ class SourceTask:
         has_ended: bool = False,
         pace: Pace | None = None,
         markers: MarkerRhythm | None = None,
+        gates: DriftGates | None = None,
         shell: Shell,
         clock: Clock,
     ) -> None:
@@ -69,11 +77,14 @@ class SourceTask:
         self._limits = limits
         self._pace = pace or AtOnce()
         self._markers = markers
+        self._gates = gates
+        self._hold = READ_ON
         self._shell = shell
         self._clock = clock
         self._mail: deque[Mail] = deque()
         self._cancelled: set[CheckpointId] = set()  # their cancellation is in the mail, perhaps behind the barrier
         self._positions: dict[CheckpointId, Position] = {}
+        self._newest: CheckpointId | None = None  # that completed
         self._held = held
         self._has_ended = has_ended
         self._reading = True
@@ -111,10 +122,13 @@ class SourceTask:
         if not self._output.has_room:
             self.doing = "waiting for room downstream"
             return Progress()
-        now = self._clock.now()
+        now, wall = self._clock.now(), self._clock.wall()
+        hold = self._look(now, wall)
+        if hold.everything:
+            self.doing = f"waiting for {hold.by}, which is behind" if hold.by else "waiting to be told of event time"
+            return Progress(wake_at=hold.wake_at)
         if self._wake_at is not None and now < self._wake_at:
-            return Progress(wake_at=self._wake_at)
-        wall = self._clock.wall()
+            return self._rest(self._wake_at)
         wait = self._pace.wait(wall)
         if wait > 0:
             self.doing = "waiting for its tick"
@@ -127,20 +141,22 @@ class SourceTask:
         missed = self._pace.served(wall)
         if missed:
             self._shell.report(Counted(task=self.id, name="ticks_missed", amount=missed))
-        poll = self._reader.poll(now=now, wall=wall, limits=self._limits())
+        poll = self._reader.poll(now=now, wall=wall, limits=self._within())
         match poll:
             case Rows():
                 self._refuse_after_end()
                 self._send(poll, now)
                 return Progress(worked=True)
             case Nothing(wake_at=wake_at, idle=idle):
+                if self._gates is not None:
+                    self._gates.rested(self.id, idle=idle, ended=poll.ended)
                 if idle and not self._is_idle:
                     self._output.broadcast(InputStatus(idle=True))
                 self._is_idle = self._is_idle or idle
                 self.doing = "waiting for data"
                 self._wake_at = wake_at
                 self._pace.rest(WallTime(wall + wake_at - now))
-                return Progress(wake_at=wake_at)
+                return self._rest(wake_at)
             case CaughtUp():
                 self._done(ended=False)
             case Ended():
@@ -151,8 +167,31 @@ class SourceTask:
                 assert_never(poll)
         return Progress(worked=True)
 
+    def _look(self, now: Instant, wall: WallTime) -> Hold:
+        """What is not read for now; what changes in it is told, and ends the reader's rest. No tick is missed by it."""
+        if self._gates is None:
+            return READ_ON
+        before, self._hold = self._hold, self._gates.hold(self.id, now)
+        if self._hold.everything or before.everything:
+            self._pace.rest(wall)
+        if self._hold.partitions != before.partitions:
+            self._wake_at = None
+        if self._hold.ahead != before.ahead:
+            self._shell.report(ReadingPaused(task=self.id, paused=self._hold.ahead, by=self._hold.by))
+        return self._hold
+
+    def _rest(self, until: Instant) -> Progress:
+        """Nothing to read before then, unless somebody for whom a partition waits is idle by then."""
+        return Progress(wake_at=min(until, self._hold.wake_at or until))
+
+    def _within(self) -> Limits:
+        limits = self._limits()
+        return replace(limits, paused=self._hold.partitions) if self._hold.partitions else limits
+
     def _send(self, rows: Rows, began: Instant) -> None:
         self._sent += 1
+        if self._gates is not None:
+            self._gates.sent(self.id, self._sent, began)
         self._is_idle = False  # a batch makes its edge active again
         self.doing = f"batch {self._sent}"
         failpoint("source.polled")
@@ -164,6 +203,7 @@ class SourceTask:
             measures=dict(rows.measures),
             verify=rows.verify,
             partitions=replace(rows.partitions, source=self.id) if rows.partitions is not None else None,
+            reading=Reading(self.id, self._sent),
         )
         self._output.emit(batch, ready=lambda: self._tell_read(rows, began))
 
@@ -195,6 +235,8 @@ class SourceTask:
 
     def _done(self, *, ended: bool) -> None:
         self._reading = False
+        if self._gates is not None:
+            self._gates.left(self.id)
         self._shell.source_done(self.id, ended=ended)
 
     def _answer(self, mail: Mail) -> None:
@@ -221,6 +263,8 @@ class SourceTask:
             return
         position = self._reader.position()
         self._positions[checkpoint] = position
+        if len(self._positions) > MOST_PENDING:
+            del self._positions[min(self._positions)]
         self._output.broadcast(barrier)
         watermarks = (END_OF_TIME,) if self._has_ended else ()
         snapshot = TaskSnapshot(task=self.id, position=position, watermarks=watermarks)
@@ -231,4 +275,7 @@ class SourceTask:
         position = self._positions.pop(checkpoint, None)
         if position is not None:
             self._reader.committed(checkpoint, position)
+        elif self._newest is None or checkpoint > self._newest:
+            log.warning("source %s has no position of checkpoint %d that completed: not told", self.id, checkpoint)
+        self._newest = max(checkpoint, self._newest or checkpoint)
         self._positions = {id: at for id, at in self._positions.items() if id > checkpoint}

@@ -58,4 +58,4 @@ def is_empty(batch: Batch) -> bool:
         return False
     name, figure = batch.only_if
     measure = batch.measures.get(name)
-    return measure is not None and measure.value is not None and measure.value.get(figure) == 0
+    return measure is not None and measure.is_zero(figure)

@@ -13,12 +13,17 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, runtime_checkable
 
 from penstock.elements import Measure, Partitions
+from penstock.facts import Fact
 from penstock.handles import Guarantee, Position
 from penstock.ids import CheckpointId, Instant, WallTime
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+
+def unheard(fact: Fact) -> None:
+    """Where nobody listens to facts."""
 
 
 class Until(str, Enum):
@@ -30,19 +35,31 @@ class Until(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceContext:
-    """What a reader may use. ``until=CAUGHT_UP`` fixes the end at what is there when the reader is opened."""
+    """What a reader may use. ``until=CAUGHT_UP`` fixes the end at what is there when the reader is opened.
+
+    ``report`` tells observers of the job a fact; nothing is decided by it.
+    """
 
     uid: str
     spark: SparkSession
     until: Until = Until.STOPPED
+    report: Callable[[Fact], None] = unheard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much the next batch may hold. ``None`` is no limit."""
+    """What the next batch may hold. ``None`` is no limit.
+
+    ``paused``: names of partitions, as :attr:`Rows.partitions` has them, that are too far ahead in event time of what
+    they are aligned with. A reader that names partitions leaves them out of the plan and keeps their place; they stay
+    in ``names`` and, if they have rows waiting, in ``behind``. Those that have rows waiting are neither idle nor caught
+    up: where only such are left to read, the answer is :class:`Nothing`, not idle. Readers without partitions never
+    get any.
+    """
 
     rows: int | None = None
     bytes: int | None = None
+    paused: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +86,16 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nothing:
-    """No rows now; ask again at ``wake_at``. ``idle``: it does not hold watermarks back before its next rows."""
+    """No rows now; ask again at ``wake_at``. ``idle``: it does not hold watermarks back before its next rows.
+
+    ``ended``: partitions that were read to their end while others, which are paused, have rows left. Nobody waits for
+    them any more; where all were read to their end the answer is :class:`Ended` or :class:`CaughtUp`. In a run until
+    caught up it may be left out: there nothing else can be meant.
+    """
 
     wake_at: Instant
     idle: bool = False
+    ended: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +153,20 @@ RECORD: Final = "_record"
 """Column of frames whose source has decoded a column of JSON: the record, ``NULL`` where Spark is to decode it."""
 
 
+UNDECIDED: Final = "undecided"
+"""Name of a measure of such a source: ``{"rows": n}``, how many rows have no :data:`RECORD`, null values included.
+
+One that has settled by the time its batch is sent (the reader has the rows at hand) saves looking for the others:
+where there are none, the plan knows nothing of JSON. It goes no further than to the first step.
+"""
+
+
 @runtime_checkable
 class DecodesJson(Protocol):
     """A source of bytes that can decode a column of JSON while it reads, before the bytes get to Spark."""
 
     def decoding(self, column: str, record: StructType) -> Source | None:
-        """The same source, with the column :data:`RECORD` in its frames; ``None`` if it cannot decode that column.
+        """The same source, with the column :data:`RECORD` more in its schema; ``None`` if it cannot decode that column.
 
         Where ``RECORD`` is there, it is what ``from_json`` would give, and ``column`` is ``NULL``. Where the source is
         not sure, ``RECORD`` is ``NULL`` and ``column`` as it came. Positions and guarantees are the same as without.

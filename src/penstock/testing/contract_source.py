@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
 from penstock.errors import StateIncompatible
 from penstock.handles import Guarantee, Position
-from penstock.ids import CheckpointId
-from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Reader, Rows, Source, SourceContext, Until
+from penstock.ids import CheckpointId, Instant, WallTime
+from penstock.sources.base import (
+    CaughtUp,
+    Ended,
+    Limits,
+    Nothing,
+    Partitioned,
+    Reader,
+    Rows,
+    Source,
+    SourceContext,
+    Until,
+)
 from penstock.testing.clock import ManualClock
 from penstock.testing.frames import assert_rows
 from penstock.testing.values import Row, rows_of
@@ -172,6 +184,35 @@ class SourceContract:
             rows = len(rows_of(reader.frame(batch.plan)))
             assert batch.rows is None or batch.rows == rows
             assert batch.rows is None or self.limits.rows is None or rows <= self.limits.rows
+
+    def test_paused_partitions_are_left_out_and_keep_their_place(
+        self, source: Source, spark: SparkSession, expected: Sequence[Row]
+    ) -> None:
+        """Sources wait for each other in event time: a partition that is ahead is read later, from where it was.
+
+        Also after a restart; and as long as it has rows, its source is neither idle nor at its end.
+        """
+        column = source.partition_column if isinstance(source, Partitioned) else None
+        names = [] if column is None else sorted({str(row[column]) for row in expected})
+        if column is None or len(names) < 2:  # noqa: PLR2004 - none is ahead of another
+            pytest.skip("the source has no partitions to tell apart")
+        paused = replace(self.limits, paused=frozenset(names[1:]))
+        reader = self.open(source, spark)
+        early: list[Row] = []
+        for _ in range(len(expected) + 1):
+            poll = reader.poll(now=Instant(0), wall=WallTime(0), limits=paused)
+            if isinstance(poll, Nothing):
+                assert not poll.idle
+                continue
+            assert isinstance(poll, Rows)
+            assert poll.partitions is not None
+            assert paused.paused <= {*poll.partitions.names}
+            assert paused.paused <= poll.partitions.behind
+            early += rows_of(reader.frame(poll.plan))
+        assert early
+        assert {str(row[column]) for row in early} == {names[0]}
+        for again in (self.open(source, spark, reader.position()), reader):
+            assert_rows([*early, *self.read(again)], expected)
 
     def test_a_completed_checkpoint_changes_nothing_that_is_read(
         self, source: Source, spark: SparkSession, expected: Sequence[Row]

@@ -83,7 +83,7 @@ class Script:
 
     >>> script = Script()
     >>> script.add([{"n": 1}, {"n": 2}, End()])
-    >>> script.rows_from(0, most=None), script.at(2), script.at(3)
+    >>> script.rows_between(0, 2), script.at(2), script.at(3)
     ([{'n': 1}, {'n': 2}], End(), None)
     """
 
@@ -115,16 +115,6 @@ class Script:
         """What stands at a place; ``None`` beyond the end."""
         with self._lock:
             return self._items[place] if place < len(self._items) else None
-
-    def rows_from(self, place: int, *, most: int | None) -> list[dict[str, Any]]:
-        """The rows from a place up to the next sentinel, at most so many."""
-        with self._lock:
-            found: list[dict[str, Any]] = []
-            for item in self._items[place:]:
-                if not isinstance(item, dict) or (most is not None and len(found) >= most):
-                    break
-                found.append(item)
-            return found
 
     def rows_between(self, first: int, end: int | None) -> Sequence[dict[str, Any]]:
         """The rows in a range of places, ``None`` being the end."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -27,6 +27,7 @@ class ScriptedSource:
 
     Neighbouring rows come as one batch (``max_rows_per_batch`` holds); a sentinel ends it, and so does each
     :meth:`send`. At the end of its script the source waits for more; with ``until="caught-up"`` it is caught up there.
+    Rows of partitions that are paused are left and read later, as a batch of their own.
 
     Args:
         schema: columns, as DDL or a ``StructType``.
@@ -117,9 +118,9 @@ class ScriptedSource:
             StateIncompatible: the position is of another kind.
         """
         schema = self.schema(context.spark)
-        at = 0 if resume is None else _place(resume)
+        at, left = (0, []) if resume is None else _places(resume)
         return ScriptedReader(
-            self._script, schema, context, at, wait=self._wait, partition_column=self.partition_column
+            self._script, schema, context, at, left, wait=self._wait, partition_column=self.partition_column
         )
 
     def describe(self) -> str:
@@ -127,20 +128,20 @@ class ScriptedSource:
         return f"a script of {len(self._script) + len(self._unchecked)} items"
 
 
-def _place(position: Position) -> int:
+def _places(position: Position) -> tuple[int, list[int]]:
+    """The place of the next item, and those of rows before it that were left."""
     detail: Any = position.detail
     if position.kind != KIND or not isinstance(detail, dict) or not isinstance(detail.get("next"), int):
         msg = f"the position is of kind {position.kind!r}, a scripted source reads {KIND!r}: give it a uid of its own"
         raise StateIncompatible(msg)
-    return int(detail["next"])
+    return int(detail["next"]), [int(place) for place in detail.get("left", ())]
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
+class _Pick:
     """The plan of a batch: places in the script."""
 
-    first: int
-    end: int
+    places: tuple[int, ...]
 
 
 class ScriptedReader:
@@ -152,6 +153,7 @@ class ScriptedReader:
         schema: StructType,
         context: SourceContext,
         at: int,
+        left: list[int],
         *,
         wait: int,
         partition_column: str | None = None,
@@ -162,6 +164,7 @@ class ScriptedReader:
         self._spark = context.spark
         self._until = context.until
         self._at = at
+        self._left = left  # rows before that place, of partitions that were paused
         self._wait = wait
         self._paused_until: Instant | None = None
         self._is_idle = False
@@ -173,33 +176,62 @@ class ScriptedReader:
             CrashRow: at a :class:`Crash` that was never read before.
         """
         del wall
-        while not isinstance(item := self._script.at(self._at), dict):
-            answer = self._at_sentinel(item, now)
+        while not (places := self._readable(limits)):
+            answer = self._at_sentinel(cast("Sentinel | None", self._script.at(self._at)), now)
             if answer is not None:
                 return answer
             self._at += 1
         self._is_idle = False
-        rows = self._script.rows_from(self._at, most=limits.rows)
-        span = _Span(self._at, self._at + len(rows))
-        self._at = span.end
-        known = Measure.known({"rows": len(rows), "bytes": 0})
-        return Rows(plan=span, rows=len(rows), bytes=0, measures={"rows": known}, partitions=self._partitions(span.end))
+        known = Measure.known({"rows": len(places), "bytes": 0})
+        return Rows(
+            plan=_Pick(tuple(places)),
+            rows=len(places),
+            bytes=0,
+            measures={"rows": known},
+            partitions=self._partitions(),
+        )
 
-    def _partitions(self, end: int) -> Partitions | None:
-        column = self._partition_column
-        if column is None:
+    def _readable(self, limits: Limits) -> list[int]:
+        """What was left and is not paused any more, else the rows up to the next sentinel that are not paused."""
+        again = [place for place in self._left if not self._is_paused(place, limits)][: limits.rows]
+        if again:
+            self._left = [place for place in self._left if place not in again]
+            return again
+        found: list[int] = []
+        while isinstance(self._script.at(self._at), dict) and (limits.rows is None or len(found) < limits.rows):
+            (self._left if self._is_paused(self._at, limits) else found).append(self._at)
+            self._at += 1
+        return found
+
+    def _is_paused(self, place: int, limits: Limits) -> bool:
+        return bool(limits.paused) and self._partition(self._row(place)) in limits.paused
+
+    def _row(self, place: int) -> dict[str, Any]:
+        return cast("dict[str, Any]", self._script.at(place))
+
+    def _partition(self, row: Mapping[str, Any]) -> str | None:
+        value = row[self._partition_column] if self._partition_column is not None else None
+        return None if value is None else str(value)
+
+    def _partitions(self) -> Partitions | None:
+        if self._partition_column is None:
             return None
-        names = (str(row[column]) for row in self._script.rows_between(0, None) if row[column] is not None)
-        behind = (str(row[column]) for row in self._script.rows_between(end, None) if row[column] is not None)
-        return Partitions(names=tuple(dict.fromkeys(names)), behind=frozenset(behind), column=column)
+        names = map(self._partition, self._script.rows_between(0, None))
+        waiting = [*map(self._row, self._left), *self._script.rows_between(self._at, None)]
+        return Partitions(
+            names=tuple(dict.fromkeys(name for name in names if name is not None)),
+            behind=frozenset(name for name in map(self._partition, waiting) if name is not None),
+            column=self._partition_column,
+        )
 
     def _at_sentinel(self, item: Sentinel | None, now: Instant) -> Poll | None:
         """What to answer there; ``None`` to go past it."""
         match item:
             case None:
-                return CaughtUp() if self._until is Until.CAUGHT_UP else self._nothing(now)
+                is_end = self._until is Until.CAUGHT_UP and not self._left
+                return CaughtUp() if is_end else self._nothing(now)
             case End():
-                return Ended()
+                return Ended() if not self._left else self._all_but_left(now)
             case Crash():
                 self._script.crash_once(self._at)
                 return None
@@ -208,11 +240,18 @@ class ScriptedReader:
             case Idle():
                 return self._idle(now)
 
+    def _all_but_left(self, now: Instant) -> Nothing:
+        partitions = self._partitions()
+        assert partitions is not None  # else nothing could have been left
+        return Nothing(
+            wake_at=Instant(now + self._wait), ended=frozenset(partitions.names).difference(partitions.behind)
+        )
+
     def _pause(self, pause: Pause, now: Instant) -> Poll | None:
         if self._paused_until is None:
             self._paused_until = Instant(now + pause.micros)
         if now < self._paused_until:
-            return Nothing(wake_at=self._paused_until, idle=self._is_idle)
+            return Nothing(wake_at=self._paused_until, idle=self._is_idle and not self._left)
         self._paused_until = None
         return None
 
@@ -224,16 +263,15 @@ class ScriptedReader:
         return self._nothing(now)
 
     def _nothing(self, now: Instant) -> Nothing:
-        return Nothing(wake_at=Instant(now + self._wait), idle=self._is_idle)
+        return Nothing(wake_at=Instant(now + self._wait), idle=self._is_idle and not self._left)
 
     def frame(self, plan: object) -> DataFrame:
         """The rows of a plan, sent to the executors once more each time that it is asked for."""
-        span = cast("_Span", plan)
-        return frame_of(self._spark, self._script.rows_between(span.first, span.end), self._schema)
+        return frame_of(self._spark, [self._row(place) for place in cast("_Pick", plan).places], self._schema)
 
     def position(self) -> Position:
-        """The place of the next item."""
-        return Position(kind=KIND, detail={"next": self._at})
+        """The place of the next item, and of rows before it that were left."""
+        return Position(kind=KIND, detail={"next": self._at, **({"left": [*self._left]} if self._left else {})})
 
     def committed(self, checkpoint: CheckpointId, position: Position) -> None:
         """Nothing is shown elsewhere."""
