@@ -16,7 +16,7 @@ from penstock.errors import DecodeError, GraphError, SchemaMismatch
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
 
 DECODED: Final = "_parsed"
@@ -100,26 +100,13 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def json_columns(column: str, schema: StructType, options: Mapping[str, object] | None = None) -> tuple[Column, Column]:
-    """A column of JSON text as a struct, and why it is bad (``NULL``: it is good), as two expressions.
-
-    Both hold the decoding: in one projection it may be run twice. :func:`decode_json` puts them on two levels of the
-    plan, and is what steps should use.
-
-    Args:
-        column: name of the column, text, one JSON object each.
-        schema: the fields wanted; other fields are ignored, absent ones are ``NULL``. A ``STRING`` field takes any
-            JSON value as its text, which is Spark's rule; every other type must match.
-        options: of Spark's ``from_json`` (``timestampFormat``, …).
-    """
-    from pyspark.sql import functions as F
-
-    record = _json_envelope(column, schema, options)
-    return F.expr(f"{record}.v"), F.expr(_reason(column, f"{record}.v", f"{record}.{_CORRUPT}", "JSON", schema))
-
-
 def decode_json(
-    frame: DataFrame, column: str, schema: StructType, options: Mapping[str, object] | None = None
+    frame: DataFrame,
+    column: str,
+    schema: StructType,
+    options: Mapping[str, object] | None = None,
+    *,
+    done: str | None = None,
 ) -> DataFrame:
     """``frame`` with two columns more: the record (:data:`DECODED`) and why it is bad (:data:`REASON`).
 
@@ -127,11 +114,14 @@ def decode_json(
     :func:`lenient`; an observation of ``count_if(_bad IS NOT NULL)`` may be put between. Written as SQL text, which
     takes a third of the time of building columns.
 
+    ``done`` is a column of records of that schema, which goes: where it is not ``NULL``, whoever read the row has
+    decoded it, and Spark does not.
+
     >>> decoded = decode_json(frame, "value", schema)  # doctest: +SKIP
     >>> parsed, bad = good(decoded, "value"), rejected(decoded)  # doctest: +SKIP
     """
     record = _json_envelope(column, schema, options)
-    return _staged(frame, column, record, f"{DECODED}.v", "JSON", schema)
+    return _staged(frame, column, record, f"{DECODED}.v", "JSON", schema, done=done)
 
 
 def _json_envelope(column: str, schema: StructType, options: Mapping[str, object] | None) -> str:
@@ -149,18 +139,27 @@ def decode_csv(
     return _staged(frame, column, record, DECODED, "CSV", schema)
 
 
-def _staged(frame: DataFrame, column: str, record: str, inner: str, what: str, schema: StructType) -> DataFrame:
+def _staged(
+    frame: DataFrame, column: str, record: str, inner: str, what: str, schema: StructType, *, done: str | None = None
+) -> DataFrame:
     """The decoding on one level of the plan, what is made of it on the next: so it is run once."""
-    kept = [_quoted(name) for name in frame.columns]
-    staged = frame.selectExpr(*kept, f"{record} AS {DECODED}")
+    kept = [_quoted(name) for name in frame.columns if name != done]
     why = _reason(column, inner, f"{DECODED}.{_CORRUPT}", what, schema)
+    if done is None:
+        staged = frame.selectExpr(*kept, f"{record} AS {DECODED}")
+    else:
+        is_left = f"{_quoted(done)} IS NULL AND {_quoted(column)} IS NOT NULL"
+        staged = frame.selectExpr(*kept, _quoted(done), f"CASE WHEN {is_left} THEN {record} END AS {DECODED}")
+        inner = f"coalesce({_quoted(done)}, {inner})"
+        why = f"CASE WHEN {_quoted(done)} IS NULL THEN {why} END"
     return staged.selectExpr(*kept, f"{inner} AS {DECODED}", f"{why} AS {REASON}")
 
 
 def _reason(column: str, record: str, corrupt: str, what: str, schema: StructType) -> str:
     value = _quoted(column)
     text = f"CAST({value} AS STRING)"
-    shown = f"CASE WHEN length({text}) > {CLIP} THEN concat(left({text}, {CLIP}), '…') ELSE {text} END"
+    whole = f"make_valid_utf8({text})"  # bytes that are no text are kept in the column itself
+    shown = f"CASE WHEN length({text}) > {CLIP} THEN concat(left({whole}, {CLIP}), '…') ELSE {whole} END"
     told = _literal(f"malformed {what}, or a field that is not of its declared type ({schema.simpleString()}): ")
     bad = f"WHEN {record} IS NULL OR {corrupt} IS NOT NULL THEN concat({told}, {shown})"
     return f"CASE WHEN {value} IS NULL THEN 'null value' {bad} END"

@@ -71,11 +71,10 @@ def test_fail_names_the_place_and_the_text(frame, schema):
     assert formats.explain(ValueError("penstock.decode: no")) is None
 
 
-def test_bytes_are_text_and_columns_by_themselves_agree(frame, schema):
+def test_bytes_are_text(frame, schema):
     binary = frame.withColumn("value", F.col("value").cast("binary"))
-    record, why = formats.json_columns("value", schema)
-    both = binary.select("key", record.alias("r"), why.alias("w")).orderBy("key").collect()
-    assert [(row.key, row.w is None) for row in both] == [
+    decoded = formats.decode_json(binary, "value", schema).orderBy("key").collect()
+    assert [(row.key, row._bad is None) for row in decoded] == [
         (1, True),
         (2, False),
         (3, False),
@@ -83,7 +82,7 @@ def test_bytes_are_text_and_columns_by_themselves_agree(frame, schema):
         (5, True),
         (6, False),
     ]
-    assert both[0].r.id == 1
+    assert decoded[0]._parsed.id == 1
     good = formats.good(formats.decode_json(binary, "value", schema), "value")
     assert good.count() == 2
 
@@ -93,6 +92,13 @@ def test_a_long_bad_record_is_clipped(spark, schema):
     ((_, why),) = formats.rejected(formats.decode_json(frame, "value", schema)).collect()
     assert len(why) < 500
     assert why.endswith("xxx…")
+
+
+def test_the_reason_is_text_whatever_the_bytes(spark, schema):
+    frame = spark.sql("SELECT X'7bff7d' AS value")
+    (row,) = formats.rejected(formats.decode_json(frame, "value", schema)).toArrow().to_pylist()
+    assert row["value"] == b"{\xff}"
+    assert row["_error"].endswith("): {\ufffd}")
 
 
 def test_names_that_would_stand_twice_are_refused(spark, frame, schema):

@@ -5,24 +5,36 @@ Each stateless step is built once, on an empty frame; the segments compiled from
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
+from penstock import formats
 from penstock.errors import GraphError, SchemaMismatch, assert_never
 from penstock.graph.nodes import BAD, Graph, Keyed, Node, ParseJson, Read, Ref, RowWise, Union, WithWatermark, Write
 from penstock.graph.pieces import Piece, Pieces, Step, tables_of
+from penstock.graph.pushdown import decoded_beside
 from penstock.graph.segment import Segment
 from penstock.graph.steps import title
 from penstock.graph.trouble import told, told_table
 from penstock.ids import Instant, WallTime
 from penstock.operators.base import MAIN
 from penstock.operators.tables import StaticTables
+from penstock.sources.base import RECORD, DecodesJson, Source
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-_DECODED = "decoded"
+log = logging.getLogger(__name__)
+
+_READ: Final = "read"
+"""Stands for a port in the schema of a source's frames, where those have a column more than its rows."""
+
+_DECODED: Final = "decoded"
+"""Stands for a port in the schema of a split ``parse_json``, before its ports are taken."""
+
+_PARSER: Final = "spark.sql.legacy.timeParserPolicy"
 
 
 class Times(Protocol):
@@ -55,6 +67,7 @@ class Analysis:
         self._spark = spark
         self._pieces = Pieces(spark, self.tables)
         self._schemas: dict[Ref, StructType] = {}
+        self._decoding: dict[int, Source] = {}
 
     def schema(self, ref: Ref) -> StructType:
         """The columns of an output."""
@@ -70,19 +83,33 @@ class Analysis:
         """
         counts = is_root and isinstance(node, Read)
         wall = self._clock.wall if self._clock is not None else None
-        return Segment(self._pieces, steps, self._input(node, steps), counts_rows=counts, wall=wall)
+        schema, whole = self._input(node, steps)
+        return Segment(self._pieces, steps, schema, whole=whole, counts_rows=counts, wall=wall)
+
+    def source(self, node: Read) -> Source:
+        """What is to be opened for a source: the same, but decoding where it takes that off the step behind it."""
+        parse = decoded_beside(self.graph, node)
+        if parse is not None:
+            who = "the source, while it reads" if node.id in self._decoding else "Spark"
+            log.info("%s (%s) behind source '%s' is done by %s", title(parse), parse.origin, node.uid, who)
+        return self._decoding.get(node.id, node.source)
 
     def close(self) -> None:
         """Let go of static tables."""
         self.tables.close()
 
-    def _input(self, node: Node, steps: Sequence[Step]) -> StructType:
+    def _input(self, node: Node, steps: Sequence[Step]) -> tuple[StructType, StructType | None]:
+        """The columns of the batches that steps begin with, and of those that have all their records, if any may."""
         if not steps:
-            return self._schemas[Ref(node.id)]
+            return self._schemas[Ref(node.id)], None
         first = steps[0]
-        if isinstance(first, (RowWise, ParseJson, WithWatermark)):
-            return self._schemas[first.inputs[0]]
-        return self._schemas[Ref(first.node.id, _DECODED)]
+        if isinstance(first, (RowWise, WithWatermark)):
+            return self._schemas[first.inputs[0]], None
+        if isinstance(first, ParseJson):
+            read = self._schemas.get(Ref(first.inputs[0].node, _READ))
+            return read or self._schemas[first.inputs[0]], read
+        is_whole = first.node.id in self._pieces.decoded
+        return self._schemas[Ref(first.node.id, _DECODED)], self._schemas[Ref(first.node.id)] if is_whole else None
 
     def visit(self, node: Node) -> None:
         """Find the schemas of a node's outputs; its inputs are known."""
@@ -91,7 +118,9 @@ class Analysis:
             case Read():
                 with told(node):
                     self._schemas[Ref(node.id)] = node.source.schema(self._spark)
-            case RowWise() | WithWatermark() | ParseJson():
+            case ParseJson():
+                self._stateless(node, self._pushed_down(node, inputs[0]))
+            case RowWise() | WithWatermark():
                 self._stateless(node, inputs[0])
             case Union():
                 with told(node):
@@ -105,6 +134,28 @@ class Analysis:
                     node.sink.check(inputs[0])
             case _:
                 assert_never(node)
+
+    def _pushed_down(self, node: ParseJson, schema: StructType) -> StructType:
+        """Let the source before it decode while it reads, if it can and nobody else wants the text; what it gives then.
+
+        Not with the parser of old for times: that is Spark's alone.
+        """
+        read = self.graph.node(node.inputs[0].node)
+        if not isinstance(read, Read) or decoded_beside(self.graph, read) is not node:
+            return schema
+        if RECORD in schema.fieldNames() or self._spark.conf.get(_PARSER) == "LEGACY":
+            return schema
+        with told(node):
+            record = formats.struct_type(self._spark, node.schema)
+            formats.parsed_schema(schema, node.column, record)
+        with told(read):
+            source = cast("DecodesJson", read.source).decoding(node.column, record)
+            if source is None:
+                return schema
+            self._decoding[read.id] = source
+            self._schemas[Ref(read.id, _READ)] = source.schema(self._spark)
+        self._pieces.decoded.add(node.id)
+        return self._schemas[Ref(read.id, _READ)]
 
     def _stateless(self, node: RowWise | WithWatermark | ParseJson, schema: StructType) -> None:
         last = self._built(node, schema)

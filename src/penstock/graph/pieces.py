@@ -22,6 +22,7 @@ from penstock.operators.graft import Grafter, Java, Leaf, items, plan_of
 from penstock.operators.job_watch import JobWatch
 from penstock.operators.plan_check import PlanCheck
 from penstock.operators.tables import Reading, StaticTables
+from penstock.sources.base import RECORD
 from penstock.state.changing import changing, quoted
 
 if TYPE_CHECKING:
@@ -76,19 +77,28 @@ class Pieces:
         self.tables = tables
         self.grafter = Grafter(spark)
         self.observer = Observer(self.grafter)
+        self.decoded: set[int] = set()
+        """The ``parse_json`` steps that get records with their rows (``RECORD``), from a source that decodes."""
         self._lock = threading.RLock()
-        self._made: dict[tuple[int, str], tuple[tuple[int, ...], tuple[Piece, ...]]] = {}
+        self._made: dict[tuple[int, str, bool], tuple[tuple[int, ...], tuple[Piece, ...]]] = {}
 
-    def of(self, step: Step, schema: StructType, readings: Mapping[str, Reading]) -> tuple[Piece, ...]:
-        """The pieces of a step whose input has these columns, in order; each but the last ends in a gauge."""
+    def of(
+        self, step: Step, schema: StructType, readings: Mapping[str, Reading], *, whole: bool = False
+    ) -> tuple[Piece, ...]:
+        """The pieces of a step whose input has these columns, in order; each but the last ends in a gauge.
+
+        ``whole``: for batches that have all their records from the source, so that there is nothing left to decode.
+        """
         node = step if isinstance(step, (RowWise, ParseJson, WithWatermark)) else step.node
-        key = (node.id, "" if step is node else cast("PortOf", step).port)
+        whole = whole and node.id in self.decoded
+        key = (node.id, "" if step is node else cast("PortOf", step).port, whole)
         used = tuple(readings[table.name].rdd for table in tables_of(step))
         with self._lock:
             made = self._made.get(key)
             if made is None or made[0] != used:
                 with told(node, schema.fieldNames()):
-                    made = (used, self._make(step, _nullable(schema), readings))
+                    make = self._make_whole if whole else self._make
+                    made = (used, make(step, _nullable(schema), readings))
                 self._made[key] = made
             return made[1]
 
@@ -142,12 +152,14 @@ class Pieces:
 
     def _parse(self, node: ParseJson, schema: StructType) -> tuple[Piece, ...]:
         record = formats.struct_type(self.spark, node.schema)
-        formats.parsed_schema(schema, node.column, record)
+        done = RECORD if node.id in self.decoded else None
+        formats.parsed_schema(_without(schema, done), node.column, record)
         leaf = self.grafter.leaf(schema)
-        decoded = formats.decode_json(leaf.frame, node.column, record)
+        decoded = formats.decode_json(leaf.frame, node.column, record, done=done)
         if node.on_error == "fail":
             return (_piece(leaf, formats.strict(decoded, node.column)),)
-        gauge = make_gauge(decoded, f"bad:{node.id}", {"bad": f"count_if({formats.REASON} IS NOT NULL)"})
+        measure, figure = node.bad_rows
+        gauge = make_gauge(decoded, measure, {figure: f"count_if({formats.REASON} IS NOT NULL)"})
         wide = _piece(leaf, decoded, gauge)
         if node.on_error == "split":
             return (wide,)
@@ -159,6 +171,17 @@ class Pieces:
         if step.port == BAD:
             return _piece(leaf, formats.rejected(leaf.frame))
         return _piece(leaf, formats.good(leaf.frame, step.node.column))
+
+    def _make_whole(self, step: Step, schema: StructType, readings: Mapping[str, Reading]) -> tuple[Piece, ...]:
+        """The same of rows that are good, all of them: a split one gives its good rows, and bad ones are never run."""
+        leaf = self.grafter.leaf(schema)
+        if isinstance(step, ParseJson):
+            return (_piece(leaf, _opened(leaf.frame, step.column)),)
+        step = cast("PortOf", step)
+        if step.port == BAD:
+            (usual,) = self.of(step, schema, readings)
+            return (_piece(leaf, _none_of(leaf.frame, usual.schema, step.node.column)),)
+        return (_piece(leaf, leaf.frame),)
 
     def _watermark(self, node: WithWatermark, schema: StructType) -> Piece:
         from pyspark.sql.types import TimestampType
@@ -233,6 +256,27 @@ def _distinct(schema: StructType) -> None:
             msg = f"column {name!r} stands twice in the result (case does not count): drop or rename one"
             raise SchemaMismatch(msg)
         seen.add(name.lower())
+
+
+def _opened(frame: DataFrame, column: str) -> DataFrame:
+    """Rows whose records are all there: a projection and no more."""
+    kept = [quoted(name) for name in frame.columns if name not in (column, RECORD)]
+    return frame.selectExpr(*kept, f"{RECORD}.*")
+
+
+def _none_of(frame: DataFrame, schema: StructType, column: str) -> DataFrame:
+    """No bad rows, but their columns: those of before, the parsed one too, and the reason."""
+    from pyspark.sql import functions as F
+
+    gone = (column, formats.ERROR)
+    columns = (F.lit(None).cast(f.dataType).alias(f.name) if f.name in gone else quoted(f.name) for f in schema.fields)
+    return frame.where("false").select(*columns)
+
+
+def _without(schema: StructType, column: str | None) -> StructType:
+    from pyspark.sql.types import StructType
+
+    return StructType([field for field in schema.fields if field.name != column])
 
 
 def _nullable(schema: StructType) -> StructType:

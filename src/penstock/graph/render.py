@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock.errors import assert_never
 from penstock.graph.nodes import Graph, Keyed, Node, ParseJson, Read, Ref, RowWise, Union, WithWatermark, Write
 from penstock.graph.pace import when_ready
+from penstock.graph.pushdown import is_decoded_beside
 from penstock.graph.steps import title
 from penstock.graph.validate import guarantee_of
 from penstock.operators.base import MAIN
@@ -59,7 +60,8 @@ def _label(graph: Graph, node: Node) -> str:
         case RowWise(verb="sql"):
             return f"sql {node.text}"
         case ParseJson():
-            return f"{title(node)}, on error {node.on_error}"
+            pushed = ", pushed into the source" if is_decoded_beside(graph, node) else ""
+            return f"{title(node)}, on error {node.on_error}{pushed}"
         case RowWise() | WithWatermark() | Union():
             return title(node)
         case _:

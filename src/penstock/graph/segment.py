@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from penstock.elements import Batch, Lease, Measure, Partitions
 from penstock.errors import InternalError, assert_never
 from penstock.graph.nodes import BAD, ParseJson, RowWise, WithWatermark
-from penstock.graph.pieces import Piece, Pieces, Step, passes, tables_of
+from penstock.graph.pieces import Piece, Pieces, PortOf, Step, passes, tables_of
 from penstock.ids import END_OF_TIME, WallTime
 from penstock.operators.gauge import Gauge
 from penstock.operators.graft import Java, Leaf
 from penstock.operators.tables import Reading, StaticTables
+from penstock.sources.base import UNDECIDED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,15 +50,19 @@ _Part: TypeAlias = _Graft | _Rebuild | _Gauged
 @dataclass(frozen=True, slots=True)
 class _Compiled:
     readings: tuple[int, ...]
+    input_type: Java
     parts: tuple[_Part, ...]
     pieces: tuple[Piece, ...]
     schema: StructType
+    passing: dict[tuple[str, int], bool] = field(default_factory=dict)
 
 
 class Segment:
     """``segment(batch)`` is the batch with its lazy frame rewritten and the steps' measures added.
 
-    Safe to call from one thread at a time; runs no job. ``schema`` is that of the result.
+    Safe to call from one thread at a time; runs no job. ``schema`` is that of the result. ``whole`` are the columns of
+    batches that have all their records from a source that decodes, where there may be such: a plan of its own is for
+    them.
     """
 
     def __init__(
@@ -66,27 +71,26 @@ class Segment:
         steps: Sequence[Step],
         schema: StructType,
         *,
+        whole: StructType | None = None,
         counts_rows: bool = False,
         wall: Callable[[], WallTime] | None = None,
     ) -> None:
         self._pieces = pieces
         self._steps = tuple(steps)
-        self._input = schema
-        self._input_type: Java = cast("Any", pieces.spark)._jsparkSession.parseDataType(schema.json())  # noqa: SLF001
+        self._inputs = {False: schema} if whole is None else {False: schema, True: whole}
         self._rows = pieces.rows_gauge(schema) if counts_rows else None
         self._wall = wall
         self._tables = tuple(dict.fromkeys(table for step in self._steps for table in tables_of(step)))
         self._lock = threading.Lock()
-        self._passing: dict[tuple[str, int], bool] = {}
         readings = self._take()
-        self._compiled = self._compile(readings)
+        self._compiled = {whole: self._compile(readings, whole=whole) for whole in self._inputs}
         for reading in readings:
             reading.lease.release()
 
     @property
     def schema(self) -> StructType:
         """The columns of rewritten batches."""
-        return self._compiled.schema
+        return self._compiled[False].schema
 
     def __call__(self, batch: Batch) -> Batch:
         """See :meth:`apply`."""
@@ -95,15 +99,16 @@ class Segment:
     def apply(self, batch: Batch) -> Batch:
         """Rewrite a batch. Its leases then include the tables it joins."""
         readings = self._take()
-        compiled = self._current(readings)
-        measures = dict(batch.measures)
+        whole = True in self._inputs and self._is_whole(batch)
+        compiled = self._current(readings, whole=whole)
+        measures = self._measures(batch, whole=whole)
         frame = cast("DataFrame", batch.frame)
-        self._check_columns(frame)
+        self._check_columns(frame, compiled)
         parts: tuple[_Part, ...] = compiled.parts
         if self._rows is not None and "rows" not in measures:
             parts = (_Gauged(self._rows, ()), *parts)
         if parts:
-            frame = self._rewritten(frame, parts, measures, batch.partitions)
+            frame = self._rewritten(frame, parts, measures, lambda after: _told_apart(batch, compiled, after))
         return replace(
             batch,
             frame=frame,
@@ -111,15 +116,35 @@ class Segment:
             measures=measures,
             leases=(*batch.leases, *_leases(readings)),
             only_if=self._only_if() or batch.only_if,
-            partitions=self._told_apart(batch.partitions, compiled.pieces),
+            partitions=_told_apart(batch, compiled, compiled.pieces),
         )
+
+    def _is_whole(self, batch: Batch) -> bool:
+        """Whether the batch has all its records from its source, as far as is known when it is sent."""
+        step = self._steps[0]
+        name, figure = (UNDECIDED, "rows") if isinstance(step, ParseJson) else cast("PortOf", step).node.bad_rows
+        measure = batch.measures.get(name)
+        return measure is not None and measure.is_zero(figure)
+
+    def _measures(self, batch: Batch, *, whole: bool) -> dict[str, Measure]:
+        measures = dict(batch.measures)
+        step = self._steps[0] if True in self._inputs else None
+        if isinstance(step, ParseJson):
+            measures.pop(UNDECIDED, None)
+            if whole and step.on_error != "fail":
+                name, figure = step.bad_rows
+                measures[name] = Measure.known({figure: 0})
+        elif whole and (empty := self._only_if()) is not None:
+            # Nobody runs it, so nobody who has it may say that figures are lost which others wait for.
+            measures = {empty[0]: measures[empty[0]]}
+        return measures
 
     def _rewritten(
         self,
         frame: DataFrame,
         parts: tuple[_Part, ...],
         measures: dict[str, Measure],
-        partitions: Partitions | None,
+        told_apart: Callable[[tuple[Piece, ...]], Partitions | None],
     ) -> DataFrame:
         grafter = self._pieces.grafter
         plan = cast("Any", frame)._jdf.logicalPlan()  # noqa: SLF001 - plans have no public way in
@@ -128,7 +153,7 @@ class Segment:
                 case _Graft():
                     plan = grafter.hang(part.plan, part.leaf, plan)
                 case _Gauged():
-                    gauge = self._among(part, partitions)
+                    gauge = _among(part, told_apart(part.after))
                     plan, measures[gauge.measure] = self._pieces.observer.observe(plan, gauge, bound=self._bound(gauge))
                 case _Rebuild():
                     plan = cast("Any", part.build(grafter.frame(plan)))._jdf.logicalPlan()  # noqa: SLF001
@@ -136,57 +161,45 @@ class Segment:
                     assert_never(part)
         return grafter.frame(plan)
 
-    def _among(self, part: _Gauged, partitions: Partitions | None) -> Gauge:
-        """The gauge that tells a batch's partitions apart, where it can."""
-        told = self._told_apart(partitions, part.after)
-        column = told.by_column() if told is not None else None
-        if told is None or column is None or part.gauge.among is None:
-            return part.gauge
-        return part.gauge.among(column, told.names)
-
-    def _told_apart(self, partitions: Partitions | None, through: tuple[Piece, ...]) -> Partitions | None:
-        """A batch's partitions after some steps: one may drop the column that tells them, or change it."""
-        if partitions is None or partitions.column is None:
-            return partitions
-        key = partitions.column, len(through)
-        if key not in self._passing:
-            self._passing[key] = all(passes(piece, partitions.column) for piece in through)
-        return partitions if self._passing[key] else partitions.without_column()
-
     def _bound(self, gauge: Gauge) -> int | None:
         if gauge.max_ahead is None:
             return None
         return self._wall() + gauge.max_ahead if self._wall is not None else END_OF_TIME
 
-    def _check_columns(self, frame: DataFrame) -> None:
+    def _check_columns(self, frame: DataFrame, compiled: _Compiled) -> None:
         """A graft goes by position: other columns than were compiled for would be taken for them."""
         schema = cast("Any", frame)._jdf.schema()  # noqa: SLF001
-        if not schema.sameType(self._input_type):
+        if not schema.sameType(compiled.input_type):
             msg = (
                 f"a batch has the columns {frame.schema.simpleString()}, but the step before it declared "
-                f"{self._input.simpleString()}"
+                f"{compiled.input_type.simpleString()}"
             )
             raise InternalError(msg, where=str(_origin(self._steps)))
 
     def _take(self) -> tuple[Reading, ...]:
         return tuple(self._pieces.tables.take(table) for table in self._tables)
 
-    def _current(self, readings: tuple[Reading, ...]) -> _Compiled:
+    def _current(self, readings: tuple[Reading, ...], *, whole: bool) -> _Compiled:
         with self._lock:
-            if tuple(reading.rdd for reading in readings) != self._compiled.readings:
-                self._compiled = self._compile(readings)
-            return self._compiled
+            if tuple(reading.rdd for reading in readings) != self._compiled[whole].readings:
+                self._compiled[whole] = self._compile(readings, whole=whole)
+            return self._compiled[whole]
 
-    def _compile(self, readings: tuple[Reading, ...]) -> _Compiled:
+    def _compile(self, readings: tuple[Reading, ...], *, whole: bool) -> _Compiled:
         by_name = {reading.name: reading for reading in readings}
-        schema = self._input
+        schema = self._inputs[whole]
+        input_type = cast("Any", self._pieces.spark)._jsparkSession.parseDataType(schema.json())  # noqa: SLF001
         pieces: list[Piece] = []
         for step in self._steps:
-            pieces += self._pieces.of(step, schema, by_name)
+            pieces += self._pieces.of(step, schema, by_name, whole=whole)
             schema = pieces[-1].schema
-        parts = tuple(self._fused(pieces))
-        self._passing = {}
-        return _Compiled(tuple(reading.rdd for reading in readings), parts, tuple(pieces), schema)
+        return _Compiled(
+            readings=tuple(reading.rdd for reading in readings),
+            input_type=input_type,
+            parts=tuple(self._fused(pieces)),
+            pieces=tuple(pieces),
+            schema=schema,
+        )
 
     def _fused(self, pieces: Sequence[Piece]) -> list[_Part]:
         """Neighbouring plans become one; gauges and plans that are built anew stand between."""
@@ -210,7 +223,7 @@ class Segment:
     def _only_if(self) -> tuple[str, str] | None:
         for step in self._steps:
             if not isinstance(step, (RowWise, ParseJson, WithWatermark)) and step.port == BAD:
-                return f"bad:{step.node.id}", "bad"
+                return step.node.bad_rows
         return None
 
 
@@ -239,6 +252,25 @@ def compile_segment(
     if pieces is None:
         pieces = Pieces(spark, tables or StaticTables(spark))
     return Segment(pieces, steps, schema, counts_rows=counts_rows, wall=wall)
+
+
+def _told_apart(batch: Batch, compiled: _Compiled, through: tuple[Piece, ...]) -> Partitions | None:
+    """A batch's partitions after some steps: one may drop the column that tells them, or change it."""
+    partitions = batch.partitions
+    if partitions is None or partitions.column is None:
+        return partitions
+    key = partitions.column, len(through)
+    if key not in compiled.passing:
+        compiled.passing[key] = all(passes(piece, partitions.column) for piece in through)
+    return partitions if compiled.passing[key] else partitions.without_column()
+
+
+def _among(part: _Gauged, told: Partitions | None) -> Gauge:
+    """The gauge that tells a batch's partitions apart, where it can."""
+    column = told.by_column() if told is not None else None
+    if told is None or column is None or part.gauge.among is None:
+        return part.gauge
+    return part.gauge.among(column, told.names)
 
 
 def _leases(readings: Sequence[Reading]) -> tuple[Lease, ...]:

@@ -94,9 +94,9 @@ def _function(error: BaseException, text: str) -> PenstockError | None:
 
 
 def _decoded(error: BaseException) -> PenstockError | None:
-    from penstock.sources import files
+    from penstock.sources import files, kafka_errors
 
-    return files.explain(error)
+    return kafka_errors.explain(error) or files.explain(error)
 
 
 def _is_spark(error: BaseException) -> bool:
