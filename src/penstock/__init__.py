@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from penstock import testing
-    from penstock.connectors import console, files, generator, memory, rate
+    from penstock.connectors import console, files, generator, kafka, memory, rate
     from penstock.errors import (
         ConnectorError,
         DuplicateUid,
@@ -63,6 +63,7 @@ __all__ = [
     "generator",
     "get_or_create",
     "global_window",
+    "kafka",
     "memory",
     "pipeline",
     "rate",
@@ -78,6 +79,7 @@ _MODULES: Final = {
     "console": "penstock.connectors.console",
     "files": "penstock.connectors.files",
     "generator": "penstock.connectors.generator",
+    "kafka": "penstock.connectors.kafka",
     "memory": "penstock.connectors.memory",
     "rate": "penstock.connectors.rate",
     "testing": "penstock.testing",

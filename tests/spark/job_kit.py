@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,6 +70,9 @@ def drop(folder: Path, name: str, rows: Iterable[Mapping[str, object] | str]) ->
 
 
 def published(folder: Path) -> list[dict[str, Any]]:
-    """The rows of all visible JSON files below a folder."""
-    files = [path for path in sorted(folder.rglob("*.json")) if not any(part.startswith(".") for part in path.parts)]
-    return [json.loads(line) for path in files for line in path.read_text().splitlines()]
+    """The rows of all visible JSON files below a folder; of a job that runs, too: hidden folders come and go."""
+    files: list[Path] = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        files += [Path(place, name) for name in names if name.endswith(".json") and not name.startswith(".")]
+    return [json.loads(line) for path in sorted(files) for line in path.read_text().splitlines()]

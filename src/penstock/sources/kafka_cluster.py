@@ -1,0 +1,273 @@
+"""A cluster as confluent-kafka shows it: long-lived clients that answer what a reader asks. Decides nothing.
+
+One admin client for each reader: one that is dropped while it is asked something never answers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.errors import ConnectorError, SettingsError
+from penstock.sources.kafka_client import Asking, Connection
+from penstock.sources.kafka_consumer import LiveConsumer
+from penstock.sources.kafka_errors import failure, passes
+from penstock.sources.kafka_offsets import Extent, Offsets, Topic, TopicPartition, Topics
+from penstock.sources.kafka_said import Said, log
+from penstock.sources.kafka_secrets import resolve
+
+if TYPE_CHECKING:
+    from penstock.sources.kafka_bounds import Told
+    from penstock.sources.kafka_client import Steps
+
+REQUEST_SECONDS: Final = 10.0
+"""How long a cluster may take to answer one question."""
+
+_NO_ID: Final = "AAAAAAAAAAAAAAAAAAAAAA"
+"""What brokers before 2.8 give for a topic's id."""
+
+
+def require_client() -> None:
+    """See that the client library is there.
+
+    Raises:
+        SettingsError: it is not.
+    """
+    try:
+        import confluent_kafka.admin  # noqa: F401
+    except ImportError as error:
+        msg = f"Kafka needs confluent-kafka, which cannot be loaded ({error}): pip install 'penstock[kafka]'"
+        raise SettingsError(msg) from error
+
+
+class KafkaCluster:
+    """The clients of one reader.
+
+    Raises:
+        ConnectorError: a secret is not there, or an option is not one of librdkafka's.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        require_client()
+        from confluent_kafka.admin import AdminClient
+
+        self._connection = connection
+        self._said = Said()
+        self._admin: Any = self._made(AdminClient, connection.client_options())
+        self._closed = False
+
+    def _made(self, client: Any, options: Mapping[str, Any]) -> Any:
+        from confluent_kafka import KafkaException
+
+        try:
+            return client({**resolve(options), "error_cb": self._said.heard}, logger=log)
+        except KafkaException as error:
+            trouble = error.args[0]
+            msg = f"Kafka at {self._connection.servers}: an option of the source cannot be ({trouble.str()})"
+            raise ConnectorError(msg) from None
+
+    # ------------------------------------------------------------------------------------------------------- questions
+
+    def names(self) -> Asking[frozenset[str]]:
+        """The names of all topics."""
+        return self._ask(self._names(), "the list of topics")
+
+    def _names(self) -> Steps[frozenset[str]]:
+        answer: Future[Any] = Future()
+        # The client has only a call that waits; a broker that is away must not hold up the reader.
+        threading.Thread(target=_call, args=(answer, self._list_topics), daemon=True).start()
+        yield [answer]
+        return frozenset(answer.result().topics)
+
+    def _list_topics(self) -> Any:
+        return self._admin.list_topics(timeout=REQUEST_SECONDS)
+
+    def ids(self, names: Collection[str]) -> Asking[Mapping[str, str | None]]:
+        """The ids of topics."""
+        return self._ask(self._ids(names), _of(names))
+
+    def _ids(self, names: Collection[str]) -> Steps[Mapping[str, str | None]]:
+        described = yield from self._described(names)
+        return {name: _id(topic) for name, topic in described.items()}
+
+    def _described(self, names: Collection[str]) -> Steps[Mapping[str, Any]]:
+        from confluent_kafka import KafkaException, TopicCollection
+
+        if not names:
+            return {}
+        asked = self._admin.describe_topics(TopicCollection(sorted(names)), request_timeout=REQUEST_SECONDS)
+        yield list(asked.values())
+        found = {}
+        for name, future in asked.items():
+            try:
+                found[name] = future.result()
+            except KafkaException as error:
+                if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
+                    raise
+        self._said.answered()
+        return found
+
+    def look(self, names: Collection[str], before: Topics) -> Asking[Topics]:
+        """Topics with their partitions and what can be read of them."""
+        return self._ask(self._look(names, before), _of(names))
+
+    def _look(self, names: Collection[str], before: Topics) -> Steps[Topics]:
+        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # it is exported in all but its stub
+
+        described = yield from self._described(names)
+        parts = [TopicPartition(name, part.id) for name, topic in described.items() for part in topic.partitions]
+        spec: Any = OffsetSpec
+        first, last = self._ask_offsets(parts, spec.earliest()), self._ask_offsets(parts, spec.latest())
+        yield [*first.values(), *last.values()]
+        earliest, latest = _offsets(first), _offsets(last)
+        found: dict[str, Topic] = {}
+        for name, topic in described.items():
+            known = before[name].partitions if name in before else {}
+            extents = {}
+            for at in (TopicPartition(name, part.id) for part in topic.partitions):
+                begin, end = earliest[at], latest[at]
+                if isinstance(begin, int) and isinstance(end, int):
+                    extents[at.partition] = Extent(begin, max(begin, end))
+                elif at.partition in known:
+                    extents[at.partition] = known[at.partition]
+                else:
+                    raise next(error for error in (begin, end) if isinstance(error, Exception))
+            found[name] = Topic(id=_id(topic), partitions=extents)
+        return found
+
+    def _ask_offsets(self, parts: Collection[TopicPartition], spec: Any) -> Mapping[Any, Future[Any]]:
+        from confluent_kafka import IsolationLevel
+        from confluent_kafka import TopicPartition as Place
+
+        if not parts:
+            return {}
+        committed = self._connection.committed_only
+        asked: Mapping[Any, Future[Any]] = self._admin.list_offsets(
+            {Place(at.topic, at.partition): spec for at in parts},
+            isolation_level=IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED,
+            request_timeout=REQUEST_SECONDS,
+        )
+        return asked
+
+    def at_time(self, millis: int, parts: Collection[TopicPartition]) -> Asking[Told]:
+        """The first offset of each partition that is not older."""
+        return self._ask(self._at_time(millis, parts), f"the offsets of a time in {len(parts)} partitions")
+
+    def _at_time(self, millis: int, parts: Collection[TopicPartition]) -> Steps[Told]:
+        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # it is exported in all but its stub
+
+        asked = self._ask_offsets(parts, OffsetSpec.for_timestamp(millis))
+        yield list(asked.values())
+        return {at: _offset_or_none(offset) for at, offset in _offsets(asked).items()}
+
+    def committed(self, parts: Collection[TopicPartition]) -> Asking[Told]:
+        """The offsets that the group has committed."""
+        return self._ask(self._committed(parts), f"group {self._connection.group!r}")
+
+    def _committed(self, parts: Collection[TopicPartition]) -> Steps[Told]:
+        from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
+        from confluent_kafka import TopicPartition as Place
+
+        places = [Place(at.topic, at.partition) for at in parts]
+        request = [ConsumerGroupTopicPartitions(self._connection.group or "", places)]
+        asked = self._admin.list_consumer_group_offsets(request, require_stable=True, request_timeout=REQUEST_SECONDS)
+        yield list(asked.values())
+        (answer,) = (future.result() for future in asked.values())
+        for place in answer.topic_partitions:
+            if place.error is not None:
+                raise KafkaException(place.error)
+        return {
+            TopicPartition(place.topic, place.partition): _offset_or_none(place.offset)
+            for place in answer.topic_partitions
+        }
+
+    def commit(self, offsets: Offsets) -> Asking[None]:
+        """Commit offsets to the group."""
+        return self._ask(self._commit(offsets), f"group {self._connection.group!r}")
+
+    def _commit(self, offsets: Offsets) -> Steps[None]:
+        from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
+        from confluent_kafka import TopicPartition as Place
+
+        places = [Place(at.topic, at.partition, offset) for at, offset in offsets.items()]
+        request = [ConsumerGroupTopicPartitions(self._connection.group or "", places)]
+        asked = self._admin.alter_consumer_group_offsets(request, request_timeout=REQUEST_SECONDS)
+        yield list(asked.values())
+        for future in asked.values():
+            for place in future.result().topic_partitions:
+                if place.error is not None:
+                    raise KafkaException(place.error)
+
+    def _ask(self, steps: Steps[Any], what: str) -> Asking[Any]:
+        return Asking(steps, lambda error: self._translated(error, what), lambda: self._served(what))
+
+    def _served(self, what: str) -> ConnectorError | None:
+        self._admin.poll(0)
+        refusal = self._said.refusal
+        return None if refusal is None else self._failure(refusal.name(), refusal.str(), what)
+
+    def _translated(self, error: Exception, what: str) -> ConnectorError:
+        from confluent_kafka import KafkaException
+
+        if isinstance(error, ConnectorError):
+            return error
+        if not isinstance(error, KafkaException):
+            raise error
+        code, said = self._said.behind(error.args[0])
+        return self._failure(code, said, what)
+
+    def _failure(self, code: str, said: str, what: str) -> ConnectorError:
+        return failure(code, said, servers=self._connection.servers, what=what)
+
+    # -------------------------------------------------------------------------------------------------------- consumers
+
+    def live(self) -> LiveConsumer:
+        """A consumer that fetches nothing yet."""
+        from confluent_kafka import Consumer
+
+        return LiveConsumer(self._made(Consumer, self._connection.live_options()))
+
+    def close(self) -> None:
+        """Let go of the client, once it has served what it still has to say."""
+        if not self._closed:
+            self._closed = True
+            self._admin.poll(0)
+
+
+def _call(answer: Future[Any], call: Any) -> None:
+    try:
+        answer.set_result(call())
+    except Exception as error:
+        answer.set_exception(error)
+
+
+def _offsets(asked: Mapping[Any, Future[Any]]) -> dict[TopicPartition, int | Exception]:
+    """What was answered for each partition; an error that will pass stands for the answer."""
+    from confluent_kafka import KafkaException
+
+    found: dict[TopicPartition, int | Exception] = {}
+    for place, future in asked.items():
+        try:
+            found[TopicPartition(place.topic, place.partition)] = future.result().offset
+        except KafkaException as error:
+            if not passes(error.args[0].name()):
+                raise
+            found[TopicPartition(place.topic, place.partition)] = error
+    return found
+
+
+def _id(topic: Any) -> str | None:
+    id = str(topic.topic_id)
+    return None if id == _NO_ID else id
+
+
+def _offset_or_none(offset: int | Exception) -> int | None:
+    if isinstance(offset, Exception):
+        raise offset
+    return offset if offset >= 0 else None
+
+
+def _of(names: Iterable[str]) -> str:
+    return "topic " + ", ".join(map(repr, sorted(names)[:5]))

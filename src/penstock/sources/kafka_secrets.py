@@ -1,0 +1,149 @@
+"""References to secrets, resolved only where a client is made; and which client properties may hold nothing else.
+
+A reference is what descriptions, plans and closures carry. Each process that connects to a broker resolves it for
+itself, from its own environment or disk, and hands the value to the client library alone: no secret is ever in a task,
+a broadcast, a manifest or a log.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from penstock.errors import ConnectorError, GraphError
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentSecret:
+    """The value of an environment variable of the process that connects. Made by ``ps.kafka.env``."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.name):
+            # What was given is not shown: it may be the secret itself.
+            msg = (
+                "env() takes the name of an environment variable (letters, digits and '_'), as in env('KAFKA_PASSWORD')"
+            )
+            raise GraphError(msg)
+
+    def __repr__(self) -> str:
+        return f"env({self.name!r})"
+
+    def resolve(self) -> str:
+        """The value.
+
+        Raises:
+            ConnectorError: the variable is not set, or empty, in this process.
+        """
+        value = os.environ.get(self.name, "")
+        if not value:
+            msg = (
+                f"the environment variable {self.name} is not set in this process: set it for the driver, and for its "
+                "executors too (spark.executorEnv or the cluster's own way); or read with read_in='driver'"
+            )
+            raise ConnectorError(msg)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class FileSecret:
+    """The content of a file on the machine that connects, without a newline at its end. Made by ``ps.kafka.file``."""
+
+    path: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str) or not os.path.isabs(self.path) or "\n" in self.path:
+            msg = "file() takes an absolute path, as in file('/run/secrets/kafka-password'); executors run elsewhere"
+            raise GraphError(msg)
+
+    def __repr__(self) -> str:
+        return f"file({self.path!r})"
+
+    def resolve(self) -> str:
+        """The content, read anew each time: a secret that was changed counts from the next client on.
+
+        Raises:
+            ConnectorError: the file cannot be read, is empty, or is not text.
+        """
+        try:
+            value = Path(self.path).read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError:
+            value = ""  # the error would show some of it
+        except OSError as error:
+            msg = (
+                f"the secret in {self.path} cannot be read ({error.strerror}): put the file there on the driver and on "
+                "all executors, readable for their user; or read with read_in='driver'"
+            )
+            raise ConnectorError(msg) from None
+        if not value:
+            msg = f"the secret in {self.path} is empty, or not text in UTF-8"
+            raise ConnectorError(msg)
+        return value
+
+
+SecretRef: TypeAlias = "EnvironmentSecret | FileSecret"
+Option: TypeAlias = "str | int | float | bool | EnvironmentSecret | FileSecret"
+
+
+def env(name: str) -> EnvironmentSecret:
+    """A client property's value that is in an environment variable of each process that connects.
+
+    Raises:
+        GraphError: that is no name of a variable.
+
+    >>> env("KAFKA_PASSWORD")
+    env('KAFKA_PASSWORD')
+    """
+    return EnvironmentSecret(name)
+
+
+def file(path: str | os.PathLike[str]) -> FileSecret:
+    """A client property's value that is in a file on each machine that connects.
+
+    Raises:
+        GraphError: the path is not absolute.
+
+    >>> file("/run/secrets/kafka-password")
+    file('/run/secrets/kafka-password')
+    """
+    return FileSecret(os.fspath(path))
+
+
+def resolve(options: Mapping[str, Option]) -> dict[str, str | int | float | bool]:
+    """Client properties with the secrets in them: for the client library alone.
+
+    Raises:
+        ConnectorError: a secret is not there; the message names its reference.
+    """
+    return {
+        name: value.resolve() if isinstance(value, EnvironmentSecret | FileSecret) else value
+        for name, value in options.items()
+    }
+
+
+_SECRET_NAME: Final = re.compile(
+    r"(password|passwd|passphrase|secret|token|access[._]?key|key[.]pem|sasl[.](jaas|oauthbearer)[.]config)$",
+    re.IGNORECASE,
+)
+_SECRET_VALUE: Final = re.compile(r"PRIVATE KEY-----|//[^/@\s]*:[^/@\s]*@|(?i:\b(password|passwd|secret|token)\s*=)")
+
+
+def check_option(name: str, value: object) -> None:
+    """Refuse a secret that is written out, by the property's name or by what the value looks like.
+
+    Raises:
+        GraphError: the value would be in the description of the pipeline; the message does not show it.
+    """
+    if isinstance(value, EnvironmentSecret | FileSecret):
+        return
+    if _SECRET_NAME.search(name) or _SECRET_VALUE.search(str(value)):
+        msg = (
+            f"option {name!r} holds a secret: refer to it, as in {{{name!r}: ps.kafka.env('KAFKA_SECRET')}} or "
+            f"ps.kafka.file('/run/secrets/kafka'); the value itself may stand in no pipeline"
+        )
+        raise GraphError(msg)
