@@ -48,7 +48,7 @@ imports: $(INSTALLED) ## who may import whom
 ##@ Test
 .PHONY: test test-core mission torture replay exhaust planted coverage-simulation torture-files
 test: $(INSTALLED) ## all tests; TESTS="tests/spark -k join" runs some
-	@$(WITH_JAVA) tools/test.sh $(or $(TESTS),tests)
+	@$(WITH_JAVA) tools/test.sh $(or $(TESTS),--numprocesses 2 --dist loadfile tests)
 
 test-core: $(INSTALLED) ## the tests that need no JVM: seconds
 	@tools/test.sh -m "not spark and not crash and not integration" $(or $(TESTS),tests)
