@@ -32,11 +32,12 @@ ODD_STRINGS = _words(
     '".5" "1e2" "{}" "AA==" "AAE=" "AA" "AB==" "====" "QUJD" "QU JD" "-_-_"'
 )
 _TIMES = _words(
-    "2026-01-01T00:00:10Z 2026-01-01T00:00:10.5Z 2026-01-01T00:00:10.123456Z 2026-01-01T00:00:10.1234567Z "
-    "2026-01-01T00:00:10+01:00 2026-01-01T00:00:10-17:59 2026-01-01T00:00:10+18:00 2026-01-01T00:00:10+19:00 "
-    "2026-01-01T00:00:10+0100 2026-01-01T00:00:10+01 2026-01-01T00:00:10z 2026-01-01T00:00Z 2026-01-01T10Z "
+    "2026-01-01T00:00:10Z 2026-01-01T00:00:10.5Z 1969-12-31T23:59:59.123456Z 9999-12-31T23:59:59.999999Z "
+    "2026-01-01T00:00:10+01:00 2026-01-01T00:00:10-17:59 2026-01-01T00:00:10.1234567Z "
+    "2026-01-01T00:00:10+18:00 2026-01-01T00:00:10+19:00 2026-01-01T00:00:10+0100 2026-01-01T00:00:10+01 "
+    "2026-01-01T00:00:10z 2026-01-01T00:00Z 2026-01-01T10Z "
     "2026-01-01T00:00:10 2026-01-01T00:00:10.25 2026-01-01 2026-02-29T00:00:00Z 2024-02-29T00:00:00Z 2026-02-30 "
-    "2026-01-01T24:00:00Z 2026-01-01T23:59:60Z 0000-01-01T00:00:00Z 0001-01-01T00:00:00Z 9999-12-31T23:59:59.999999Z "
+    "2026-01-01T24:00:00Z 2026-01-01T23:59:60Z 0000-01-01T00:00:00Z 0001-01-01T00:00:00Z "
     "1582-10-10 1582-10-10T00:00:00Z 1900-01-01T00:00:00 1883-11-18T12:03:58Z 12026-01-01T00:00:00Z 2026-1-1 "
     "2026-01-01T1:2:3Z 2026-01-01T00:00:10[UTC] 2026-03-29T02:30:00 1767225600 0000-00-00 yesterday"
 )
@@ -103,7 +104,7 @@ class Texts:
 
     def value(self, schema: t.StructType) -> bytes | None:
         """A value of a topic: mostly a record."""
-        text = self.text(schema).encode()
+        text = self._object(schema).encode()
         if self.random.random() >= self.hostile:
             return text
         head, tail = text[: (cut := self.random.randint(0, len(text)))], text[cut:]
@@ -152,14 +153,16 @@ class Texts:
                 "boolean": ["true", "false"],
                 "string": [json.dumps(pick(texts), ensure_ascii=pick([True, False]))],
                 "binary": ['""', '"AA=="', '"AAE="', '"QUJD"', '"+/+/"'],
-                "float": [f"{self.random.uniform(-1e3, 1e3):.{number(4)}f}", f"{number(70)}e{number(6) - 40}"],
+                "float": [f"{self.random.uniform(-1e3, 1e3):.{number(4)}f}", f"{number(70)}e{number(5) - 40}"],
+                "date": ['"2026-01-01"', '"1969-12-31"', '"0001-01-01"', '"9999-12-31"'],
+                "timestamp": [json.dumps(text) for text in TIMES[:6]],
+                "timestamp_ntz": ['"2026-01-01T00:00:10"', '"1969-12-31 23:59:59.999999"', '"2026-03-29T02:30:00.5"'],
                 "double": [repr(self.random.random() * 10.0 ** (number(9) - 256)), str(number(70))],
-            }.get(kind.simpleString(), [json.dumps(pick([*TIMES[:3], "2026-01-01", "2026-01-01T00:00:10"]))])
+            }[kind.simpleString()]
         )
 
     def _decimal(self, kind: t.DecimalType) -> str:
-        text = str(self.random.getrandbits(130))[: self.random.randint(1, kind.precision)].lstrip("0") or "0"
-        after = self.random.randint(0, kind.scale)
-        if 0 < after < len(text):
-            text = f"{text[:-after]}.{text[-after:]}"
+        digits = str(self.random.getrandbits(130))
+        whole, part = (self.random.randint(0, most) for most in (kind.precision - kind.scale, kind.scale))
+        text = (digits[:whole].lstrip("0") or "0") + (f".{digits[-part:]}" if part else "")
         return self.random.choice([text, f"-{text}", f'"{text}"'])

@@ -367,6 +367,29 @@ def test_rows_of_topics_that_are_the_same_are_verified():
     assert bench.poll().verify() is None
 
 
+@EITHER
+def test_a_broker_that_comes_back_and_knows_of_fewer_records_for_a_moment_has_lost_none(read_in):
+    bench = Bench(cluster_of(9), read_in=read_in)
+    bench.until_quiet()
+    log = bench.cluster.log()
+    log.end = 5
+    for again in (bench, restarted(bench)):
+        again.until_quiet(20)
+    log.end = 9
+    log.append(b"v")
+    bench.until_quiet(400)
+    assert bench.offsets() == list(range(10))
+
+
+@EITHER
+def test_records_that_stay_away_are_lost(read_in):
+    bench = Bench(cluster_of(9), read_in=read_in)
+    bench.until_quiet()
+    bench.cluster.log().end = 5
+    with pytest.raises(SourceChanged, match="orders-0: truncated, 4 offsets from 5 on"):
+        bench.until_quiet(5_000)
+
+
 def test_a_look_that_is_older_than_what_was_read_since_finds_no_loss():
     bench = Bench(cluster_of(0), read_in="driver")
     bench.cluster.slow = 50

@@ -28,7 +28,7 @@ def odd(topics):
     return odd_topic(topics)
 
 
-@pytest.mark.parametrize("rows", [None, 7])
+@pytest.mark.parametrize("rows", [None, 29])
 @EITHER
 def test_everything_that_is_odd_is_read_the_same_from_either_place(spark, broker, odd, read_in, rows):
     topic, expected = odd
@@ -48,7 +48,7 @@ def test_offsets_are_the_same_from_either_place_and_each_goes_on_where_the_other
     for first, second in (PLACES, PLACES[::-1]):
         reader, found = open_reader(source(first), spark), []
         while len(found) < 60:
-            found += reader.frame(next_batch(reader, Limits(rows=9)).plan).collect()
+            found += reader.frame(next_batch(reader, Limits(rows=29)).plan).collect()
         position = reader.position()
         reader.close()
         found += read_all(open_reader(source(second), spark, position))

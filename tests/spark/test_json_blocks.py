@@ -168,4 +168,4 @@ def test_any_records_of_any_schema(spark, seed, hostile):
     texts = Texts(seed, hostile=hostile)
     schema = texts.schema()
     found = check(spark, schema, [texts.value(schema) for _ in range(400)])
-    assert any(found) or hostile
+    assert sum(found) > 0.9 * len(found) or hostile

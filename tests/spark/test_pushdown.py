@@ -53,11 +53,11 @@ class Run:
             raw = p.read(uid, source)
             if on_error == "split":
                 parsed, bad = raw.parse_json("value", schema, on_error="split")
-                bad.write("bad-out", self.side)
+                bad.write("parsed-bad", self.side)
             else:
                 parsed = raw.parse_json("value", schema, on_error=on_error)
             timed = parsed.with_watermark("at", delay="0 seconds", max_ahead=None)
-            timed.with_column("twice", "id * 2").write("out", self.out)
+            timed.with_column("twice", "id * 2").write("parsed", self.out)
 
         job = ps.Job(pipeline, state=tmp_path, spark=spark, listener=self.watch, checkpoint_every="1 hour")
         self.report = job.run(until="caught-up")
@@ -69,7 +69,7 @@ class Run:
             "rows": sorted(map(repr, self.out.rows)),
             "bad": sorted(map(repr, self.side.rows)),
             "read": sum(fact.rows for fact in self.watch.of(RowsRead)),
-            "time": max(fact.at for fact in self.watch.of(WatermarkAdvanced, task="out")),
+            "time": max(fact.at for fact in self.watch.of(WatermarkAdvanced, task="parsed")),
             "figures": sorted((task, n, rows, repr(_figures(each)) if rows else "") for task, n, rows, each in done),
         }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -25,6 +27,7 @@ def local_session() -> SparkSession:
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else the workers are whatever PATH calls python3
     return SparkSession.builder.appName("penstock preview").getOrCreate()
 
 

@@ -7,6 +7,7 @@ those values are certain for which both were found to agree; see :func:`certain`
 from __future__ import annotations
 
 import base64
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -93,7 +94,7 @@ def certain(array: Array, kind: pa.DataType, *, is_utc: bool) -> tuple[Array, Su
         is_utc: whether times without a zone are meant in UTC.
 
     Raises:
-        pyarrow.ArrowInvalid: a value is of no use, no telling which.
+        pyarrow.ArrowInvalid: one is of no use, no telling which: a day that a month does not have.
 
     >>> numbers, sure = certain(pa.array([1, 1000, None]), pa.int8(), is_utc=False)
     >>> numbers.to_pylist(), sure.to_pylist()
@@ -102,7 +103,7 @@ def certain(array: Array, kind: pa.DataType, *, is_utc: bool) -> tuple[Array, Su
     for is_kind, convert in _CONVERSIONS:
         if is_kind(kind):
             return convert(array, kind, is_utc=is_utc)
-    return array.cast(kind), None  # a decimal of too many digits raises
+    return array, None
 
 
 def both(first: Sure, second: Sure) -> Sure:
@@ -135,11 +136,22 @@ def _list(array: Array, kind: pa.DataType, *, is_utc: bool) -> tuple[Array, Sure
 
 def _integers(array: Array, kind: pa.DataType, *, is_utc: bool) -> tuple[Array, Sure]:
     del is_utc
+    half = 2 ** (kind.bit_width - 1)
+    return _within(array, kind, -half, half - 1)
+
+
+def _decimals(array: Array, kind: pa.DataType, *, is_utc: bool) -> tuple[Array, Sure]:
+    del is_utc
+    most = Decimal((0, (9,) * kind.precision, -kind.scale))
+    return _within(array, kind, -most, most)
+
+
+def _within(array: Array, kind: pa.DataType, least: int | Decimal, most: int | Decimal) -> tuple[Array, Sure]:
     try:
         return array.cast(kind), None
     except pa.ArrowInvalid:
-        half = 2 ** (kind.bit_width - 1)
-        return _only(array, pc.and_(pc.greater_equal(array, -half), pc.less(array, half)), kind)
+        low, high = pa.scalar(least, array.type), pa.scalar(most, array.type)
+        return _only(array, pc.and_(pc.greater_equal(array, low), pc.less_equal(array, high)), kind)
 
 
 def _floats(array: Array, kind: pa.DataType, *, is_utc: bool) -> tuple[Array, Sure]:
@@ -193,6 +205,7 @@ _CONVERSIONS: Final = (
     (pa.types.is_list, _list),
     (pa.types.is_floating, _floats),
     (pa.types.is_integer, _integers),
+    (pa.types.is_decimal, _decimals),
     (pa.types.is_temporal, _times),
     (pa.types.is_binary, _bytes),
 )

@@ -25,7 +25,8 @@ class Reason(str, Enum):
     PARTITION_GONE = "partition gone"
 
 
-_DOUBTFUL: Final = frozenset({Reason.TOPIC_GONE, Reason.PARTITION_GONE})
+DOUBTFUL: Final = frozenset({Reason.TOPIC_GONE, Reason.PARTITION_GONE, Reason.TRUNCATED})
+"""What a broker may say for a moment though it is not so, see :class:`Absences`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,9 +179,10 @@ _REMEDIES: Final = {
 
 @dataclass(slots=True)
 class Absences:
-    """Believes that topics or partitions are gone only after it was told so for a while.
+    """Believes that topics, partitions or their last records are gone only after it was told so for a while.
 
-    Brokers that have just started do not know all topics for a moment. Other losses are certain at once.
+    Brokers that have just started do not know all topics for a moment, nor that all records of a partition are stable.
+    Other losses are certain at once.
 
     Args:
         patience: microseconds from the first look without them to belief.
@@ -196,5 +198,5 @@ class Absences:
 
     def certain(self, lost: Sequence[Loss], now: Instant) -> tuple[Loss, ...]:
         """Those of the losses of one look that are to be believed."""
-        self._since = {loss.at: self._since.get(loss.at, now) for loss in lost if loss.reason in _DOUBTFUL}
+        self._since = {loss.at: self._since.get(loss.at, now) for loss in lost if loss.reason in DOUBTFUL}
         return tuple(loss for loss in lost if now >= self._since.get(loss.at, now - self.patience) + self.patience)

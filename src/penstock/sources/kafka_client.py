@@ -71,6 +71,10 @@ class Connection:
         """Of consumers that read exact ranges."""
         return {**_IN_WORKERS, **self._consumer_options()}
 
+    def group_options(self) -> dict[str, Option]:
+        """Of a consumer that only speaks for the group."""
+        return self._consumer_options()
+
     def live_options(self) -> dict[str, Option]:
         """Of a consumer that has at hand what comes."""
         return {**_LIVE, **self._consumer_options()}

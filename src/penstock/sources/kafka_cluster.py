@@ -6,7 +6,7 @@ One admin client for each reader: one that is dropped while it is asked somethin
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
@@ -56,6 +56,8 @@ class KafkaCluster:
         self._connection = connection
         self._said = Said()
         self._admin: Any = self._made(AdminClient, connection.client_options())
+        self._group: Any = None
+        self._committing: Future[None] = Future()
         self._closed = False
 
     def _made(self, client: Any, options: Mapping[str, Any]) -> Any:
@@ -75,14 +77,9 @@ class KafkaCluster:
         return self._ask(self._names(), "the list of topics")
 
     def _names(self) -> Steps[frozenset[str]]:
-        answer: Future[Any] = Future()
-        # The client has only a call that waits; a broker that is away must not hold up the reader.
-        threading.Thread(target=_call, args=(answer, self._list_topics), daemon=True).start()
+        answer = _called(lambda: self._admin.list_topics(timeout=REQUEST_SECONDS))
         yield [answer]
         return frozenset(answer.result().topics)
-
-    def _list_topics(self) -> Any:
-        return self._admin.list_topics(timeout=REQUEST_SECONDS)
 
     def ids(self, names: Collection[str]) -> Asking[Mapping[str, str | None]]:
         """The ids of topics."""
@@ -167,44 +164,61 @@ class KafkaCluster:
         return self._ask(self._committed(parts), f"group {self._connection.group!r}")
 
     def _committed(self, parts: Collection[TopicPartition]) -> Steps[Told]:
-        from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
+        from confluent_kafka import KafkaException
         from confluent_kafka import TopicPartition as Place
 
+        member = self._member()
         places = [Place(at.topic, at.partition) for at in parts]
-        request = [ConsumerGroupTopicPartitions(self._connection.group or "", places)]
-        asked = self._admin.list_consumer_group_offsets(request, require_stable=True, request_timeout=REQUEST_SECONDS)
-        yield list(asked.values())
-        (answer,) = (future.result() for future in asked.values())
-        for place in answer.topic_partitions:
+        answer = _called(lambda: member.committed(places, timeout=REQUEST_SECONDS))
+        yield [answer]
+        for place in answer.result():
             if place.error is not None:
                 raise KafkaException(place.error)
-        return {
-            TopicPartition(place.topic, place.partition): _offset_or_none(place.offset)
-            for place in answer.topic_partitions
-        }
+        return {TopicPartition(each.topic, each.partition): _offset_or_none(each.offset) for each in answer.result()}
 
     def commit(self, offsets: Offsets) -> Asking[None]:
-        """Commit offsets to the group."""
+        """Commit offsets to the group. One at a time."""
         return self._ask(self._commit(offsets), f"group {self._connection.group!r}")
 
     def _commit(self, offsets: Offsets) -> Steps[None]:
-        from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
         from confluent_kafka import TopicPartition as Place
 
+        member, self._committing = self._member(), Future()
         places = [Place(at.topic, at.partition, offset) for at, offset in offsets.items()]
-        request = [ConsumerGroupTopicPartitions(self._connection.group or "", places)]
-        asked = self._admin.alter_consumer_group_offsets(request, request_timeout=REQUEST_SECONDS)
-        yield list(asked.values())
-        for future in asked.values():
-            for place in future.result().topic_partitions:
-                if place.error is not None:
-                    raise KafkaException(place.error)
+        member.commit(offsets=places, asynchronous=True)
+        yield [self._committing]
+        self._committing.result()
+
+    def _member(self) -> Any:
+        """A client that speaks for the group, without ever joining it.
+
+        A consumer, since the admin client's questions about groups end the process if their broker goes away meanwhile.
+        """
+        from confluent_kafka import Consumer
+
+        if self._group is None:
+            options = {**self._connection.group_options(), "on_commit": self._committed_now}
+            self._group = self._made(Consumer, options)
+        return self._group
+
+    def _committed_now(self, error: Any, places: Sequence[Any]) -> None:
+        from confluent_kafka import KafkaException
+
+        error = error or next((place.error for place in places if place.error is not None), None)
+        if self._committing.done():
+            return
+        if error is None:
+            self._committing.set_result(None)
+        else:
+            self._committing.set_exception(KafkaException(error))
 
     def _ask(self, steps: Steps[Any], what: str) -> Asking[Any]:
         return Asking(steps, lambda error: self._translated(error, what), lambda: self._served(what))
 
     def _served(self, what: str) -> ConnectorError | None:
         self._admin.poll(0)
+        if self._group is not None:
+            self._group.poll(0)
         refusal = self._said.refusal
         return None if refusal is None else self._failure(refusal.name(), refusal.str(), what)
 
@@ -234,13 +248,22 @@ class KafkaCluster:
         if not self._closed:
             self._closed = True
             self._admin.poll(0)
+            if self._group is not None:
+                self._group.close()
 
 
-def _call(answer: Future[Any], call: Any) -> None:
-    try:
-        answer.set_result(call())
-    except Exception as error:
-        answer.set_exception(error)
+def _called(call: Callable[[], Any]) -> Future[Any]:
+    """What a call that waits will bring: a broker that is away must not hold up the reader."""
+    answer: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(call())
+        except Exception as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return answer
 
 
 def _offsets(asked: Mapping[Any, Future[Any]]) -> dict[TopicPartition, int | Exception]:

@@ -35,7 +35,6 @@ _UNKNOWN: Final = frozenset(
         "TOPIC_EXCEPTION",
         "_UNKNOWN_TOPIC",
         "_UNKNOWN_PARTITION",
-        "_NOENT",
     }
 )
 _IMPOSSIBLE: Final = frozenset(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.errors import ConnectorError
 from penstock.facts import OffsetsCommitted, OffsetsLost, PartitionsFound, PartitionStalled
 from penstock.ids import Instant
-from penstock.sources.kafka_changes import Absences, reconcile, refusal, skip
+from penstock.sources.kafka_changes import DOUBTFUL, Absences, reconcile, refusal, skip
 from penstock.sources.kafka_lag import LagMeter
 from penstock.sources.kafka_planning import ends
 from penstock.sources.kafka_stalls import Action, StallWatch
@@ -153,7 +153,7 @@ class ClusterWatch:
         if now is not None:
             lost = list(self._absences.certain(lost, now))
         else:
-            lost = [loss for loss in lost if loss.at.topic in topics]  # what is not there at the start may come yet
+            lost = [loss for loss in lost if loss.reason not in DOUBTFUL]  # what is not there at the start may come yet
         self.topics = topics
         if now is None or self._source.discover_every is not None:
             self.progress = seen.progress

@@ -1,0 +1,25 @@
+"""The session that a preview begins where there is none: its Python workers are this Python."""
+
+import os
+import sys
+
+from pyspark.sql import SparkSession
+
+from penstock.graph.preview import local_session
+
+
+class Builder:
+    def appName(self, name):
+        return self
+
+    def getOrCreate(self):
+        return os.environ["PYSPARK_PYTHON"]
+
+
+def test_workers_of_a_preview_are_this_python_unless_told_otherwise(monkeypatch):
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    monkeypatch.setattr(SparkSession, "builder", Builder())
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    assert local_session() == sys.executable
+    monkeypatch.setenv("PYSPARK_PYTHON", "python3.10")
+    assert local_session() == "python3.10"
