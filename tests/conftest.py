@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,6 +20,11 @@ for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
     # Shells and nohup have what runs in the background ignore these, and what a test starts would inherit that.
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _usual)
+
+
+# How long an example takes says nothing of what it shows.
+settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("penstock")
 
 
 def pytest_report_header() -> str:

@@ -200,6 +200,18 @@ def test_paused_partitions_keep_their_place_and_are_neither_idle_nor_caught_up(r
     assert bench.offsets(1) == [0, 1, 2]
 
 
+@EITHER
+def test_nobody_waits_for_a_partition_at_its_stop_while_others_are_paused_before_theirs(read_in):
+    bench = Bench(cluster_of(1, 3), read_in=read_in, stop="latest")
+    bench.limits = Limits(paused=frozenset({"1"}))
+    answer = [bench.poll() for _ in range(60)][-1]
+    assert isinstance(answer, Nothing)
+    assert answer.ended == {"0"}
+    bench.limits = Limits()
+    assert isinstance(bench.until_quiet(), Ended)
+    assert (bench.offsets(0), bench.offsets(1)) == ([0], [0, 1, 2])
+
+
 # ---------------------------------------------------------------------------------------------------- start and the end
 
 

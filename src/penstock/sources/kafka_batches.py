@@ -52,3 +52,9 @@ def partitions_of(
         behind=frozenset(map(source.partition_name, behind)),
         column=source.partition_column,
     )
+
+
+def ended_of(source: Source, progress: Progress) -> frozenset[str]:
+    """The partitions that a bounded source has read to their stop."""
+    stop = progress.stop or {}
+    return frozenset(source.partition_name(at) for at, end in stop.items() if progress.next.get(at, end) >= end)

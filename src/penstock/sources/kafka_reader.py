@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, cast
 from penstock.elements import Measure, Partitions
 from penstock.ids import Instant
 from penstock.sources.base import CaughtUp, Ended, Nothing, Rows, Until
-from penstock.sources.kafka_batches import ByExecutors, InHand, partitions_of
+from penstock.sources.kafka_batches import ByExecutors, InHand, ended_of, partitions_of
 from penstock.sources.kafka_client import Connection
 from penstock.sources.kafka_commits import OffsetCommits
 from penstock.sources.kafka_errors import FetchFailed, is_loss, told_of
@@ -172,8 +172,7 @@ class KafkaReader:
         rows = sum(len(run.messages) for run in runs)
         watch.look(now, after=0 if rows == most else _EVERY)
         if not rows:
-            self._pause = min(_LONGEST, self._pause * 2)
-            return Nothing(wake_at=Instant(now + self._pause))
+            return self._nothing(now)
         self._pause = _SHORTEST
         return self._in_hand(runs, rows, bounds)
 
@@ -224,6 +223,10 @@ class KafkaReader:
         self._followed = None
         self._hands.reopen()
 
+    def _nothing(self, now: Instant) -> Nothing:
+        self._pause = min(_LONGEST, self._pause * 2)
+        return Nothing(wake_at=Instant(now + self._pause), ended=ended_of(self._source, self._watch.progress))
+
     # ------------------------------------------------------------------------------------------------ in the executors
 
     def _from_executors(
@@ -233,8 +236,7 @@ class KafkaReader:
         planned = plan(watch.progress, bounds, limits, self._sizes, turn=self._turn, paused=paused)
         if not planned.ranges:
             watch.look(now, after=self._pause)
-            self._pause = min(_LONGEST, self._pause * 2)
-            return Nothing(wake_at=Instant(now + self._pause))
+            return self._nothing(now)
         watch.progress, self._turn, self._pause = planned.progress, planned.turn, _SHORTEST
         watch.look(now, after=0)
         ranges = planned.ranges
