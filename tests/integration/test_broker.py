@@ -112,8 +112,8 @@ def test_a_client_that_cannot_show_who_it_is_stays_outside(secured):
     for mechanism in MECHANISMS:
         wrong = secured.client("SASL_TLS", mechanism=mechanism) | {"sasl.password": "guessed"}
         assert _refusal(wrong) == KafkaError._AUTHENTICATION
-    assert _refusal(stranger) == KafkaError._SSL
-    assert _refusal(known) in {KafkaError._SSL, KafkaError._TRANSPORT}
+    for client in (stranger, known):  # the connection may be gone before its end is explained
+        assert _refusal(client) in {KafkaError._SSL, KafkaError._TRANSPORT}
 
 
 def test_a_user_who_is_forbidden_a_topic_may_use_others(secured):

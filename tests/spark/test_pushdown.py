@@ -80,12 +80,13 @@ def _figures(told: dict[str, object]) -> dict[str, object]:
 
 @pytest.mark.parametrize("on_error", ["split", "null"])
 def test_rows_bad_rows_and_figures_are_the_same_wherever_it_is_done(spark, tmp_path, on_error):
+    before = persistent(spark)
     usual = Run(spark, tmp_path / "usual", Bytes(BATCHES), on_error).told()
     assert len(usual["rows"]) == sum(map(len, BATCHES)) - (14 if on_error == "split" else 0)
     for where in WHERE if on_error == "split" else WHERE[:1]:
         told = Run(spark, tmp_path / where, DecodedBytes(BATCHES, where=where), on_error).told()
         assert told == usual, where
-    assert not persistent(spark)
+    assert persistent(spark) <= before
 
 
 def test_a_bad_record_ends_a_job_that_says_so_wherever_it_is_done(spark, tmp_path):

@@ -48,8 +48,6 @@ _MOST: Final = 900
 _UTC: Final = frozenset({"UTC", "Etc/UTC", "GMT", "Etc/GMT", "Z", "Zulu", "+00:00"})
 _SPACE: Final = b" \t\r\n"
 _LOOK_BACK: Final = 32
-_FIRST: Final = itemgetter(0)
-_LAST: Final = itemgetter(-1)
 _DIGITS: Final = bytes(48 if chr(code) in "0123456789.eE+-" else 32 for code in range(256))
 
 # pyarrow takes more such words for numbers than Jackson does, also in fields that are not wanted.
@@ -60,11 +58,11 @@ _BEFORE_VALUE: Final = (b":", b"[", b",", b"")
 _ROW: Final = re.compile(r" in row (\d+)$")
 _NUMBER: Final = re.compile(r"(?:parse:|\d\): |string ')([-+.0-9eE]+)")
 
-_FAILURES: Final = 32
+_FAILURES: Final = 16
 """Readings of a block, or of a part of it, that may fail before the rest is left to Spark …"""
 
-_ROWS_PER_FAILURE: Final = 100
-"""… and one more for so many rows that were read. A reading by itself takes as long as reading 200 rows does."""
+_ROWS_PER_FAILURE: Final = 200
+"""… and one more for so many that were read: a failure costs two readings, each as long as 200 rows take."""
 
 _PATIENCE: Final = 5
 """Readings that fail may look at so many times the rows of the block."""
@@ -239,7 +237,7 @@ def _can_be_read(values: Sequence[bytes | None]) -> bool:
     texts: Sequence[bytes] = values  # type: ignore[assignment]  # a null value has no length
     try:
         longest = max(map(len, texts))
-        first, last = set(map(_FIRST, texts)), set(map(_LAST, texts))
+        first, last = set(map(itemgetter(0), texts)), set(map(itemgetter(-1), texts))
     except (TypeError, IndexError):
         return False
     if first != {ord("{")} or last != {ord("}")} or longest > _LONGEST:
@@ -295,6 +293,7 @@ def _bad_row(message: str, texts: Sequence[bytes]) -> tuple[bool, int | None]:
         row = int(found[1])
         return True, row if row < len(texts) else None
     if found := _NUMBER.search(message):
-        number = re.compile(rb"(?<![-+.0-9eE])" + re.escape(found[1].encode()) + rb"(?![-+.0-9eE])")
-        return False, next((place for place, text in enumerate(texts) if number.search(text)), None)
+        told = found[1].encode()
+        number = re.compile(rb"(?<![-+.0-9eE])" + re.escape(told) + rb"(?![-+.0-9eE])")
+        return False, next((place for place, text in enumerate(texts) if told in text and number.search(text)), None)
     return False, None
