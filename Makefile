@@ -15,11 +15,14 @@ help: ## this list
 	  /^[a-z][a-z-]*:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 ##@ Begin
-.PHONY: setup demo
+.PHONY: setup demo demo-kafka
 setup: $(INSTALLED) ## make .venv from the pinned requirements; everything below does this by itself
 
 demo: $(INSTALLED) ## run a pipeline, kill it, restart it, and see that nothing is lost or doubled
 	@$(WITH_JAVA) $(BIN)/python examples/demo.py
+
+demo-kafka: $(INSTALLED) ## the same on orders that are appended live to a Kafka broker, which it fetches; ARGS=…
+	@$(WITH_JAVA) $(BIN)/python examples/demo_kafka.py $(ARGS)
 
 $(INSTALLED): requirements/build.txt requirements/dev.txt pyproject.toml tools/setup.sh
 	@tools/setup.sh
@@ -46,7 +49,7 @@ imports: $(INSTALLED) ## who may import whom
 	@PYTHONPATH=tests $(BIN)/lint-imports --no-logo --no-cache
 
 ##@ Test
-.PHONY: test test-core mission torture replay exhaust planted coverage-simulation torture-files
+.PHONY: test test-core mission torture replay exhaust planted coverage-simulation torture-files torture-kafka
 test: $(INSTALLED) ## all tests; TESTS="tests/spark -k join" runs some
 	@$(WITH_JAVA) tools/test.sh $(or $(TESTS),--numprocesses 2 --dist loadfile tests)
 
@@ -73,6 +76,9 @@ coverage-simulation: $(INSTALLED) ## branches of runtime/ and checkpoint/ that S
 
 torture-files: $(INSTALLED) ## kill a files-to-files job again and again and compare what it published; ARGS=…
 	@$(WITH_JAVA) $(BIN)/python tests/crash/torture_files.py $(ARGS)
+
+torture-kafka: $(INSTALLED) ## the same to a Kafka-to-files job, and to its broker; ARGS=…
+	@$(WITH_JAVA) $(BIN)/python tests/crash/torture_kafka.py $(ARGS)
 
 ##@ Measure
 .PHONY: bench-windows bench-checkpoint bench-kafka bench-latency soak

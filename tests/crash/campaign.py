@@ -6,12 +6,13 @@ import random
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from crash.driver import SHAPES, Driver, all_gone, entries
-from crash.input_files import Dropper, InputFiles
+from crash.feed import Feed
 from crash.waiting import until
 from oracle.windows import FLUSH
 from penstock.failpoints import KNOWN
@@ -66,6 +67,9 @@ class Campaign:
 
     home: Path
     seed: int
+    feed: Feed
+    pipeline: str
+    environment: Mapping[str, str] = field(default_factory=dict)
     kills: list[Kill] = field(default_factory=list)
     not_reached: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
@@ -74,8 +78,7 @@ class Campaign:
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
-        self.files = InputFiles(self.home / "in", self.seed)
-        self.files.drop(2)
+        self.feed.drop(2)
 
     # ------------------------------------------------------------------------------------------------------ lives
 
@@ -90,9 +93,10 @@ class Campaign:
             "--stop-timeout",
             "2min",
             *arguments,
+            pipeline=self.pipeline,
             pause_at=pause_at,
             hit=hit,
-            environment=environment,
+            environment={**self.environment, **environment},
         )
         self.lives.append(made)
         return made
@@ -100,15 +104,15 @@ class Campaign:
     def look(self, checkpoints: int) -> None:
         """A life without a kill, ended in order: it shows which places there are."""
         driver = self.driver()
-        with self._dropper():
+        with self._feeding():
             self._running(driver, entries(self.home) + 1 + checkpoints)
         self._require(driver.stop(), 0, driver, "stopped by SIGTERM")
 
     def strike(self, place: str, shape: str, *, hit: int = 1) -> bool:
         """Kill at a place; false if this life never came there."""
-        self.files.drop(2)
+        self.feed.drop(2)
         driver = self.driver(pause_at=place, hit=hit)
-        with self._dropper():
+        with self._feeding():
             if place in AT_THE_END:
                 self._running(driver, entries(self.home) + 2)
                 driver.signal(signal.SIGTERM)
@@ -126,7 +130,7 @@ class Campaign:
     def strike_anywhere(self, shape: str) -> None:
         """Kill at a random moment after a random number of entries."""
         driver = self.driver()
-        with self._dropper():
+        with self._feeding():
             self._running(driver, entries(self.home) + self.chance.randint(2, 5))
             threading.Event().wait(self.chance.random() * 0.5)  # which moment it is must not depend on a gate
         self._kill(driver, "anywhere", shape)
@@ -134,7 +138,7 @@ class Campaign:
     def zombie(self, place: str | None) -> None:
         """Stop a driver, let another take over and publish, wake the first: it must find itself fenced."""
         first = self.driver(pause_at=place, hit=3)
-        with self._dropper():
+        with self._feeding():
             if place is None:
                 self._running(first, entries(self.home) + 4)
             elif not first.reaches(REACHED):
@@ -155,9 +159,14 @@ class Campaign:
             self.notes.append(f"after the fence files of generations {sorted(generations)} appeared")
         self._require(second.stop(), 0, second, "stopped by SIGTERM")
 
+    def zombies(self) -> None:
+        """One that is stopped within a commit, and one anywhere."""
+        for place in ("sink.commit.before", None):
+            self.zombie(place)
+
     def finish(self, **environment: str) -> None:
         """Close all windows and run to the end of the input, in order; doing so again publishes nothing."""
-        self.files.drop_flush(FLUSH)
+        self.feed.drop_flush(FLUSH)
         self._catch_up(**environment)
         seen = self.published()
         self._catch_up(**environment)
@@ -177,8 +186,8 @@ class Campaign:
 
     # ----------------------------------------------------------------------------------------------------- helpers
 
-    def _dropper(self) -> Dropper:
-        return Dropper(self.files, lambda: entries(self.home))
+    def _feeding(self) -> AbstractContextManager[None]:
+        return self.feed.feeding(lambda: entries(self.home))
 
     def _running(self, driver: Driver, entry: int) -> None:
         until(
@@ -232,13 +241,17 @@ def plan(kills: int, reachable: set[str], chance: random.Random) -> Iterator[tup
         yield name, shapes.pop(), hit
 
 
+def planned(kills: int) -> int:
+    """How many of so many kills are at a place of their own; each third of these is followed by one in recovery."""
+    return kills - kills // 4
+
+
 def run(campaign: Campaign, kills: int) -> None:
     """The kills of a whole run, a quarter of them followed by one during the recovery."""
     campaign.look(checkpoints=6)
     campaign.look(checkpoints=2)
     in_recovery = 0
-    planned = kills - kills // 4
-    for number, (place, shape, hit) in enumerate(plan(planned, campaign.hits, campaign.chance)):
+    for number, (place, shape, hit) in enumerate(plan(planned(kills), campaign.hits, campaign.chance)):
         if place == "anywhere":
             campaign.strike_anywhere(shape)
         else:
@@ -247,12 +260,17 @@ def run(campaign: Campaign, kills: int) -> None:
             campaign.strike(RECOVERY[in_recovery % len(RECOVERY)], SHAPES[in_recovery % 3])
             in_recovery += 1
         _progress(campaign)
+    for _ in range(kills):  # for places that a life never came to
+        if len(campaign.kills) >= kills:
+            break
+        campaign.strike("sink.commit.before", "group", hit=campaign.chance.randint(1, 4))
+        _progress(campaign)
 
 
 def _progress(campaign: Campaign) -> None:
     last = campaign.kills[-1] if campaign.kills else None
     what = f"{last.shape} at {last.place}" if last else "none"
-    print(f"  {len(campaign.kills)} kills, {campaign.files.rows} rows, last: {what}", flush=True)
+    print(f"  {len(campaign.kills)} kills, {campaign.feed.rows} rows, last: {what}", flush=True)
 
 
 def _generation(path: str) -> int:

@@ -1,21 +1,17 @@
-"""Input for jobs that are killed: numbered rows in order of time, some deliberately late, some unreadable."""
+"""Input for jobs that are killed: files of numbered rows, dropped into a folder one after the other."""
 
 from __future__ import annotations
 
-import json
 import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
-USERS = 12
+from crash.numbered_rows import NumberedRows
+
 ROWS = 120
 """Rows of a file."""
-SECONDS = 0.25
-"""Event time from one row to the next."""
 PATIENCE = 20
 """Looks without progress until one more file is dropped."""
 
@@ -31,23 +27,35 @@ class InputFiles:
     folder: Path
     seed: int
     disorder_from: int = 10
-    rows: int = 0
-    bad: int = 0
     files: int = 0
-    delayed: set[int] = field(default_factory=set)
+    numbered: NumberedRows = field(default_factory=NumberedRows)
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def rows(self) -> int:
+        """Rows that were written, unreadable ones too; those that only close windows do not count."""
+        return self.numbered.rows
+
+    @property
+    def delayed(self) -> set[int]:
+        """The numbers of the rows that may be late."""
+        return self.numbered.delayed
+
+    def feeding(self, progress: Callable[[], int]) -> Dropper:
+        """Within its ``with`` block there is always something to read."""
+        return Dropper(self, progress)
 
     def drop(self, count: int = 1) -> None:
         with self.lock:
             for _ in range(count):
                 chance = random.Random(self.seed * 1_000_003 + self.files)
-                self._put([self._line(chance) for _ in range(ROWS)])
+                disorder = self.files >= self.disorder_from
+                self._put([self.numbered.line(chance, disorder=disorder) for _ in range(ROWS)])
 
     def drop_flush(self, user: str) -> None:
         """A row so far ahead that every window before it closes."""
         with self.lock:
-            at = BEGIN + timedelta(seconds=self.rows * SECONDS) + timedelta(days=2)
-            self._put([json.dumps({"id": -1, "user": user, "amount": 0.0, "at": _text(at)})])
+            self._put([self.numbered.flush(user)])
 
     def _put(self, lines: list[str]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -56,28 +64,6 @@ class InputFiles:
         hidden.write_text("\n".join(lines) + "\n", encoding="utf-8")
         hidden.rename(self.folder / name)
         self.files += 1
-
-    def _line(self, chance: random.Random) -> str:
-        number, self.rows = self.rows, self.rows + 1
-        at = BEGIN + timedelta(seconds=number * SECONDS - chance.random() * 3)
-        if number % 97 == 96:
-            self.bad += 1
-            return chance.choice(
-                [f"not json at all {number}", f'{{"id": {number}, "user": "u1", "amou', _wrong(number)]
-            )
-        if self.files >= self.disorder_from and number % 11 == 10:
-            at -= timedelta(minutes=10)
-            self.delayed.add(number)
-        user, amount = f"u{chance.randrange(USERS):02d}", chance.randint(1, 400) / 4
-        return json.dumps({"id": number, "user": user, "amount": amount, "at": _text(at)})
-
-
-def _wrong(number: int) -> str:
-    return json.dumps({"id": number, "user": "u1", "amount": "a lot", "at": _text(BEGIN)})
-
-
-def _text(at: datetime) -> str:
-    return at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 class Dropper:

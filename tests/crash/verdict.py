@@ -11,7 +11,7 @@ import duckdb
 from oracle.windows import FLUSH, rules
 
 if TYPE_CHECKING:
-    from crash.input_files import InputFiles
+    from crash.feed import Feed
 
 PUBLISHED = {
     "out": "{user: 'VARCHAR', window_start: 'TIMESTAMP', window_end: 'TIMESTAMP', amount: 'DOUBLE', n: 'BIGINT'}",
@@ -49,7 +49,7 @@ class Verdict:
     problems: list[str] = field(default_factory=list)
 
 
-def judge(home: Path, files: InputFiles) -> Verdict:
+def judge(home: Path, feed: Feed) -> Verdict:
     """Read the input and the published files of a folder with DuckDB and compare."""
     with duckdb.connect() as engine:
         engine.execute(rules(str(home / "in" / "part-*.jsonl")))
@@ -71,7 +71,7 @@ def judge(home: Path, files: InputFiles) -> Verdict:
             repeated=repeated + bad_more,
         )
         late_ids = [row[0] for row in engine.execute(f"SELECT id FROM late WHERE user <> '{FLUSH}'").fetchall()]
-    _note(verdict, files, exchanged=exchanged, twice=twice, late_ids=late_ids)
+    _note(verdict, feed, exchanged=exchanged, twice=twice, late_ids=late_ids)
     return verdict
 
 
@@ -83,10 +83,10 @@ def _published(folder: Path, name: str, columns: str) -> str:
     return f"CREATE TABLE {name} AS FROM {read}"
 
 
-def _note(verdict: Verdict, files: InputFiles, *, exchanged: int, twice: int, late_ids: list[int]) -> None:
+def _note(verdict: Verdict, feed: Feed, *, exchanged: int, twice: int, late_ids: list[int]) -> None:
     tell = verdict.problems.append
-    if verdict.rows != files.rows:
-        tell(f"the oracle reads {verdict.rows} rows, {files.rows} were written")
+    if verdict.rows != feed.rows:
+        tell(f"the oracle reads {verdict.rows} rows, {feed.rows} were written")
     if verdict.lost or verdict.repeated:
         tell(f"{verdict.lost} rows lost, {verdict.repeated} rows repeated")
     if exchanged:
@@ -95,7 +95,7 @@ def _note(verdict: Verdict, files: InputFiles, *, exchanged: int, twice: int, la
         tell(f"{twice} windows were published more than once")
     if len(late_ids) != len(set(late_ids)):
         tell(f"{len(late_ids) - len(set(late_ids))} late rows were published more than once")
-    innocent = set(late_ids) - files.delayed
+    innocent = set(late_ids) - feed.delayed
     if innocent:
         tell(f"{len(innocent)} rows came in time and are called late, such as id {min(innocent)}")
     if verdict.in_windows + verdict.late + verdict.bad != verdict.rows:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from rich.table import Table
-from rich.text import Text
-
 from penstock.cli import demo_pipeline
 from penstock.cli.demo_orders import FILES, Totals, make_orders, read_published
+from penstock.cli.demo_process import drive
+from penstock.cli.demo_verdict import tell_verdict
 from penstock.cli.exits import ExitCode, UsageError
 from penstock.cli.family import family, kill_family
 from penstock.cli.job_log import read_log
-from penstock.cli.process import LIFELINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,11 +27,6 @@ if TYPE_CHECKING:
 FEWEST: Final = 1_000
 HALF_WAY: Final = FILES * 2 // 3
 """Files that may be left when the kill comes."""
-
-NOISE: Final = "WARNING: Using incubator modules"
-"""What the JVM always says."""
-SHOWN: Final = 8
-"""Windows in the table at the end."""
 
 
 def run_demo(output: Output, *, rows: int, folder: str | None = None, keep: bool = False) -> int:
@@ -103,44 +93,7 @@ class _Demo:
         return killed
 
     def _drive(self, stop: Callable[[str, int], bool]) -> int:
-        """Run the pipeline and show its lines until it ends, or until ``stop`` says that it was killed."""
-        command = [sys.executable, "-m", "penstock", "run", "orders:orders", "--no-parent", "--state", "state"]
-        ours, theirs = socket.socketpair()  # should this process be killed, the child notices and stops
-        child = subprocess.Popen(
-            [*command, "--checkpoint-every", "1s"],
-            cwd=self._home,
-            env=self._environment() | {LIFELINE: str(theirs.fileno())},
-            pass_fds=(theirs.fileno(),),
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        theirs.close()
-        assert child.stderr is not None  # it is a pipe
-        try:
-            for line in child.stderr:
-                if not line.startswith(NOISE):
-                    self._say(f"   │ {line.rstrip()}", style="dim")
-                if stop(line, child.pid):
-                    break
-            return child.wait()
-        finally:
-            kill_family(child.pid)
-            child.wait()
-            child.stderr.close()
-            ours.close()
-
-    def _environment(self) -> dict[str, str]:
-        """Nothing outside the demo's folder is written, by a JVM that is killed neither."""
-        temporary = self._temporary
-        options = f"-Djava.io.tmpdir={temporary} -XX:-UsePerfData -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-        given = os.environ.get("SPARK_SUBMIT_OPTS")
-        return os.environ | {
-            "TMPDIR": temporary,
-            "SPARK_LOCAL_DIRS": temporary,
-            "SPARK_SUBMIT_OPTS": f"{given} {options}" if given else options,
-        }
+        return drive(self._output, "orders:orders", self._home, self._temporary, stop=stop)
 
     def _restore_point(self) -> Manifest | None:
         return read_log(str(self._home / "state"), "orders").restore_point
@@ -148,16 +101,7 @@ class _Demo:
     # --------------------------------------------------------------------------------------------------- the result
 
     def _compare(self, expected: Totals, found: Totals) -> int:
-        different = expected.differs(found)
-        self._output.result(_table(expected, found, [*different, *sorted(expected.orders)][:SHOWN]))
-        missing = sum(max(0, n - found.orders[w]) for w, n in expected.orders.items())
-        doubled = sum(max(0, n - expected.orders[w]) for w, n in found.orders.items())
-        verdict = (
-            f"{expected.total:,} orders expected in {len(expected.orders)} windows, {found.total:,} found: "
-            f"{missing:,} lost, {doubled:,} doubled; {found.bad} of {expected.bad} unreadable lines kept in bad/"
-        )
-        is_same = not different and expected.bad == found.bad
-        self._output.result(Text(verdict, style="bold green" if is_same else "bold red"))
+        is_same = tell_verdict(self._output, expected, found)
         if self._keep:
             self._say(f"kept: {self._home} (orders.py is the pipeline; penstock checkpoints orders --state state)")
         return ExitCode.ENDED if is_same else ExitCode.FAILED
@@ -173,21 +117,6 @@ def _files_left(point: Manifest) -> int:
         if isinstance(detail, dict) and isinstance(left := detail.get("remaining"), dict):
             return len(left)
     return 0
-
-
-def _table(expected: Totals, found: Totals, windows: list[tuple[str, str]]) -> Table:
-    table = Table(title="some of the windows", title_justify="left", header_style="bold", box=None)
-    for name in ("user", "minute", "orders", "expected", "amount", "expected"):
-        table.add_column(name, justify="left" if name in {"user", "minute"} else "right")
-    for window in windows:
-        table.add_row(
-            *window,
-            f"{found.orders[window]:,}",
-            f"{expected.orders[window]:,}",
-            f"{found.amount[window]:,.2f}",
-            f"{expected.amount[window]:,.2f}",
-        )
-    return table
 
 
 @contextmanager

@@ -52,12 +52,13 @@ def make_orders(folder: Path, rows: int) -> Totals:
     chance, totals = random.Random(42), Totals()  # the same orders each time
     for number in range(FILES):
         begin, end = number * rows // FILES, (number + 1) * rows // FILES
-        lines = [_line(each, rows, chance, totals) for each in range(begin, end)]
+        lines = [order_line(each, rows, chance, totals) for each in range(begin, end)]
         (folder / f"orders-{number:03d}.json").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return totals
 
 
-def _line(number: int, rows: int, chance: random.Random, totals: Totals) -> str:
+def order_line(number: int, rows: int, chance: random.Random, totals: Totals) -> str:
+    """One of so many orders, which ``totals`` then counts too."""
     at = BEGIN + timedelta(seconds=int(number / rows * MINUTES * 60))
     user, amount = chance.choice(USERS), chance.randint(1, 400) / 4
     line = json.dumps({"id": number, "user": user, "amount": amount, "at": at.strftime("%Y-%m-%dT%H:%M:%SZ")})
