@@ -121,9 +121,9 @@ def analysed(spark, source, on_error="split", schema=RECORDS, between=None):
     raw = p.read("in", source)
     parsed = (between(raw) if between else raw).parse_json("value", schema, on_error=on_error)
     parsed, *bad = parsed if on_error == "split" else (parsed,)
-    parsed.write("out", ps.memory.Sink())
+    parsed.write("parsed", ps.memory.Sink())
     for each in bad:
-        each.write("bad-out", ps.memory.Sink())
+        each.write("parsed-bad", ps.memory.Sink())
     graph = p.graph()
     return analyze(graph, spark), graph, plan_tasks(graph)[0].routes["out"]
 
@@ -228,7 +228,7 @@ def test_it_is_left_to_spark_where_others_want_the_text_or_the_source_cannot(spa
         assert ("pushed" in shown) == ("schema" in steps), "what its types allow is known only when it is built"
     p = ps.Pipeline("demo")
     raw = p.read("in", source)
-    raw.parse_json("value", RECORDS).write("out", ps.memory.Sink())
+    raw.parse_json("value", RECORDS).write("parsed", ps.memory.Sink())
     raw.write("raw", ps.memory.Sink())
     assert decoded_beside(p.graph(), p.graph().nodes[0]) is None
     usual = spark.conf.get("spark.sql.legacy.timeParserPolicy")
@@ -243,11 +243,11 @@ def test_a_pipeline_with_such_a_source_is_tested_as_any_other(spark):
     @ps.pipeline("parsing")
     def pipeline(p: ps.Pipeline) -> None:
         parsed, bad = p.read("in", DecodedBytes(())).parse_json("value", RECORDS, on_error="split")
-        parsed.select("id").write("out", ps.memory.Sink())
-        bad.write("bad-out", ps.memory.Sink())
+        parsed.select("id").write("parsed", ps.memory.Sink())
+        bad.write("parsed-bad", ps.memory.Sink())
 
     with ps.testing.run(pipeline, spark) as t:
         t.send("in", [{"value": good(1), "part": "0"}, {"value": b"x"}])
         t.checkpoint()
-        assert t.rows("out") == [{"id": 1}]
-        assert [row["value"] for row in t.rows("bad-out")] == [b"x"]
+        assert t.rows("parsed") == [{"id": 1}]
+        assert [row["value"] for row in t.rows("parsed-bad")] == [b"x"]
