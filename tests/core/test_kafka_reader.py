@@ -464,6 +464,35 @@ def test_offsets_are_committed_when_a_checkpoint_is_complete_and_failures_are_ma
     ]
 
 
+def test_offsets_of_the_checkpoint_that_a_stop_takes_are_committed_though_no_poll_comes_after_it():
+    bench = Bench(cluster_of(3), group="g", read_in="driver")
+    bench.cluster.slow = 3
+    bench.until_quiet()
+    bench.reader.committed(CheckpointId(1), bench.reader.position())
+    bench.poll()
+    bench.cluster.log().append(b"v")
+    while len(bench.offsets()) < 4:
+        bench.poll()
+    bench.reader.committed(CheckpointId(2), bench.reader.position())
+
+    bench.reader.close()
+
+    assert bench.cluster.commits == [{TopicPartition("orders", 0): 3}, {TopicPartition("orders", 0): 4}]
+    assert [fact.offsets["orders-0"] for fact in bench.of(OffsetsCommitted)] == [3, 4]
+
+
+def test_a_close_commits_nothing_that_the_group_has_or_that_is_still_under_way():
+    bench = Bench(cluster_of(3), group="g", read_in="driver")
+    bench.until_quiet()
+    bench.reader.committed(CheckpointId(1), bench.reader.position())
+    bench.until_quiet(5)
+    bench.reader.committed(CheckpointId(2), bench.reader.position())
+
+    bench.reader.close()
+
+    assert bench.cluster.commits == [{TopicPartition("orders", 0): 3}]
+
+
 def test_without_a_group_nothing_is_committed():
     bench = Bench(cluster_of(3))
     bench.until_quiet()

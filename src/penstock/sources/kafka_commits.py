@@ -91,11 +91,21 @@ class OffsetCommits:
         """What to commit now: ``None`` while a commit is under way, or if there is nothing new to say."""
         if self._in_flight is not None or not self._wanted:
             return None
-        wanted, self._wanted = self._wanted, None
         is_fresh = self._renewed is not None and now < self._renewed + RENEW_AFTER
-        if is_fresh and wanted == self.committed:
+        if not (offsets := self._next(renew=not is_fresh)):
             return None
-        self._in_flight, self._sent = wanted, now
+        self._sent = now
+        return offsets
+
+    def last(self) -> Offsets | None:
+        """What to commit before the reader is closed: ``None`` if the group has it, or a commit is still under way."""
+        return self._next(renew=False) if self._in_flight is None and self._wanted else None
+
+    def _next(self, *, renew: bool) -> Offsets | None:
+        wanted, self._wanted = self._wanted, None
+        if wanted == self.committed and not renew:
+            return None
+        self._in_flight = wanted
         return wanted
 
     def settled(self, now: Instant, *, ok: bool) -> None:

@@ -234,6 +234,7 @@ class Commits:
         self._report = report
         self._decides = decides
         self._sent: tuple[Answer[None], Offsets] | None = None
+        self._looked = Instant(0)
 
     def completed(self, progress: Progress) -> None:
         """A checkpoint with this progress is complete."""
@@ -241,6 +242,7 @@ class Commits:
 
     def look(self, progress: Progress, now: Instant) -> None:
         """Send what is due, and hear what became of what was sent."""
+        self._looked = now
         self._decides.read(progress, now)
         if self._sent is not None and self._sent[0].ready():
             self._settle(now)
@@ -262,9 +264,14 @@ class Commits:
         self._report(OffsetsCommitted(task=self._uid, group=self._group, offsets=told, error=said))
 
     def finish(self) -> None:
-        """The reader is closed: what was sent last may still arrive."""
-        if self._sent is not None:
-            self._sent[0].wait(_LAST_SECONDS)
+        """The reader is closed: commit what the last checkpoint has, which no poll comes after."""
+        if self._sent is not None and self._sent[0].wait(_MORE_SECONDS):
+            self._settle(self._looked)
+        if self._sent is None and (offsets := self._decides.last()) is not None:
+            self._sent = self._cluster.commit(offsets), offsets
+            if self._sent[0].wait(_LAST_SECONDS):
+                self._settle(self._looked)
 
 
-_LAST_SECONDS: Final = 1.0
+_MORE_SECONDS: Final = 1.0
+_LAST_SECONDS: Final = 5.0
