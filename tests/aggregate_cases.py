@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from pyspark.sql import SparkSession
+
+    from penstock.operators.windows import Window
 
 SECOND = 1_000_000
 SCHEMA = pa.schema(
@@ -36,6 +38,11 @@ def aggregates() -> tuple[agg.Aggregate, ...]:
     from pyspark.sql import functions as F
 
     return (
+        agg.sum("x"),
+        agg.count("d"),
+        agg.min("d"),
+        agg.max("m"),
+        agg.avg("m"),
         agg.stddev("d"),
         agg.stddev_pop("d"),
         agg.variance("m"),
@@ -84,18 +91,23 @@ def aggregates() -> tuple[agg.Aggregate, ...]:
 NAMES = tuple(oracle.aggregates.EXPECTED)
 
 
-def step(names: Collection[str] = NAMES) -> WindowAggregate:
+TEN: Final = tumbling("10 seconds")
+
+
+def step(names: Collection[str] = NAMES, window: Window = TEN) -> WindowAggregate:
     """Those of the aggregates that are named."""
     chosen = tuple(aggregate for aggregate in aggregates() if aggregate.label in names)
-    return WindowAggregate(keys=(("user", "user"),), time="at", window=tumbling("10 seconds"), aggregates=chosen)
+    return WindowAggregate(keys=(("user", "user"),), time="at", window=window, aggregates=chosen)
 
 
 def expected(
-    spark: SparkSession, rows: list[dict[str, object]], names: Collection[str] = NAMES
+    spark: SparkSession, rows: list[dict[str, object]], names: Collection[str] = NAMES, *, gap: int | None = None
 ) -> list[tuple[object, ...]]:
-    """The oracle's answer for rows of ``SCHEMA``."""
+    """The oracle's answer for rows of ``SCHEMA``; for sessions with a gap of so many seconds, if that is given."""
     spark.createDataFrame(pa.Table.from_pylist(rows, schema=SCHEMA)).createOrReplaceTempView("all_rows")
-    return [tuple(row) for row in spark.sql(oracle.aggregates.query("all_rows", names)).collect()]
+    by_windows, by_sessions = oracle.aggregates.query, oracle.aggregates.session_query
+    query = by_windows("all_rows", names) if gap is None else by_sessions("all_rows", names, seconds=gap)
+    return [tuple(row) for row in spark.sql(query).collect()]
 
 
 def assert_same(

@@ -223,5 +223,8 @@ def test_windows_of_processing_time_need_no_watermark_and_their_results_have_non
     counted = source.group_by(ps.tumbling("1 minute", time="processing")).agg("minutes", ps.agg.count())
     with pytest.raises(GraphError, match="needs a watermark"):
         counted.group_by(ps.tumbling("1 hour"))
-    with pytest.raises(GraphError, match="without allowed_lateness, since no row is late"):
-        ps.tumbling("1 minute", time="processing", allowed_lateness="1 second")
+    for kind in (ps.tumbling, ps.session):
+        with pytest.raises(GraphError, match="without allowed_lateness, since no row is late"):
+            kind("1 minute", time="processing", allowed_lateness="1 second")
+        with pytest.raises(GraphError, match='time is \'wall\', but must be "event", or "processing"'):
+            kind("1 minute", time="wall")

@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 EXPECTED = {
+    "sum_x": "sum(x)",
+    "count_d": "count(d)",
+    "min_d": "min(d)",
+    "max_m": "max(m)",
+    "avg_m": "avg(m)",
     "stddev_d": "stddev_samp(d)",
     "stddev_pop_d": "stddev_pop(d)",
     "variance_m": "var_samp(m)",
@@ -52,6 +57,19 @@ EXPECTED = {
 def query(view: str, names: Iterable[str] = tuple(EXPECTED), *, seconds: int = 10) -> str:
     """One row for each user and window of so many seconds, with the results named."""
     start = f"unix_seconds(at) div {seconds} * {seconds}"
-    columns = ", ".join(f"{sql} AS {name}" for name, sql in EXPECTED.items() if name in names)
     window = f"timestamp_seconds({start}) AS window_start, timestamp_seconds({start} + {seconds}) AS window_end"
-    return f"SELECT user, {window}, {columns} FROM {view} GROUP BY user, {start}"
+    return f"SELECT user, {window}, {_columns(names)} FROM {view} GROUP BY user, {start}"
+
+
+def session_query(view: str, names: Iterable[str] = tuple(EXPECTED), *, seconds: int) -> str:
+    """One row for each user and session with a gap of so many seconds, with the results named."""
+    gap = f"INTERVAL {seconds} SECONDS"
+    by_time = "OVER (PARTITION BY user ORDER BY at)"
+    begins = f"SELECT *, CASE WHEN at < lag(at) {by_time} + {gap} THEN 0 ELSE 1 END AS begins FROM {view}"
+    numbered = f"SELECT *, sum(begins) {by_time} AS session FROM ({begins})"
+    window = f"min(at) AS window_start, max(at) + {gap} AS window_end"
+    return f"SELECT user, {window}, {_columns(names)} FROM ({numbered}) GROUP BY user, session"
+
+
+def _columns(names: Iterable[str]) -> str:
+    return ", ".join(f"{sql} AS {name}" for name, sql in EXPECTED.items() if name in names)

@@ -32,6 +32,35 @@ class Counted:
         return [_window(user, rows) for user, rows in self._open.items()]
 
 
+class Running:
+    """All rows of each key so far, told with each ``size`` of them.
+
+    Attributes:
+        told: user, how many rows, sum of x.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.told: list[tuple[object, ...]] = []
+        self._size = size
+        self._all: dict[object, list[Row]] = {}
+
+    def batch(self, rows: list[Row]) -> None:
+        """Rows that come at once."""
+        for row in sorted((row for row in rows if row["at"] is not None), key=lambda row: row["at"]):
+            mine = self._all.setdefault(row["user"], [])
+            mine.append(row)
+            if len(mine) % self._size == 0:
+                self.told.append(_total(row["user"], mine))
+
+    def rest(self) -> list[tuple[object, ...]]:
+        """Keys that have had rows since they were told."""
+        return [_total(user, rows) for user, rows in self._all.items() if len(rows) % self._size]
+
+
+def _total(user: object, rows: list[Row]) -> tuple[object, ...]:
+    return (user, len(rows), sum(row["x"] for row in rows))
+
+
 def _window(user: object, rows: list[Row]) -> tuple[object, ...]:
     times = [row["at"] for row in rows]
     return (user, min(times), max(times) + 1, len(rows), sum(row["x"] for row in rows))

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from oracle.counted import Counted
+from oracle.counted import Counted, Running
 from penstock.errors import GraphError, StateIncompatible
 from penstock.ids import END_OF_TIME
 from penstock.operators import aggregates as agg
@@ -125,6 +125,8 @@ def test_windows_without_a_watermark_count_rows_as_they_come(spark):
         pairs.write("pairs-out", ps.memory.Sink())
         live = clicks.group_by("user", ps.global_window()).agg("live", ps.agg.sum("n").alias("n"), emit="updates")
         live.write("live-out", ps.memory.Sink())
+        told = clicks.group_by("user", ps.global_window(every_rows=2)).agg("told", ps.agg.sum("n").alias("n"))
+        told.write("told-out", ps.memory.Sink())
 
     with ps.testing.run(arrivals, spark) as t:
         for n in (1, 2, 4):
@@ -136,10 +138,75 @@ def test_windows_without_a_watermark_count_rows_as_they_come(spark):
         t.send("clicks", [{"user": "a", "n": 8}])
         t.end()
         assert {"user": "a", "n": 12} in t.rows("pairs-out", "user", "n")
+        assert t.rows("told-out", "user", "n") == [
+            {"user": "a", "n": 3},
+            {"user": "b", "n": -5},
+            {"user": "a", "n": 15},
+        ]
         changes = t.rows("live-out")
         assert changes[0].keys() == {"user", "window_start", "window_end", "n", "_change"}
         assert {row["window_end"] for row in changes} == {None}
         assert {"user": "a", "n": 15, "_change": "update_after"} in t.rows("live-out", "user", "n", "_change")
+
+
+@pytest.mark.parametrize(("seed", "size", "keyed"), [(0, 3, True), (1, 1, False)])
+def test_all_time_is_told_with_each_so_many_rows_and_keeps_them(spark, tmp_path, seed, size, keyed):
+    """Whatever batches, snapshots, restarts and numbers of partitions there are; many windows in one batch too."""
+    chance = random.Random(seed)
+    before = persistent(spark)
+    window = global_window(every_rows=size)
+    rig = rig_of(spark, tmp_path, window, keys=(("user", "user"),) if keyed else ())
+    oracle, out, kept, sizes = Running(size), [], None, iter((1, 200 * size, 4, 0, 150 * size, 7, 2))
+    for what in (*("batch", "batch", "checkpoint", "batch", "restart") * 2, "batch"):
+        match what:
+            case "batch":
+                times = chance.sample(range(10_000), next(sizes))
+                batch = [
+                    {"user": chance.choice(["a", None]), "at": at * SECOND, "x": chance.randrange(9)} for at in times
+                ]
+                rig.process([*batch, {"user": "a", "at": None, "x": 1}])
+                oracle.batch(batch if keyed else [{**row, "user": None} for row in batch])
+            case "checkpoint":
+                out += taken(rig)
+                kept = rig.checkpoint(), copy.deepcopy(oracle), len(out)
+                assert sum(layer.rows for layer in kept[0].layers) <= 2, "a row for each key"
+            case "restart":
+                taken(rig), taken(rig, LATE)
+                rig = rig.again(kept[0], partitions=chance.choice([1, 2, 3]))
+                oracle = copy.deepcopy(kept[1])
+                del out[kept[2] :]
+    out += taken(rig)
+    assert {row[-4:-2] for row in out} == {(None, None)}
+    assert told(out, keyed) == sorted(oracle.told if keyed else [row[1:] for row in oracle.told], key=repr)
+    assert len(out) > 300
+    assert len(taken(rig, LATE)) == 1, "no time, no place in the order"
+    rig.advance(END_OF_TIME)
+    assert told(taken(rig), keyed) == sorted((row if keyed else row[1:] for row in oracle.rest()), key=repr)
+    rig.operator.close()
+    assert persistent(spark) <= before
+
+
+def told(rows: list[tuple[object, ...]], keyed: bool) -> list[tuple[object, ...]]:
+    return sorted(((row[0], *row[3:]) if keyed else row[2:] for row in rows), key=repr)
+
+
+def test_all_time_by_so_many_rows_is_one_job_a_batch_and_compiles_nothing_once_warm(spark, tmp_path):
+    rig = rig_of(spark, tmp_path, global_window(every_rows=5))
+    for _ in range(4):
+        with counted(spark) as warm:
+            for _ in range(3):
+                with counted(spark) as batch:
+                    rig.process([*rows(*range(20)), *rows(3, 4, user="b")])
+                assert batch.jobs == 1
+                deliver(spark, rig)
+            rig.checkpoint()
+    assert warm.compilations == 0
+    plan = rig.operator._plan
+    layers, lease = rig.operator._stack.lease_due(0, END_OF_TIME)
+    flagged = plan.flagged(rig.frame(rows(3)), 0, 1)
+    assert exchanges(plan.counted(flagged, plan.layers.between(layers[0].frame, 0))) == 1, "that of the batch"
+    lease.release()
+    rig.operator.close()
 
 
 @pytest.mark.parametrize("keys", [(("user", "user"),), ()], ids=["key", "none"])
@@ -188,6 +255,8 @@ def test_what_all_time_comes_to_is_told_at_most_so_often_and_compiles_nothing_on
 def test_a_count_that_is_none_is_refused(count):
     with pytest.raises(GraphError, match=r"count_window\(.*\): the number of rows must be a whole number from 1"):
         count_window(count)
+    with pytest.raises(GraphError, match=r"global_window\(every_rows=.*\): the number of rows must be a whole number"):
+        global_window(every_rows=count)
 
 
 @pytest.mark.parametrize("how", [{"emit": "updates"}, {"early": "1 second"}])
@@ -197,3 +266,17 @@ def test_counted_windows_are_sent_once(how):
     with pytest.raises(GraphError, match=r"count_window\(\) sends each window when it is full") as error:
         grouped.agg("pairs", ps.agg.count(), **how)
     assert "test_count_windows.py" in str(error.value)
+    running = numbers.group_by("value", ps.global_window(every_rows=2))
+    with pytest.raises(GraphError, match=r"global_window\(every_rows=…\) sends each key with so many rows"):
+        running.agg("pairs", ps.agg.count(), **how)
+
+
+def test_what_is_told_again_and_again_is_not_added_up_by_another_step():
+    @ps.pipeline("again")
+    def again(p: ps.Pipeline) -> None:
+        numbers = p.read("numbers", ps.rate.Source(rows_per_second=10))
+        running = numbers.group_by("value", ps.global_window(every_rows=2)).agg("running", ps.agg.count().alias("n"))
+        running.group_by(ps.global_window()).agg("again", ps.agg.sum("n")).write("out", ps.memory.Sink())
+
+    with pytest.raises(GraphError, match=r"'running' .* may send a window more than once.* every_rows out"):
+        again.graph()

@@ -70,6 +70,45 @@ def test_what_cannot_be_a_gap_is_refused_with_the_line_it_stands_in():
         ps.session("1 minute", allowed_lateness="soon")
 
 
+@ps.pipeline("stays")
+def stays(p: ps.Pipeline) -> None:
+    clicks = p.read("clicks", ps.files.Source("/nowhere", schema="user STRING"))
+    made = clicks.group_by("user", ps.session("30 seconds", time="processing"))
+    made.agg("stays", ps.agg.count().alias("n")).write("out", ps.memory.Sink())
+
+
+def test_the_clock_goes_on_for_sessions_of_processing_time_while_the_job_does_not(spark):
+    """What ended meanwhile is sent at once, and what is read again arrives again."""
+    with ps.testing.run(stays, spark) as t:
+        t.send("clicks", [{"user": "a"}, {"user": "b"}])
+        t.advance("10 seconds")
+        t.send("clicks", [{"user": "a"}])
+        t.checkpoint()
+        t.advance("15 seconds")
+        t.send("clicks", [{"user": "b"}])
+        t.crash()
+        t.advance("10 seconds")
+        t.restart()
+        t.checkpoint()
+        assert told(t) == [("b", 30, 1)], "b was gone for 35 seconds, as far as the checkpoint knew"
+        t.send("clicks", [{"user": "a"}])
+        t.stop()
+        t.advance("29 seconds")
+        t.restart()
+        t.send("clicks", [{"user": "a"}])
+        t.advance("32 seconds")  # sent at steps of three
+        t.checkpoint()
+        assert told(t) == [("a", 94, 4), ("b", 30, 1), ("b", 30, 1)]
+        t.end()
+
+
+def told(t: ps.testing.PipelineRun) -> list[tuple[str, float, int]]:
+    """User, seconds and number of rows of what was published."""
+    rows = t.rows("out")
+    lengths = [(row["window_end"] - row["window_start"]).total_seconds() for row in rows]
+    return sorted((row["user"], length, row["n"]) for row, length in zip(rows, lengths, strict=True))
+
+
 @pytest.mark.parametrize(
     ("by", "told"),
     [

@@ -141,6 +141,51 @@ def test_sessions_and_late_rows_are_those_of_sql(spark, tmp_path, seed, lateness
     assert persistent(spark) <= before
 
 
+@pytest.mark.parametrize(
+    ("seed", "window"), [(0, session("10 seconds", time="processing")), (1, session(by=BY, time="processing"))]
+)
+def test_sessions_of_processing_time_are_those_of_moments_of_arrival(spark, tmp_path, seed, window):
+    """After a restart the clock has gone on, and what the checkpoint did not have arrives again."""
+    rig, oracle, chance = Rig(spark, step(window), SCHEMA, tmp_path), Sessions(), random.Random(seed)
+    out, expected, since, kept = [], [], [], None
+
+    def arrive(rows: list[dict[str, object]]) -> None:
+        expected.extend(oracle.advance(window.bound(rig.wall)))
+        rig.process(rows)
+        oracle.batch([{**row, "at": rig.wall} for row in rows], None)
+
+    for _ in range(20):
+        rig.wall += chance.choice([0, SECOND // 3, 4 * SECOND, 11 * SECOND])
+        match chance.choice(["batch"] * 4 + ["tick"] * 3 + ["maintain", "checkpoint", "restart"]):
+            case "batch":
+                users = [chance.choice(["a", "b", None]) for _ in range(chance.randrange(1, 4))]
+                since.append([{"user": user, "at": None, "gap": GAP, "x": chance.randrange(9)} for user in users])
+                arrive(since[-1])
+            case "tick":
+                rig.operator.tick(emit=rig._emit)
+                expected += oracle.advance(window.bound(rig.wall))
+            case "maintain":
+                rig.maintain()
+            case "checkpoint":
+                out += taken(rig)
+                kept, since = (rig.checkpoint(), oracle.copy(), len(out), len(expected)), []
+            case "restart" if kept:
+                taken(rig)
+                handle, then, *sizes = kept
+                rig, oracle = rig.again(handle, partitions=chance.choice([1, 2, 3]), wall=rig.wall), then.copy()
+                del out[sizes[0] :], expected[sizes[1] :]
+                for rows in since:
+                    arrive(rows)
+    rig.advance(rig.wall + 2**50)
+    out += taken(rig)
+    rig.advance(END_OF_TIME)
+    out += taken(rig)
+    expected += oracle.advance(END_OF_TIME)
+    assert same(out, expected)
+    assert "late" not in rig.counts
+    rig.operator.close()
+
+
 @pytest.mark.parametrize(("seed", "lateness"), [(0, None), (1, "20 seconds")])
 def test_each_row_may_have_its_own_gap(spark, tmp_path, seed, lateness):
     story = tell(spark, tmp_path, seed, session(by=BY, allowed_lateness=lateness), own_gaps=True)

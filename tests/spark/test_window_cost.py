@@ -11,7 +11,8 @@ from penstock.errors import LayerMissing
 from penstock.ids import END_OF_TIME
 from penstock.operators import aggregates as agg
 from penstock.operators.base import LATE
-from penstock.operators.results import Results
+from penstock.operators.result_plans import ResultPlans
+from penstock.operators.template import Templates
 from penstock.operators.window_aggregate import WindowAggregate
 from penstock.operators.windows import Due, tumbling
 from penstock.state import compaction
@@ -65,19 +66,20 @@ def test_a_batch_is_one_job_firing_is_the_consumers_and_nothing_due_is_none(spar
 @pytest.mark.parametrize("keys", [(("user", "user"),), (("half", "x / 2"),), ()], ids=["string", "double", "none"])
 def test_no_exchange_lies_above_layers_at_any_height(spark, tmp_path, keys):
     rig = Rig(spark, step(keys), SCHEMA, tmp_path)
+    results = ResultPlans(rig.operator._plan, Templates(spark))
     for height in range(1, LIMIT + 1):
         rig.process(rows(0))
         assert rig.operator._stack.height == height
         layers, lease = rig.operator._stack.lease_due(0, END_OF_TIME)
         plan = rig.operator._plan
-        assert exchanges(Results(plan).finished(layers, Due(0, 20 * SECOND, (0, 20 * SECOND)))) == 0
+        assert exchanges(results.finished(layers, Due(0, 20 * SECOND, (0, 20 * SECOND)))) == 0
         assert exchanges(plan.layers_format.merged(plan.layers_format.between(union(layers), 0))) == 0
         lease.release()
     rig.operator._compact()
     rig.process(rows(0))
     layers, lease = rig.operator._stack.lease_due(0, END_OF_TIME)
     assert max(layer.level for layer in layers) == 1
-    assert exchanges(Results(rig.operator._plan).finished(layers, Due(0, 20 * SECOND, (0, 20 * SECOND)))) == 0
+    assert exchanges(results.finished(layers, Due(0, 20 * SECOND, (0, 20 * SECOND)))) == 0
     lease.release()
     rig.operator.close()
 

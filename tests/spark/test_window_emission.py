@@ -12,7 +12,7 @@ from penstock.operators import aggregates as agg
 from penstock.operators.base import LATE
 from penstock.operators.emission import FINAL, Emission
 from penstock.operators.window_aggregate import WindowAggregate
-from penstock.operators.windows import sliding, tumbling
+from penstock.operators.windows import session, sliding, tumbling
 from window_harness import Rig, counted
 
 pytestmark = pytest.mark.spark
@@ -242,8 +242,9 @@ def test_what_waits_is_sent_before_a_snapshot_even_if_only_the_clock_was_heard(s
     changed.operator.close()
 
 
-def test_windows_of_processing_time_compile_nothing_once_warm(spark, tmp_path):
-    rig = rig_of(spark, tmp_path, tumbling("10 seconds", time="processing"))
+@pytest.mark.parametrize("kind", [tumbling, session])
+def test_windows_of_processing_time_compile_nothing_once_warm(spark, tmp_path, kind):
+    rig = rig_of(spark, tmp_path, kind("10 seconds", time="processing"))
     for start in range(4):
         with counted(spark) as cost:
             for second in (1, 5, 12):

@@ -34,10 +34,10 @@ def rows(*seconds: int) -> list[dict[str, object]]:
 def test_a_batch_that_ends_after_the_step_was_closed_keeps_and_sends_nothing(spark, tmp_path, monkeypatch, seconds):
     before = persistent(spark)
     rig = Rig(spark, STEP, SCHEMA, tmp_path)
-    build = window_operator.build
+    keep = window_operator.keep
 
-    def build_and_close(*args, **kwargs):
-        made = build(*args, **kwargs)
+    def keep_and_close(*args, **kwargs):
+        made = keep(*args, **kwargs)
         rig.operator.close()
         return made
 
@@ -45,7 +45,7 @@ def test_a_batch_that_ends_after_the_step_was_closed_keeps_and_sends_nothing(spa
     rig.process(rows(1, 22))
     assert len(rig.sent) == 1
     assert len(rig.take(LATE)) == 1
-    monkeypatch.setattr(window_operator, "build", build_and_close)
+    monkeypatch.setattr(window_operator, "keep", keep_and_close)
     rig.process(rows(*seconds))
     rig.advance(40 * SECOND)
     assert rig.sent == []

@@ -34,7 +34,8 @@ def orders(p: ps.Pipeline) -> None:
     timed = joined.transform(add_tax, rate=0.2).with_watermark("at", delay="5 seconds")
     grouped = timed.group_by("user", ps.tumbling("1 minute"))
     assert_type(grouped, ps.GroupedStream)
-    for window in (ps.session("1 hour"), ps.session(by="gap"), ps.count_window(10), ps.global_window()):
+    kinds = (ps.session("1 hour"), ps.session(by="gap", time="processing"), ps.count_window(10), ps.global_window())
+    for window in (*kinds, ps.global_window(every_rows=10)):
         assert_type(timed.group_by("user", window), ps.GroupedStream)
     totals = grouped.agg("totals", ps.agg.sum("amount").alias("amount"), ps.agg.count())
     assert_type(totals, ps.WindowedResult)

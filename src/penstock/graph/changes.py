@@ -66,7 +66,7 @@ def _check(node: Node, maker: Keyed) -> None:
     if isinstance(node, Keyed) and getattr(maker.spec, "may_repeat", False):
         msg = (
             f"'{maker.uid}' ({maker.origin}) may send a window more than once, and each time would count: take "
-            f"allowed_lateness and early out of '{maker.uid}', and wait longer in with_watermark instead"
+            f"allowed_lateness, early and every_rows out of '{maker.uid}', and wait longer in with_watermark instead"
         )
         raise GraphError(msg, uid=node.uid, where=str(node.origin))
     if isinstance(node, Write) and is_change_stream and not getattr(node.sink, "accepts_changes", False):

@@ -87,7 +87,12 @@ class GroupedStream:
             msg = "agg() needs at least one aggregate, for example ps.agg.count()"
             raise GraphError(msg)
         if isinstance(self._window, Counted) and sends != FINAL:
-            msg = "count_window() sends each window when it is full: leave emit and early out, or take global_window()"
+            what = (
+                "global_window(every_rows=…) sends each key with so many rows"
+                if self._window.is_running
+                else "count_window() sends each window when it is full"
+            )
+            msg = f"{what}: leave emit and early out, or take global_window()"
             raise GraphError(msg)
         checked = tuple(map(check_aggregate, aggregates))
         for aggregate in checked:

@@ -1,7 +1,7 @@
 """Runs an aggregate over windows of so many rows: each batch makes the one layer anew, and full windows are sent on.
 
 Jobs: one for each batch; none to send (the consumer's job runs the lazy result). A batch reads and writes the windows
-of all keys that are not full, whichever keys it has.
+of all keys that are not full, or of all keys in the window for all time, whichever keys it has.
 """
 
 from __future__ import annotations
@@ -18,20 +18,28 @@ from penstock.state.layer import build, union
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pyspark.sql import DataFrame
-
     from penstock.operators.base import Emit, OperatorContext
     from penstock.operators.emission import Emission
+    from penstock.operators.graft import Java
+    from penstock.operators.template import Templates
     from penstock.state.stack import Stack
 
 
 class CountEmitter(Emitter):
-    """Sends windows that are full, and the others at the end of time."""
+    """Sends windows that are full, and at the end of time what is left."""
 
     def __init__(
-        self, plan: CountPlan, emission: Emission, stack: Stack, context: OperatorContext, *, fired: int, closed: int
+        self,
+        plan: CountPlan,
+        emission: Emission,
+        stack: Stack,
+        context: OperatorContext,
+        *,
+        fired: int,
+        closed: int,
+        templates: Templates,
     ) -> None:
-        super().__init__(plan, emission, stack, context, fired=fired, closed=closed)
+        super().__init__(plan, emission, stack, context, fired=fired, closed=closed, templates=templates)
         self._plan = plan
         self._full = 0
 
@@ -45,7 +53,7 @@ class CountEmitter(Emitter):
             self._send_windows(emit, full=True)
 
     def advance(self, watermark: int, emit: Emit) -> EventTime | None:
-        """At the end of time, send what is not full."""
+        """At the end of time, send what is left."""
         if watermark == END_OF_TIME and self._fired != END_OF_TIME:
             if self._stack.rows > self._full:
                 self._send_windows(emit, full=False)
@@ -56,7 +64,7 @@ class CountEmitter(Emitter):
     def _send_windows(self, emit: Emit, *, full: bool) -> None:
         layers, lease = self._stack.lease_due(BEGINNING, END_OF_TIME)
         rows = union(layers)
-        found = self._plan.layers.full(rows) if full else self._plan.layers.between(rows, BEGINNING)
+        found = self._plan.layers.full(rows) if full else self._plan.layers.rest(rows)
         self._send(found.select(*self._plan.bounds, *self._plan.finishes), lease, emit)
 
 
@@ -67,15 +75,16 @@ class CountOperator(WindowOperator):
     _emitter: CountEmitter
 
     def _sending(self, emission: Emission, *, fired: int, closed: int) -> Emitter:
-        return CountEmitter(self._plan, emission, self._stack, self._context, fired=fired, closed=closed)
+        plan, stack, context, templates = self._plan, self._stack, self._context, self._templates
+        return CountEmitter(plan, emission, stack, context, fired=fired, closed=closed, templates=templates)
 
-    def _keep(self, flagged: DataFrame) -> int:
+    def _keep(self, flagged: Java) -> int:
         layers_format, stack = self._plan.layers, self._stack
         filled = Figures(("full",))
         layers, lease = stack.lease_due(BEGINNING, END_OF_TIME)
         try:
             state = layers_format.between(union(layers), BEGINNING) if layers else None
-            windows = filled.watch(self._plan.counted(flagged, state), [layers_format.figure()])
+            windows = filled.watch(self._plan.counted(self._plans.frame(flagged), state), [layers_format.figure()])
             layer = build(layers_format, windows, name=stack.next_name(), level=0, epoch=stack.epoch)
         finally:
             lease.release()

@@ -1,7 +1,8 @@
 """Windows of so many rows as frames: a batch's rows beside the windows that are not full. Runs no job.
 
 State is one layer, made anew with each batch: of each key what its batch has filled, which is sent, and the window that
-is not full. Rows of a batch are counted on from there in order of their event time, then as they came.
+is not full. Rows of a batch are counted on from there in order of their event time, then as they came. In the one
+window for all time that is sent with each so many rows, state is what all rows of a key come to.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Final
 
+from penstock.ids import BEGINNING
 from penstock.operators.aggregates import count
 from penstock.operators.session_plan import SpanFormat, bounds_of
 from penstock.operators.window_checks import OWN, partial_name
@@ -27,6 +29,8 @@ KIND: Final = "counted/1"
 _ROWS: Final = count().alias("_rows")
 _COUNT: Final = partial_name(_ROWS, "count")
 _ARRIVED, _COUNTED, _INDEX = (f"{OWN}{name}" for name in ("arrived", "counted", "index"))
+_TOTAL, _LAST, _FROM, _DUE = (f"{OWN}{name}" for name in ("total", "last", "from", "due"))
+_BLOCK: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,9 +43,17 @@ class CountFormat(SpanFormat):
 
     size: int
 
+    def kept(self, windows: DataFrame) -> DataFrame:
+        """The rows of a layer, out of windows and parts of them, which have their number within the key."""
+        return self.joined(windows, by=(_INDEX,)).select(*map(quoted, self.schema.names))
+
     def full(self, frame: DataFrame) -> DataFrame:
         """The windows that are full."""
         return frame.where(f"{_COUNT} >= {self.size}L")
+
+    def rest(self, frame: DataFrame) -> DataFrame:
+        """The windows that are to be sent at the end of the input."""
+        return self.between(frame, BEGINNING)
 
     def between(self, frame: DataFrame, after: int, until: int | None = None) -> DataFrame:
         """The windows that are not full: all that counts once the others are sent."""
@@ -58,6 +70,55 @@ class CountFormat(SpanFormat):
         from pyspark.sql import functions as F
 
         return F.expr(f"count_if({_COUNT} >= {self.size}L)").alias("full")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunningFormat(CountFormat):
+    """The rows of the layer: what a key comes to with each so many rows, marked as due, then with all its rows.
+
+    In files there are only the latter.
+    """
+
+    def kept(self, windows: DataFrame) -> DataFrame:
+        """As :meth:`CountFormat.kept`, each part counted into all windows from its own on, the last one not due.
+
+        By way of blocks of windows, so that the work is not the square of how many windows a batch fills: a part goes
+        into those of its own block, and into the first of each later block, which takes along what it has.
+        """
+        from pyspark.sql import Window
+        from pyspark.sql import functions as F
+
+        alike = [F.col(quoted(key)) for key in self.keys] or [F.expr(f"pmod(hash({END}), 1)")]
+        found = windows.withColumn(_TOTAL, F.sum(_COUNT).over(Window.partitionBy(*alike)))
+        found = found.selectExpr("*", f"{_TOTAL} div {self.size}L AS {_LAST}")
+        later = f"({_INDEX} div {_BLOCK}L + 1L) * {_BLOCK}L"
+        heads = f"CASE WHEN {later} <= {_LAST} THEN sequence({later}, {_LAST}, {_BLOCK}L) ELSE array() END"
+        found = found.selectExpr("*", f"explode(concat(array({_INDEX}), {heads})) AS {_FROM}")
+        found = self.joined(found, by=(_FROM, _LAST))
+        until = f"least({_LAST}, ({_FROM} div {_BLOCK}L + 1L) * {_BLOCK}L - 1L)"
+        found = found.selectExpr("*", f"explode(sequence({_FROM}, {until})) AS {_INDEX}")
+        return self.joined(found, by=(_INDEX, _LAST)).selectExpr(
+            *map(quoted, self.schema.names), f"{_INDEX} < {_LAST} AS {_DUE}"
+        )
+
+    def full(self, frame: DataFrame) -> DataFrame:
+        """What is due."""
+        return frame.where(_DUE)
+
+    def between(self, frame: DataFrame, after: int, until: int | None = None) -> DataFrame:
+        """What each key comes to with all its rows."""
+        del after, until
+        return frame.where(f"NOT {_DUE}").drop(_DUE) if _DUE in frame.columns else frame
+
+    def rest(self, frame: DataFrame) -> DataFrame:
+        """The keys that have had rows since they were last sent."""
+        return self.between(frame, BEGINNING).where(f"{_COUNT} % {self.size}L <> 0")
+
+    def figure(self) -> Column:
+        """See :meth:`CountFormat.figure`."""
+        from pyspark.sql import functions as F
+
+        return F.expr(f"count_if({_DUE})").alias("full")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -89,11 +150,12 @@ class CountPlan(WindowPlan):
         found = found.where(f"{_ARRIVED} >= 0").drop(_INDEX).withColumnRenamed(f"{_INDEX}_", _INDEX)
         windows = found.groupBy(*self.groups[: len(places)], _INDEX).agg(*bounds_of(layers), *self.partials)
         if state is not None:
-            windows = windows.union(state.selectExpr(*map(quoted, layers.keys), f"0L AS {_INDEX}", *self._rest()))
-        return layers.joined(windows, by=(_INDEX,)).select(*map(quoted, layers.schema.names))
+            index = f"{_COUNT} div {layers.size}L AS {_INDEX}"
+            windows = windows.union(state.selectExpr(*map(quoted, layers.keys), index, *self._rest()))
+        return layers.kept(windows)
 
     def _beginnings(self, state: DataFrame, schema: StructType) -> DataFrame:
-        """Windows that are not full, as rows that come before all others and count as many as they hold."""
+        """What lies there, as rows that come before all others and count as many as they hold."""
         keys = map(quoted, self.layers.keys)
         nothing = [f"CAST(NULL AS {field.dataType.simpleString()})" for field in schema.fields]
         inputs = nothing[len(self.layers.keys) + 2 : -2]
@@ -112,6 +174,7 @@ def make_count_plan(
     given = {field.name: getattr(plan, field.name) for field in fields(plan)}
     layers = {field.name: getattr(plan.layers_format, field.name) for field in fields(plan.layers_format)}
     layers |= {"scattered": False, "kind": KIND, "size": window.size}
+    layers_format = RunningFormat if window.is_running else CountFormat
     output = type(plan.output)(plan.output.fields[:-1])
-    given |= {"output": output, "finishes": plan.finishes[:-1], "layers_format": CountFormat(**layers)}
+    given |= {"output": output, "finishes": plan.finishes[:-1], "layers_format": layers_format(**layers)}
     return CountPlan(**given)

@@ -1,4 +1,4 @@
-"""Windows of so many rows as SQL text; knows nothing of rows, keys or aggregates."""
+"""Windows of so many rows, and all time by so many, as SQL text; knows nothing of rows, keys or aggregates."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ class Counted:
 
     Attributes:
         size: how many rows.
+        is_running: one window for all time, which is sent with each so many rows and keeps those that it has.
         is_processing: see :attr:`Window.is_processing`: rows have no event time, only an order of arrival.
     """
 
     size: int
+    is_running: bool = False
     is_processing: bool = False
 
     @property
@@ -49,4 +51,4 @@ class Counted:
 
     def describe(self) -> str:
         """See :meth:`Window.describe`."""
-        return f"every {self.size} rows"
+        return f"{'all time, ' if self.is_running else ''}every {self.size} rows"

@@ -8,41 +8,26 @@ restored step owes nothing.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from penstock.elements import Batch, Lease
 from penstock.ids import BEGINNING, END_OF_TIME
 from penstock.operators.emission import Emission, Rhythm, earlier
-from penstock.operators.results import Results
+from penstock.operators.result_plans import ResultPlans
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from pyspark.sql import DataFrame
 
     from penstock.handles import Json
     from penstock.ids import EventTime
     from penstock.operators.base import Emit, OperatorContext
+    from penstock.operators.result_plans import Makes
+    from penstock.operators.template import Templates
     from penstock.operators.window_plan import WindowPlan
     from penstock.operators.windows import Due
-    from penstock.state.layer import Layer
-    from penstock.state.stack import Stack, Told
-
-
-class Makes(Protocol):
-    """Makes the frames that are sent on: see :class:`Results`."""
-
-    def finished(self, layers: Sequence[Layer], due: Due) -> DataFrame:
-        """The results of all windows that are due."""
-        ...
-
-    def changed(self, told: Told, due: Due, *, fired: tuple[int, int], timing: bool) -> DataFrame:
-        """The results of due windows that have new rows or end in ``fired``."""
-        ...
-
-    def changes(self, told: Told, due: Due) -> DataFrame:
-        """What became of due windows that have new rows."""
-        ...
+    from penstock.state.stack import Stack
 
 
 class Emitter:
@@ -55,6 +40,7 @@ class Emitter:
         context: for its counters and clock.
         fired: windows that end at or before it were sent.
         closed: windows that end at or before it lack rows, whatever lateness is allowed now.
+        templates: of the job's session.
         results: makes the frames, if not in the way of windows that are made of panes.
     """
 
@@ -67,10 +53,11 @@ class Emitter:
         *,
         fired: int,
         closed: int,
+        templates: Templates,
         results: Makes | None = None,
     ) -> None:
         self._window = plan.window
-        self._results = results or Results(plan)
+        self._results = ResultPlans(plan, templates, results)
         self._emission = emission
         self._stack = stack
         self._context = context

@@ -8,14 +8,14 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.elements import Measure
 from penstock.operators.graft import Grafter, Java, plan_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 BOUND: Final = 2**62 + 20_261_121
 """Stands for the bound of a gauge in its SQL, until a batch brings the value."""
@@ -62,11 +62,15 @@ def make_gauge(
     """A gauge over a frame's plan; ``figures`` are aggregates as SQL."""
     from pyspark.sql import functions as F
 
-    first, *more = (F.expr(sql).alias(name) for name, sql in figures.items())
+    gauge = gauge_of(frame, measure, {name: F.expr(sql) for name, sql in figures.items()})
+    return replace(gauge, max_ahead=max_ahead, names=names, among=among)
+
+
+def gauge_of(frame: DataFrame, measure: str, figures: Mapping[str, Column]) -> Gauge:
+    """A gauge over a frame's plan; ``figures`` are aggregates."""
+    first, *more = (figure.alias(name) for name, figure in figures.items())
     metrics = plan_of(frame.observe("penstock", first, *more)).metrics()
-    return Gauge(
-        measure=measure, figures=tuple(figures), metrics=metrics, max_ahead=max_ahead, names=names, among=among
-    )
+    return Gauge(measure=measure, figures=tuple(figures), metrics=metrics)
 
 
 class Observer:

@@ -13,16 +13,19 @@ All that touches Spark's internals for this is here. Knows nothing of steps, str
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 Java: TypeAlias = Any
 """An object in the JVM."""
+
+MOST: Final = 4
+"""Replacements at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +57,9 @@ class Grafter:
         logical = self.jvm.org.apache.spark.sql.catalyst.plans.logical
         self._union = logical.Union
         self._local_relation = logical.LocalRelation
-        self._map1 = getattr(self.jvm, "scala.collection.immutable.Map$Map1")
+        self._maps = tuple(
+            getattr(self.jvm, f"scala.collection.immutable.Map$Map{size}") for size in range(1, MOST + 1)
+        )
         self._nil = getattr(getattr(self.jvm, "scala.collection.immutable.Nil$"), "MODULE$")
         self._none = getattr(getattr(self.jvm, "scala.None$"), "MODULE$")
         self._list = self.jvm.java.util.ArrayList
@@ -79,17 +84,25 @@ class Grafter:
                 raise
             return self._local_relation(output, self._nil, False)
 
-    def replaced(self, old: Java, new: Java) -> Java:
-        """A partial function that replaces one node, or one expression, by another."""
-        return self._map1(old, new)
+    def replaced(self, *pairs: Java) -> Java:
+        """A partial function that replaces nodes, or expressions, by others: one and its replacement, then the next.
+
+        At most :data:`MOST` pairs: of so many a Scala ``Map`` is made in one call.
+        """
+        return self._maps[len(pairs) // 2 - 1](*pairs)
 
     def hang(self, plan: Java, leaf: Leaf, below: Java) -> Java:
         """``plan`` with ``below`` in the place of its leaf: the same columns by position, whatever their names."""
+        return plan.transformUp(self.replaced(leaf.plan, self.union([leaf.empty, below])))
+
+    def union(self, plans: Sequence[Java]) -> Java:
+        """The rows of analysed plans with the same columns, none of which has an expression id of another's."""
+        if len(plans) == 1:
+            return plans[0]
         sides = self._list()
-        sides.add(leaf.empty)
-        sides.add(below)
-        hole = self._union(self._to_seq(sides), False, False)
-        return plan.transformUp(self.replaced(leaf.plan, hole))
+        for plan in plans:
+            sides.add(plan)
+        return self._union(self._to_seq(sides), False, False)
 
     def flatten(self, plan: Java) -> Java:
         """The same plan with fewer nodes: done once here, the optimiser need not do it again for each batch."""

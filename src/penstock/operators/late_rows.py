@@ -3,43 +3,32 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from penstock.facts import RowsLate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from pyspark.sql import Column
-    from pyspark.sql.types import StructType
+    from collections.abc import Iterator
 
     from penstock.elements import Partitions
-    from penstock.operators.window_plan import WindowPlan
-
-FIGURE: Final = "late_by_partition"
 
 
 class LateRows:
     """Late rows of one batch by partition: of those that its rows say, or of the only one that there is.
 
     Args:
-        plan: of the step.
-        schema: of its input.
         partitions: of the batch.
     """
 
-    def __init__(self, plan: WindowPlan, schema: StructType, partitions: Partitions | None) -> None:
-        self._plan = plan
-        self._schema = schema
+    def __init__(self, partitions: Partitions | None) -> None:
         self._partitions = partitions
 
-    def figures(self) -> Mapping[str, Column]:
-        """What to observe besides the batch's own figures, by name; nothing where rows do not say."""
+    @property
+    def apart(self) -> tuple[str, tuple[str, ...]] | None:
+        """The column that says of which partition a row is, and their names; ``None`` where rows do not say."""
         partitions = self._partitions
         column = partitions.by_column() if partitions is not None else None
-        if partitions is None or column is None:
-            return {}
-        return {FIGURE: self._plan.late_by_partition(column, partitions.names, self._schema).alias(FIGURE)}
+        return None if partitions is None or column is None else (column, partitions.names)
 
     def facts(self, task: str, late: int, told: object) -> Iterator[RowsLate]:
         """One for each partition that has late rows.

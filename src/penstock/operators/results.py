@@ -1,4 +1,4 @@
-"""Results as frames over layers: panes put into their windows, merged and finished. Runs no job, adds no exchange.
+"""Results as frames over rows of layers: panes put into windows, merged and finished. Runs no job, adds no exchange.
 
 Layers are hashed by the user's keys alone, so neither the windows of a pane nor the comparison of old with new rows
 needs anything from another partition.
@@ -7,55 +7,77 @@ needs anything from another partition.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import reduce
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from penstock.ids import BEGINNING
 from penstock.operators.window_checks import CHANGE, OWN, TIMING
 from penstock.state.changing import changing, quoted
-from penstock.state.layer import END, START, union
+from penstock.state.layer import END, START
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pyspark.sql import DataFrame
 
     from penstock.operators.window_base import Due, Paned
     from penstock.operators.window_plan import WindowPlan
-    from penstock.state.layer import Layer, LayerFormat
-    from penstock.state.stack import Told
+    from penstock.state.layer import LayerFormat
 
 NEW, _OLD, _AFTER, _BEFORE = (f"{OWN}{name}" for name in ("new", "old", "after", "before"))
 
 
+class Bounds(NamedTuple):
+    """Which rows and windows a result is made of: all are numbers that change, and nothing is reckoned with them here.
+
+    Attributes:
+        after: rows of panes that end after it …
+        until: … and at or before it.
+        first: see :attr:`Due.first`.
+        last: see :attr:`Due.last`.
+    """
+
+    after: int
+    until: int
+    first: int
+    last: int
+
+
+def bounds_of(due: Due) -> Bounds:
+    """The bounds of windows that are due.
+
+    >>> from penstock.operators.window_base import Due
+    >>> bounds_of(Due(first=20, last=30, panes=(10, 30)))
+    Bounds(after=9, until=30, first=20, last=30)
+    """
+    return Bounds(max(due.panes[0] - 1, BEGINNING), due.panes[1], due.first, due.last)
+
+
 class Results:
-    """Makes the frames that a windowed aggregate sends on."""
+    """Makes the frames that a windowed aggregate sends on, out of rows of layers with the column :data:`NEW`."""
 
     def __init__(self, plan: WindowPlan) -> None:
         self._plan = plan
         self._windows = replace(plan.layers_format, start=START, end=END)
         """Rows in their windows; for windows of one pane that is what layers hold."""
 
-    def finished(self, layers: Sequence[Layer], due: Due) -> DataFrame:
-        """The results of all windows that are due."""
-        merged = self._windows.merged(self._in_windows(union(layers), due))
+    def finished(self, rows: DataFrame, bounds: Bounds) -> DataFrame:
+        """The results of all windows that are due; these rows lack that column."""
+        merged = self._windows.merged(self._in_windows(rows, bounds))
         return merged.select(*self._plan.bounds, *self._plan.finishes)
 
-    def changed(self, told: Told, due: Due, *, fired: tuple[int, int], timing: bool) -> DataFrame:
+    def changed(self, rows: DataFrame, bounds: Bounds, *, fired: tuple[int, int], timing: bool) -> DataFrame:
         """The whole results of due windows that have new rows, or that end in ``fired``, whether new or not.
 
         With ``timing`` they say when they were sent: ``early``, ``on_time`` (ending in ``fired``) or ``late``.
         """
-        return with_news(self._plan, self._windows, self._in_windows(marked(told), due), fired=fired, timing=timing)
+        return with_news(self._plan, self._windows, self._in_windows(rows, bounds), fired=fired, timing=timing)
 
-    def changes(self, told: Told, due: Due) -> DataFrame:
+    def changes(self, rows: DataFrame, bounds: Bounds) -> DataFrame:
         """What became of due windows that have new rows: ``insert``, or ``update_before`` and ``update_after``.
 
         The two come one after the other. A result that new rows have left as it was is not sent.
         """
         from pyspark.sql import functions as F
 
-        rows = self._in_windows(marked(told), due)
+        rows = self._in_windows(rows, bounds)
         names = list(self._windows.merges)
         apart = self._windows.merged(rows, by=(NEW,))  # at most two rows a window: what was told, and what is new
         partials = F.struct(*(F.col(quoted(name)) for name in names))
@@ -81,16 +103,15 @@ class Results:
         found = pairs.where(f"NOT ({_BEFORE} <=> {_AFTER})") if self._plan.is_ordered else pairs
         return found.selectExpr(f"inline(CASE WHEN {_BEFORE} IS NULL THEN {insert} ELSE {update} END)")
 
-    def _in_windows(self, rows: DataFrame, due: Due) -> DataFrame:
+    def _in_windows(self, rows: DataFrame, bounds: Bounds) -> DataFrame:
         """The rows of due windows: one for each pane and window that holds it. Other columns go along."""
         layers_format = self._plan.layers_format
-        first, last = due.panes
-        found = layers_format.between(rows, max(first - 1, BEGINNING), last)
+        found = layers_format.between(rows, bounds.after, bounds.until)
         if not self._plan.window.is_paned:
             return found
         pane = f"unix_micros({layers_format.end})"
-        bounds = (changing(bound, beside=layers_format.end) for bound in (due.first, due.last))
-        windows = cast("Paned", self._plan.window).windows(pane, *bounds)
+        ends = (changing(bound, beside=layers_format.end) for bound in (bounds.first, bounds.last))
+        windows = cast("Paned", self._plan.window).windows(pane, *ends)
         others = [quoted(name) for name in found.columns if name not in (layers_format.start, layers_format.end)]
         spread = found.selectExpr(*others, f"inline({windows}) AS ({OWN}start, {OWN}end)")
         times = (f"timestamp_micros({OWN}start) AS {START}", f"timestamp_micros({OWN}end) AS {END}")
@@ -110,12 +131,3 @@ def with_news(
     when = f"CASE WHEN {end} > {until} THEN 'early' WHEN {end} > {after} THEN 'on_time' ELSE 'late' END"
     more = (F.expr(when).alias(TIMING),) if timing else ()
     return found.select(*plan.bounds, *plan.finishes, *more)
-
-
-def marked(told: Told) -> DataFrame:
-    """The rows of all layers of an emission, not merged, each with whether it is new."""
-    from pyspark.sql import functions as F
-
-    frames = [layer.frame.select("*", F.lit(False).alias(NEW)) for layer in told.old]
-    frames += [layer.frame.select("*", F.lit(True).alias(NEW)) for layer in told.new]
-    return reduce(lambda left, right: left.union(right), frames)

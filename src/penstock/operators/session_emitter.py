@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.operators.emission import Emission
     from penstock.operators.session_plan import SessionPlan
     from penstock.operators.sessions import Session
+    from penstock.operators.template import Templates
     from penstock.operators.window_base import Due
     from penstock.state.stack import Stack
 
@@ -40,9 +41,13 @@ class SessionEmitter(Emitter):
         *,
         fired: int,
         closed: int,
+        templates: Templates,
         merge: Callable[[], None],
     ) -> None:
-        super().__init__(plan, emission, stack, context, fired=fired, closed=closed, results=SessionResults(plan))
+        results = SessionResults(plan)
+        super().__init__(
+            plan, emission, stack, context, fired=fired, closed=closed, templates=templates, results=results
+        )
         self._session: Session = cast("Session", plan.window)
         self._merge = merge
         self._stack.close_windows(self._closed)  # one layer at most, so whole sessions

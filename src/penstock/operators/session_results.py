@@ -8,21 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from penstock.operators.results import NEW, marked, with_news
+from penstock.operators.results import NEW, with_news
 from penstock.operators.session_plan import SESSION, numbered
 from penstock.operators.window_checks import CHANGE, OWN
 from penstock.state.changing import changing, quoted
-from penstock.state.layer import END, START, union
+from penstock.state.layer import END, START
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pyspark.sql import DataFrame
 
+    from penstock.operators.results import Bounds
     from penstock.operators.session_plan import SessionFormat, SessionPlan
-    from penstock.operators.window_base import Due
-    from penstock.state.layer import Layer
-    from penstock.state.stack import Told
 
 _OLD, _BEFORE, _RESULT, _TWIN = (f"{OWN}{name}" for name in ("old", "before", "result", "twin"))
 
@@ -34,27 +30,27 @@ class SessionResults:
         self._plan = plan
         self._format = cast("SessionFormat", plan.layers_format)
 
-    def finished(self, layers: Sequence[Layer], due: Due) -> DataFrame:
-        """The results of all sessions that are due, out of the one layer that has them."""
-        found = self._format.between(union(layers), due.first - 1, due.last)
+    def finished(self, rows: DataFrame, bounds: Bounds) -> DataFrame:
+        """The results of all sessions that are due, out of the rows of the one layer that has them."""
+        found = self._format.between(rows, bounds.after, bounds.last)
         return found.select(*self._plan.bounds, *self._plan.finishes)
 
-    def changed(self, told: Told, due: Due, *, fired: tuple[int, int], timing: bool) -> DataFrame:
+    def changed(self, rows: DataFrame, bounds: Bounds, *, fired: tuple[int, int], timing: bool) -> DataFrame:
         """The whole results of due sessions that have new rows, or that end in ``fired``, whether new or not.
 
         With ``timing`` they say when they were sent: ``early``, ``on_time`` (ending in ``fired``) or ``late``.
         """
-        rows = self._format.between(marked(told), due.first - 1)
-        found = with_news(self._plan, self._format, rows, fired=fired, timing=timing)
-        return found.where(f"unix_micros({END}) <= {changing(due.last, beside=END)}")
+        found = self._format.between(rows, bounds.after)
+        found = with_news(self._plan, self._format, found, fired=fired, timing=timing)
+        return found.where(f"unix_micros({END}) <= {changing(bounds.last, beside=END)}")
 
-    def changes(self, told: Told, due: Due) -> DataFrame:
+    def changes(self, rows: DataFrame, bounds: Bounds) -> DataFrame:
         """What became of sessions that have new rows.
 
         ``update_before`` and ``update_after``, one after the other, if the session is as long as before; else
         ``delete`` for each session that was told and is part of this one now, then ``insert``.
         """
-        return self._as_rows(self._beside(self._format.between(marked(told), due.first - 1)))
+        return self._as_rows(self._beside(self._format.between(rows, bounds.after)))
 
     def _beside(self, rows: DataFrame) -> DataFrame:
         """Sessions with new rows, and in ``_BEFORE`` those that they were before, as rows to be sent."""

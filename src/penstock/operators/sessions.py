@@ -26,11 +26,13 @@ class Session:
         gap: in microseconds, at least 1; ``None`` if each row has its own.
         by: SQL for each row's own gap, an INTERVAL DAY TO SECOND.
         lateness: see :attr:`Window.lateness`.
+        is_processing: see :attr:`Window.is_processing`.
     """
 
     gap: int | None = None
     by: str | None = None
     lateness: int = 0
+    is_processing: bool = False
 
     @property
     def is_paned(self) -> bool:
@@ -38,13 +40,8 @@ class Session:
         return False
 
     @property
-    def is_processing(self) -> bool:
-        """Of event time only."""
-        return False
-
-    @property
     def grid(self) -> int:
-        """Sessions are sent and closed when event time passes a multiple of this: to do so, all of state is merged."""
+        """Sessions are sent and closed when time passes a multiple of this: to do so, all of state is merged."""
         return _SECOND if self.gap is None else min(max(self.gap // 10, 1), _MINUTE)
 
     def pane(self, micros: str) -> str:
@@ -84,4 +81,6 @@ class Session:
 
     def describe(self) -> str:
         """See :meth:`Window.describe`."""
-        return f"sessions by {self.by}" if self.gap is None else f"sessions with a gap of {format_duration(self.gap)}"
+        time = " of processing time" if self.is_processing else ""
+        gap = f"by {self.by}" if self.gap is None else f"with a gap of {format_duration(self.gap)}"
+        return f"sessions {gap}{time}"

@@ -63,7 +63,8 @@ class WindowAggregate:
     @property
     def may_repeat(self) -> bool:
         """Whether a window may be sent more than once."""
-        return self.emission.early or self.window.lateness > 0
+        window = self.window
+        return self.emission.early or window.lateness > 0 or (isinstance(window, Counted) and window.is_running)
 
     @property
     def kind(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.elements import Batch, Lease
 from penstock.ids import BEGINNING, END_OF_TIME
@@ -17,25 +17,29 @@ from penstock.operators.base import LATE, Emit, OperatorContext
 from penstock.operators.emission import Emission
 from penstock.operators.emitter import Emitter
 from penstock.operators.folding import Folding
-from penstock.operators.late_rows import FIGURE, LateRows
+from penstock.operators.late_rows import LateRows
+from penstock.operators.layer_plans import BY_PARTITION, LayerPlans
 from penstock.operators.session_emitter import SessionEmitter
 from penstock.operators.session_plan import SessionPlan
-from penstock.operators.window_plan import FIGURES, WindowPlan
-from penstock.state.blocks import Figures, state_session, unpersist
+from penstock.operators.template import Templates
+from penstock.state.blocks import state_session, unpersist
 from penstock.state.compaction import Merge, plan_merge
 from penstock.state.durable import DurableLayers, PendingLayers
-from penstock.state.layer import Layer, build, union
+from penstock.state.layer import Layer, keep
 from penstock.state.restore import check_schema, check_window, live_refs, moment_of, restore_layer
 from penstock.state.stack import CROWDED, LIMIT, Stack
 from penstock.state.writer import LayerWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from pyspark.sql import DataFrame
 
+    from penstock.elements import Measure
     from penstock.handles import StateHandle
     from penstock.ids import CheckpointId, EventTime
+    from penstock.operators.graft import Java
+    from penstock.operators.window_plan import WindowPlan
 
 _MARKS: Final = itertools.count(1)
 """Of all steps of the process, since all share one cache."""
@@ -53,6 +57,8 @@ class WindowOperator:
     ) -> None:
         self._plan = plan
         self._context = context
+        self._templates = Templates(context.spark)
+        self._plans = LayerPlans(plan, self._templates, context.inputs[0])
         writer = _writer(plan, context)
         fired = closed = int(BEGINNING)
         if restored is None:
@@ -80,28 +86,29 @@ class WindowOperator:
         self._emit = emit
         if self._stack.height >= LIMIT:
             self._compact()
-        frame: Any = batch.frame
         arrival = self._emitter.arrival() if self._plan.window.is_processing else None
         if arrival is not None:
             self._emitter.advance(arrival, emit)
         horizon = self._emitter.begin(watermark if arrival is None else arrival)
-        flagged = self._plan.flagged(frame, horizon, next(_MARKS), arrival)
-        keep = LATE in self._context.consumed
-        if keep:
-            flagged = flagged.persist()
+        frame = cast("DataFrame", batch.frame)
+        flagged = self._plans.flagged(frame, horizon=horizon, mark=next(_MARKS), arrival=arrival)
+        kept: DataFrame | None = None
+        if LATE in self._context.consumed:
+            kept = self._plans.frame(flagged).persist()
+            flagged = cast("Any", kept)._jdf.logicalPlan()  # noqa: SLF001 - plans have no public way in
         late = missing = 0
         try:
-            by_partition = LateRows(self._plan, self._context.inputs[0], batch.partitions)
+            by_partition = LateRows(batch.partitions)
             told = self._add_layer(flagged, by_partition)
             batch.settle()
             if not self._stack.closed:
                 late, missing = told["late"] + told["missing"], told["missing"]
-                for fact in by_partition.facts(self._context.uid, late, told.get(FIGURE)):
+                for fact in by_partition.facts(self._context.uid, late, told.get(BY_PARTITION)):
                     self._context.report(fact)
         finally:
-            if keep and not late:
-                unpersist(flagged)
-        self._send_late(flagged, late, missing, emit)
+            if kept is not None and not late:
+                unpersist(kept)
+        self._send_late(kept, late, missing, emit)
         if not self._stack.closed:
             self._emitter.added(emit)
 
@@ -153,41 +160,52 @@ class WindowOperator:
             self._pending.give_up()
 
     def _sending(self, emission: Emission, *, fired: int, closed: int) -> Emitter:
-        plan, stack, context = self._plan, self._stack, self._context
+        plan, stack, context, templates = self._plan, self._stack, self._context, self._templates
         if isinstance(plan, SessionPlan):
-            merge = self._merge_all
-            return SessionEmitter(plan, emission, stack, context, fired=fired, closed=closed, merge=merge)
-        return Emitter(plan, emission, stack, context, fired=fired, closed=closed)
+            merge, moments = self._merge_all, {"fired": fired, "closed": closed}
+            return SessionEmitter(plan, emission, stack, context, **moments, templates=templates, merge=merge)
+        return Emitter(plan, emission, stack, context, fired=fired, closed=closed, templates=templates)
 
-    def _add_layer(self, flagged: DataFrame, by_partition: LateRows) -> dict[str, Any]:
-        more = by_partition.figures()
-        wanted = [*self._plan.figures, *more.values()]
-        figures = Figures((*FIGURES, *more))
-        groups = self._keep(figures.watch(flagged, wanted))
-        told = figures.read()
+    def _add_layer(self, flagged: Java, by_partition: LateRows) -> dict[str, Any]:
+        apart = by_partition.apart
+        watched, measure = self._plans.counted(flagged, apart)
+        groups = self._keep(watched)
+        measure.settle()
+        told: Mapping[str, Any] | None = measure.value
         if told is None:
-            told = flagged.agg(*wanted).collect()[0].asDict()
+            figures = (figure.alias(name) for name, figure in self._plans.figures(apart).items())
+            told = self._plans.frame(flagged).agg(*figures).collect()[0].asDict()
         self._folding.told(rows=told["on_time"] or 0, groups=groups)
-        return {name: told[name] or 0 for name in (*FIGURES, *more)}
+        return {name: figure or 0 for name, figure in told.items()}
 
-    def _keep(self, flagged: DataFrame) -> int:
+    def _keep(self, flagged: Java) -> int:
         """Put a layer of the rows that are on time on the stack, in one job; how many rows it has."""
-        stack, partial = self._stack, self._plan.partial(flagged, fold=self._folding.is_worth)
-        turn = self._emitter.turn
-        layer = build(self._plan.layers_format, partial, name=stack.next_name(), level=0, epoch=stack.epoch, turn=turn)
+        stack = self._stack
+        rows, told = self._plans.partial(flagged, fold=self._folding.is_worth)
+        layer = self._made(rows, told, level=0, epoch=stack.epoch, turn=self._emitter.turn)
         if layer:
             stack.add(layer)
         return layer.rows if layer else 0
 
-    def _send_late(self, flagged: DataFrame, late: int, missing: int, emit: Emit) -> None:
+    def _made(self, rows: DataFrame, told: Measure, *, level: int, epoch: int, turn: int) -> Layer | None:
+        """The layer of observed rows: one job."""
+
+        def read() -> Mapping[str, Any] | None:
+            told.settle()
+            return told.value
+
+        name = self._stack.next_name()
+        return keep(self._plan.layers_format, rows, read, name=name, level=level, epoch=epoch, turn=turn)
+
+    def _send_late(self, kept: DataFrame | None, late: int, missing: int, emit: Emit) -> None:
         if missing:
             self._context.count("missing_time", missing)
         if not late:
             return
         self._context.count("late", late)
-        if LATE in self._context.consumed:
-            lease = Lease(lambda: unpersist(flagged))
-            batch = Batch(frame=self._plan.late(flagged), sequence=next(self._late), rows=late, leases=(lease,))
+        if kept is not None:
+            lease = Lease(lambda: unpersist(kept))
+            batch = Batch(frame=self._plan.late(kept), sequence=next(self._late), rows=late, leases=(lease,))
             emit(batch, LATE)
 
     def _due(self) -> Merge | None:
@@ -222,10 +240,9 @@ class WindowOperator:
             lease.release()
 
     def _merged(self, layers: tuple[Layer, ...], plan: Merge) -> Layer | None:
-        layers_format = self._plan.layers_format
-        rows = layers_format.merged(layers_format.between(union(layers), self._stack.horizon))
+        rows, told = self._plans.merged(layers, self._stack.horizon)
         epoch, turn = max(layer.epoch for layer in layers), max(layer.turn for layer in layers)
-        return build(layers_format, rows, name=self._stack.next_name(), level=plan.level, epoch=epoch, turn=turn)
+        return self._made(rows, told, level=plan.level, epoch=epoch, turn=turn)
 
 
 def _turn(restored: StateHandle, emission: Emission) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock.operators.aggregates.base import is_ordered, once
 from penstock.operators.by_partition import array_by_partition
+from penstock.operators.count_window import Counted
 from penstock.operators.global_window import Global
 from penstock.operators.schemas import nullable
 from penstock.operators.sessions import Session
@@ -195,7 +196,7 @@ def _window_columns(window: Window) -> tuple[Column, Column]:
     """Start and end of the window in results; all time has neither."""
     from pyspark.sql import functions as F
 
-    if isinstance(window, Global):
+    if isinstance(window, Global) or (isinstance(window, Counted) and window.is_running):
         return F.expr("CAST(NULL AS TIMESTAMP)").alias(START), F.expr("CAST(NULL AS TIMESTAMP)").alias(END)
     return F.col(START), F.col(END)
 

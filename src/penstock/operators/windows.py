@@ -73,11 +73,9 @@ def tumbling(
     'tumbling 1 minute'
     """
     length = parse_duration("size of a tumbling window", size, least=1)
-    if time not in ("event", "processing") or (time == "processing" and allowed_lateness is not None):
-        msg = f'time is {time!r}, but must be "event", or "processing" without allowed_lateness, since no row is late'
-        raise GraphError(msg)
-    offset_micros, lateness = _offset("tumbling", offset) % length, _lateness(allowed_lateness)
-    shape = Tumbling(size=length, offset=offset_micros, lateness=lateness, is_processing=time == "processing")
+    is_processing, lateness = _is_processing(time, allowed_lateness), _lateness(allowed_lateness)
+    offset_micros = _offset("tumbling", offset) % length
+    shape = Tumbling(size=length, offset=offset_micros, lateness=lateness, is_processing=is_processing)
     return _in_zone(shape, length, timezone)
 
 
@@ -146,13 +144,19 @@ def cumulative(
     return _in_zone(shape, length, timezone)
 
 
-def session(gap: str | None = None, *, by: str | None = None, allowed_lateness: str | None = None) -> Window:
+def session(
+    gap: str | None = None,
+    *,
+    by: str | None = None,
+    allowed_lateness: str | None = None,
+    time: Literal["event", "processing"] = "event",
+) -> Window:
     """Sessions: rows of a key that follow one another within ``gap`` are one window, however long it gets.
 
     It starts with its first row and ends ``gap`` after its last one; a row at that very moment begins another. A row is
     late if it came, alone, to a session that is closed already; one that is not is joined to what is still there.
 
-    Sessions are sent when event time passes a multiple of a tenth of the gap, at most of a minute (of a second, with
+    Sessions are sent when time passes a multiple of a tenth of the gap, at most of a minute (of a second, with
     ``by``): all that is open is merged then.
 
     Args:
@@ -162,18 +166,24 @@ def session(gap: str | None = None, *, by: str | None = None, allowed_lateness: 
             gap is NULL or not above zero are in no session: they go to ``.late``.
         allowed_lateness: how long after its end a session can still be prolonged. It is sent at its end, and again
             whenever rows have changed it: two that were sent may become one that is sent too.
+        time: ``"event"``, by the watermark; or ``"processing"``: a row's time is the moment at which its batch arrives
+            at the step, no row is late, and a session ends when nothing of its key has arrived for a gap. Time in
+            which the job does not run counts, so after a stop of a gap or more all sessions have ended. A batch that
+            is read again after a restart arrives again.
 
     Raises:
-        GraphError: a length cannot be read, or not one of ``gap`` and ``by`` is given.
+        GraphError: a length cannot be read, not one of ``gap`` and ``by`` is given, or lateness is allowed in
+            processing time.
 
     >>> session("30 minutes").describe()
     'sessions with a gap of 30 minutes'
     """
-    lateness = _lateness(allowed_lateness)
+    is_processing, lateness = _is_processing(time, allowed_lateness), _lateness(allowed_lateness)
     if (gap is None) == (by is None) or not isinstance(by, str | None):
         msg = 'session() takes a gap, as in session("30 minutes"), or by= with SQL text that gives each row its own'
         raise GraphError(msg)
-    return Session(by=by, lateness=lateness) if gap is None else Session(gap=_gap(gap), lateness=lateness)
+    length = None if gap is None else parse_duration("gap of a session", gap, least=1)
+    return Session(gap=length, by=by, lateness=lateness, is_processing=is_processing)
 
 
 def count_window(rows: int) -> Window:
@@ -192,30 +202,48 @@ def count_window(rows: int) -> Window:
     >>> count_window(100).describe()
     'every 100 rows'
     """
-    if not isinstance(rows, int) or isinstance(rows, bool) or not 0 < rows < 2**31:
-        msg = f"count_window({rows!r}): the number of rows must be a whole number from 1 to 2147483647"
-        raise GraphError(msg)
-    return Counted(rows)
+    return Counted(_rows(f"count_window({rows!r})", rows))
 
 
-def global_window() -> Window:
+def global_window(*, every_rows: int | None = None) -> Window:
     """One window for all rows of a key, whenever they come; its bounds are NULL. It ends when the input ends.
 
-    So results before that are what it is for: with ``emit="updates"``, or ``early="10 seconds"``. No row is late, and
-    no watermark is needed.
+    So results before that are what it is for: with ``emit="updates"``, or ``early="10 seconds"``, or ``every_rows``. No
+    row is late, and no watermark is needed.
 
-    >>> global_window().describe()
-    'all time'
+    Args:
+        every_rows: send a result of a key with each so many rows of it, over all its rows so far: Flink's
+            ``CountTrigger`` on ``GlobalWindows``. Rows of a key count in order of their event time within a batch, as
+            in :func:`count_window`, so the results do not depend on where batches are cut if rows come in order. At
+            the end of the input the keys are sent that have had rows since their last result.
+
+    Raises:
+        GraphError: ``every_rows`` is no whole number of at least 1.
+
+    >>> global_window().describe(), global_window(every_rows=100).describe()
+    ('all time', 'all time, every 100 rows')
     """
-    return Global()
+    if every_rows is None:
+        return Global()
+    return Counted(_rows(f"global_window(every_rows={every_rows!r})", every_rows), is_running=True)
 
 
-def _gap(text: str) -> int:
-    return parse_duration("gap of a session", text, least=1)
+def _rows(what: str, rows: int) -> int:
+    if not isinstance(rows, int) or isinstance(rows, bool) or not 0 < rows < 2**31:
+        msg = f"{what}: the number of rows must be a whole number from 1 to 2147483647"
+        raise GraphError(msg)
+    return rows
 
 
 def _offset(kind: str, offset: str | None) -> int:
     return 0 if offset is None else parse_duration(f"offset of a {kind} window", offset, least=-(2**62))
+
+
+def _is_processing(time: str, allowed_lateness: str | None) -> bool:
+    if time not in ("event", "processing") or (time == "processing" and allowed_lateness is not None):
+        msg = f'time is {time!r}, but must be "event", or "processing" without allowed_lateness, since no row is late'
+        raise GraphError(msg)
+    return time == "processing"
 
 
 def _lateness(text: str | None) -> int:

@@ -32,9 +32,11 @@ def cut(frame: DataFrame) -> DataFrame:
     """Run ``frame`` now, in one job, and keep its rows as cached blocks without lineage.
 
     Its partitioning is kept. A lost block is an error and never a recomputation. The blocks stay until :func:`free`;
-    garbage collection would free them only when the JVM happens to collect.
+    garbage collection would free them only when the JVM happens to collect. Its columns have expression ids of their
+    own: those of frames that are hung onto one plan are alike, and a union of such would be taken for something else.
     """
-    return frame.localCheckpoint(eager=True)
+    kept = frame.localCheckpoint(eager=True)
+    return _framed(_internals(kept).logicalPlan().newInstance(), kept.sparkSession)
 
 
 def free(frame: DataFrame) -> None:
@@ -54,10 +56,13 @@ def unpersist(frame: DataFrame) -> None:
 
 def rebind(frame: DataFrame, session: SparkSession) -> DataFrame:
     """The same frame under another session's settings."""
+    return _framed(_internals(frame).queryExecution().analyzed(), session)
+
+
+def _framed(plan: Any, session: SparkSession) -> DataFrame:
     from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
     jvm: Any = session.sparkContext._jvm  # noqa: SLF001
-    plan = _internals(frame).queryExecution().analyzed()
     ofrows = getattr(jvm, "org.apache.spark.sql.classic.Dataset").ofRows
     dataset = ofrows(session._jsparkSession, plan)  # noqa: SLF001
     return ClassicDataFrame(dataset, session)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.elements import Lease
 from penstock.errors import InternalError
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 START, END = "window_start", "window_end"
+EXTENT = ("rows", "first", "last")
 KIND = "window/1"
 
 
@@ -143,10 +144,25 @@ def build(
     Raises:
         LayerMissing: ``frame`` reads another layer, and a block of that is lost.
     """
-    figures = Figures(("rows", "first", "last"))
+    figures = Figures(EXTENT)
+    watched = figures.watch(frame, layers_format.extent)
+    return keep(layers_format, watched, figures.read, name=name, level=level, epoch=epoch, turn=turn)
+
+
+def keep(
+    layers_format: LayerFormat,
+    watched: DataFrame,
+    read: Callable[[], Mapping[str, Any] | None],
+    *,
+    name: str,
+    level: int,
+    epoch: int,
+    turn: int = 0,
+) -> Layer | None:
+    """As :func:`build`, of a frame whose extent is observed: ``read`` tells :data:`EXTENT` after its job, if it can."""
     with blocks_needed(layers_format.uid):
-        kept = cut(figures.watch(frame, layers_format.extent))
-    told = figures.read() or _ask(kept, layers_format)
+        kept = cut(watched)
+    told = read() or _ask(kept, layers_format)
     if not told["rows"]:
         free(kept)
         return None
@@ -170,4 +186,4 @@ def build(
 def _ask(kept: DataFrame, layers_format: LayerFormat) -> dict[str, int | None]:
     """The same figures by a job of their own: only if the observation was lost, since the layer depends on them."""
     row = kept.agg(*layers_format.extent).collect()[0]
-    return {"rows": row[0], "first": row[1], "last": row[2]}
+    return dict(zip(EXTENT, row, strict=True))
