@@ -1,18 +1,18 @@
 """Checkpoints of a large state of which a part changes: what they cost, how long they take, how soon it is back.
 
-make bench-checkpoint                                   1 GB of state, 5 % of its keys changed in 5 seconds; 8 minutes
-make bench-checkpoint ARGS="--gigabytes 0.1"            a small one
+make bench-checkpoint                                   1 GB of state, 5 % of its keys changed in 5 seconds; 10 minutes
+make bench-checkpoint ARGS="--gigabytes 0.05"           a small one
 
-A job fills its state, then changes keys at an even pace, is killed, started again, and left alone until its state has
-settled. Bytes are those of layers' files. *Changed* are the keys changed between two checkpoints, each once, at what
-a key takes in a layer. Written bytes are counted twice: those of checkpoints, and all, with what compaction rewrites.
+A job fills its state and is stopped; the next one changes keys at an even pace, is killed and started again; the last
+one leaves the state alone until it has settled. Bytes are those of layers' files. *Changed* are the keys changed
+between two checkpoints, each once, at what a key takes in a layer that has them all. *Written* is all that was, by
+checkpoints and by the merges that come round meanwhile: at 5 % of the keys about one of all layers in 45 checkpoints.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import signal
 import statistics
@@ -21,61 +21,95 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE)]
 
 import result  # noqa: E402 - found through the path above
+from checkpoint_job import sizes  # noqa: E402
 
 BYTES_A_KEY = 80
 """About what a key takes in a layer: 64 characters of a hash, and four random numbers."""
 
-EVERY = 5
-CHANGED = 0.05
 PATIENCE = 900
+AS_BEFORE, SETTLED, LONGEST = 6, 0.02, 60
+"""The state has settled when its bytes were so many checkpoints long within so much of each other; or is given up."""
+
+Told: TypeAlias = dict[str, Any]
 
 
 @dataclass
-class Job:
-    """A child process that runs the job, and the facts that it has told."""
+class Story:
+    """What a job has told so far, each thing with when it was heard.
 
-    process: subprocess.Popen[str]
-    began: float
-    errors: Path
-    facts: list[dict[str, Any]] = field(default_factory=list)
-    changed: threading.Condition = field(default_factory=threading.Condition)
+    Attributes:
+        is_over: whether no more will come.
+    """
 
-    def listen(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                with self.changed:
-                    self.facts.append({"seen": time.monotonic(), **json.loads(line)})
-                    self.changed.notify_all()
-        with self.changed:
-            self.changed.notify_all()
+    facts: list[Told] = field(default_factory=list)
+    is_over: bool = False
+    _changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def of(self, kind: str) -> list[dict[str, Any]]:
+    def add(self, told: Told) -> None:
+        with self._changed:
+            self.facts.append({"seen": time.monotonic(), **told})
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        with self._changed:
+            self.is_over = True
+            self._changed.notify_all()
+
+    def of(self, kind: str) -> list[Told]:
         return [fact for fact in list(self.facts) if fact["fact"] == kind]
 
-    def wait(self, kind: str, count: int) -> dict[str, Any]:
+    def wait(self, kind: str, count: int) -> Told:
         """The ``count``-th fact of a kind."""
-        with self.changed:
-            self.changed.wait_for(lambda: len(self.of(kind)) >= count or self.process.poll() is not None, PATIENCE)
+        with self._changed:
+            self._changed.wait_for(lambda: len(self.of(kind)) >= count or self.is_over, PATIENCE)
         found = self.of(kind)
         if len(found) < count:
-            told = self.errors.read_text(encoding="utf-8")[-3000:]
-            msg = f"the job told {len(found)} of {count} {kind}; it has ended with {self.process.poll()}:\n{told}"
+            msg = f"the job told {len(found)} of {count} {kind}, and {'ended' if self.is_over else 'then no more'}"
             raise AssertionError(msg)
         return found[count - 1]
 
+
+class Child:
+    """A process that runs the job."""
+
+    def __init__(self, home: Path, phase: str, options: list[str], doing: str) -> None:
+        print(f"{doing} …", file=sys.stderr, flush=True)
+        self.story, self.began = Story(), time.monotonic()
+        self._errors = home / f"errors-{phase}"
+        command = [sys.executable, str(HERE / "checkpoint_job.py"), phase, "--home", str(home), *options]
+        with self._errors.open("w") as errors:
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def wait(self, kind: str, count: int) -> Told:
+        try:
+            return self.story.wait(kind, count)
+        except AssertionError as error:
+            told = self._errors.read_text(encoding="utf-8")[-3000:]
+            msg = f"{error}; exit code {self._process.poll()}; failed checkpoints {self.story.of('failed')}:\n{told}"
+            raise AssertionError(msg) from None
+
     def end(self, how: signal.Signals) -> None:
-        self.process.send_signal(how)
-        self.process.wait()
+        self._process.send_signal(how)
+        self._process.wait()
+        self._listener.join()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                self.story.add(json.loads(line))
+        self.story.end()
 
 
 class Files:
@@ -84,26 +118,33 @@ class Files:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.seen: dict[str, int] = {}
-        self.written: dict[str, int] = {}
-        """Of the layers that a checkpoint added, from manifests: not those that compaction made of others."""
+        self.by_checkpoints: dict[str, int] = {}
+        """Of the layers that a checkpoint added, from manifests: not those that merges made of others."""
         self._ended = threading.Event()
-        threading.Thread(target=self._follow, daemon=True).start()
+        self._follower = threading.Thread(target=self._follow, daemon=True)
+        self._follower.start()
 
-    def there(self) -> dict[str, int]:
-        return dict(_sizes(self._folder))
+    def there(self) -> int:
+        """Bytes that lie there now."""
+        return sum(dict(sizes(self._folder)).values())
 
     def end(self) -> None:
         self._ended.set()
+        self._follower.join()
+
+    def look(self) -> None:
+        """Take in what is there now."""
+        self.seen |= dict(sizes(self._folder))
+        for entry in sorted(self._folder.glob("*/log/*"))[-2:]:
+            self.by_checkpoints |= dict(_added(entry))
 
     def _follow(self) -> None:
         while not self._ended.wait(0.2):
-            self.seen.update(_sizes(self._folder))
-            for entry in sorted(self._folder.glob("*/log/*"))[-2:]:
-                self.written.update(_added(entry))
+            self.look()
 
 
 def _added(entry: Path) -> Iterator[tuple[str, int]]:
-    """Files of layers in an entry of the log that no compaction made."""
+    """Files of layers in an entry of the log that no merge made."""
     try:
         found = [json.loads(entry.read_text(encoding="utf-8"))]
     except (OSError, ValueError):
@@ -118,19 +159,50 @@ def _added(entry: Path) -> Iterator[tuple[str, int]]:
                 found += items
 
 
-def _sizes(folder: Path) -> Iterator[tuple[str, int]]:
-    for path in folder.rglob("*.parquet"):
-        try:
-            if "_temporary" not in path.parts:
-                yield str(path), path.stat().st_size
-        except FileNotFoundError:
-            continue
+@dataclass(frozen=True)
+class Interval:
+    """Some checkpoints in a row, while keys change.
+
+    Attributes:
+        durations: of each, in milliseconds, from its trigger to its manifest.
+        stalls: of each, how long nothing went through.
+        rows: that came between each and the one before it.
+        written: bytes of layers, by checkpoints and merges.
+        by_checkpoints: bytes of those that are not merges'.
+    """
+
+    durations: tuple[float, ...]
+    stalls: tuple[float, ...]
+    rows: tuple[int, ...]
+    written: int
+    by_checkpoints: int
+
+    def changed(self, keys: int) -> float:
+        """Keys changed between two checkpoints, each once: added up over the checkpoints."""
+        return sum(_distinct(keys, rows) for rows in self.rows)
+
+
+def interval(wait: Callable[[str, int], Told], story: Story, files: Files, count: int) -> Interval:
+    """Wait for ``count`` checkpoints from now on."""
+    before = len(story.of("checkpoint"))
+    files.look()
+    seen, added = dict(files.seen), dict(files.by_checkpoints)
+    wait("checkpoint", before + count)
+    files.look()
+    taken = story.of("checkpoint")[before : before + count]
+    ids = {fact["checkpoint"] for fact in taken}
+    stalls = [fact for fact in story.of("stall") if fact["checkpoint"] in ids]
+    return Interval(
+        durations=tuple(fact["duration_ms"] for fact in taken),
+        stalls=tuple(fact["stall_ms"] for fact in stalls),
+        rows=tuple(fact["rows"] for fact in stalls),
+        written=sum(size for name, size in dict(files.seen).items() if name not in seen),
+        by_checkpoints=sum(size for name, size in dict(files.by_checkpoints).items() if name not in added),
+    )
 
 
 def main() -> int:
     arguments = _arguments()
-    if arguments.child:
-        return _child(arguments)
     home = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
     try:
         figures, details = _measure(home, arguments)
@@ -145,50 +217,57 @@ def main() -> int:
 
 def _measure(home: Path, arguments: argparse.Namespace) -> tuple[dict[str, result.Figure], object]:
     keys = int(arguments.gigabytes * 1e9 / BYTES_A_KEY)
+    changes = int(keys * arguments.changed / arguments.every)
+    options = ["--keys", str(keys), "--changes", str(changes), "--every", str(arguments.every)]
     files = Files(home / "state")
-    job = _start(home, keys, "filling the state")
-    job.wait("loaded", 1)
-    _progress("waiting for the first checkpoints")
-    job.wait("checkpoint", len(job.of("checkpoint")) + 3)
-    settled, first, before = len(job.of("checkpoint")), dict(files.seen), dict(files.written)
-    _progress(f"changing keys for {arguments.checkpoints} checkpoints")
-    job.wait("checkpoint", settled + arguments.checkpoints)
-    taken = job.of("checkpoint")[settled:]
-    written = sum(size for name, size in files.seen.items() if name not in first)
-    deltas = sum(size for name, size in files.written.items() if name not in before)
-    began = job.of("checkpoint")[settled - 1]["seen"]
-    rows = sum(fact["rows"] for fact in job.of("batch") if began <= fact["seen"] <= taken[-1]["seen"])
-    stalls = [fact["stall_ms"] for fact in job.of("stall") if fact["seen"] >= taken[0]["seen"]]
+    _fill(home, options)
+    job = Child(home, "change", options, "changing keys")
+    job.wait("checkpoint", 2)
+    taken = interval(job.wait, job.story, files, arguments.checkpoints)
     job.end(signal.SIGKILL)
-    again = _start(home, keys, "killed; starting again")
-    first_batch = again.wait("batch", 1)
-    again.wait("checkpoint", 2)
-    recovered = again.of("checkpoint")[0]
+    again = Child(home, "change", options, "killed; starting again")
+    first = again.wait("batch", 1)["seen"] - again.began
+    published = again.wait("checkpoint", 1)["seen"] - again.began
     again.end(signal.SIGTERM)
-    last = _start(home, keys, "letting it settle", changes=False)
-    last.wait("checkpoint", arguments.settle)
-    last.end(signal.SIGTERM)
+    space = _settled(Child(home, "rest", options, "letting it settle"), files)
     files.end()
-    live = _live_bytes(home, keys)
-    a_key = live / keys
-    distinct = _distinct(keys, rows / len(taken))
-    changed = a_key * distinct * len(taken)
-    durations = sorted(fact["duration_ms"] for fact in taken)
+    live = Child(home, "live", options, "writing it as one layer").wait("live", 1)["bytes"]
+    changed = live / keys * taken.changed(keys)
     figures: dict[str, result.Figure] = {
-        "stall_p99_ms": round(_quantile(sorted(stalls), 0.99), 2),
-        "checkpoint_p50_ms": round(statistics.median(durations)),
-        "checkpoint_p99_ms": round(_quantile(durations, 0.99)),
-        "bytes_ratio": round(deltas / changed, 2),
-        "bytes_ratio_compaction": round(written / changed, 2),
-        "space_ratio": round(sum(files.there().values()) / live, 2),
-        "recovery_s": round(first_batch["seen"] - again.began, 1),
-        "recovery_published_s": round(recovered["seen"] - again.began, 1),
+        "stall_p99_ms": round(_quantile(taken.stalls, 0.99), 2),
+        "checkpoint_p50_ms": round(statistics.median(taken.durations)),
+        "checkpoint_p99_ms": round(_quantile(taken.durations, 0.99)),
+        "bytes_ratio": round(taken.written / changed, 2),
+        "bytes_ratio_checkpoints": round(taken.by_checkpoints / changed, 2),
+        "space_ratio": round(space / live, 2),
+        "recovery_s": round(first, 1),
+        "recovery_published_s": round(published, 1),
         "live_mb": round(live / 1e6),
         "keys": keys,
-        "changed_keys_a_checkpoint": round(distinct),
-        "checkpoints": len(taken),
+        "changed_part": round(taken.changed(keys) / len(taken.rows) / keys, 3),
+        "checkpoints": len(taken.durations),
     }
-    return figures, {"durations_ms": durations, "stalls_ms": stalls, "bytes": [fact["bytes"] for fact in taken]}
+    return figures, {"durations_ms": taken.durations, "stalls_ms": taken.stalls, "rows": taken.rows}
+
+
+def _fill(home: Path, options: list[str]) -> None:
+    job = Child(home, "fill", options, "filling the state")
+    job.wait("loaded", 1)
+    job.wait("checkpoint", len(job.story.of("checkpoint")) + 2)
+    job.end(signal.SIGTERM)
+
+
+def _settled(job: Child, files: Files) -> int:
+    """Bytes that lie there once they stay what they are, checkpoint after checkpoint."""
+    sizes_then: list[int] = []
+    while len(sizes_then) < LONGEST:
+        job.wait("checkpoint", len(sizes_then) + 1)
+        sizes_then.append(files.there())
+        latest = sizes_then[-AS_BEFORE:]
+        if len(sizes_then) > 2 * AS_BEFORE and max(latest) <= min(latest) * (1 + SETTLED):
+            break
+    job.end(signal.SIGTERM)
+    return sizes_then[-1]
 
 
 def _distinct(keys: int, rows: float) -> float:
@@ -196,138 +275,16 @@ def _distinct(keys: int, rows: float) -> float:
     return keys * (1 - (1 - 1 / keys) ** rows)
 
 
-def _quantile(values: list[float], q: float) -> float:
-    return values[min(len(values) - 1, int(len(values) * q))]
-
-
-def _live_bytes(home: Path, keys: int) -> int:
-    """What the state takes if all of it is written as one layer."""
-    command = [sys.executable, __file__, "--child", "--live", "--keys", str(keys), "--home", str(home)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return int(done.stdout.strip().splitlines()[-1])
-
-
-def _progress(doing: str) -> None:
-    print(f"{doing} …", file=sys.stderr, flush=True)
-
-
-def _start(home: Path, keys: int, doing: str, *, changes: bool = True) -> Job:
-    _progress(doing)
-    began = time.monotonic()
-    command = [sys.executable, __file__, "--child", "--keys", str(keys), "--home", str(home)]
-    with (home / "errors").open("w") as errors:
-        process = subprocess.Popen(
-            command if changes else [*command, "--still"], stdout=subprocess.PIPE, stderr=errors, text=True
-        )
-    job = Job(process, began, home / "errors")
-    threading.Thread(target=job.listen, daemon=True).start()
-    return job
-
-
-# ----------------------------------------------------------------------------------------------------- in the child
-
-
-def _child(arguments: argparse.Namespace) -> int:
-    os.environ.setdefault("PYSPARK_SUBMIT_ARGS", "--driver-memory 10g pyspark-shell")
-    from penstock.job.session import make_session
-
-    spark = make_session("checkpoint")
-    if arguments.live:
-        print(_rewritten(spark, arguments.home))
-        return 0
-    import penstock as ps
-    from penstock.facts import BarrierPassed, BatchDone, CheckpointCompleted, Fact
-
-    through = 0
-
-    def tell(**told: object) -> None:
-        print(json.dumps(told), flush=True)
-
-    def listen(fact: Fact) -> None:
-        nonlocal through
-        match fact:
-            case BatchDone(task="totals"):
-                rows = fact.figures.get("rows", {}).get("rows", 0)
-                tell(fact="batch", rows=rows)
-                before, through = through, through + int(rows)  # type: ignore[call-overload]
-                if before < arguments.keys <= through:
-                    tell(fact="loaded", rows=through)
-            case CheckpointCompleted():
-                tell(fact="checkpoint", duration_ms=fact.duration_ms, bytes=fact.bytes)
-            case BarrierPassed(task="totals"):
-                tell(fact="stall", stall_ms=fact.stall_ms)
-
-    pipeline = _pipeline(ps, arguments.keys, arguments.still)
-    job = ps.Job(pipeline, state=arguments.home / "state", spark=spark, listener=listen, checkpoint_every=f"{EVERY}s")
-    job.run()
-    spark.stop()
-    return 0
-
-
-def _pipeline(ps: Any, keys: int, still: bool) -> Any:
-    """State of one window that stays open: every key once, as fast as it goes; then some of them again and again.
-
-    One row a second comes in any case: a job without any takes no checkpoints.
-    """
-    changes = int(keys * CHANGED / EVERY)
-
-    def columns(key: str) -> tuple[str, ...]:
-        return (
-            f"sha2(CAST({key} AS STRING), 256) AS key",
-            "timestamp_micros(1700000000000000L + n) AS at",
-            "xxhash64(n) % 1000000007 AS amount",
-            "xxhash64(n, 1) / 1e3 AS price",
-        )
-
-    @ps.pipeline("checkpoint")
-    def job(p: Any) -> None:
-        all_keys = ps.generator.Source(lambda n: n.selectExpr(*columns("n")), rows=keys, per_batch=250_000)
-        some = ps.generator.Source(
-            lambda n: n.selectExpr(*columns(f"pmod(xxhash64(n, 'changed'), {keys})")),
-            rows_per_second=1 if still else changes,  # so slow that none is due
-            per_batch=max(1, changes // 5),
-        )
-        pulse = ps.generator.Source(lambda n: n.selectExpr(*columns("0")), rows_per_second=1)
-        rows = p.read("keys", all_keys).union(p.read("changes", some), p.read("pulse", pulse))
-        totals = (
-            rows.with_watermark("at", delay="1 second")
-            .group_by("key", ps.tumbling("365 days"))
-            .agg(
-                "totals",
-                ps.agg.sum("amount").alias("amount"),
-                ps.agg.max("price").alias("most"),
-                ps.agg.min("price").alias("least"),
-                ps.agg.count().alias("n"),
-            )
-        )
-        totals.write("out", ps.console.Sink())
-
-    return job
-
-
-def _rewritten(spark: Any, home: Path) -> int:
-    """Bytes of the live state as one layer: what is in the newest layers' files, merged, and written as layers are."""
-    from penstock.state.blocks import state_session
-
-    session = state_session(spark, tasks=2)
-    names = [path for path, _ in _sizes(home / "state")]
-    frame = session.read.parquet(*names)
-    merged = frame.groupBy(*frame.columns[:3]).agg(dict.fromkeys(frame.columns[3:], "max"))
-    renamed = merged.toDF(*frame.columns)
-    renamed.write.parquet(str(home / "live"))
-    return sum(size for _, size in _sizes(home / "live"))
+def _quantile(values: tuple[float, ...], q: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * q))]
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=1)
-    parser.add_argument("--checkpoints", type=int, default=40, help="so many are measured")
-    parser.add_argument("--settle", type=int, default=8, help="checkpoints until the state has settled")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--live", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--still", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--keys", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--home", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--checkpoints", type=int, default=50, help="so many are measured")
+    parser.add_argument("--every", type=float, default=5, help="seconds from one checkpoint to the next")
+    parser.add_argument("--changed", type=float, default=0.05, help="the part of the keys that changes meanwhile")
     return parser.parse_args()
 
 

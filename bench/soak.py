@@ -15,8 +15,9 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE)]
@@ -31,33 +32,50 @@ from penstock.job.session import make_session  # noqa: E402
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-BATCHES_A_SECOND, ROWS, KEYS = 10, 1_000, 1_000
-WARM_BATCHES = 600
+KEYS = 1_000
 THIRDS = 3
+PATIENCE = 600
+"""Seconds in which the batches that warm up must be through."""
 
 
-@ps.pipeline("soak")
-def soak(p: ps.Pipeline) -> None:
-    rows = p.read("rows", ps.generator.Source(_rows, rows_per_second=BATCHES_A_SECOND * ROWS, per_batch=ROWS))
-    timed = rows.with_watermark("at", delay="1 second")
-    windows = timed.group_by("key", ps.tumbling("5 seconds"))
-    totals = windows.agg("totals", ps.agg.sum("amount").alias("amount"), ps.agg.count().alias("n"))
-    totals.write("out", ps.files.Sink(_out(), format="parquet"))
+@dataclass(frozen=True)
+class Pace:
+    """How much happens a second.
+
+    Attributes:
+        batches: a second.
+        rows: in each of them.
+        window: how long a window is.
+        checkpoint_every: from one checkpoint to the next.
+        warm: batches that do not count yet.
+    """
+
+    batches: int = 10
+    rows: int = 1_000
+    window: str = "5 seconds"
+    checkpoint_every: str = "5 seconds"
+    warm: int = 600
 
 
-def _rows(numbers: DataFrame) -> DataFrame:
-    return numbers.selectExpr(
-        f"pmod(xxhash64(n), {KEYS}) AS key",
-        f"timestamp_micros(1700000000000000L + n * {1_000_000 // (BATCHES_A_SECOND * ROWS)}L) AS at",
-        "n % 997 AS amount",
-    )
+def soak(out: Path, pace: Pace) -> Any:
+    """The pipeline: as much event time passes as there is time."""
 
+    def rows_of(numbers: DataFrame) -> DataFrame:
+        return numbers.selectExpr(
+            f"pmod(xxhash64(n), {KEYS}) AS key",
+            f"timestamp_micros(1700000000000000L + n * {1_000_000 // (pace.batches * pace.rows)}L) AS at",
+            "n % 997 AS amount",
+        )
 
-_HOME = Path(tempfile.gettempdir())
+    @ps.pipeline("soak")
+    def job(p: ps.Pipeline) -> None:
+        source = ps.generator.Source(rows_of, rows_per_second=pace.batches * pace.rows, per_batch=pace.rows)
+        timed = p.read("rows", source).with_watermark("at", delay="1 second")
+        windows = timed.group_by("key", ps.tumbling(pace.window))
+        totals = windows.agg("totals", ps.agg.sum("amount").alias("amount"), ps.agg.count().alias("n"))
+        totals.write("out", ps.files.Sink(str(out), format="parquet"))
 
-
-def _out() -> str:
-    return str(_HOME / "out")
+    return job
 
 
 class Batches:
@@ -75,39 +93,107 @@ class Batches:
                     self.done.append((time.monotonic(), took))
                     self._changed.notify_all()
             case Restarting(cause=cause):
-                self.restarts.append(cause)
+                with self._changed:
+                    self.restarts.append(cause)
+                    self._changed.notify_all()
 
     def wait(self, count: int) -> None:
-        """Until so many are through."""
+        """Until so many are through, or one never was.
+
+        Raises:
+            AssertionError: they are not, in ten minutes.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: len(self.done) >= count or bool(self.restarts), timeout=600)
+            self._changed.wait_for(lambda: len(self.done) >= count or bool(self.restarts), timeout=PATIENCE)
+            if len(self.done) < count and not self.restarts:
+                msg = f"only {len(self.done)} of {count} batches were through in {PATIENCE} s"
+                raise AssertionError(msg)
 
     def p99(self, since: float, until: float) -> float:
         """Milliseconds, of batches that ended in between; there must be some."""
         took = sorted(took for at, took in self.done if since <= at < until)
         if not took:
-            msg = f"no batch was through in {until - since:.0f} s"
+            msg = f"no batch was through in {until - since:.0f} s; restarts: {self.restarts}"
             raise AssertionError(msg)
         return took[min(len(took) - 1, int(len(took) * 0.99))]
 
 
-def main() -> int:
-    global _HOME  # noqa: PLW0603 - the pipeline is described before anybody has chosen a folder
-    arguments = _arguments()
-    _HOME = Path(tempfile.mkdtemp(prefix="penstock-soak-"))
-    spark, batches, ended = make_session("soak"), Batches(), threading.Event()
-    threading.Thread(target=_empty, args=(_HOME / "out", ended), daemon=True).start()
-    job = ps.Job(soak, state=_HOME / "state", spark=spark, listener=batches)
+Sample = dict[str, float]
+
+
+def measure(spark: SparkSession, home: Path, pace: Pace, seconds: float) -> tuple[list[Sample], Batches]:
+    """Run the pipeline below ``home`` until it is warm, and for so many seconds more; a sample for each third."""
+    batches, ended = Batches(), threading.Event()
+    emptying = threading.Thread(target=_empty, args=(home / "out", ended), daemon=True)
+    emptying.start()
+    job = ps.Job(
+        soak(home / "out", pace),
+        state=home / "state",
+        spark=spark,
+        listener=batches,
+        checkpoint_every=pace.checkpoint_every,
+    )
     job.start()
     try:
-        batches.wait(WARM_BATCHES)
-        samples = _watch(spark, arguments.minutes * 60, batches)
-        figures = _judge(samples, batches)
+        batches.wait(pace.warm)
+        samples = [_watch(spark, home / "state", seconds / THIRDS, batches) for _ in range(THIRDS)]
     finally:
         job.stop()
         ended.set()
-        shutil.rmtree(_HOME, ignore_errors=True)
-    result.show("thirds", list(samples[0]), [list(sample.values()) for sample in samples])
+        emptying.join()
+    return samples, batches
+
+
+def _watch(spark: SparkSession, state: Path, seconds: float, batches: Batches) -> Sample:
+    """The most that was seen of each thing, and the heap at the end."""
+    began, most = time.monotonic(), usage(spark, state)
+    while time.monotonic() < began + seconds:
+        time.sleep(min(1, seconds / 10))
+        most = {name: max(most[name], value) for name, value in usage(spark, state).items()}
+    ended = time.monotonic()  # the collection that follows stops the job for a moment, and is in no third
+    heap = round(heap_megabytes_after_gc(spark), 1)
+    p99 = round(batches.p99(began, ended), 1)
+    through = sum(began <= at < ended for at, _ in batches.done)
+    sample = {"batches": through, "p99_ms": p99, "heap_mb": heap, **most}
+    print(sample, file=sys.stderr, flush=True)
+    return sample
+
+
+def judge(samples: list[Sample]) -> dict[str, result.Figure]:
+    """The last third against the first, and the most of all."""
+    first, last = samples[0], samples[-1]
+
+    def growth(name: str) -> float:
+        return round(last[name] / first[name], 2)
+
+    def more(*names: str) -> int:
+        return int(sum(last[name] - first[name] for name in names))
+
+    return {
+        "p99_growth": growth("p99_ms"),
+        "heap_growth": growth("heap_mb"),
+        "rdds_max": int(max(sample["rdds"] for sample in samples)),
+        "files_max": int(max(sample["files"] for sample in samples)),
+        "rdds_growth": growth("rdds"),
+        "files_growth": growth("files"),
+        "python_growth": growth("python_mb"),
+        "threads_growth": more("jvm_threads", "python_threads"),
+        "open_files_growth": more("open_files"),
+        "p99_ms": last["p99_ms"],
+        "batches": int(sum(sample["batches"] for sample in samples)),
+    }
+
+
+def main() -> int:
+    arguments = _arguments()
+    home = Path(tempfile.mkdtemp(prefix="penstock-soak-"))
+    try:
+        samples, batches = measure(make_session("soak"), home, Pace(), arguments.minutes * 60)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+    figures = judge(samples)
+    rows = [[number, *sample.values()] for number, sample in enumerate(samples, start=1)]
+    result.show("thirds", ["third", *samples[0]], rows)
     problems = [f"restarted: {cause}" for cause in batches.restarts]
     for problem in problems:
         print(f"PROBLEM {problem}")
@@ -115,39 +201,6 @@ def main() -> int:
         print(f"written: {result.save('soak', figures, settings=vars(arguments), details=samples)}")
     result.tell(figures)
     return 1 if problems else 0
-
-
-def _watch(spark: SparkSession, seconds: float, batches: Batches) -> list[dict[str, float]]:
-    """One sample for each third: the most that was seen of each thing, and the heap at its end."""
-    samples = []
-    for number in range(THIRDS):
-        began, most = time.monotonic(), usage(spark, _HOME / "state")
-        while time.monotonic() < began + seconds / THIRDS:
-            time.sleep(1)
-            most = {name: max(most[name], value) for name, value in usage(spark, _HOME / "state").items()}
-        ended = time.monotonic()  # the collection that follows stops the job for a moment, and is in no third
-        heap = round(heap_megabytes_after_gc(spark), 1)
-        p99 = round(batches.p99(began, ended), 1)
-        through = sum(began <= at < ended for at, _ in batches.done)
-        samples.append({"third": number + 1, "batches": through, "p99_ms": p99, "heap_mb": heap, **most})
-        print(samples[-1], file=sys.stderr, flush=True)
-    return samples
-
-
-def _judge(samples: list[dict[str, float]], batches: Batches) -> dict[str, result.Figure]:
-    first, last = samples[0], samples[-1]
-    return {
-        "p99_growth": round(last["p99_ms"] / first["p99_ms"], 2),
-        "heap_growth": round(last["heap_mb"] / first["heap_mb"], 2),
-        "rdds_max": int(max(sample["rdds"] for sample in samples)),
-        "files_max": int(max(sample["files"] for sample in samples)),
-        "files_growth": round(last["files"] / first["files"], 2),
-        "python_growth": round(last["python_mb"] / first["python_mb"], 2),
-        "threads_growth": int(last["jvm_threads"] + last["python_threads"])
-        - int(first["jvm_threads"] + first["python_threads"]),
-        "open_files_growth": int(last["open_files"] - first["open_files"]),
-        "batches": len(batches.done),
-    }
 
 
 def _empty(folder: Path, ended: threading.Event) -> None:

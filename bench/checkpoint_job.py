@@ -1,0 +1,161 @@
+"""The job that bench/checkpoint.py runs: fills a state, changes some of its keys, tells what happens. Judges nothing.
+
+As a process of its own it tells facts as lines of JSON on its standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import penstock as ps
+from penstock.facts import BarrierPassed, BatchDone, CheckpointCompleted, CheckpointFailed, Fact
+from penstock.job.session import make_session
+from penstock.state.blocks import state_session
+
+PHASES = ("fill", "change", "rest")
+Phase: TypeAlias = Literal["fill", "change", "rest"]
+"""All keys once, as fast as it goes; some of them again and again; nothing but one row a second."""
+
+BATCHES_A_SECOND = 5
+
+
+class Told:
+    """A listener that says in dictionaries what bench/checkpoint.py asks about.
+
+    ``loaded`` when each key has come once; ``batch``; ``stall`` with the rows since the barrier before; ``checkpoint``.
+    """
+
+    def __init__(self, keys: int, tell: Callable[[dict[str, Any]], None]) -> None:
+        self._keys = keys
+        self._tell = tell
+        self._through = 0
+        self._since = 0
+
+    def __call__(self, fact: Fact) -> None:
+        match fact:
+            case BatchDone(task="totals"):
+                self._batch(int(str(fact.figures["rows"]["rows"])))
+            case BarrierPassed(task="totals"):
+                rows, self._since = self._since, 0
+                self._tell({"fact": "stall", "checkpoint": fact.checkpoint, "stall_ms": fact.stall_ms, "rows": rows})
+            case CheckpointCompleted():
+                told = {"fact": "checkpoint", "checkpoint": fact.checkpoint}
+                self._tell({**told, "duration_ms": fact.duration_ms, "bytes": fact.bytes})
+            case CheckpointFailed():
+                self._tell({"fact": "failed", "checkpoint": fact.checkpoint, "message": fact.message})
+
+    def _batch(self, rows: int) -> None:
+        self._since += rows
+        self._tell({"fact": "batch", "rows": rows})
+        before, self._through = self._through, self._through + rows
+        if before < self._keys <= self._through:
+            self._tell({"fact": "loaded"})
+
+
+def pipeline(keys: int, phase: Phase, changes: int) -> Any:
+    """One window that stays open, with all keys.
+
+    One row a second comes in any phase: a job without any takes no checkpoints. What changes keys is not there while
+    they are filled: it goes by the clock, and would have much to make up for.
+
+    Args:
+        changes: how many rows a second change a key each, drawn by chance.
+    """
+
+    @ps.pipeline("checkpoint")
+    def job(p: ps.Pipeline) -> None:
+        all_keys = ps.generator.Source(lambda n: n.selectExpr(*_columns("n")), rows=keys, per_batch=250_000)
+        rows = p.read("keys", all_keys)
+        if phase != "fill":
+            some = ps.generator.Source(
+                lambda n: n.selectExpr(*_columns(f"pmod(xxhash64(n, 'changed'), {keys})")),
+                rows_per_second=changes if phase == "change" else 1e-6,  # so slow that none is due
+                per_batch=max(1, changes // BATCHES_A_SECOND),
+            )
+            rows = rows.union(p.read("changes", some))
+        pulse = ps.generator.Source(lambda n: n.selectExpr(*_columns("0")), rows_per_second=1)
+        timed = rows.union(p.read("pulse", pulse)).with_watermark("at", delay="1 second")
+        totals = timed.group_by("key", ps.tumbling("365 days")).agg(
+            "totals",
+            ps.agg.sum("amount").alias("amount"),
+            ps.agg.max("price").alias("most"),
+            ps.agg.min("price").alias("least"),
+            ps.agg.count().alias("n"),
+        )
+        totals.write("out", ps.console.Sink())
+
+    return job
+
+
+def _columns(key: str) -> tuple[str, ...]:
+    return (
+        f"sha2(CAST({key} AS STRING), 256) AS key",
+        "timestamp_micros(1700000000000000L + n) AS at",
+        "xxhash64(n) % 1000000007 AS amount",
+        "xxhash64(n, 1) / 1e3 AS price",
+    )
+
+
+def sizes(folder: Path) -> Iterator[tuple[str, int]]:
+    """The files of layers below a folder, and their bytes."""
+    for place, folders, names in os.walk(folder):  # which passes over what goes away meanwhile
+        folders[:] = [name for name in folders if name != "_temporary"]
+        for path in (Path(place, name) for name in names if name.endswith(".parquet")):
+            with suppress(FileNotFoundError):
+                yield str(path), path.stat().st_size
+
+
+def rewritten(spark: Any, state: Path, target: Path) -> int:
+    """Bytes that the state takes as one layer: all rows of all layers, one for each key, written as layers are."""
+    session = state_session(spark, tasks=2)
+    frame = session.read.parquet(*(path for path, _ in sizes(state)))
+    merged = frame.groupBy(*frame.columns[:3]).agg(dict.fromkeys(frame.columns[3:], "max"))
+    merged.toDF(*frame.columns).write.parquet(str(target))
+    return sum(size for _, size in sizes(target))
+
+
+def main() -> int:
+    arguments = _arguments()
+    os.environ.setdefault("PYSPARK_SUBMIT_ARGS", "--driver-memory 10g pyspark-shell")
+    spark, writing = make_session("checkpoint"), threading.Lock()
+
+    def tell(told: dict[str, Any]) -> None:
+        with writing:  # facts come from several threads
+            sys.stdout.write(json.dumps(told) + "\n")
+            sys.stdout.flush()
+
+    if arguments.phase == "live":
+        tell({"fact": "live", "bytes": rewritten(spark, arguments.home / "state", arguments.home / "live")})
+    else:
+        job = ps.Job(
+            pipeline(arguments.keys, arguments.phase, arguments.changes),
+            state=arguments.home / "state",
+            spark=spark,
+            listener=Told(arguments.keys, tell),
+            checkpoint_every=f"{round(arguments.every * 1000)} ms",
+        )
+        job.run()
+    spark.stop()
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("phase", choices=(*PHASES, "live"))
+    parser.add_argument("--keys", type=int, required=True)
+    parser.add_argument("--changes", type=int, required=True)
+    parser.add_argument("--every", type=float, required=True)
+    parser.add_argument("--home", type=Path, required=True)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

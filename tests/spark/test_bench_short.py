@@ -1,0 +1,90 @@
+"""Short forms of ``make bench-checkpoint`` and ``make soak``: the same parts, on the session of the test run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+
+from bench import checkpoint, soak  # noqa: E402 - found through the path above
+from bench.checkpoint_job import Told, pipeline, rewritten  # noqa: E402
+
+import penstock as ps  # noqa: E402
+from penstock.state.stack import LIMIT  # noqa: E402
+from window_harness import persistent  # noqa: E402
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+KEYS, CHANGES = 20_000, 16_000
+
+CHECKPOINTS = 10
+"""In so many, all keys have changed more often than a merge of all layers waits for."""
+
+
+def begun(spark, folder: Path, phase: str) -> tuple[ps.Job, checkpoint.Story]:
+    story = checkpoint.Story()
+    told = Told(KEYS, story.add)
+    job = ps.Job(
+        pipeline(KEYS, phase, CHANGES), state=folder / "state", spark=spark, listener=told, checkpoint_every="500 ms"
+    )
+    job.start()
+    return job, story
+
+
+def test_half_as_much_again_is_written_as_keys_change_at_most(spark, tmp_path):
+    """By checkpoints, between which a third of the keys changes, and by the merges that come round: at least one."""
+    filling, story = begun(spark, tmp_path, "fill")
+    story.wait("loaded", 1)
+    filling.stop()
+    files = checkpoint.Files(tmp_path / "state")
+    changing, story = begun(spark, tmp_path, "change")
+    story.wait("checkpoint", 2)
+    taken = checkpoint.interval(story.wait, story, files, CHECKPOINTS)
+    changing.stop()
+    files.end()
+    assert len(taken.durations) == len(taken.stalls) == len(taken.rows) == CHECKPOINTS
+    a_key = rewritten(spark, tmp_path / "state", tmp_path / "live") / KEYS
+    changed = a_key * taken.changed(KEYS)
+    assert 0.8 * changed <= taken.by_checkpoints <= 1.2 * changed, "a checkpoint writes what has changed, once"
+    assert taken.written > taken.by_checkpoints + 0.8 * a_key * KEYS, "no merge came round"
+    assert taken.written <= 1.5 * changed
+
+
+def test_a_short_soak_sees_windows_come_and_go_and_nothing_grow(spark, tmp_path):
+    before = len(persistent(spark))
+    pace = soak.Pace(batches=10, rows=200, window="500 ms", checkpoint_every="500 ms", warm=40)
+    samples, batches = soak.measure(spark, tmp_path, pace, 9)
+    figures = soak.judge(samples)
+    assert {"p99_growth", "heap_growth", "rdds_max", "files_max"} <= figures.keys()
+    assert batches.restarts == []
+    assert len(samples) == 3
+    assert all(sample["batches"] > 0 for sample in samples)
+    assert len(batches.done) > 40
+    assert 0 < figures["rdds_max"] <= before + LIMIT + 8, "one for each batch, if none were freed"
+    assert 0 < figures["files_max"] <= 40
+    assert abs(figures["threads_growth"]) <= 20
+
+
+def test_what_grows_is_seen_by_the_soak():
+    names = (
+        "batches",
+        "p99_ms",
+        "heap_mb",
+        "rdds",
+        "files",
+        "python_mb",
+        "jvm_threads",
+        "python_threads",
+        "open_files",
+    )
+    samples = [dict.fromkeys(names, 10.0 * third) for third in (1, 2, 3)]
+    figures = soak.judge(samples)
+    growth = {name: value for name, value in figures.items() if name.endswith("_growth")}
+    assert growth.pop("threads_growth") == 40
+    assert growth.pop("open_files_growth") == 20
+    assert set(growth.values()) == {3.0}
+    assert (figures["rdds_max"], figures["files_max"]) == (30, 30)
