@@ -13,6 +13,7 @@ from penstock import formats
 from penstock.errors import GraphError, SchemaMismatch, assert_never
 from penstock.graph.nodes import BAD, Graph, Keyed, Node, ParseJson, Read, Ref, RowWise, Union, WithWatermark, Write
 from penstock.graph.pieces import Piece, Pieces, Step, tables_of
+from penstock.graph.pruning import columns_used, steps_behind
 from penstock.graph.pushdown import decoded_beside
 from penstock.graph.segment import Segment
 from penstock.graph.steps import title
@@ -20,7 +21,7 @@ from penstock.graph.trouble import told, told_table
 from penstock.ids import Instant, WallTime
 from penstock.operators.base import MAIN
 from penstock.operators.tables import StaticTables
-from penstock.sources.base import RECORD, DecodesJson, Source
+from penstock.sources.base import RECORD, DecodesJson, Partitioned, PrunesColumns, Source
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -92,7 +93,21 @@ class Analysis:
         if parse is not None:
             who = "the source, while it reads" if node.id in self._decoding else "Spark"
             log.info("%s (%s) behind source '%s' is done by %s", title(parse), parse.origin, node.uid, who)
-        return self._decoding.get(node.id, node.source)
+        return self._pruned(node, self._decoding.get(node.id, node.source))
+
+    def _pruned(self, node: Read, source: Source) -> Source:
+        """The source, saved the work for columns that nobody looks at; gauges look at that of its partitions."""
+        steps = steps_behind(self.graph, node)
+        if not steps or not isinstance(source, PrunesColumns):
+            return source
+        schema, _ = self._input(node, steps)
+        pieces: list[Piece] = []
+        for step in steps:
+            pieces += self._pieces_of(step, schema)
+            schema = pieces[-1].schema
+        used = columns_used(self._pieces.grafter, pieces)
+        told_by = source.partition_column if isinstance(source, Partitioned) else None
+        return source.only(used if told_by is None else used | {told_by})
 
     def close(self) -> None:
         """Let go of static tables."""
@@ -167,12 +182,15 @@ class Analysis:
             self._schemas[Ref(node.id, port)] = self._built(_Port(node, port), last.schema).schema
 
     def _built(self, step: Step, schema: StructType) -> Piece:
+        return self._pieces_of(step, schema)[-1]
+
+    def _pieces_of(self, step: Step, schema: StructType) -> tuple[Piece, ...]:
         readings = {}
         for table in tables_of(step):
             with told_table(table.name, table.origin):
                 readings[table.name] = self.tables.take(table)
         try:
-            return self._pieces.of(step, schema, readings)[-1]
+            return self._pieces.of(step, schema, readings)
         finally:
             for reading in readings.values():
                 reading.lease.release()

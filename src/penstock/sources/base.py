@@ -7,7 +7,7 @@ be run again and again with the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, runtime_checkable
@@ -171,6 +171,15 @@ class DecodesJson(Protocol):
         Where ``RECORD`` is there, it is what ``from_json`` would give, and ``column`` is ``NULL``. Where the source is
         not sure, ``RECORD`` is ``NULL`` and ``column`` as it came. Positions and guarantees are the same as without.
         """
+        ...
+
+
+@runtime_checkable
+class PrunesColumns(Protocol):
+    """A source that can save the work for columns that nobody looks at."""
+
+    def only(self, columns: Collection[str]) -> Source:
+        """The same source, with the same schema; in columns that are not named here it may have ``NULL``."""
         ...
 
 

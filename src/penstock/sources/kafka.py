@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Final
 
@@ -136,6 +136,7 @@ class Source:
     patience: Patience
     options: Mapping[str, Option] = field(repr=False)
     json: JsonColumn | None
+    wanted: frozenset[str] | None
 
     def __init__(  # noqa: PLR0913 - what can be said about topics
         self,
@@ -188,6 +189,7 @@ class Source:
             "patience": parse_patience(warn_stalled_after, reopen_stalled_after, fail_stalled_after),
             "options": check_options(options or {}),
             "json": None,
+            "wanted": None,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -250,10 +252,17 @@ class Source:
         decoder = decoder_of(record) if self.json is None and column in ("key", "value") else None
         if decoder is None:
             return None
+        return self._but(json=JsonColumn(column, record, decoder))
+
+    def only(self, columns: Collection[str]) -> Source:
+        """The same source, whose rows have ``NULL`` in all other columns: they need not be fetched from records."""
+        return self._but(wanted=frozenset(columns))
+
+    def _but(self, **changes: object) -> Source:
+        """The same, with other values of some fields; what it was made with is not checked again."""
         other = object.__new__(Source)
         for name in fields(self):
-            object.__setattr__(other, name.name, getattr(self, name.name))
-        object.__setattr__(other, "json", JsonColumn(column, record, decoder))
+            object.__setattr__(other, name.name, changes.get(name.name, getattr(self, name.name)))
         return other
 
     def open(self, context: SourceContext, resume: Position | None) -> KafkaReader:

@@ -31,11 +31,13 @@ class Shape:
         schema: their columns (Arrow), some or all of those of a source.
         decoded: the column of bytes that is decoded from JSON, if one is.
         decoder: which does it.
+        unused: columns that nobody looks at: nothing but nulls.
     """
 
     schema: Any
     decoded: str | None = None
     decoder: JsonDecoder | None = None
+    unused: frozenset[str] = frozenset()
 
     def batch(self, runs: Sequence[Run]) -> pa.RecordBatch:
         """The records of some runs as one record batch."""
@@ -44,7 +46,9 @@ class Shape:
         messages = runs[0].messages if len(runs) == 1 else list(chain.from_iterable(run.messages for run in runs))
         columns = self._decoded(messages)
         for field in self.schema:
-            if field.name in _OF_RUN:
+            if field.name in self.unused:
+                columns[field.name] = pa.nulls(len(messages), field.type)
+            elif field.name in _OF_RUN:
                 columns[field.name] = _repeated(runs, _OF_RUN[field.name], field.type)
             elif field.name not in columns:
                 columns[field.name] = _OF_RECORDS[field.name](messages, field.type)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from pyspark.accumulators import AccumulatorParam
 
 from penstock.errors import ConnectorError
+from penstock.sources.base import RECORD
 from penstock.sources.kafka_decode import Shape
 from penstock.sources.kafka_errors import FetchFailed
 from penstock.sources.kafka_fetch import read
@@ -112,6 +113,9 @@ class Frames:
         if source.json is not None:
             decoder = source.json.decoder.in_zone(spark.conf.get("spark.sql.session.timeZone"))
             self._shape = replace(self._shape, decoded=source.json.name, decoder=decoder)
+        if source.wanted is not None:
+            decoded = set() if source.json is None else {RECORD, source.json.name}
+            self._shape = replace(self._shape, unused=frozenset(self._schema.names) - source.wanted - decoded)
         self._options = connection.worker_options()
         self._patience = source.patience.fail / 1_000_000
         self._goes_on = source.on_lost_offsets == "continue"
