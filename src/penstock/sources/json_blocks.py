@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 Array: TypeAlias = Any
 """An Arrow array; pyarrow has no types."""
 
-_BLOCK_ROWS: Final = 4_096  # pyarrow takes no more than 100,000
+_BLOCK_ROWS: Final = 16_384  # pyarrow takes no more than 100,000
 _BLOCK_BYTES: Final = 4 * 1024 * 1024
 
 _LONGEST: Final = 32 * 1024

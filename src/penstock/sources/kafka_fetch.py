@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.sources.kafka_errors import Trouble
     from penstock.sources.kafka_secrets import Option
 
-ROWS: Final = 5_000
+ROWS: Final = 16_384
 """Most records that are handed on at a time."""
 
 BYTES: Final = 8 * 1024 * 1024

@@ -13,6 +13,7 @@ from pyspark.accumulators import AccumulatorParam
 
 from penstock.errors import ConnectorError
 from penstock.sources.base import RECORD
+from penstock.sources.collection import uncollected
 from penstock.sources.kafka_decode import Shape
 from penstock.sources.kafka_errors import FetchFailed
 from penstock.sources.kafka_fetch import read
@@ -78,9 +79,10 @@ class RangeReader:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Called with the numbers of the tasks that are this one's."""
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from self._read(self.tasks[number])
+        with uncollected():
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    yield from self._read(self.tasks[number])
 
     def _read(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
         try:
@@ -157,7 +159,8 @@ class Frames:
         """Records that are here as a table, one chunk for each partition of its frame."""
         import pyarrow as pa
 
-        batch = self._shape.batch(runs)
+        with uncollected():
+            batch = self._shape.batch(runs)
         parts = 1 if batch.num_rows <= _ONE_PARTITION else self._cores
         share = -(-batch.num_rows // parts)
         return pa.Table.from_batches([batch.slice(at, share) for at in range(0, batch.num_rows, share)])
