@@ -130,6 +130,7 @@ class FakeCluster:
         self.deaf = False
         self.portion = 1_000_000
         self.consumers: list[FakeConsumer] = []
+        self.troubles: list[FakeTrouble] = []
         self.closed = 0
 
     def log(self, partition: int = 0, topic: str = "orders") -> FakeLog:
@@ -175,6 +176,10 @@ class FakeCluster:
             self.commits.append(dict(offsets))
 
         return self._answer(made)
+
+    def complaints(self) -> Sequence[FakeTrouble]:
+        found, self.troubles = self.troubles, []
+        return found
 
     def live(self) -> FakeConsumer:
         self.consumers.append(FakeConsumer(self))
@@ -240,6 +245,12 @@ class FakeFrames:
 
     def table(self, runs: Sequence[Any]) -> Any:
         return [(run.at, message.offset()) for run in runs for message in run.messages]
+
+    def of_table(self, table: Any) -> Any:
+        return table
+
+    def of_ranges(self, ranges: Sequence[OffsetRange]) -> Any:
+        return ranges
 
 
 class Bench:

@@ -18,6 +18,7 @@ from penstock.facts import (
     Published,
     Restarting,
     RowsRead,
+    SourceLag,
     WatermarkAdvanced,
 )
 
@@ -106,6 +107,25 @@ def test_on_a_terminal_there_is_a_line_of_now(monkeypatch):
     )
 
     assert "100 rows/s · watermark 2026-01-01 12:00:05 · checkpoint 42 0 s ago" in said
+
+
+def lag(task, rows, eta):
+    return SourceLag(task=task, rows=rows, seconds=None, eta_seconds=eta, partitions={})
+
+
+@pytest.mark.parametrize(
+    ("lags", "says"),
+    [
+        ([lag("a", 0, 0.0)], " · 0 rows behind · "),
+        ([lag("a", 9, 3.0), lag("a", 1_200, 4.4), lag("b", 34, 2.0)], " · 1,234 rows behind, caught up in 4 s · "),
+        ([lag("a", 1, 3.0), lag("b", 2, None)], " · 3 rows behind · "),
+    ],
+)
+def test_on_a_terminal_the_line_of_now_tells_how_far_the_sources_are_behind(monkeypatch, lags, says):
+    monkeypatch.setenv("TERM", "xterm")
+    said = lines_of(started(), *lags, completed(), JobEnded(state="stopped"), stream=Terminal())
+
+    assert says in said
 
 
 def test_no_color_leaves_out_colours_on_a_terminal_too(monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 from penstock.errors import SourceUnavailable
 from penstock.facts import PartitionLag, SourceLag
 from penstock.ids import Instant
+from penstock.job.report import Tally
 from penstock.sources.kafka_lag import LagMeter
 from penstock.sources.kafka_offsets import TopicPartition
 from penstock.sources.kafka_stalls import Action, Patience, Stall, StallWatch
@@ -82,6 +83,17 @@ def test_the_table_stays_small_and_reaches_back_to_the_beginning():
     assert meter._samples[0].at == 0
     lag = meter.lag("in", at(now), {A0: end // 2}, {A0: end})
     assert lag.seconds == pytest.approx(now / 2, rel=0.05)
+
+
+def test_a_report_has_what_each_source_told_last_of_its_lag():
+    tally, meter = Tally(sources=frozenset({"in"}), sinks=frozenset()), LagMeter()
+    assert tally.report().lag == {}
+    for second, read in ((0, 0), (10, 90)):
+        meter.observe(at(second), {A0: read}, {A0: 100})
+        tally(meter.lag("in", at(second), {A0: read}, {A0: 100}))
+    lag = tally.report().lag["in"]
+    assert (lag.rows, lag.partitions["a-0"].rows) == (10, 10)
+    assert lag.eta_seconds == pytest.approx(10 / 9)
 
 
 # -------------------------------------------------------------------------------------------------------------- stalls

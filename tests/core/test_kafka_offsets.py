@@ -134,7 +134,7 @@ def test_162_a_time_is_its_first_record_and_a_partition_without_one_begins_at_it
 
 
 @pytest.mark.mission("D6")
-def test_162_committed_offsets_are_a_start_and_where_there_is_none_it_fails_unless_told():
+def test_161_162_committed_offsets_are_a_start_and_where_there_is_none_it_fails_unless_told():
     told = {A0: 42, A1: 0, B0: None}
     with pytest.raises(ConnectorError, match=r"no offset for b-0.*start_otherwise='earliest' or 'latest'"):
         resolve_start("committed", TWO, told=told)

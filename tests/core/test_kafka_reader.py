@@ -151,11 +151,22 @@ def test_a_backlog_is_read_by_executors_and_what_comes_then_in_the_driver(monkey
     assert len(bench.cluster.consumers) == 1, "the consumer is kept while executors read"
 
 
+def test_of_a_backlog_each_partition_is_read_on_however_few_rows_a_batch_has(monkeypatch):
+    """A consumer in the driver brings one partition after the other: a job that is killed soon never comes to some."""
+    monkeypatch.setattr(kafka_places, "MOST_HERE", 30)
+    bench = Bench(cluster_of(40, 40, 40), limits=Limits(rows=6))
+    while len(bench.plans) < 4:
+        bench.poll()
+    assert all(bench.offsets(partition) for partition in range(3))
+    bench.until_quiet()
+    assert [bench.offsets(partition) for partition in range(3)] == [list(range(40))] * 3
+
+
 # ------------------------------------------------------------------------------------------------ partitions and topics
 
 
 @EITHER
-def test_new_partitions_are_read_from_their_first_record(read_in):
+def test_160_new_partitions_are_read_from_their_first_record(read_in):
     bench = Bench(cluster_of(1), read_in=read_in, start="latest")
     bench.until_quiet()
     bench.cluster.log(1).append(b"v", b"v")
@@ -164,7 +175,7 @@ def test_new_partitions_are_read_from_their_first_record(read_in):
     assert [fact.partitions for fact in bench.of(PartitionsFound)] == [("orders-1",)]
 
 
-def test_new_partitions_wait_for_a_restart_where_nobody_is_to_look():
+def test_160_new_partitions_wait_for_a_restart_where_nobody_is_to_look():
     bench = Bench(cluster_of(1), discover_every=None)
     bench.cluster.log(1).append(b"v")
     bench.until_quiet(400)
@@ -173,7 +184,7 @@ def test_new_partitions_wait_for_a_restart_where_nobody_is_to_look():
     assert bench.offsets(1) == [0]
 
 
-def test_new_topics_that_a_pattern_matches_are_read_from_their_first_record():
+def test_160_new_topics_that_a_pattern_matches_are_read_from_their_first_record():
     cluster = FakeCluster(**{"orders.eu": 1, "users": 1})
     bench = Bench(cluster, pattern="orders[.].*", discover_every="1 second")
     cluster.ids_of["orders.us"] = "u"
@@ -186,7 +197,7 @@ def test_new_topics_that_a_pattern_matches_are_read_from_their_first_record():
 
 
 @EITHER
-def test_paused_partitions_keep_their_place_and_are_neither_idle_nor_caught_up(read_in):
+def test_161_paused_partitions_keep_their_place_and_are_neither_idle_nor_caught_up(read_in):
     bench = Bench(cluster_of(3, 3), read_in=read_in, until=Until.CAUGHT_UP)
     bench.limits = Limits(rows=2, paused=frozenset({"1"}))
     answer = [bench.poll() for _ in range(60)][-1]
@@ -277,17 +288,40 @@ def test_a_reader_that_cannot_begin_releases_its_connection():
 # ------------------------------------------------------------------------------------------------------ what goes wrong
 
 
+@pytest.mark.mission("S19")
 def test_a_cluster_that_is_away_for_a_while_is_waited_for_with_a_warning(caplog):
     bench = Bench(cluster_of(1))
     bench.until_quiet()
     bench.cluster.away = AWAY
     with caplog.at_level(logging.WARNING, logger="penstock"):
         bench.until_quiet(2_000)
-    assert "waits for its cluster" in caplog.text
-    bench.cluster.away = None
-    bench.cluster.log().append(b"v")
-    bench.until_quiet(400)
-    assert bench.offsets() == [0, 1]
+        bench.cluster.away = None
+        bench.cluster.log().append(b"v")
+        bench.until_quiet(400)
+    assert bench.offsets() == [0, 1], "from where it stood"
+    trouble = "source in has trouble with Kafka at k:9092"
+    assert [record.message for record in caplog.records] == [
+        f"{trouble}: the cluster is away",
+        f"{trouble}, for 10 s now: the cluster is away",
+        f"{trouble} no more; it lasted 16 s",
+    ]
+
+
+def test_what_clients_complain_of_is_told_once_then_seldom_then_that_it_is_over(caplog):
+    bench = Bench(cluster_of(1), fail_stalled_after="1 hour")
+    bench.until_quiet()
+    with caplog.at_level(logging.WARNING, logger="penstock"):
+        for _ in range(2_000):  # one look of each 60 succeeds meanwhile: another broker answers
+            bench.cluster.troubles += [FakeTrouble("_TRANSPORT")] * 20
+            bench.poll()
+        for _ in range(4_000):
+            bench.poll()
+    trouble = "source in has trouble with Kafka at k:9092"
+    assert [record.message for record in caplog.records] == [
+        f"{trouble}: _TRANSPORT was said",
+        f"{trouble}, for 10 s now: _TRANSPORT was said",
+        f"{trouble} no more; it lasted 36 s",
+    ]
 
 
 def test_a_cluster_that_stays_away_fails_the_job_and_a_retry_may_help():
@@ -444,7 +478,7 @@ def test_records_that_come_twice_are_an_error_and_no_rows():
 # ------------------------------------------------------------------------------------------------------- what is told
 
 
-def test_offsets_are_committed_when_a_checkpoint_is_complete_and_failures_are_made_good():
+def test_159_offsets_are_committed_when_a_checkpoint_is_complete_and_failures_are_made_good():
     bench = Bench(cluster_of(3), group="g", read_in="driver", limits=Limits(rows=2))
     bench.poll()
     first = bench.reader.position()
@@ -501,7 +535,7 @@ def test_without_a_group_nothing_is_committed():
     assert bench.cluster.commits == []
 
 
-def test_the_lag_of_each_partition_is_told():
+def test_161_the_lag_of_each_partition_is_told():
     bench = Bench(cluster_of(9, 0), read_in="driver", limits=Limits(rows=2))
     for _ in range(2):
         bench.poll()

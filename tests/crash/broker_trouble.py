@@ -6,6 +6,7 @@ in a commit, in recovery, or dead. At the end the broker is well, and each has h
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 from collections import Counter
@@ -15,6 +16,7 @@ from integration.broker import Broker
 from integration.topics import Topics
 
 ACTS = ("add_partition", "pause", "kill", "pause", "restart", "pause", "kill")
+FEW = ("add_partition", "kill", "pause")
 MOST_PARTITIONS = 8
 
 
@@ -24,6 +26,7 @@ class BrokerTrouble:
     Args:
         knows: whether the job has a partition in a checkpoint.
         chance: chooses the gaps, at most ``gap`` seconds, and the pauses, at most ``pause`` seconds.
+        once: only few things happen, each once; otherwise all, again and again.
     """
 
     def __init__(
@@ -35,6 +38,7 @@ class BrokerTrouble:
         *,
         gap: float,
         pause: float,
+        once: bool = False,
     ) -> None:
         self.done: Counter[str] = Counter()
         self.found: dict[int, int] = {}
@@ -46,6 +50,7 @@ class BrokerTrouble:
         self._knows = knows
         self._gap = gap
         self._pause = pause
+        self._once = once
         self._begin = self._last = len(self._topics.ends(topic))
         self._failure: BaseException | None = None
         self._over = threading.Event()
@@ -77,11 +82,13 @@ class BrokerTrouble:
             "restart": self._broker.restart,
         }
         try:
-            while not (self._over.is_set() and acts.keys() <= self.done.keys()):
-                name = ACTS[self.done.total() % len(ACTS)]
+            names = iter(FEW) if self._once else itertools.cycle(ACTS)
+            wanted = set(FEW if self._once else ACTS)
+            while not (self._over.is_set() and wanted <= self.done.keys()):
                 self._rest()
-                acts[name]()
-                self.done[name] += 1
+                if (name := next(names, None)) is not None:
+                    acts[name]()
+                    self.done[name] += 1
         except BaseException as error:
             self._failure = error
 

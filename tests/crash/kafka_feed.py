@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from crash.broker_trouble import BrokerTrouble
-from crash.kafka_job import SERVERS, TOPIC
+from crash.kafka_job import EMPTY, SERVERS, TOMBSTONE, TOPIC
 from crash.kafka_producer import DELAYED
 from crash.waiting import clock, until
 from integration.broker import QUIET, Broker
@@ -54,10 +54,10 @@ class KafkaFeed:
         """What tells the job where to read."""
         return {SERVERS: self._broker.servers, TOPIC: self.topic}
 
-    def begin_trouble(self, seed: int, *, gap: float, pause: float) -> BrokerTrouble:
+    def begin_trouble(self, seed: int, *, gap: float, pause: float, once: bool = False) -> BrokerTrouble:
         """What befalls the broker from now on; it ends when all windows are closed."""
         chance = random.Random(seed)
-        self.trouble = BrokerTrouble(self._broker, self.topic, chance, self._is_known, gap=gap, pause=pause)
+        self.trouble = BrokerTrouble(self._broker, self.topic, chance, self._is_known, gap=gap, pause=pause, once=once)
         return self.trouble
 
     # ------------------------------------------------------------------------------------------ as a campaign sees it
@@ -118,20 +118,27 @@ class KafkaFeed:
         return False
 
     def _records(self) -> Iterator[Message]:
-        """All records of the topic, read with the plain client."""
-        left = {partition: end for partition, end in self._topics.ends(self.topic).items() if end}
-        consumer = Consumer(
-            {"bootstrap.servers": self._broker.servers, "group.id": "oracle", "enable.auto.commit": False, **QUIET}
+        """All records of the topic that are committed, read with the plain client."""
+        until(
+            PATIENCE,
+            "the markers of all transactions are there",
+            lambda: self._topics.ends(self.topic) == self._topics.ends(self.topic, committed=False),
         )
+        left = {partition: end for partition, end in self._topics.ends(self.topic).items() if end}
+        reading = {"enable.auto.commit": False, "enable.partition.eof": True, "isolation.level": "read_committed"}
+        consumer = Consumer({"bootstrap.servers": self._broker.servers, "group.id": "oracle", **reading, **QUIET})
         try:
             consumer.assign([TopicPartition(self.topic, partition, 0) for partition in left])
             deadline = clock() + PATIENCE
             while left:
                 assert clock() < deadline, f"the topic was not read back: {left} are left"
                 for message in consumer.consume(10_000, 1.0):
-                    assert message.error() is None, message.error()
-                    yield message
-                    if message.offset() == left[message.partition()] - 1:
+                    error = message.error()
+                    if error is None:
+                        yield message
+                        continue
+                    assert error.code() == KafkaError._PARTITION_EOF, error
+                    if message.offset() >= left.get(message.partition(), message.offset() + 1):
                         del left[message.partition()]
         finally:
             consumer.close()
@@ -147,11 +154,16 @@ class KafkaFeed:
             is_early = each.partition() in added and each.offset() < found.get(each.partition(), each.offset() + 1)
             if is_early or DELAYED in dict(each.headers() or ()):
                 with suppress(ValueError):
-                    self.delayed.add(json.loads(each.value())["id"])
+                    self.delayed.add(json.loads(each.value() or "")["id"])
         folder = self._home / "in"
         folder.mkdir()
-        lines = b"\n".join(each.value() for each in records)
-        (folder / "part-00000.jsonl").write_bytes(lines + b"\n")
+        lines = (TOMBSTONE if each.value() is None else each.value().decode() or EMPTY for each in records)
+        (folder / "part-00000.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+    @property
+    def steps(self) -> dict[str, int]:
+        """How often the producer did what it does by turns."""
+        return dict(self._told.get("steps", {}))
 
     @property
     def partitions(self) -> int:

@@ -13,6 +13,11 @@ from crash.torture_pipeline import SCHEMA, publish, run_without_interruption
 
 SERVERS, TOPIC = "KAFKA_JOB_SERVERS", "KAFKA_JOB_TOPIC"
 
+TOMBSTONE, EMPTY = "(no value)", "(an empty value)"
+"""What the job, and the verdict, call records that no text can stand for."""
+
+SHOWN = f"CASE WHEN value IS NULL THEN '{TOMBSTONE}' WHEN value = X'' THEN '{EMPTY}' ELSE CAST(value AS STRING) END"
+
 
 @ps.pipeline("torture")
 def job(p: ps.Pipeline) -> None:
@@ -25,7 +30,7 @@ def job(p: ps.Pipeline) -> None:
     )
     parsed, bad = p.read("lines", source).parse_json("value", SCHEMA, on_error="split")
     # The partition stays, so that each has a watermark of its own: none makes the rows of another late.
-    publish(parsed.select("partition", "id", "user", "amount", "at"), bad.select("CAST(value AS STRING) AS value"))
+    publish(parsed.select("partition", "id", "user", "amount", "at"), bad.select(f"{SHOWN} AS value"))
 
 
 if __name__ == "__main__":

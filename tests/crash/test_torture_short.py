@@ -1,4 +1,4 @@
-"""The torture with few kills, as the suite runs it; ``make torture-files`` is the whole."""
+"""The tortures with few kills, as the suite runs them; ``make torture-files`` and ``torture-kafka`` are the whole."""
 
 import json
 import subprocess
@@ -26,4 +26,15 @@ def test_a_job_killed_at_four_places_loses_and_repeats_nothing_and_a_broken_one_
     assert figures["kills_in_commit"] == 2
     assert figures["kills_in_recovery"] >= 1
     assert figures["rows"] > 0
+    assert (figures["lost"], figures["repeated"]) == (0, 0)
+
+
+@pytest.mark.integration
+@pytest.mark.mission("D6", "D10")
+def test_a_kafka_job_that_is_killed_twice_and_whose_broker_is_killed_once_loses_and_repeats_nothing():
+    figures = tortured("torture_kafka.py")
+
+    assert (figures["kills"], figures["kills_in_recovery"]) == (2, 1)
+    assert (figures["broker_kills"], figures["broker_pauses"], figures["partitions_added"]) == (1, 1, 1)
+    assert min(figures["rows"], figures["transactions"], figures["transactions_aborted"]) > 0
     assert (figures["lost"], figures["repeated"]) == (0, 0)

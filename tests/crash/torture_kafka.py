@@ -1,7 +1,7 @@
 """Kills a Kafka-to-files job at every place it has, and its broker too, and compares with another engine's result.
 
-A process of its own appends rows all the while; the broker is killed, paused and restarted, and partitions are added.
-What counts in the end is what lies in the topic.
+A process of its own appends rows all the while, in transactions too, of which some are aborted; the broker is killed,
+paused and restarted, and partitions are added. What counts in the end is what is committed in the topic.
 
 make torture-kafka                      some tens of kills
 make torture-kafka ARGS="--kills 60 --seed 7 --keep"
@@ -19,7 +19,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 
-from crash import campaign as campaigns  # noqa: E402 - found through the path above
+from bench import result  # noqa: E402 - found through the path above
+
+from crash import campaign as campaigns  # noqa: E402
 from crash import conduct  # noqa: E402
 from crash.broker_trouble import BrokerTrouble  # noqa: E402
 from crash.kafka_feed import KafkaFeed  # noqa: E402
@@ -39,40 +41,52 @@ def torture(home: Path, arguments: argparse.Namespace) -> conduct.Outcome:
             campaign = _campaign(killed, arguments.seed, feed)
             trouble = _killed(campaign, feed, arguments)
             verdict = judge(killed, feed)
-            problems = [*verdict.problems, *campaign.notes]
-            details = conduct.details(campaign, verdict) | {"broker": dict(trouble.done)}
+            problems = [*verdict.problems, *campaign.notes, *_noise(campaign)]
+            details = conduct.details(campaign, verdict) | {"broker": dict(trouble.done), "steps": feed.steps}
             verdicts = {"killed": verdict}
             if not arguments.short:
                 details["uninterrupted"] = _uninterrupted(conduct.folder(home, "whole"), killed, feed, problems)
                 conduct.check_reach(campaign, arguments.kills, problems)
         if not arguments.short:
             broken = conduct.folder(home, "broken")
-            with closing(KafkaFeed(broker, topics, broken, arguments.seed, per_second=PER_SECOND)) as feed:
-                control = conduct.negative_control(_campaign(broken, arguments.seed, feed), problems)
+            with closing(KafkaFeed(broker, topics, broken, arguments.seed, per_second=PER_SECOND)) as other:
+                control = conduct.negative_control(_campaign(broken, arguments.seed, other), problems)
             verdicts[conduct.CONTROL] = control
             details["negative_control"] = asdict(control)
     conduct.show(campaign, verdicts)
-    figures = conduct.figures(campaign, verdict) | {
+    return conduct.Outcome(conduct.figures(campaign, verdict) | _figures(campaign, feed, trouble), problems, details)
+
+
+def _figures(campaign: campaigns.Campaign, feed: KafkaFeed, trouble: BrokerTrouble) -> dict[str, result.Figure]:
+    return {
         "broker_kills": trouble.done["kill"],
         "broker_pauses": trouble.done["pause"],
         "broker_restarts": trouble.done["restart"],
         "partitions_added": len(trouble.added()),
+        "transactions": feed.steps["commit"],
+        "transactions_aborted": feed.steps["abort"],
+        "warnings_of_trouble": sum(life.said.count("has trouble with Kafka") for life in campaign.lives),
     }
-    return conduct.Outcome(figures, problems, details)
+
+
+def _noise(campaign: campaigns.Campaign) -> list[str]:
+    """A broker that is away is told by the job, not by each of its clients again and again."""
+    lines = sum("rdkafka#" in line for life in campaign.lives for line in life.said.splitlines())
+    return [f"{lines} lines of the client library are in the drivers' logs"] if lines else []
 
 
 def _killed(campaign: campaigns.Campaign, feed: KafkaFeed, arguments: argparse.Namespace) -> BrokerTrouble:
     """The lives, and what befell the broker meanwhile."""
     try:
         if arguments.short:
-            trouble = feed.begin_trouble(arguments.seed, gap=4, pause=3)
+            trouble = feed.begin_trouble(arguments.seed, gap=4, pause=3, once=True)
             campaign.strike("sink.commit.before", "group", hit=3)
             campaign.strike("recovery.committed", "python")
         else:
             trouble = feed.begin_trouble(arguments.seed, gap=12, pause=6)
             campaigns.run(campaign, arguments.kills)
             campaign.zombies()
-        campaign.finish()
+        campaign.finish(again=not arguments.short)
     finally:
         campaign.close()
     return trouble

@@ -21,6 +21,7 @@ from penstock.facts import (
     Published,
     Restarting,
     RowsRead,
+    SourceLag,
     WatermarkAdvanced,
 )
 from penstock.ids import BEGINNING, END_OF_TIME
@@ -55,6 +56,7 @@ class LiveOutput:
         self._rows: deque[tuple[Instant, int]] = deque()
         self._total = {"read": 0, "written": 0, "checkpoints": 0, "late": 0}
         self._watermarks: dict[str, int] = {}
+        self._lag: dict[str, SourceLag] = {}
         self._last: tuple[int, WallTime] | None = None
         self._live: Live | None = None
 
@@ -80,8 +82,8 @@ class LiveOutput:
                 self._total["written"] += (fact.rows or 0) if fact.task in self._sinks else 0
             case Counted(name="late"):
                 self._total["late"] += fact.amount
-            case WatermarkAdvanced():
-                self._watermarks[fact.task] = fact.at
+            case WatermarkAdvanced() | SourceLag():
+                self._learned(fact)
             case CheckpointCompleted():
                 self._completed(fact)
             case CheckpointFailed():
@@ -97,6 +99,12 @@ class LiveOutput:
             case _:
                 pass
 
+    def _learned(self, fact: WatermarkAdvanced | SourceLag) -> None:
+        if isinstance(fact, SourceLag):
+            self._lag[fact.task] = fact
+        else:
+            self._watermarks[fact.task] = fact.at
+
     def _started(self, fact: JobStarted) -> None:
         how = "starting empty" if fact.restored is None else f"restoring from checkpoint {fact.restored}"
         parts = [f"{self._job}: {how}", f"generation {fact.generation}"]
@@ -104,6 +112,7 @@ class LiveOutput:
             parts.append(f"published {count(fact.published, 'output')} that the log held open")
         self._output.note(" · ".join(parts), style="bold")
         self._watermarks.clear()
+        self._lag.clear()
         self._rows.clear()
         console = self._output.err
         if console.is_terminal and not console.is_dumb_terminal and self._live is None:
@@ -145,11 +154,20 @@ class LiveOutput:
         while self._rows and self._rows[0][0] < now - SPAN:
             self._rows.popleft()
         rate = sum(rows for _, rows in self._rows) / (SPAN / 1_000_000)
-        parts = [f"{rate:,.0f} rows/s", f"watermark {self._watermark()}"]
+        parts = [f"{rate:,.0f} rows/s", f"watermark {self._watermark()}", *self._behind()]
         if self._last is not None:
             age = max(0, self._clock.wall() - self._last[1]) / 1_000_000
             parts.append(f"checkpoint {self._last[0]} {age:.0f} s ago")
         return " · ".join([*parts, "Ctrl-C stops in order"])
+
+    def _behind(self) -> list[str]:
+        """How far the sources that know it are behind, in all, and when the last of them has caught up."""
+        if not self._lag:
+            return []
+        found = count(sum(lag.rows for lag in self._lag.values()), "row") + " behind"
+        ends = [lag.eta_seconds for lag in self._lag.values() if lag.rows]
+        known = [end for end in ends if end is not None]
+        return [f"{found}, caught up in {max(known):,.0f} s" if known and len(known) == len(ends) else found]
 
     def _watermark(self) -> str:
         at = min(self._watermarks.values(), default=BEGINNING)

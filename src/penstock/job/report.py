@@ -19,6 +19,7 @@ from penstock.facts import (
     Published,
     Restarting,
     RowsRead,
+    SourceLag,
 )
 from penstock.ids import CheckpointId
 
@@ -39,6 +40,8 @@ class Report:
         last_checkpoint: the newest completed one.
         published: by sink, checkpoints whose output was made visible.
         restarts: by how many failures the run was interrupted.
+        lag: how far each source that knows it is behind, by partition too, and when nothing will be waiting; as it was
+            told last, about a second ago while the job runs.
     """
 
     state: str
@@ -52,6 +55,7 @@ class Report:
     last_checkpoint: CheckpointId | None = None
     published: Mapping[str, int] = field(default_factory=dict)
     restarts: int = 0
+    lag: Mapping[str, SourceLag] = field(default_factory=dict)
 
 
 class Tally:
@@ -67,6 +71,7 @@ class Tally:
         self._counters: Counter[tuple[str, str]] = Counter()
         self._published: Counter[str] = Counter()
         self._events: Counter[str] = Counter()
+        self._lag: dict[str, SourceLag] = {}
         self._state = "created"
         self._restored: CheckpointId | None = None
         self._last: CheckpointId | None = None
@@ -89,6 +94,8 @@ class Tally:
                 self._counters[fact.task, fact.name] += fact.amount
             case Published():
                 self._published[fact.task] += fact.outcome in {"done", "already done"}
+            case SourceLag():
+                self._lag[fact.task] = fact
             case _:
                 self._add_of_job(fact)
 
@@ -125,4 +132,5 @@ class Tally:
                 last_checkpoint=self._last,
                 published=dict(self._published),
                 restarts=self._events["restarts"],
+                lag=dict(self._lag),
             )

@@ -17,6 +17,7 @@ from penstock.sources.kafka_offsets import Offsets, TopicPartition, Topics
 from penstock.sources.kafka_secrets import Option
 
 if TYPE_CHECKING:
+    from penstock.sources.kafka_errors import Trouble
     from penstock.sources.kafka_fetch import Message
 
 T = TypeVar("T")
@@ -33,6 +34,7 @@ _IN_WORKERS: Final[Mapping[str, Option]] = {
     # What is fetched beyond a range is fetched for nothing.
     "fetch.message.max.bytes": 131_072,
     "fetch.queue.backoff.ms": 1,
+    "log_level": 0,  # a broker that is away is the driver's to tell; here each worker would, without end
     "fetch.wait.max.ms": 1,  # what is to be read is there; only the end of a range of control records is waited for
     "queued.max.messages.kbytes": 4_096,
     "queued.min.messages": 5_000,
@@ -153,6 +155,10 @@ class Cluster(Protocol):
 
     def commit(self, offsets: Offsets) -> Answer[None]:
         """Commit offsets to the group."""
+        ...
+
+    def complaints(self) -> Sequence[Trouble]:
+        """What went wrong without a question, such as a broker that is away, since the last time."""
         ...
 
     def live(self) -> Live:

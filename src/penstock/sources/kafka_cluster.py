@@ -15,12 +15,13 @@ from penstock.sources.kafka_client import Asking, Connection
 from penstock.sources.kafka_consumer import LiveConsumer
 from penstock.sources.kafka_errors import failure, passes
 from penstock.sources.kafka_offsets import Extent, Offsets, Topic, TopicPartition, Topics
-from penstock.sources.kafka_said import Said, log
+from penstock.sources.kafka_said import Said
 from penstock.sources.kafka_secrets import resolve
 
 if TYPE_CHECKING:
     from penstock.sources.kafka_bounds import Told
     from penstock.sources.kafka_client import Steps
+    from penstock.sources.kafka_errors import Trouble
 
 REQUEST_SECONDS: Final = 10.0
 """How long a cluster may take to answer one question."""
@@ -55,16 +56,16 @@ class KafkaCluster:
 
         self._connection = connection
         self._said = Said()
-        self._admin: Any = self._made(AdminClient, connection.client_options())
+        self._admin: Any = self._made(AdminClient, connection.client_options(), self._said.complained)
         self._group: Any = None
         self._committing: Future[None] = Future()
         self._closed = False
 
-    def _made(self, client: Any, options: Mapping[str, Any]) -> Any:
+    def _made(self, client: Any, options: Mapping[str, Any], hears: Callable[[Any], None]) -> Any:
         from confluent_kafka import KafkaException
 
         try:
-            return client({**resolve(options), "error_cb": self._said.heard}, logger=log)
+            return client({**resolve(options), "error_cb": hears}, logger=self._said)
         except KafkaException as error:
             trouble = error.args[0]
             msg = f"Kafka at {self._connection.servers}: an option of the source cannot be ({trouble.str()})"
@@ -86,8 +87,7 @@ class KafkaCluster:
         return self._ask(self._ids(names), _of(names))
 
     def _ids(self, names: Collection[str]) -> Steps[Mapping[str, str | None]]:
-        described = yield from self._described(names)
-        return {name: _id(topic) for name, topic in described.items()}
+        return {name: _id(topic) for name, topic in (yield from self._described(names)).items()}
 
     def _described(self, names: Collection[str]) -> Steps[Mapping[str, Any]]:
         from confluent_kafka import KafkaException, TopicCollection
@@ -198,7 +198,7 @@ class KafkaCluster:
 
         if self._group is None:
             options = {**self._connection.group_options(), "on_commit": self._committed_now}
-            self._group = self._made(Consumer, options)
+            self._group = self._made(Consumer, options, self._said.heard)
         return self._group
 
     def _committed_now(self, error: Any, places: Sequence[Any]) -> None:
@@ -211,6 +211,11 @@ class KafkaCluster:
             self._committing.set_result(None)
         else:
             self._committing.set_exception(KafkaException(error))
+
+    def complaints(self) -> list[Trouble]:
+        """What went wrong without a question, since the last time."""
+        self._admin.poll(0)
+        return self._said.complaints()
 
     def _ask(self, steps: Steps[Any], what: str) -> Asking[Any]:
         return Asking(steps, lambda error: self._translated(error, what), lambda: self._served(what))
@@ -229,8 +234,7 @@ class KafkaCluster:
             return error
         if not isinstance(error, KafkaException):
             raise error
-        code, said = self._said.behind(error.args[0])
-        return self._failure(code, said, what)
+        return self._failure(*self._said.behind(error.args[0]), what)
 
     def _failure(self, code: str, said: str, what: str) -> ConnectorError:
         return failure(code, said, servers=self._connection.servers, what=what)
@@ -241,7 +245,7 @@ class KafkaCluster:
         """A consumer that fetches nothing yet."""
         from confluent_kafka import Consumer
 
-        return LiveConsumer(self._made(Consumer, self._connection.live_options()))
+        return LiveConsumer(self._made(Consumer, self._connection.live_options(), self._said.heard))
 
     def close(self) -> None:
         """Let go of the client, once it has served what it still has to say."""

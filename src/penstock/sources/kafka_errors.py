@@ -91,6 +91,11 @@ def is_refusal(name: str) -> bool:
     return name in _LOGIN
 
 
+def is_outage(name: str) -> bool:
+    """Whether no broker at all is connected; what came of each was said before."""
+    return name == "_ALL_BROKERS_DOWN"
+
+
 def is_wordless(name: str) -> bool:
     """Whether the error only says that nothing came: what the client said besides tells why."""
     return name in _WORDLESS

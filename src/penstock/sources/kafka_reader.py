@@ -126,7 +126,7 @@ class KafkaReader:
         for topic, (rows, size) in self._frames.weighed().items():
             self._sizes.learn(topic, rows=rows, bytes=size)
         was_here = self._places.is_here
-        if self._places.choose(waiting, limits, self._sizes):
+        if self._places.choose(waiting, self._sizes):
             return self._from_hand(now, limits, bounds, paused)
         if was_here:
             self._leave_hands()

@@ -13,8 +13,10 @@ from penstock.errors import ConnectorError
 from penstock.facts import OffsetsCommitted, OffsetsLost, PartitionsFound, PartitionStalled
 from penstock.ids import Instant
 from penstock.sources.kafka_changes import DOUBTFUL, Absences, reconcile, refusal, skip
+from penstock.sources.kafka_errors import is_outage
 from penstock.sources.kafka_lag import LagMeter
 from penstock.sources.kafka_planning import ends
+from penstock.sources.kafka_said import Outage
 from penstock.sources.kafka_stalls import Action, StallWatch
 
 if TYPE_CHECKING:
@@ -78,7 +80,7 @@ class ClusterWatch:
         self._lag = LagMeter()
         self._told: Instant | None = None
         self._away: Instant | None = None
-        self._warned: Instant | None = None
+        self._outage = Outage(f"source {uid} has trouble with Kafka at {source.servers}")
         self._learn(topics, progress, None)
 
     @property
@@ -115,6 +117,8 @@ class ClusterWatch:
         Raises:
             ConnectorError: the cluster was away for too long, records are lost, or a partition has stalled for good.
         """
+        for trouble in self._cluster.complaints():
+            _warn(self._outage.met(now, trouble.str(), whole=is_outage(trouble.name())))
         self._hear_names(now)
         look = self._look
         if look is None or not look.answer.ready():
@@ -126,6 +130,7 @@ class ClusterWatch:
             self._bear(error, now)
             return False
         self._away = None
+        _warn(self._outage.answered(now, asked=look.began))
         self._learn(topics, look.progress, now)
         bounds = ends(self.progress, topics)
         self._tell_lag(now, bounds)
@@ -136,13 +141,9 @@ class ClusterWatch:
         if not error.retry:
             raise error
         self._away = now if self._away is None else self._away
-        patience = self._source.patience
-        if now >= self._away + patience.fail:
+        if now >= self._away + self._source.patience.fail:
             raise error
-        if self._warned is None or now >= self._warned + patience.warn:
-            self._warned = now
-            seconds = (now - self._away) // _SECOND
-            log.warning("source %s waits for its cluster, since %d s: %s", self._uid, seconds, error)
+        _warn(self._outage.met(now, str(error), whole=True))
 
     def _learn(self, topics: Topics, then: Progress, now: Instant | None) -> None:
         """Take over what is there now. What is lost must have been so when the look began, and still be so."""
@@ -222,6 +223,11 @@ class ClusterWatch:
         return reopen
 
 
+def _warn(line: str | None) -> None:
+    if line is not None:
+        log.warning("%s", line)
+
+
 class Commits:
     """Sends what is to be committed to the source's group, and tells what became of it."""
 
@@ -235,19 +241,26 @@ class Commits:
         self._decides = decides
         self._sent: tuple[Answer[None], Offsets] | None = None
         self._looked = Instant(0)
+        self._over = False
 
     def completed(self, progress: Progress) -> None:
-        """A checkpoint with this progress is complete."""
-        self._decides.completed(progress)
+        """A checkpoint with this progress is complete; a source that has ended is not polled any more."""
+        if not self._over:
+            self._decides.completed(progress)
+            self._go_on(self._looked)
 
     def look(self, progress: Progress, now: Instant) -> None:
         """Send what is due, and hear what became of what was sent."""
         self._looked = now
         self._decides.read(progress, now)
+        self._go_on(now)
+
+    def _go_on(self, now: Instant) -> None:
         if self._sent is not None and self._sent[0].ready():
             self._settle(now)
         if self._sent is None and (offsets := self._decides.take(now)) is not None:
             self._sent = self._cluster.commit(offsets), offsets
+            self._sent[0].ready()  # it is asked for by the first look
 
     def _settle(self, now: Instant) -> None:
         assert self._sent is not None
@@ -264,7 +277,8 @@ class Commits:
         self._report(OffsetsCommitted(task=self._uid, group=self._group, offsets=told, error=said))
 
     def finish(self) -> None:
-        """The reader is closed: commit what the last checkpoint has, which no poll comes after."""
+        """The reader is closed: commit what the last checkpoint has, which no poll comes after, and nothing later."""
+        self._over = True
         if self._sent is not None and self._sent[0].wait(_MORE_SECONDS):
             self._settle(self._looked)
         if self._sent is None and (offsets := self._decides.last()) is not None:
