@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _STANDS_FOR: Final = 2**62 + 20_261_200
 """The first of the numbers that stand for others: no time, and no count, comes near."""
 
+_MOST_NUMBERS: Final = 6
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
@@ -58,7 +60,7 @@ class Templates:
         self.grafter = Grafter(spark)
         self._observer = Observer(self.grafter)
         self._parser: Java = cast("Any", spark)._jsparkSession.sessionState().sqlParser()  # noqa: SLF001
-        self._places: list[Java] = []
+        self._places = [self._number(_STANDS_FOR + place) for place in range(_MOST_NUMBERS)]
 
     def make(
         self,
@@ -73,7 +75,7 @@ class Templates:
         Args:
             schema: of the frame that it is given.
             build: called once, with the frame and so many numbers.
-            numbers: how many.
+            numbers: how many, at most six.
             figures: aggregates to observe over its result, by name.
         """
         leaf = self.grafter.leaf(schema)
@@ -84,8 +86,6 @@ class Templates:
     def hang(self, template: Template, below: Java, *numbers: int) -> Java:
         """The plan of a batch: ``below`` is that of a frame with the template's columns, the numbers are in order."""
         plan = template.plan
-        while len(self._places) < len(numbers):
-            self._places.append(self._number(_STANDS_FOR + len(self._places)))
         pairs = list(zip(self._places, map(self._number, numbers), strict=False))
         for some in range(0, len(pairs), MOST):
             flat = (each for pair in pairs[some : some + MOST] for each in pair)
