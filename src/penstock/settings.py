@@ -30,7 +30,8 @@ class Settings:
         retained: complete checkpoints that stay restorable, the newest included.
         max_rows_per_batch: most rows a batch may hold, where the source can count them before reading.
         max_bytes_per_batch: most bytes a batch may hold.
-        channel_capacity: batches that wait on an edge before its sender pauses.
+        channel_capacity: batches that wait on an edge before its sender pauses: with one, the next is planned while one
+            runs; more only make rows wait longer.
         stop_timeout: how long a stop waits for the last checkpoint and its output; then the job ends without them, and
             the next start goes on from the last complete one. ``None`` waits for ever.
         restart: ``exponential``, ``fixed``, ``rate`` or ``none``.
@@ -48,7 +49,7 @@ class Settings:
     retained: int = 3
     max_rows_per_batch: int | None = None
     max_bytes_per_batch: int | None = 256 * 1024 * 1024
-    channel_capacity: int = 2
+    channel_capacity: int = 1
     restart: str = "exponential"
     stop_timeout: int | None = None
     mode: str = "exactly-once"

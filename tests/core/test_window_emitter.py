@@ -5,11 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from penstock.elements import Lease
 from penstock.ids import BEGINNING
-from penstock.operators import emitter as emitters
 from penstock.operators.emission import FINAL, Emission
 from penstock.operators.emitter import Emitter
 from penstock.operators.windows import sliding, tumbling
@@ -24,10 +21,8 @@ UPDATES = Emission(updates=True)
 class Asked:
     """In the place of what makes frames: keeps which windows it was asked for."""
 
-    due: list[Any]
-
-    def __init__(self, plan: Any) -> None:
-        self.due = plan.asked
+    def __init__(self) -> None:
+        self.due: list[Any] = []
 
     def finished(self, layers, due):
         self.due.append(due)
@@ -40,11 +35,12 @@ class Kit:
     """An emitter, its stack, and the windows it asked for."""
 
     def __init__(self, window, emission=FINAL, *, fired=BEGINNING, closed=BEGINNING, horizon=BEGINNING) -> None:
-        self.asked: list[Any] = []
         self.stack = Stack(horizon=horizon)
-        plan: Any = SimpleNamespace(window=window, asked=self.asked)
+        plan: Any = SimpleNamespace(window=window)
+        results: Any = Asked()
+        self.asked = results.due
         context: Any = SimpleNamespace(count=lambda *_: None, wall=lambda: 0)
-        self.emitter = Emitter(plan, emission, self.stack, context, fired=fired, closed=closed)
+        self.emitter = Emitter(plan, results, emission, self.stack, context, fired=fired, closed=closed)
 
     def add(self, end: int) -> None:
         frame: Any = None
@@ -71,11 +67,6 @@ class Kit:
 
 
 def _emit(*_: object) -> None: ...
-
-
-@pytest.fixture(autouse=True)
-def asked(monkeypatch):
-    monkeypatch.setattr(emitters, "Results", Asked)
 
 
 def test_windows_that_were_closed_stay_closed_when_more_lateness_is_allowed_later():

@@ -18,30 +18,16 @@ from penstock.state.layer import build, union
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.operators.base import Emit, OperatorContext
+    from penstock.operators.base import Emit
     from penstock.operators.emission import Emission
     from penstock.operators.graft import Java
-    from penstock.operators.template import Templates
-    from penstock.state.stack import Stack
 
 
 class CountEmitter(Emitter):
     """Sends windows that are full, and at the end of time what is left."""
 
-    def __init__(
-        self,
-        plan: CountPlan,
-        emission: Emission,
-        stack: Stack,
-        context: OperatorContext,
-        *,
-        fired: int,
-        closed: int,
-        templates: Templates,
-    ) -> None:
-        super().__init__(plan, emission, stack, context, fired=fired, closed=closed, templates=templates)
-        self._plan = plan
-        self._full = 0
+    _plan: CountPlan
+    _full = 0
 
     def found(self, full: int) -> None:
         """The newest layer has so many full windows."""
@@ -75,8 +61,9 @@ class CountOperator(WindowOperator):
     _emitter: CountEmitter
 
     def _sending(self, emission: Emission, *, fired: int, closed: int) -> Emitter:
-        plan, stack, context, templates = self._plan, self._stack, self._context, self._templates
-        return CountEmitter(plan, emission, stack, context, fired=fired, closed=closed, templates=templates)
+        return CountEmitter(
+            self._plan, self._results(), emission, self._stack, self._context, fired=fired, closed=closed
+        )
 
     def _keep(self, flagged: Java) -> int:
         layers_format, stack = self._plan.layers, self._stack

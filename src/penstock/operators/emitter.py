@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from penstock.elements import Batch, Lease
 from penstock.ids import BEGINNING, END_OF_TIME
 from penstock.operators.emission import Emission, Rhythm, earlier
-from penstock.operators.result_plans import ResultPlans
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
     from penstock.handles import Json
     from penstock.ids import EventTime
     from penstock.operators.base import Emit, OperatorContext
-    from penstock.operators.result_plans import Makes
-    from penstock.operators.template import Templates
+    from penstock.operators.result_plans import ResultPlans
     from penstock.operators.window_plan import WindowPlan
     from penstock.operators.windows import Due
     from penstock.state.stack import Stack
@@ -35,29 +33,28 @@ class Emitter:
 
     Args:
         plan: of the step.
+        results: makes what is sent.
         emission: what is sent, and when.
         stack: the step's layers.
         context: for its counters and clock.
         fired: windows that end at or before it were sent.
         closed: windows that end at or before it lack rows, whatever lateness is allowed now.
-        templates: of the job's session.
-        results: makes the frames, if not in the way of windows that are made of panes.
     """
 
     def __init__(
         self,
         plan: WindowPlan,
+        results: ResultPlans,
         emission: Emission,
         stack: Stack,
         context: OperatorContext,
         *,
         fired: int,
         closed: int,
-        templates: Templates,
-        results: Makes | None = None,
     ) -> None:
+        self._plan = plan
         self._window = plan.window
-        self._results = ResultPlans(plan, templates, results)
+        self._results = results
         self._emission = emission
         self._stack = stack
         self._context = context

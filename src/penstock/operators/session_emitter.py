@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, cast
 
 from penstock.ids import BEGINNING, END_OF_TIME, EventTime
 from penstock.operators.emitter import Emitter
-from penstock.operators.session_results import SessionResults
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.operators.base import Emit, OperatorContext
     from penstock.operators.emission import Emission
+    from penstock.operators.result_plans import ResultPlans
     from penstock.operators.session_plan import SessionPlan
     from penstock.operators.sessions import Session
-    from penstock.operators.template import Templates
     from penstock.operators.window_base import Due
     from penstock.state.stack import Stack
 
@@ -35,19 +34,16 @@ class SessionEmitter(Emitter):
     def __init__(
         self,
         plan: SessionPlan,
+        results: ResultPlans,
         emission: Emission,
         stack: Stack,
         context: OperatorContext,
         *,
         fired: int,
         closed: int,
-        templates: Templates,
         merge: Callable[[], None],
     ) -> None:
-        results = SessionResults(plan)
-        super().__init__(
-            plan, emission, stack, context, fired=fired, closed=closed, templates=templates, results=results
-        )
+        super().__init__(plan, results, emission, stack, context, fired=fired, closed=closed)
         self._session: Session = cast("Session", plan.window)
         self._merge = merge
         self._stack.close_windows(self._closed)  # one layer at most, so whole sessions

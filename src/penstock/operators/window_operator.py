@@ -19,8 +19,10 @@ from penstock.operators.emitter import Emitter
 from penstock.operators.folding import Folding
 from penstock.operators.late_rows import LateRows
 from penstock.operators.layer_plans import BY_PARTITION, LayerPlans
+from penstock.operators.result_plans import ResultPlans
 from penstock.operators.session_emitter import SessionEmitter
 from penstock.operators.session_plan import SessionPlan
+from penstock.operators.session_results import SessionResults
 from penstock.operators.template import Templates
 from penstock.state.blocks import state_session, unpersist
 from penstock.state.compaction import Merge, plan_merge
@@ -160,11 +162,15 @@ class WindowOperator:
             self._pending.give_up()
 
     def _sending(self, emission: Emission, *, fired: int, closed: int) -> Emitter:
-        plan, stack, context, templates = self._plan, self._stack, self._context, self._templates
+        plan, results, stack, context = self._plan, self._results(), self._stack, self._context
         if isinstance(plan, SessionPlan):
-            merge, moments = self._merge_all, {"fired": fired, "closed": closed}
-            return SessionEmitter(plan, emission, stack, context, **moments, templates=templates, merge=merge)
-        return Emitter(plan, emission, stack, context, fired=fired, closed=closed, templates=templates)
+            merge = self._merge_all
+            return SessionEmitter(plan, results, emission, stack, context, fired=fired, closed=closed, merge=merge)
+        return Emitter(plan, results, emission, stack, context, fired=fired, closed=closed)
+
+    def _results(self) -> ResultPlans:
+        plan = self._plan
+        return ResultPlans(plan, self._templates, SessionResults(plan) if isinstance(plan, SessionPlan) else None)
 
     def _add_layer(self, flagged: Java, by_partition: LateRows) -> dict[str, Any]:
         apart = by_partition.apart
