@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -30,7 +30,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE)]
 
 import result  # noqa: E402 - found through the path above
-from checkpoint_job import sizes  # noqa: E402
+from checkpoint_job import listed, sizes  # noqa: E402
 
 BYTES_A_KEY = 80
 """About what a key takes in a layer: 64 characters of a hash, and four random numbers."""
@@ -136,27 +136,11 @@ class Files:
         """Take in what is there now."""
         self.seen |= dict(sizes(self._folder))
         for entry in sorted(self._folder.glob("*/log/*"))[-2:]:
-            self.by_checkpoints |= dict(_added(entry))
+            self.by_checkpoints |= {path: length for level, path, length in listed(entry) if level == 0}
 
     def _follow(self) -> None:
         while not self._ended.wait(0.2):
             self.look()
-
-
-def _added(entry: Path) -> Iterator[tuple[str, int]]:
-    """Files of layers in an entry of the log that no merge made."""
-    try:
-        found = [json.loads(entry.read_text(encoding="utf-8"))]
-    except (OSError, ValueError):
-        return
-    while found:
-        match found.pop():
-            case {"level": 0, "files": list(files), "rows": _}:
-                yield from ((file["path"], file["length"]) for file in files)
-            case dict(fields):
-                found += fields.values()
-            case list(items):
-                found += items
 
 
 @dataclass(frozen=True)

@@ -113,10 +113,31 @@ def sizes(folder: Path) -> Iterator[tuple[str, int]]:
                 yield str(path), path.stat().st_size
 
 
+def listed(entry: Path) -> Iterator[tuple[int, str, int]]:
+    """The files of layers that an entry of the log names: the layer's level, the path, and the bytes."""
+    try:
+        found = [json.loads(entry.read_text(encoding="utf-8"))]
+    except (OSError, ValueError):
+        return
+    while found:
+        match found.pop():
+            case {"level": int(level), "files": list(files), "rows": _}:
+                yield from ((level, file["path"], file["length"]) for file in files)
+            case dict(fields):
+                found += fields.values()
+            case list(items):
+                found += items
+
+
 def rewritten(spark: Any, state: Path, target: Path) -> int:
-    """Bytes that the state takes as one layer: all rows of all layers, one for each key, written as layers are."""
+    """Bytes that the state takes as one layer: the newest checkpoint's layers, a row for each key, written as they are.
+
+    Only what a checkpoint lists is state: a merge that was given up may leave anything beside it.
+    """
     session = state_session(spark, tasks=2)
-    frame = session.read.parquet(*(path for path, _ in sizes(state)))
+    entries = sorted(state.glob("*/log/*.json"), reverse=True)
+    files = next(files for files in map(list, map(listed, entries)) if files)
+    frame = session.read.parquet(*(str(state / "checkpoint" / path) for _, path, _ in files))
     merged = frame.groupBy(*frame.columns[:3]).agg(dict.fromkeys(frame.columns[3:], "max"))
     merged.toDF(*frame.columns).write.parquet(str(target))
     return sum(size for _, size in sizes(target))

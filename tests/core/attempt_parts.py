@@ -139,6 +139,10 @@ class Bench:
         self._story.append("close workers")
         self.waiting.clear()
 
+    def join(self, seconds: float) -> bool:
+        self._story.append("wait for workers")
+        return True
+
     def work(self) -> bool:
         for entry in self.waiting:
             if entry[0] not in self.held:

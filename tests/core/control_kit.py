@@ -69,6 +69,9 @@ class Held:
     def close(self) -> None:
         pass
 
+    def join(self, seconds: float) -> bool:
+        return True
+
 
 class OneTask(Coordinator):
     """The coordinator, and a task that acknowledges every barrier: its answer waits in the supervisor's inbox."""

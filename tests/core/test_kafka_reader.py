@@ -12,7 +12,7 @@ from core.kafka_kit import Bench, FakeCluster, FakeMessage, FakeTrouble
 from penstock.errors import ConnectorError, SourceChanged, SourceUnavailable
 from penstock.facts import OffsetsCommitted, OffsetsLost, PartitionsFound, PartitionStalled, SourceLag
 from penstock.ids import CheckpointId
-from penstock.sources import kafka_places
+from penstock.sources import kafka_places, kafka_start
 from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Rows, Until
 from penstock.sources.kafka_batches import ByExecutors, InHand
 from penstock.sources.kafka_offsets import TopicPartition, decode
@@ -277,7 +277,31 @@ def test_a_topic_that_is_not_there_is_named_and_no_retry_helps():
     assert not raised.value.retry
 
 
-def test_a_reader_that_cannot_begin_releases_its_connection():
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"pattern": "ord.*"},
+        {"start": "1970-01-01T00:00:01Z"},
+        {"start": "committed", "group": "g", "start_otherwise": "earliest"},
+    ],
+)
+def test_a_cluster_that_is_not_quite_back_is_asked_again(given):
+    """A broker that has just started says for a moment that others know more of its partitions than it does."""
+    cluster, asked = cluster_of(1), []
+    answers = cluster._answer
+
+    def each_third(made):
+        asked.append(made)
+        cluster.away = AWAY if len(asked) % 3 else None
+        return answers(made)
+
+    cluster._answer = each_third
+    Bench(cluster, **given)
+    assert len(asked) == 6, "two questions, each answered the third time"
+
+
+def test_a_reader_that_cannot_begin_releases_its_connection(monkeypatch):
+    monkeypatch.setattr(kafka_start, "_TRIES", 2)
     cluster = cluster_of(1)
     cluster.away = AWAY
     with pytest.raises(SourceUnavailable):
@@ -300,7 +324,7 @@ def test_a_cluster_that_is_away_for_a_while_is_waited_for_with_a_warning(caplog)
         bench.until_quiet(400)
     assert bench.offsets() == [0, 1], "from where it stood"
     trouble = "source in has trouble with Kafka at k:9092"
-    assert [record.message for record in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records] == [
         f"{trouble}: the cluster is away",
         f"{trouble}, for 10 s now: the cluster is away",
         f"{trouble} no more; it lasted 16 s",
@@ -317,7 +341,7 @@ def test_what_clients_complain_of_is_told_once_then_seldom_then_that_it_is_over(
         for _ in range(4_000):
             bench.poll()
     trouble = "source in has trouble with Kafka at k:9092"
-    assert [record.message for record in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records] == [
         f"{trouble}: _TRANSPORT was said",
         f"{trouble}, for 10 s now: _TRANSPORT was said",
         f"{trouble} no more; it lasted 36 s",

@@ -64,7 +64,7 @@ def test_a_client_is_a_clients_logger_that_repeats_nothing(caplog):
             said.log(logging.ERROR, *line)
             said.log(logging.WARNING, "%s [%s] %s", "CONFWARN", "rdkafka#producer-1", "linger.ms is ignored")
             said.log(logging.DEBUG, "%s [%s] %s", "METADATA", "rdkafka#producer-1", "100 % of it")
-    levels = [(record.levelname, record.message.split(" ")[0]) for record in caplog.records]
+    levels = [(record.levelname, record.getMessage().split(" ")[0]) for record in caplog.records]
     assert [told for told in levels if told[0] != "DEBUG"] == [("WARNING", "CONFWARN")]
     assert len(levels) == 9, "for whoever looks for it, everything is there"
 

@@ -133,8 +133,21 @@ class Topics:
     def _offsets(self, topic: str, spec: OffsetSpec, isolation: IsolationLevel) -> dict[int, int]:
         there = self.admin.list_topics(topic, timeout=PATIENCE).topics[topic].partitions
         wanted = {TopicPartition(topic, partition): spec for partition in there}
-        found = self.admin.list_offsets(wanted, isolation_level=isolation)
-        return {each.partition: future.result(PATIENCE).offset for each, future in found.items()}
+        offsets: dict[int, int] = {}
+
+        def are_told() -> bool:
+            """A broker that has just come back answers for a moment that others know more of its partitions."""
+            found = self.admin.list_offsets(wanted, isolation_level=isolation)
+            try:
+                offsets.update((each.partition, future.result(PATIENCE).offset) for each, future in found.items())
+            except KafkaException as error:
+                if not error.args[0].retriable() and error.args[0].name() != "UNKNOWN_LEADER_EPOCH":
+                    raise
+                return False
+            return True
+
+        until(PATIENCE, f"the offsets of {topic}", are_told)
+        return offsets
 
     def _make(self, name: str, partitions: int, config: dict[str, str | int]) -> None:
         wanted = NewTopic(

@@ -95,6 +95,10 @@ class Queues:
     def close(self) -> None:
         self._closed = True
 
+    def join(self, seconds: float) -> bool:
+        """Nothing is waited for: what runs may end late, as where a real one is given up."""
+        return not any(self._waiting.values())
+
     def _begin(self, owner: str) -> None:
         self._process.spawn(owner, lambda: self._run(owner))
 

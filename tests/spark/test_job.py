@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 import penstock as ps
+from penstock.checkpoint.journal import Journal
 from penstock.errors import GenerationFenced, InternalError, SettingsError, StateIncompatible, UserFunctionError
 from penstock.facts import BatchDone, CheckpointCompleted, Fact, JobEnded, JobStarted, Published, Restarting
 from penstock.failpoints import armed
@@ -127,6 +129,26 @@ def test_stop_takes_a_last_checkpoint_and_what_was_read_is_published(spark: Spar
     found = totals(out)
     assert found
     assert set(found.values()) == {60 // USERS}
+
+
+def test_nothing_is_deleted_any_more_once_stop_has_returned(spark, tmp_path, monkeypatch) -> None:
+    began, clean = threading.Event(), Journal.clean
+
+    def slowly(journal: Journal) -> None:
+        began.set()
+        threading.Event().wait(0.5)
+        clean(journal)
+
+    monkeypatch.setattr(Journal, "clean", slowly)
+    job = ps.Job(
+        counting(ps.memory.Sink(), rows=None), state=tmp_path, spark=spark, checkpoint_every="100 ms", retained=1
+    )
+    job.start()
+    assert began.wait(60)
+    job.stop()
+    there = set(tmp_path.rglob("*"))
+    threading.Event().wait(1)
+    assert set(tmp_path.rglob("*")) == there
 
 
 @pytest.mark.mission("S6")

@@ -15,9 +15,11 @@ import pytest
 from penstock.errors import CheckpointAborted, CheckpointUnreadable, LayerMissing, StateIncompatible
 from penstock.ids import END_OF_TIME
 from penstock.operators import aggregates as agg
+from penstock.operators import window_operator
 from penstock.operators.window_aggregate import WindowAggregate
 from penstock.operators.windows import tumbling
 from penstock.state import writer
+from penstock.state.compaction import Merge
 from penstock.state.durable import PendingLayers
 from window_harness import Rig, counted, persistent
 
@@ -289,6 +291,23 @@ def test_durable_layers_are_merged_by_tiers_and_older_checkpoints_stay_whole(rig
     old = Rig(rig.spark, rig.spec, SCHEMA, rig.root, generation=7, restored=handle)
     new = Rig(rig.spark, rig.spec, SCHEMA, rig.root, generation=8, restored=merged)
     assert rest_of(old) == rest_of(new) == rest_of(rig)
+
+
+def test_durable_layers_are_merged_also_where_layers_in_memory_are_always_due(rig, monkeypatch):
+    """Batches may come as fast as one background worker merges them: neither kind may wait without end."""
+
+    def always(layers, **_settings):
+        group = layers[0].group
+        return Merge(names=tuple(layer.name for layer in layers if layer.group == group), level=1, reason="always")
+
+    monkeypatch.setattr(window_operator, "plan_merge", always)
+    heights = []
+    for _ in range(12):
+        rig.process(rows(1))
+        rig.process(rows(2))
+        rig.operator.maintain()()
+        heights.append(len(rig.checkpoint().layers))
+    assert max(heights) <= 6
 
 
 def test_merging_durable_layers_leaves_what_a_snapshot_under_way_still_needs(rig):

@@ -77,6 +77,7 @@ class WindowOperator:
         self._emit: Emit | None = None
         self._folding = Folding()
         self._merging = threading.Lock()
+        self._durable_is_next = False
         self._pending: PendingLayers | None = None
         self._late = itertools.count()
 
@@ -148,11 +149,14 @@ class WindowOperator:
         """Nothing to do: layers belong to the step, not to the checkpoint."""
 
     def maintain(self) -> Callable[[], None] | None:
-        """Compaction that is due, first in memory, then of durable layers."""
-        if self._due():
-            return self._compact_beside
-        if self._durable.plan():
+        """Compaction that is due: of layers in memory and of durable ones in turns, for one may be due without end."""
+        in_memory, durable = self._due(), self._durable.plan()
+        if durable and (self._durable_is_next or not in_memory):
+            self._durable_is_next = False
             return self._durable.compact
+        if in_memory:
+            self._durable_is_next = True
+            return self._compact_beside
         return None
 
     def close(self) -> None:

@@ -66,6 +66,10 @@ class WorkerPool(Protocol):
         """Drop what has not begun."""
         ...
 
+    def join(self, seconds: float) -> bool:
+        """Once closed: wait for the end of what has begun; whether it came."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wiring:

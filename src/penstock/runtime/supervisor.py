@@ -279,7 +279,7 @@ class Supervisor:
         return not self._unfinished
 
     def tear_down(self, wiring: Wiring) -> None:
-        """Stop the tasks and the workers, and let go of what tasks hold; what a worker has begun ends by itself."""
+        """Stop tasks and workers, let go of what tasks hold. After an orderly end nothing goes on behind the job."""
         for thread in wiring.threads.values():
             thread.stop()
         wiring.workers.close()
@@ -287,6 +287,8 @@ class Supervisor:
             wiring.cancel()
         for thread in wiring.threads.values():
             thread.join(ORDERLY_END)
+        if self.ended is not None:
+            wiring.workers.join(ORDERLY_END)
         self._is_over = True
         self._answers.refuse(self._inbox.drain())
         for task in wiring.tasks.values():

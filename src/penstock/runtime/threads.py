@@ -113,6 +113,8 @@ class Workers:
         self._failed = failed
         self._lock = threading.Lock()
         self._queues: dict[str, queue.SimpleQueue[Callable[[], None] | None]] = {}
+        self._ended = threading.Condition(self._lock)
+        self._running = 0
         self._closed = False
 
     def submit(self, owner: str, work: Callable[[], None]) -> None:
@@ -123,8 +125,13 @@ class Workers:
             waiting = self._queues.get(owner)
             if waiting is None:
                 waiting = self._queues[owner] = queue.SimpleQueue()
-                threading.Thread(target=self._run, args=(owner, waiting), name=f"penstock-{owner}", daemon=True).start()
+                self._begin(owner, waiting)
             waiting.put(work)
+
+    def _begin(self, owner: str, waiting: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+        thread = threading.Thread(target=self._run, args=(owner, waiting), name=f"penstock-{owner}", daemon=True)
+        self._running += 1
+        thread.start()
 
     def close(self) -> None:
         """Drop what has not begun; what runs is left to end by itself."""
@@ -133,6 +140,11 @@ class Workers:
             for waiting in self._queues.values():
                 waiting.put(None)
 
+    def join(self, seconds: float) -> bool:
+        """Once closed: wait for the end of what has begun; whether it came within so many seconds, for all of it."""
+        with self._ended:
+            return self._ended.wait_for(lambda: self._running == 0, seconds)
+
     def _run(self, owner: str, waiting: queue.SimpleQueue[Callable[[], None] | None]) -> None:
         while (work := waiting.get()) is not None and not self._closed:
             try:
@@ -140,6 +152,9 @@ class Workers:
             except BaseException as error:
                 if not self._closed:
                     self._failed(owner, error)
+        with self._ended:
+            self._running -= 1
+            self._ended.notify_all()
 
 
 class BackgroundSlots:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from penstock.errors import ConnectorError, SourceUnavailable
@@ -10,7 +11,7 @@ from penstock.sources.kafka_bounds import AtTime, resolve_start, resolve_stop
 from penstock.sources.kafka_offsets import Progress, TopicPartition, Topics
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from penstock.sources.kafka import Source
     from penstock.sources.kafka_bounds import Start, Stop, Told
@@ -22,7 +23,11 @@ SECONDS: Final = 15.0
 """How long an answer is waited for; a cluster that is slower counts as away."""
 
 _MOMENT: Final = 0.1
-"""Seconds from one look for a topic that is not there to the next."""
+"""Seconds from one question to the next, while a topic is not there or a broker not quite."""
+
+_SOON: Final = 1.0
+_TRIES: Final = 30
+"""So often a question is asked that is refused within so many seconds."""
 
 
 def first_look(source: Source, cluster: Cluster, progress: Progress | None) -> Topics:
@@ -36,7 +41,8 @@ def first_look(source: Source, cluster: Cluster, progress: Progress | None) -> T
     """
     rounds = max(1, int(source.gone_after / 1_000_000 / _MOMENT))
     while True:
-        topics = answered(cluster.look(names_of(source, cluster, progress), {}))
+        names = names_of(source, cluster, progress)
+        topics = _asked(partial(cluster.look, names, {}))
         known = set() if progress is None else set(progress.ids)
         missing = [name for name in source.topics if name not in topics and name not in known]
         if not missing:
@@ -56,7 +62,7 @@ def names_of(source: Source, cluster: Cluster, progress: Progress | None) -> Col
     known = [] if progress is None else [name for name in progress.ids if source.subscribes(name)]
     if source.pattern is None:
         return source.topics
-    return {*known, *(name for name in answered(cluster.names()) if source.subscribes(name))}
+    return {*known, *(name for name in _asked(cluster.names) if source.subscribes(name))}
 
 
 def begin(source: Source, cluster: Cluster, topics: Topics, progress: Progress | None) -> Progress:
@@ -81,8 +87,23 @@ def _told(bound: Start | Stop, cluster: Cluster, topics: Topics) -> Told:
     if not parts:
         return {}
     if isinstance(bound, AtTime):
-        return answered(cluster.at_time(bound.millis, parts))
-    return answered(cluster.committed(parts)) if bound == "committed" else {}
+        return _asked(lambda: cluster.at_time(bound.millis, parts))
+    return _asked(lambda: cluster.committed(parts)) if bound == "committed" else {}
+
+
+def _asked(question: Callable[[], Answer[T]]) -> T:
+    """The answer; asked again while a broker that is not quite back refuses it at once. One that is away is slow."""
+    for _ in range(_TRIES):
+        answer = question()
+        if not answer.wait(_SOON):
+            return answered(answer)
+        try:
+            return answer.result()
+        except ConnectorError as error:
+            if not error.retry:
+                raise
+        threading.Event().wait(_MOMENT)
+    return answered(question())
 
 
 def answered(answer: Answer[T]) -> T:

@@ -130,6 +130,10 @@ class Pieces:
         self._is_closed = True
         self._waiting.clear()
 
+    def join(self, seconds: float) -> bool:  # noqa: ARG002
+        """Nothing runs by itself that could be waited for."""
+        return True
+
     def do_next(self) -> bool:
         """Do one piece; whether there was one.
 
