@@ -30,8 +30,9 @@ class Settings:
         retained: complete checkpoints that stay restorable, the newest included.
         max_rows_per_batch: most rows a batch may hold, where the source can count them before reading.
         max_bytes_per_batch: most bytes a batch may hold.
-        channel_capacity: batches that wait on an edge before its sender pauses: with one, the next is planned while one
-            runs; more only make rows wait longer.
+        channel_capacity: batches that wait on an edge before its sender pauses: with one, the next of a backlog is
+            planned while one runs; more only make rows wait longer. Where nothing else waits, a source reads on when
+            its last batch is through.
         stop_timeout: how long a stop waits for the last checkpoint and its output; then the job ends without them, and
             the next start goes on from the last complete one. ``None`` waits for ever.
         restart: ``exponential``, ``fixed``, ``rate`` or ``none``.

@@ -96,6 +96,13 @@ def test_a_plan_tells_its_rows_and_bytes_and_the_partitions_that_have_more():
     assert (plan.partitions.names, plan.partitions.behind, plan.partitions.column) == (("0", "1"), {"1"}, "partition")
 
 
+@EITHER
+def test_a_plan_tells_whether_it_takes_all_that_waits(read_in):
+    bench = Bench(cluster_of(6, 5), read_in=read_in, limits=Limits(rows=8))
+    bench.until_quiet()
+    assert [plan.takes_all for plan in bench.plans] == [False, True]
+
+
 def test_ranges_of_executors_leave_rows_to_be_counted_and_tell_who_is_behind():
     plan = Bench(cluster_of(6, 2), read_in="executors", limits=Limits(rows=4)).poll()
     assert plan.rows is None

@@ -106,6 +106,33 @@ def test_nothing_to_read_says_when_to_ask_again_and_is_not_asked_before() -> Non
     assert bench.task.step().worked
 
 
+def test_a_batch_that_took_all_is_through_before_the_next_is_read_and_others_are_read_ahead() -> None:
+    bench = Bench(Rows(plan=["a"], takes_all=True), Rows(plan=["b"]), Rows(plan=["c"]))
+    woken: list[str] = []
+    bench.channel.connect(on_put=lambda: None, on_take=lambda: woken.append(bench.task.doing))
+    bench.settle_down()
+    assert bench.task.doing == "waiting for its last batch to be through"
+    bench.channel.take()
+    assert not bench.task.step().worked, "it was taken, and is worked on"
+    assert woken == [bench.task.doing]
+    assert bench.channel.peek() is None
+    assert len(woken) == 2, "who comes for more is through"
+    bench.settle_down()
+    assert drained(bench.channel) == [["b"], ["c"]], "more waits, so one is read while the other is worked on"
+
+
+def test_a_batch_is_not_through_while_anything_sent_behind_it_waits() -> None:
+    bench = Bench(Rows(plan=["a"], takes_all=True), Rows(plan=["b"]))
+    bench.task.step()
+    bench.task.post(barrier(1))
+    bench.settle_down()
+    bench.channel.take()
+    bench.channel.peek()
+    assert not bench.task.step().worked
+    bench.channel.take()
+    assert bench.task.step().worked
+
+
 def test_backpressure_with_no_room_nothing_is_polled() -> None:
     bench = Bench(*(Rows(plan=[n]) for n in range(5)))
     bench.settle_down()

@@ -83,6 +83,13 @@ def test_json_files_are_read_once_in_order_and_new_ones_follow(spark, tmp_path):
     assert drain(open_(spark, source, positions[0]))[0] == [[(4, None)], [(3, None)]]
 
 
+def test_a_plan_takes_all_if_no_file_waits(spark, tmp_path):
+    for number in range(3):
+        put(tmp_path, f"{number}.json", '{"a": 1}\n', at=number)
+    reader = open_(spark, files.Source(tmp_path, format="json", schema="a INT", max_files_per_batch=2))
+    assert [ask(reader).takes_all for _ in range(2)] == [False, True]
+
+
 @pytest.mark.parametrize("name", ["x.json", "12:30.json", "a{b},[c] %20 é.json", "x.json.gz"])
 def test_names_are_only_names(spark, tmp_path, name):
     content = b'{"id": 1}\n'

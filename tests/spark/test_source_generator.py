@@ -56,6 +56,12 @@ def test_rate_rows_have_the_time_at_which_they_were_due(spark):
     assert reader.frame(poll.plan).schema.simpleString() == rate.Source(2).schema(spark).simpleString()
 
 
+def test_a_plan_takes_all_where_a_rate_says_what_is_due(spark):
+    paced = open_(spark, rate.Source(10))
+    assert [ask(paced, wall=T0 + s * SECOND, rows=8).takes_all for s in (0, 1, 1)] == [True, False, True]
+    assert not ask(open_(spark, generator.Source(lambda f: f, per_batch=5))).takes_all, "there is always more"
+
+
 def test_rate_limit_caught_up_and_row_cap(spark):
     reader = open_(spark, rate.Source(10, limit=15))
     assert [ask(reader, wall=T0 + s * SECOND, rows=8).rows for s in (0, 1, 1)] == [1, 8, 2]

@@ -24,12 +24,13 @@ class Channel:
         self._capacity = capacity
         self._elements: deque[Element] = deque()
         self._batches = 0
+        self._is_worked_on = False
         self._lock = threading.Lock()
         self._on_put: Callable[[], None] = _nobody
         self._on_take: Callable[[], None] = _nobody
 
     def connect(self, *, on_put: Callable[[], None], on_take: Callable[[], None]) -> None:
-        """Tell the receiver when something came, and the sender when there is room again."""
+        """Tell the receiver when something came, and the sender when there is room again or nothing left to do."""
         self._on_put = on_put
         self._on_take = on_take
 
@@ -37,6 +38,11 @@ class Channel:
     def has_room(self) -> bool:
         """Whether the sender may begin work that emits a batch here."""
         return self._batches < self._capacity
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the receiver is through with all that was sent, and would begin at once with what comes."""
+        return not self._elements and not self._is_worked_on
 
     def put(self, element: Element) -> None:
         """Append an element."""
@@ -46,9 +52,13 @@ class Channel:
         self._on_put()
 
     def peek(self) -> Element | None:
-        """The next element, left where it is."""
+        """The next element, left where it is. Who asks is through with the one it took before."""
         with self._lock:
-            return self._elements[0] if self._elements else None
+            through, self._is_worked_on = self._is_worked_on, False
+            head = self._elements[0] if self._elements else None
+        if through and head is None:
+            self._on_take()
+        return head
 
     def take(self) -> Element:
         """Remove and return the next element.
@@ -58,7 +68,8 @@ class Channel:
         """
         with self._lock:
             element = self._elements.popleft()
-            self._batches -= isinstance(element, Batch)
+            self._is_worked_on = isinstance(element, Batch)
+            self._batches -= self._is_worked_on
         self._on_take()
         return element
 

@@ -61,6 +61,11 @@ class Output:
         return all(channel.has_room for channel in self._channels)
 
     @property
+    def is_awaited(self) -> bool:
+        """Whether everybody downstream is through with what was sent."""
+        return all(channel.is_awaited for channel in self._channels)
+
+    @property
     def is_end(self) -> bool:
         """Whether nothing comes behind: the task is a sink."""
         return not self._channels

@@ -92,6 +92,7 @@ class SourceTask:
         self._is_idle = False
         self._wake_at: Instant | None = None
         self._sent = 0
+        self._took_all = False
         self.doing = "starting"
 
     def post(self, mail: Mail) -> None:
@@ -116,11 +117,9 @@ class SourceTask:
         self._reader.close()
 
     def _read(self) -> Progress:
-        if self._held or not self._reading:
-            self.doing = f"waiting for the {'first' if self._held else 'final'} checkpoint"
-            return Progress()
-        if not self._output.has_room:
-            self.doing = "waiting for room downstream"
+        waits_for = self._waits_for()
+        if waits_for is not None:
+            self.doing = f"waiting for {waits_for}"
             return Progress()
         now, wall = self._clock.now(), self._clock.wall()
         hold = self._look(now, wall)
@@ -134,6 +133,16 @@ class SourceTask:
             self.doing = "waiting for its tick"
             return Progress(wake_at=Instant(now + wait))
         return self._poll(now, wall)
+
+    def _waits_for(self) -> str | None:
+        """What it must not read before; whoever brings that about wakes it."""
+        if self._held or not self._reading:
+            return f"the {'first' if self._held else 'final'} checkpoint"
+        if not self._output.has_room:
+            return "room downstream"
+        if self._took_all and not self._output.is_awaited:
+            return "its last batch to be through"  # what comes meanwhile is read with the next
+        return None
 
     def _poll(self, now: Instant, wall: WallTime) -> Progress:
         self.doing = "polling"
@@ -190,6 +199,7 @@ class SourceTask:
 
     def _send(self, rows: Rows, began: Instant) -> None:
         self._sent += 1
+        self._took_all = rows.takes_all
         if self._gates is not None:
             self._gates.sent(self.id, self._sent, began)
         self._is_idle = False  # a batch makes its edge active again

@@ -74,6 +74,9 @@ class Rows:
 
     ``partitions``: all that the source has now, also those that the plan has no rows of; their ``source`` is filled in
     by whoever runs the reader. Each has a watermark of its own then, and the least of them holds.
+
+    ``takes_all``: nothing else waits. The reader is asked again when the batch is through, and what came meanwhile is
+    the next one, whole and fresh; while more waits, the next batch is read ahead.
     """
 
     plan: object
@@ -82,6 +85,7 @@ class Rows:
     measures: Mapping[str, Measure] = field(default_factory=dict)
     verify: Callable[[], None] | None = None
     partitions: Partitions | None = None
+    takes_all: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,7 +79,7 @@ class CountingReader:
         if extent.limit is not None and count.next >= extent.limit:
             return Ended()
         started = count.started if count.started is not None else int(wall)
-        end = self._due(int(wall) - started)
+        due = end = self._due(int(wall) - started)
         if end <= count.next:
             return CaughtUp() if self._catching_up else self._nothing(now, int(wall) - started)
         caps = [cap for cap in (extent.per_batch, limits.rows) if cap is not None]
@@ -87,7 +87,9 @@ class CountingReader:
         self._count = replace(count, next=end, started=started)
         rows = end - count.next
         known = Measure.known({"rows": rows, "bytes": 0})
-        return Rows(plan=Numbers(count.next, end, started), rows=rows, bytes=0, measures={"rows": known})
+        plan = Numbers(count.next, end, started)
+        takes_all = extent.rate is not None and end == due
+        return Rows(plan=plan, rows=rows, bytes=0, measures={"rows": known}, takes_all=takes_all)
 
     def _due(self, elapsed: int) -> int:
         """Below which number may be read now."""

@@ -130,7 +130,8 @@ class FilesReader:
         self._to_verify.update({part.name: part for part in decision.slices})
         slices = decision.slices
         verify = partial(require_unchanged, self._source.path, slices, "was planned")
-        return Rows(plan=slices, bytes=sum(part.end - part.start for part in slices), verify=verify)
+        size = sum(part.end - part.start for part in slices)
+        return Rows(plan=slices, bytes=size, verify=verify, takes_all=self._first() is None)
 
     def frame(self, plan: object) -> DataFrame:
         """A lazy frame of the plan's rows.

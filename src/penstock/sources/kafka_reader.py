@@ -174,9 +174,9 @@ class KafkaReader:
         if not rows:
             return self._nothing(now)
         self._pause = _SHORTEST
-        return self._in_hand(runs, rows, bounds)
+        return self._in_hand(runs, rows, bounds, takes_all=rows < most)
 
-    def _in_hand(self, runs: Sequence[Run], rows: int, bounds: Offsets) -> Rows:
+    def _in_hand(self, runs: Sequence[Run], rows: int, bounds: Offsets, *, takes_all: bool) -> Rows:
         size = 0
         for run in runs:
             weight = sum(map(len, run.messages))
@@ -191,6 +191,7 @@ class KafkaReader:
             measures={"rows": known},
             verify=self._unchanged(names, asked=True),
             partitions=self._partitions(backlog(self._watch.progress, bounds), {run.at for run in runs}),
+            takes_all=takes_all,
         )
 
     def _follow(self, bounds: Offsets, paused: Collection[TopicPartition]) -> None:
@@ -246,6 +247,7 @@ class KafkaReader:
             bytes=self._sizes.weigh({part.at: part.offsets for part in ranges}),
             verify=self._unchanged(names, asked=False),
             partitions=self._partitions(planned.behind, {part.at for part in ranges}),
+            takes_all=not planned.behind,
         )
 
     def _partitions(self, behind: Collection[TopicPartition], read: Collection[TopicPartition]) -> Partitions:
