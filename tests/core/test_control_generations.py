@@ -113,6 +113,20 @@ def test_C3_a_fenced_driver_answers_nobody_and_learns_of_its_fence_by_a_request_
     assert said(disk, asked) == ("done", 0)
 
 
+def test_C3_a_fenced_driver_that_cannot_read_the_log_refuses_nobody_in_the_new_one_s_place(disk) -> None:
+    running(disk, "oldest")
+    first, second = running(disk), running(disk, "second")
+    asked = ask(disk, Kind.SAVEPOINT, 2, name="x")
+    oldest = sorted(disk.list("log"))[0]
+    whole = disk.read(oldest)
+    disk.remove(oldest)
+    first.look()
+    disk.create(oldest, whole)
+    assert answer(disk, asked) is None, "a request to a newer generation: whether there is one, nobody can see"
+    second.look()
+    assert said(disk, asked) == ("done", 0)
+
+
 def test_an_idle_driver_learns_of_its_fence_by_a_request_to_another(disk) -> None:
     first, second = running(disk), running(disk, "second")
     ask(disk, Kind.HELLO, 1)

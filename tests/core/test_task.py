@@ -72,6 +72,23 @@ def test_batches_and_control_elements_keep_their_order() -> None:
     assert bench.shell.snapshots == [("step", 1, TaskSnapshot(task="step", watermarks=(EventTime(5),)))]
 
 
+def test_what_was_taken_is_through_once_what_became_of_it_is() -> None:
+    bench = Bench(passes_on=True)
+    source, sink = bench.sources[0], bench.sink
+    source.put(rows(1))
+    assert not source.is_awaited
+    bench.settle_down()
+    assert not source.is_awaited, "it was sent on, and waits there"
+    sink.take()
+    bench.settle_down()
+    assert not source.is_awaited, "the next one works on it"
+    sink.through()
+    bench.settle_down()
+    assert source.is_awaited
+    source.put(at(5))
+    assert not source.is_awaited, "not yet taken"
+
+
 @pytest.mark.mission("L8", "L16", "L19")
 def test_71_what_follows_an_early_barrier_waits_for_the_other_input_and_keeps_its_order() -> None:
     bench = Bench(2)

@@ -195,12 +195,20 @@ class OwnedLog:
         ``None`` is no promise: the log may be out of sight just now, and what is written next decides (L5). An entry
         of our own that landed after all is nobody else's.
         """
-        if self._fence is not None:
-            return self._fence
         try:
-            found = self._numbers.read()
+            return self.look()
         except PenstockError:
             return None
+
+    def look(self) -> GenerationFenced | None:
+        """As :meth:`superseded`; but ``None`` says that the log was there and ours when it was read.
+
+        Raises:
+            CheckpointError: it is out of sight.
+        """
+        if self._fence is not None:
+            return self._fence
+        found = self._numbers.read()
         what = "this process no longer owns the job"
         newest = found.entries[-1] if found.entries else None
         if newest is not None and newest.token != self.token and newest.generation > self.generation:

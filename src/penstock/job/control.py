@@ -145,14 +145,14 @@ class ControlWatch:
         try:
             request = self._files.request(id)
         except CheckpointUnreadable as error:
-            if not self._requests.is_superseded():  # it may be for a newer version of penstock that has taken over
+            if self._requests.is_owner():  # else it may be for a newer version of penstock that has taken over
                 self._refuse(id, owned, str(error))
             return
         if request is None or (request.kind is Kind.HELLO and self._requests.is_closed):
             return  # who is over is nobody to wait for
         stranger = _stranger(request, owned)
         if stranger is not None:
-            if not self._requests.is_superseded():  # else whoever asks has seen a claim that we had not
+            if self._requests.is_owner():  # else whoever asks has seen a claim that we had not
                 self._refuse(id, owned, stranger)
         elif request.generation < owned.generation:
             cause = f"the driver changed, it is generation {owned.generation} now"

@@ -16,7 +16,7 @@ from penstock.checkpoint.control import ControlRequest, Kind, savepoint_of, told
 from penstock.checkpoint.history import History
 from penstock.checkpoint.log import OwnedLog
 from penstock.checkpoint.messages import AbortReason, Answer, AnswerRequest, CheckpointRequested, StopRequested
-from penstock.errors import GenerationFenced, StateDirectoryRefused, StorageFailed
+from penstock.errors import GenerationFenced, PenstockError, StateDirectoryRefused, StorageFailed
 from penstock.ids import CheckpointId, Generation
 from penstock.job.pins import entry_of, why_unfit
 from penstock.runtime.clock import Clock
@@ -246,15 +246,21 @@ class Requests:
         for id in dropped:
             self._reply(id, Reply(answer=Answer.FAILED, message=str(error)))
 
-    def is_superseded(self) -> bool:
-        """Look whether somebody else has claimed; if so, end the attempt: it would learn it at its next entry only."""
+    def is_owner(self) -> bool:
+        """Look whether the log is ours. If somebody else has claimed, end the attempt: it would learn it later only.
+
+        Where the log cannot be read it is nobody's: what is said then might be another owner's to say.
+        """
         owned, hands = self.owned, self._hands
         if owned is None:
-            return True
-        fence = owned.superseded()
+            return False
+        try:
+            fence = owned.look()
+        except PenstockError:
+            return False
         if fence is not None and hands is not None:
             hands.broke("control", fence)
-        return fence is not None
+        return fence is None
 
     def close(self, error: BaseException | None = None) -> None:
         """The job is over; what may be in the log is left to its next owner. Only the first call counts."""

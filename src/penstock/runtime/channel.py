@@ -41,7 +41,7 @@ class Channel:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the receiver is through with all that was sent, and would begin at once with what comes."""
+        """Whether all that was sent is through: whoever receives has told so, and nothing waits."""
         return not self._elements and not self._is_worked_on
 
     def put(self, element: Element) -> None:
@@ -52,13 +52,9 @@ class Channel:
         self._on_put()
 
     def peek(self) -> Element | None:
-        """The next element, left where it is. Who asks is through with the one it took before."""
+        """The next element, left where it is."""
         with self._lock:
-            through, self._is_worked_on = self._is_worked_on, False
-            head = self._elements[0] if self._elements else None
-        if through and head is None:
-            self._on_take()
-        return head
+            return self._elements[0] if self._elements else None
 
     def take(self) -> Element:
         """Remove and return the next element.
@@ -72,6 +68,13 @@ class Channel:
             self._batches -= self._is_worked_on
         self._on_take()
         return element
+
+    def through(self) -> None:
+        """The receiver is done with what it took, and so is everybody behind it."""
+        with self._lock:
+            told, self._is_worked_on = self._is_worked_on, False
+        if told:
+            self._on_take()
 
     def drain(self) -> list[Element]:
         """Remove and return all that is left, when the job is torn down."""

@@ -159,6 +159,11 @@ class Inputs:
         heads = ((i, self._inputs[i].channel.peek()) for i in order if i not in blocked)
         return [(i, head) for i, head in heads if head is not None]
 
+    def through(self) -> None:
+        """All that was taken is through, here and behind."""
+        for each in self._inputs:
+            each.channel.through()
+
     def take(self, source: int) -> Element:
         """Take the head of an input; the next one has the turn then."""
         self._turn = (source + 1) % len(self._inputs)

@@ -62,7 +62,7 @@ class Output:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether everybody downstream is through with what was sent."""
+        """Whether everybody downstream is through with all that was sent."""
         return all(channel.is_awaited for channel in self._channels)
 
     @property

@@ -165,8 +165,7 @@ class StepTask:
             return Progress()
         now = self._clock.now()
         wake = self._inputs.check_idle(now)
-        rest = self._work.tick(output=self._output)
-        if rest is not None:
+        if (rest := self._work.tick(output=self._output)) is not None:
             wake = Instant(now + rest) if wake is None else min(wake, Instant(now + rest))
         self._advance()
         self._announce_status()
@@ -176,6 +175,8 @@ class StepTask:
                 self._take(source)
                 return Progress(worked=True, done=len(self._ended) == len(self._inputs))
             wake = wait if wake is None else min(wake, wait)
+        if self._output.is_awaited:
+            self._inputs.through()
         aligning = self._alignment.aligning
         self.doing = "idle" if aligning is None else f"aligning checkpoint {aligning}"
         return Progress(wake_at=wake)
