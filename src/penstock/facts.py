@@ -29,11 +29,16 @@ class JobStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRead:
-    """A source sent a batch. ``plan_ms`` is what building its frame and rewriting it took in the driver."""
+    """A source sent a batch.
+
+    ``poll_ms`` is what choosing what to read took, and reading it, where that is done in the driver; ``plan_ms`` what
+    building the frame of it and rewriting that took.
+    """
 
     task: str
     sequence: int
     rows: int | None
+    poll_ms: float
     plan_ms: float
 
 

@@ -198,6 +198,7 @@ class SourceTask:
         return replace(limits, paused=self._hold.partitions) if self._hold.partitions else limits
 
     def _send(self, rows: Rows, began: Instant) -> None:
+        polled = self._clock.now()
         self._sent += 1
         self._took_all = rows.takes_all
         if self._gates is not None:
@@ -215,12 +216,13 @@ class SourceTask:
             partitions=replace(rows.partitions, source=self.id) if rows.partitions is not None else None,
             reading=Reading(self.id, self._sent),
         )
-        self._output.emit(batch, ready=lambda: self._tell_read(rows, began))
+        self._output.emit(batch, ready=lambda: self._tell_read(rows, began, polled))
 
-    def _tell_read(self, rows: Rows, began: Instant) -> None:
+    def _tell_read(self, rows: Rows, began: Instant, polled: Instant) -> None:
         """Before anybody can be through with it: observers see what happens to one batch in order."""
-        took = (self._clock.now() - began) / 1_000
-        self._shell.report(BatchRead(task=self.id, sequence=self._sent, rows=rows.rows, plan_ms=took))
+        poll_ms, plan_ms = (polled - began) / 1_000, (self._clock.now() - polled) / 1_000
+        fact = BatchRead(task=self.id, sequence=self._sent, rows=rows.rows, poll_ms=poll_ms, plan_ms=plan_ms)
+        self._shell.report(fact)
 
     def _refuse_after_end(self) -> None:
         """Windows were closed for ever when the source ended: what it reads now would be late, all of it."""
