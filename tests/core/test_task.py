@@ -79,6 +79,10 @@ def test_what_was_taken_is_through_once_what_became_of_it_is() -> None:
     assert not source.is_awaited
     bench.settle_down()
     assert not source.is_awaited, "it was sent on, and waits there"
+    source.put(at(4))
+    bench.settle_down()
+    assert not source.is_awaited, "what came behind it was taken, and it is not through for that"
+    sink.take()
     sink.take()
     bench.settle_down()
     assert not source.is_awaited, "the next one works on it"

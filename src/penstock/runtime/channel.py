@@ -64,8 +64,9 @@ class Channel:
         """
         with self._lock:
             element = self._elements.popleft()
-            self._is_worked_on = isinstance(element, Batch)
-            self._batches -= self._is_worked_on
+            is_batch = isinstance(element, Batch)
+            self._batches -= is_batch
+            self._is_worked_on |= is_batch
         self._on_take()
         return element
 
