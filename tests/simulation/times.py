@@ -50,8 +50,8 @@ class Times:
 
     def judge_rest(self, task: StepTask) -> None:
         """A task that finds nothing to do stands where its inputs allow; one that was quiet for long is no let."""
-        if self._world.is_grown:
-            return  # a step with more inputs than its snapshot begins its event time anew
+        if self._world.is_grown or any(uid.startswith("source") for uid in self._shape.without):
+            return  # a step with more or fewer inputs than its snapshot begins its event time anew
         active: list[int] = []
         quiet: list[int] = []
         for i in range(len(task._inputs)):
