@@ -103,3 +103,15 @@ def test_an_entry_above_ours_that_nobody_can_read_is_not_ours():
     filesystem.corrupt(paths.entry(1), b"rotten")
 
     assert isinstance(first.superseded(), GenerationFenced)
+
+
+def test_a_fence_that_was_seen_is_kept_and_nothing_is_deleted_after_it():
+    first, filesystem = owned()
+    log_on(filesystem, ids="second")[0].claim(CLAIM, take_over=True)
+    assert isinstance(first.look(), GenerationFenced)
+    filesystem.fail("list", StorageFailed("no answer"), times=1_000)
+    assert isinstance(first.look(), GenerationFenced), "it does not have to be seen again"
+    with pytest.raises(GenerationFenced):
+        first.trim()
+    with pytest.raises(GenerationFenced):
+        first.append(manifest(1))

@@ -28,6 +28,8 @@ class Process:
     frozen_until: int = 0
     owned: OwnedLog | None = None
     """The log under its newest claim."""
+    claims: list[OwnedLog] = field(default_factory=list)
+    """The log under each."""
 
     def spawn(self, name: str, work: Callable[[], None], *, after: int = 0) -> None:
         self.pieces.append(Piece(name, None, work, sleeps_until=after))
@@ -73,13 +75,14 @@ class Process:
         owned = self.log(job).claim(body, **options)
         owned._lock = FiberLock()  # type: ignore[assignment]  # a thread's lock would stop the whole simulation
         self.owned = owned
+        self.claims.append(owned)
         self.world.claimed(self, owned)
         return owned
 
     @property
     def is_fenced(self) -> bool:
-        """Whether it knows that the log is somebody else's."""
-        return self.owned is not None and self.owned._fence is not None
+        """Whether it knows that the log is somebody else's; clean-up under an earlier claim may still run, and not."""
+        return bool(self.claims) and all(owned._fence is not None for owned in self.claims)
 
     def pause(self, seconds: float) -> None:
         self.world.sleep(self, seconds)

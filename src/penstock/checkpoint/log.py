@@ -212,11 +212,11 @@ class OwnedLog:
         what = "this process no longer owns the job"
         newest = found.entries[-1] if found.entries else None
         if newest is not None and newest.token != self.token and newest.generation > self.generation:
-            return fenced_by(found.claim, newest.number, what)
+            self._fence = fenced_by(found.claim, newest.number, what)
         strange = [each for each in found.unreadable if each.number > self.history.tail]
-        if strange:
-            return GenerationFenced(f"{what}: entry {strange[0].number} is not its own ({strange[0].message})")
-        return None
+        if self._fence is None and strange:
+            self._fence = GenerationFenced(f"{what}: entry {strange[0].number} is not its own ({strange[0].message})")
+        return self._fence
 
     def trim(self) -> int:
         """Delete the entries below the floor that a manifest in the log records, oldest first. How many there were."""
@@ -225,6 +225,7 @@ class OwnedLog:
             doomed = [number for number in numbers_in_log(self._filesystem) if number < self.history.floor]
             for number in doomed:
                 failpoint("log.trim.before")
+                self._refuse_if_fenced()  # which may have been learned since, by a look from another thread
                 self._filesystem.delete(paths.entry(number))
             self.history = replace(self.history, below_floor=())
             return len(doomed)
