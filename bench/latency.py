@@ -99,7 +99,7 @@ COLUMNS = [
     "p95",
     "p99",
     "batch p50",
-    "p99",
+    "batch p99",
     "rows",
     "jobs",
     "plan ms",

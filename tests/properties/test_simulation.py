@@ -129,7 +129,7 @@ def test_every_schedule_of_a_small_world_keeps_the_invariants(setting: str, kind
     assert len(done.states) > 300
 
 
-@pytest.mark.parametrize("bug", ["L5", "R3-above", "S2", "G1-staged", "commit-early", "no-blocking", "fsync"])
+@pytest.mark.parametrize("bug", ["L5", "R3-above", "S1", "S2", "G1-staged", "commit-early", "no-blocking", "fsync"])
 def test_a_planted_bug_is_found_within_a_few_seeds(bug: str) -> None:
     with planted(bug), pytest.raises(Violation):
         run_seeds(1, 301)
