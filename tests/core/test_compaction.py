@@ -44,8 +44,14 @@ def test_at_the_limit_the_smallest_are_merged_though_no_tier_is_full():
     sizes = [10**4 * 4**tier_number for tier_number in range(8)]
     plan = plan_merge(stack(*sizes))
     assert plan is not None
-    assert plan.names == ("l0", "l1", "l2", "l3")
+    assert plan.names == ("l0", "l1")
     assert plan.reason == "limit of 8 reached"
+
+
+def test_at_the_limit_a_large_layer_is_not_rewritten_for_a_few_small_ones():
+    plan = plan_merge([*stack(2_000_000, 4_000, 9_000, 12_000), *stack(4_000, 4_000, 4_000, 300_000, group=1)])
+    assert plan is not None
+    assert plan.names == ("l1", "l2", "l3")
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 2)), max_size=8))

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import subprocess
+import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +40,7 @@ SEEDS = 2_000
 """Stories of a test run: 1 to 2,000, each with its own pipeline, settings, faults and operators."""
 
 WORKERS = 2
+TESTS = Path(__file__).resolve().parents[1]
 
 
 def run_seeds(first: int, end: int) -> None:
@@ -68,6 +73,16 @@ def test_a_seed_tells_the_same_story_again() -> None:
     again.run()
     assert first.world.story == again.world.story
     assert len(first.world.story) > 10
+
+
+def test_a_seed_tells_the_same_story_in_any_process() -> None:
+    told = []
+    for hashing in ("1", "2"):  # what a set of names is iterated by
+        command = [sys.executable, "-m", "simulation.run", "replay", "138"]
+        environment = {**os.environ, "PYTHONHASHSEED": hashing}
+        told.append(subprocess.run(command, env=environment, cwd=TESTS, stdout=subprocess.PIPE, check=True).stdout)
+    assert told[0] == told[1]
+    assert len(told[0].splitlines()) > 10
 
 
 def test_a_world_in_which_everybody_waits_goes_on_in_time() -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
+from penstock.checkpoint import reading
+from penstock.checkpoint.codec import decode
 from penstock.checkpoint.entries import Claim, Entry, Manifest, Pin, Rewind, Stopped, Unpin
 from simulation.sources import next_row
+
+reading.decode = lru_cache(maxsize=1000)(decode)
+"""Bytes say what an entry is, and it is frozen; every start reads the log, so most are read many times."""
 
 
 def positions(manifest: Manifest) -> dict[int, int]:
@@ -14,6 +20,12 @@ def positions(manifest: Manifest) -> dict[int, int]:
         for task in manifest.tasks
         if task.position is not None
     }
+
+
+def marks(manifest: Manifest | None, step: str) -> tuple[int, ...]:
+    """The watermarks of a step's inputs."""
+    tasks = manifest.tasks if manifest is not None else ()
+    return next((tuple(task.watermarks) for task in tasks if task.task == step), ())
 
 
 def waiting(manifest: Manifest) -> frozenset[tuple[int, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,23 @@ from simulation.threadless import Piece
 
 if TYPE_CHECKING:
     from simulation.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Trimming:
+    """The disk in the hands of one claim, which trims its log only as long as it does not know of a fence (L5)."""
+
+    owned: OwnedLog
+    name: str
+    _world: World
+
+    def delete(self, path: str) -> None:
+        if self.owned._fence is not None:
+            self._world.ledger.violated("L5", f"{self.name} trims {path}, and knows that it is fenced")
+        self._world.disk.delete(path)
+
+    def list(self, prefix: str) -> Sequence[str]:
+        return self._world.disk.list(prefix)
 
 
 @dataclass(eq=False)
@@ -28,8 +45,6 @@ class Process:
     frozen_until: int = 0
     owned: OwnedLog | None = None
     """The log under its newest claim."""
-    claims: list[OwnedLog] = field(default_factory=list)
-    """The log under each."""
 
     def spawn(self, name: str, work: Callable[[], None], *, after: int = 0) -> None:
         self.pieces.append(Piece(name, None, work, sleeps_until=after))
@@ -74,15 +89,10 @@ class Process:
         body = Claim(host=self.name, pid=1, started=self.world.wall(), version="sim")
         owned = self.log(job).claim(body, **options)
         owned._lock = FiberLock()  # type: ignore[assignment]  # a thread's lock would stop the whole simulation
+        owned._filesystem = Trimming(owned, self.name, self.world)  # type: ignore[assignment]  # it calls no more than this
         self.owned = owned
-        self.claims.append(owned)
         self.world.claimed(self, owned)
         return owned
-
-    @property
-    def is_fenced(self) -> bool:
-        """Whether it knows that the log is somebody else's; clean-up under an earlier claim may still run, and not."""
-        return bool(self.claims) and all(owned._fence is not None for owned in self.claims)
 
     def pause(self, seconds: float) -> None:
         self.world.sleep(self, seconds)

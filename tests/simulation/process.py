@@ -20,7 +20,7 @@ from penstock.checkpoint.recovery import Recovery, decide_recovery
 from penstock.errors import GenerationFenced, InternalError, PenstockError, StateIncompatible
 from penstock.facts import CheckpointFailed, LatencyMeasured
 from penstock.graph.nodes import Write
-from penstock.ids import BEGINNING, Generation, Instant
+from penstock.ids import Generation, Instant
 from penstock.job.explain import explain
 from penstock.job.recover import carry_out
 from penstock.job.wiring import Assembly, Surroundings
@@ -70,7 +70,7 @@ class Driver(Process):
     ) -> None:
         super().__init__(world, name)
         self.pipeline = world.pipeline
-        self.times = Times(world, self.pipeline.shape, BEGINNING)
+        self.times = Times(world, self.pipeline.shape)
         self.desk = Desk(self, self.name)
         self.generation = Generation(-1)
         self.supervisor: Supervisor | None = None
@@ -238,8 +238,7 @@ class Driver(Process):
 
     def _assembly(self, owned: OwnedLog, recovery: Recovery, supervisor: Supervisor) -> Assembly:
         world, edge = self.world, self._edge
-        counted = recovery.snapshots.get("count")
-        self.times = Times(world, self.pipeline.shape, max(counted.watermarks) if counted else BEGINNING)
+        self.times = Times(world, self.pipeline.shape, recovery.restored)
         assembly = Assembly(
             Surroundings(
                 analysis=self.pipeline.analysis,  # type: ignore[arg-type]

@@ -29,6 +29,7 @@ class IntSource:
 
     def open(self, context: Any, resume: Position | None) -> IntReader:
         at = 0 if resume is None else next_row(resume)
+        context.spark.times.begins(self.number, at)
         return IntReader(self, at, context.until, context.spark)
 
     def describe(self) -> str:

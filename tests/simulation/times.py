@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 from penstock.ids import BEGINNING, END_OF_TIME, EventTime, Instant
 from penstock.runtime.task import StepTask
+from simulation.entries import marks, positions
 
 if TYPE_CHECKING:
+    from penstock.checkpoint.entries import Manifest
     from simulation.shapes import Shape
     from simulation.world import World
 
@@ -15,16 +17,22 @@ if TYPE_CHECKING:
 class Times:
     """How far each source was read, and for how long it was quiet.
 
-    ``restored`` is where event time stood in the snapshot that the attempt began with.
+    ``restored`` is the checkpoint that the attempt began with.
     """
 
-    def __init__(self, world: World, shape: Shape, restored: EventTime) -> None:
+    def __init__(self, world: World, shape: Shape, restored: int | None = None) -> None:
         self._world = world
         self._shape = shape
-        self._restored = restored
+        self._manifest = self._known(restored)
+        self._restored = max(marks(self._manifest, "count"), default=BEGINNING)
+        self._began: dict[int, int] = {}
         self._rows: dict[int, int] = {}
         self._last = dict.fromkeys(shape.sources, world.now())
         self._longest = dict.fromkeys(shape.sources, 0)
+
+    def begins(self, source: int, at: int) -> None:
+        """A source is opened in front of row ``at``."""
+        self._began[source] = self._rows[source] = at
 
     def read(self, source: int, rows: int, now: Instant) -> None:
         """A source sends a batch, after which ``rows`` of it were read."""
@@ -50,8 +58,6 @@ class Times:
 
     def judge_rest(self, task: StepTask) -> None:
         """A task that finds nothing to do stands where its inputs allow; one that was quiet for long is no let."""
-        if self._world.is_grown or any(uid.startswith("source") for uid in self._shape.without):
-            return  # a step with more or fewer inputs than its snapshot begins its event time anew
         active: list[int] = []
         quiet: list[int] = []
         for i in range(len(task._inputs)):
@@ -62,15 +68,29 @@ class Times:
                 continue
             after = self._shape.idle_after
             is_quiet = after is not None and self._world.now() - each.last_batch >= after
-            (quiet if is_quiet else active).append(self._told(self._shape.sources[i]))
+            told = self._told(self._shape.sources[i], task)
+            (quiet if is_quiet else active).append(told)
         wanted = min(active) if active else max(quiet, default=BEGINNING)
         if task._announced < wanted and task._output.has_room:
             self._world.ledger.violated(
                 "idle", f"event time of '{task.id}' stands at {task._announced}, its inputs allow {wanted}"
             )
 
-    def _told(self, source: int) -> int:
-        """The largest event time that a source has told in this attempt."""
+    def _told(self, source: int, task: StepTask) -> int:
+        """The largest event time that a step was told by a source since its event time began."""
         parsed = self._shape.parses and not self._shape.union
-        rows = [r for r in range(self._rows.get(source, 0)) if not (parsed and self._shape.is_bad(source, r))]
-        return self._world.time_of(rows[-1]) if rows else BEGINNING
+        rows = range(self._first(source, task), self._rows[source])
+        good = [row for row in rows if not (parsed and self._shape.is_bad(source, row))]
+        return self._world.time_of(good[-1]) if good else BEGINNING
+
+    def _first(self, source: int, task: StepTask) -> int:
+        """The first row that counts: a step whose snapshot has more or fewer inputs begins its event time anew."""
+        inputs, manifest = len(task._inputs), self._manifest
+        if len(marks(manifest, task.id)) != inputs:
+            return self._began[source]
+        while manifest is not None and len(marks(manifest, task.id)) == inputs:
+            manifest = self._known(manifest.parent)
+        return positions(manifest).get(source, 0) if manifest is not None else 0
+
+    def _known(self, checkpoint: int | None) -> Manifest | None:
+        return None if checkpoint is None else self._world.ledger.facts.manifests.get(checkpoint)

@@ -141,7 +141,7 @@ class World(Mischief):
     def pace(self, source: int, at: int) -> tuple[int, int]:
         """How many rows a source has now behind those that were read, or else when to ask again."""
         if self.is_plain:
-            return 3, 0
+            return 6, 0
         until = self.quiet.get(source, 0)
         if until > self._time:
             return 0, until - self._time

@@ -6,6 +6,7 @@ from collections import deque
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import functions as F
 
 from penstock.errors import LayerMissing
 from penstock.ids import END_OF_TIME
@@ -61,6 +62,33 @@ def test_a_batch_is_one_job_firing_is_the_consumers_and_nothing_due_is_none(spar
         rig.sent[-1][1].frame.write.format("noop").mode("overwrite").save()
     assert [cost.jobs for cost in (batch, late, idle, advance, consumer)] == [1, 1, 0, 0, 1]
     assert len(rig.sent) == 2  # the late rows and what fired
+
+
+KNOWN = {
+    "not null": lambda frame: frame.where("user IS NOT NULL"),
+    "one": lambda frame: frame.where("user = 'u1'"),
+    "folded": lambda frame: frame.withColumn("user", F.expr("sha2('u1', 256)")),  # by analysis it may be null
+}
+
+
+@pytest.mark.parametrize("known", KNOWN)
+def test_no_exchange_lies_above_layers_of_batches_of_whose_keys_spark_knows_more(spark, tmp_path, known):
+    rig = Rig(spark, step(), SCHEMA, tmp_path, late_read=False)
+    rig.process(rows(0))
+    for _ in range(3):
+        rig.process_frame(KNOWN[known](rig.frame(rows(0)).repartition(1)))
+    layers, lease = rig.operator._stack.lease_due(0, END_OF_TIME)
+    assert len(layers) == 4
+    for some in (layers, layers[1:], layers[::-1]):
+        assert exchanges(rig.operator._plans.merged(some, 0)[0]) == 0
+    lease.release()
+    rig.operator._compact()
+    rig.process(rows(0))
+    rig.advance(10 * SECOND)
+    (_, batch), *_ = rig.sent
+    assert exchanges(batch.frame) == 0
+    batch.release()
+    rig.operator.close()
 
 
 @pytest.mark.parametrize("keys", [(("user", "user"),), (("half", "x / 2"),), ()], ids=["string", "double", "none"])

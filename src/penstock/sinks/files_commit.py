@@ -128,7 +128,7 @@ class FilesCommitter:
 
     def _listed(self, folders: Iterable[str]) -> set[str]:
         """The files of small folders, each listed once: to read files, or to list for each, would cost more."""
-        there = {folder: self._filesystem.list(folder) for folder in set(folders)}
+        there = {folder: self._filesystem.list(folder) for folder in sorted(set(folders))}
         return {f"{folder}/{os.path.basename(path)}" for folder, paths in there.items() for path in paths}
 
     def _publish(self, item: Committable, ref: FileRef, final: str) -> bool:

@@ -36,7 +36,31 @@ def cut(frame: DataFrame) -> DataFrame:
     own: those of frames that are hung onto one plan are alike, and a union of such would be taken for something else.
     """
     kept = frame.localCheckpoint(eager=True)
-    return _framed(_internals(kept).logicalPlan().newInstance(), kept.sparkSession)
+    plan = _internals(kept).logicalPlan()
+    fresh = plan.newInstance()
+    if not fresh.references().isEmpty():  # a leaf that reads nothing
+        fresh = _placed(plan, fresh, kept.sparkSession)
+    return _framed(fresh, kept.sparkSession)
+
+
+def _placed(plan: Any, fresh: Any, session: SparkSession) -> Any:
+    """``fresh``, a new instance of ``plan``, partitioned by its own columns.
+
+    Spark gives it the partitioning of the plan that ran, and finds the columns there by all that it knows of them: one
+    that may be null by analysis, and that the optimiser has found never to be, keeps its old id. A layer that seems to
+    be partitioned by columns that it does not have costs each merge with it an exchange, after which the layer is
+    partitioned in another way than its neighbours: and so does the next.
+    """
+    jvm: Any = session.sparkContext._jvm  # noqa: SLF001
+    one = getattr(jvm, "scala.collection.immutable.Map$Map1")
+    before, after, strange = plan.output(), fresh.output(), fresh.references().toSeq()
+    places = {before.apply(place).exprId().id(): after.apply(place) for place in range(before.size())}
+    for number in range(strange.size()):
+        column = strange.apply(number)
+        own = places.get(column.exprId().id())
+        if own is not None:
+            fresh = fresh.transformExpressions(one(column, own))
+    return fresh
 
 
 def free(frame: DataFrame) -> None:

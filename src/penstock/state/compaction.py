@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 SMALLEST_TIER = 10_000
 """Rows up to which a layer is in tier 0: below that a merge costs the same whatever it merges."""
+
+_SMALL_MERGE: Final = 4 * SMALLEST_TIER
+"""Rows up to which a merge costs about the same."""
 
 DURABLE_LIMIT: Final = 48
 """Durable layers at which some are merged, whatever it costs: all their files are one scan at a restore."""
@@ -63,7 +66,8 @@ def plan_merge(layers: Sequence[Sized], *, fan: int = 4, limit: int = 8) -> Merg
     """What to merge next, or ``None`` if all is well.
 
     A tier with ``fan`` layers is merged, and what is smaller comes along. If no tier is full but ``limit`` layers are
-    there in all, the smallest of the most crowded group are merged: the stack must not grow.
+    there in all, the smallest of the most crowded group are merged, at most ``fan``, and as many as cost least for each
+    layer less: the stack must not grow.
 
     Args:
         layers: the stack; order does not matter.
@@ -75,7 +79,7 @@ def plan_merge(layers: Sequence[Sized], *, fan: int = 4, limit: int = 8) -> Merg
         if found:
             return _merge(found, f"tier of {fan} full")
     if len(layers) >= limit:
-        found = _smallest(layers, fan)
+        found = _most_crowded(layers, fan)
         if found:
             return _merge(found, f"limit of {limit} reached")
     return None
@@ -104,7 +108,10 @@ def plan_durable(layers: Sequence[Sized], *, live_rows: int, settled: bool, limi
         return _merge(rising, "state has settled")
     if REWRITTEN * (total - greatest) >= live:
         return _merge(rising, f"{total - greatest} bytes added to {greatest}")
-    return _merge(_cheapest(rising, live), f"limit of {limit} reached") if len(layers) >= limit else None
+    if len(layers) < limit:
+        return None
+    written = _cheapest(rising, lambda some: min(live, sum(layer.bytes for layer in some)))
+    return _merge(written, f"limit of {limit} reached")
 
 
 def _live_bytes(layers: Sequence[Sized], live_rows: int) -> float:
@@ -113,18 +120,7 @@ def _live_bytes(layers: Sequence[Sized], live_rows: int) -> float:
     return sum(layer.bytes for layer in layers) * min(1.0, live_rows / rows)
 
 
-def _cheapest(rising: Sequence[Sized], live: float) -> Sequence[Sized]:
-    """The smallest layers, as many as cost least to write for each layer that there will be less."""
-    best, least, written = 2, float("inf"), rising[0].bytes
-    for count, layer in enumerate(rising[1:], start=2):
-        written += layer.bytes
-        cost = min(written, live) / (count - 1)
-        if cost < least:
-            best, least = count, cost
-    return rising[:best]
-
-
-def _full_tier(layers: list[Sized], fan: int) -> list[Sized]:
+def _full_tier(layers: Sequence[Sized], fan: int) -> Sequence[Sized]:
     tiers = {layer.name: tier(layer.rows, fan=fan) for layer in layers}
     for level in sorted(set(tiers.values())):
         if sum(1 for found in tiers.values() if found == level) >= fan:
@@ -132,14 +128,22 @@ def _full_tier(layers: list[Sized], fan: int) -> list[Sized]:
     return []
 
 
-def _smallest(layers: Sequence[Sized], fan: int) -> list[Sized]:
+def _most_crowded(layers: Sequence[Sized], fan: int) -> Sequence[Sized]:
+    """Some of the smallest layers of the group that has most: not one many times as large only to be one layer less."""
     groups: dict[int, list[Sized]] = {}
     for layer in layers:
         groups.setdefault(layer.group, []).append(layer)
     crowded = max(groups.values(), key=len)
     if len(crowded) == 1:
         return []
-    return sorted(crowded, key=lambda layer: layer.rows)[:fan]
+    rising = sorted(crowded, key=lambda layer: layer.rows)[:fan]
+    return _cheapest(rising, lambda some: max(_SMALL_MERGE, sum(layer.rows for layer in some)))
+
+
+def _cheapest(rising: Sequence[Sized], cost: Callable[[Sequence[Sized]], float]) -> Sequence[Sized]:
+    """The smallest layers, as many as cost least to merge for each layer that there will be less."""
+    prefixes = (rising[:count] for count in range(2, len(rising) + 1))
+    return min(prefixes, key=lambda some: cost(some) / (len(some) - 1))
 
 
 def _merge(layers: Sequence[Sized], reason: str) -> Merge:
