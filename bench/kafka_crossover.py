@@ -28,8 +28,8 @@ from integration.topics import Record, Topics  # noqa: E402
 from penstock import formats  # noqa: E402
 from penstock.job.session import make_session  # noqa: E402
 from penstock.runtime.clock import SystemClock  # noqa: E402
-from penstock.sources import kafka  # noqa: E402
 from penstock.sources.base import RECORD, Limits, Nothing, Rows, SourceContext  # noqa: E402
+from penstock.sources.kafka import source as kafka  # noqa: E402
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,10 +9,10 @@ from typing import Any
 from penstock.errors import ConnectorError
 from penstock.ids import Instant, WallTime
 from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Poll, Rows, SourceContext, Until
-from penstock.sources.kafka import Source
-from penstock.sources.kafka_batches import ByExecutors, InHand
-from penstock.sources.kafka_offsets import Extent, OffsetRange, Offsets, Progress, Topic, TopicPartition, Topics
-from penstock.sources.kafka_reader import KafkaReader
+from penstock.sources.kafka.batches import ByExecutors, InHand
+from penstock.sources.kafka.offsets import Extent, OffsetRange, Offsets, Progress, Topic, TopicPartition, Topics
+from penstock.sources.kafka.reader import KafkaReader
+from penstock.sources.kafka.source import Source
 
 MILLISECOND = 1_000
 

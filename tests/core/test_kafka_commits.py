@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from penstock.ids import Instant
-from penstock.sources.kafka_bounds import resolve_start
-from penstock.sources.kafka_changes import reconcile
-from penstock.sources.kafka_commits import RENEW_AFTER, Choice, CommitMode, OffsetCommits, choose
-from penstock.sources.kafka_offsets import Extent, Progress, Topic, TopicPartition
+from penstock.sources.kafka.bounds import resolve_start
+from penstock.sources.kafka.changes import reconcile
+from penstock.sources.kafka.commits import RENEW_AFTER, Choice, CommitMode, OffsetCommits, choose
+from penstock.sources.kafka.offsets import Extent, Progress, Topic, TopicPartition
 
 A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
 SECOND = 1_000_000

@@ -8,9 +8,9 @@ from penstock.errors import SourceUnavailable
 from penstock.facts import PartitionLag, SourceLag
 from penstock.ids import Instant
 from penstock.job.report import Tally
-from penstock.sources.kafka_lag import LagMeter
-from penstock.sources.kafka_offsets import TopicPartition
-from penstock.sources.kafka_stalls import Action, Patience, Stall, StallWatch
+from penstock.sources.kafka.lag import LagMeter
+from penstock.sources.kafka.offsets import TopicPartition
+from penstock.sources.kafka.stalls import Action, Patience, Stall, StallWatch
 
 A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
 SECOND = 1_000_000

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from penstock.errors import ConnectorError, GraphError, InternalError, SourceChanged, StateIncompatible
 from penstock.handles import Position
 from penstock.ids import Instant
-from penstock.sources.kafka_bounds import AtOffsets, AtTime, parse_start, parse_stop, resolve_start, resolve_stop
-from penstock.sources.kafka_changes import Absences, Loss, Reason, reconcile, refusal, skip
-from penstock.sources.kafka_offsets import (
+from penstock.sources.kafka.bounds import AtOffsets, AtTime, parse_start, parse_stop, resolve_start, resolve_stop
+from penstock.sources.kafka.changes import Absences, Loss, Reason, reconcile, refusal, skip
+from penstock.sources.kafka.offsets import (
     Extent,
     OffsetRange,
     Progress,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.sources.base import Limits
-from penstock.sources.kafka_offsets import Extent, OffsetRange, Progress, Topic, TopicPartition
-from penstock.sources.kafka_planning import RowSizes, backlog, cut, ends, plan
+from penstock.sources.kafka.offsets import Extent, OffsetRange, Progress, Topic, TopicPartition
+from penstock.sources.kafka.planning import RowSizes, backlog, cut, ends, plan
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 

@@ -12,10 +12,11 @@ from core.kafka_kit import Bench, FakeCluster, FakeMessage, FakeTrouble
 from penstock.errors import ConnectorError, SourceChanged, SourceUnavailable
 from penstock.facts import OffsetsCommitted, OffsetsLost, PartitionsFound, PartitionStalled, SourceLag
 from penstock.ids import CheckpointId
-from penstock.sources import kafka_places, kafka_start
 from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Rows, Until
-from penstock.sources.kafka_batches import ByExecutors, InHand
-from penstock.sources.kafka_offsets import TopicPartition, decode
+from penstock.sources.kafka import places as kafka_places
+from penstock.sources.kafka import start as kafka_start
+from penstock.sources.kafka.batches import ByExecutors, InHand
+from penstock.sources.kafka.offsets import TopicPartition, decode
 
 EITHER = pytest.mark.parametrize("read_in", ["driver", "executors"])
 AWAY = SourceUnavailable("the cluster is away")

@@ -10,9 +10,9 @@ import pytest
 from core.kafka_kit import FakeTrouble
 from crash.waiting import until
 from penstock.ids import Instant
-from penstock.sources.kafka_client import Connection
-from penstock.sources.kafka_cluster import KafkaCluster
-from penstock.sources.kafka_said import Outage, Said
+from penstock.sources.kafka.client import Connection
+from penstock.sources.kafka.cluster import KafkaCluster
+from penstock.sources.kafka.said import Outage, Said
 
 WHO = "source in has trouble with Kafka at k:9092"
 REFUSED = "k:9092/1: Connect to ipv4#10.0.0.1:9092 failed: Connection refused"

@@ -17,7 +17,7 @@ from penstock.runtime.channel import Channel
 from penstock.runtime.source_task import SourceTask
 from penstock.runtime.task import Completed
 from penstock.sources.base import Ended, Limits, Nothing, Rows
-from penstock.sources.kafka_offsets import TopicPartition, decode
+from penstock.sources.kafka.offsets import TopicPartition, decode
 
 A0, A1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 EITHER = pytest.mark.parametrize("read_in", ["driver", "executors"])

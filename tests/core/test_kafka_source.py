@@ -15,11 +15,11 @@ import penstock as ps
 from penstock.errors import ConnectorError, GraphError, SettingsError, StateIncompatible
 from penstock.handles import Guarantee, Position
 from penstock.sources.base import DecodesJson, Limits, Partitioned, SourceContext
-from penstock.sources.kafka_bounds import AtTime
-from penstock.sources.kafka_commits import CommitMode
-from penstock.sources.kafka_offsets import Progress, TopicPartition, encode
-from penstock.sources.kafka_secrets import resolve
-from penstock.sources.kafka_stalls import Patience
+from penstock.sources.kafka.bounds import AtTime
+from penstock.sources.kafka.commits import CommitMode
+from penstock.sources.kafka.offsets import Progress, TopicPartition, encode
+from penstock.sources.kafka.secrets import resolve
+from penstock.sources.kafka.stalls import Patience
 
 CANARY = "canary-7c1f"
 

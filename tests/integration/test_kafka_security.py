@@ -12,8 +12,8 @@ from integration.secured import PASSWORDS
 from integration.topics import Record
 from penstock.errors import ConnectorError
 from penstock.job.explain import explain
-from penstock.sources import kafka
-from penstock.sources.kafka_secrets import file
+from penstock.sources.kafka import source as kafka
+from penstock.sources.kafka.secrets import file
 
 pytestmark = pytest.mark.spark
 

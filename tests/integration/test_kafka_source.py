@@ -9,14 +9,19 @@ import pytest
 
 from crash.waiting import until
 from integration.kafka_kit import next_batch, odd_topic, open_reader, read_all, shown, with_millis
+from integration.ports import free_ports
 from integration.topics import Record
 from penstock import formats
 from penstock.errors import SourceChanged, SourceUnavailable
 from penstock.job.explain import explain
-from penstock.sources import kafka
 from penstock.sources.base import RECORD, Limits, Until
-from penstock.sources.kafka import ReadIn
-from penstock.sources.kafka_reader import KafkaReader
+from penstock.sources.kafka import source as kafka
+from penstock.sources.kafka.client import Connection
+from penstock.sources.kafka.errors import FetchFailed
+from penstock.sources.kafka.fetch import discard, read
+from penstock.sources.kafka.offsets import OffsetRange
+from penstock.sources.kafka.reader import KafkaReader
+from penstock.sources.kafka.source import ReadIn
 from penstock.testing import SourceContract
 from spark.job_kit import compilations
 
@@ -196,6 +201,14 @@ def test_workers_that_wait_for_a_broker_in_vain_say_so_and_a_retry_may_help(spar
     assert told.retry
     assert frame.count() == 10, "the next try has a consumer of its own"
     reader.close()
+
+
+def test_workers_that_reach_no_broker_say_what_their_client_said():
+    server = f"127.0.0.1:{free_ports(1)[0]}"
+    options = Connection(servers=server, options={}).worker_options()
+    with pytest.raises(FetchFailed, match=rf"nothing came for 1 seconds; .*{server}.*refused"):
+        list(read([OffsetRange("orders", 0, 0, 5)], options, patience=1))
+    discard(options)
 
 
 @pytest.fixture(scope="module")

@@ -94,7 +94,8 @@ def _function(error: BaseException, text: str) -> PenstockError | None:
 
 
 def _decoded(error: BaseException) -> PenstockError | None:
-    from penstock.sources import files, kafka_errors
+    from penstock.sources import files
+    from penstock.sources.kafka import errors as kafka_errors
 
     return kafka_errors.explain(error) or files.explain(error)
 

@@ -14,10 +14,10 @@ from pyspark.accumulators import AccumulatorParam
 from penstock.errors import ConnectorError
 from penstock.sources.base import RECORD
 from penstock.sources.collection import uncollected
-from penstock.sources.kafka_decode import Shape
-from penstock.sources.kafka_errors import FetchFailed
-from penstock.sources.kafka_fetch import read
-from penstock.sources.kafka_planning import cut
+from penstock.sources.kafka.decode import Shape
+from penstock.sources.kafka.errors import FetchFailed
+from penstock.sources.kafka.fetch import read
+from penstock.sources.kafka.planning import cut
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from pyspark import Accumulator
     from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.sources.kafka import Source
-    from penstock.sources.kafka_client import Connection
-    from penstock.sources.kafka_fetch import Run
-    from penstock.sources.kafka_offsets import OffsetRange
-    from penstock.sources.kafka_secrets import Option
+    from penstock.sources.kafka.client import Connection
+    from penstock.sources.kafka.fetch import Run
+    from penstock.sources.kafka.offsets import OffsetRange
+    from penstock.sources.kafka.secrets import Option
+    from penstock.sources.kafka.source import Source
 
 ONE_TASK: Final = 10_000
 """Offsets up to which one task reads a batch: starting a second one takes longer than it saves."""

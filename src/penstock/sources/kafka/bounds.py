@@ -12,7 +12,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Final, Literal, TypeAlias, cast, get_args
 
 from penstock.errors import ConnectorError, GraphError
-from penstock.sources.kafka_offsets import Offsets, Progress, Topic, TopicPartition, Topics
+from penstock.sources.kafka.offsets import Offsets, Progress, Topic, TopicPartition, Topics
 
 Word: TypeAlias = Literal["earliest", "latest"]
 Otherwise: TypeAlias = Literal["fail", "earliest", "latest"]
@@ -132,7 +132,7 @@ def resolve_start(start: Start, topics: Topics, *, told: Told | None = None, oth
     """The progress of a source that has read nothing: every partition begins at a number.
 
     Offsets that were given or committed are taken as they are; whether they can be read is for
-    :func:`~penstock.sources.kafka_changes.reconcile` to find out, as with any that were read up to.
+    :func:`~penstock.sources.kafka.changes.reconcile` to find out, as with any that were read up to.
 
     Args:
         start: where to begin.

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.errors import SourceChanged, SourceUnavailable
-from penstock.sources.kafka_start import answered
+from penstock.sources.kafka.start import answered
 
 if TYPE_CHECKING:
-    from penstock.sources.kafka_client import Answer, Cluster
+    from penstock.sources.kafka.client import Answer, Cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Final
 
 from penstock.errors import SourceUnavailable
 from penstock.ids import Instant
-from penstock.sources.kafka_offsets import Offsets, TopicPartition
+from penstock.sources.kafka.offsets import Offsets, TopicPartition
 
 _LONGEST_LOOK: Final = 1_000_000
 """Microseconds that one look may add: what is beyond was not spent waiting for the broker."""

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from penstock.errors import ConnectorError
-from penstock.sources.kafka_bounds import Told
-from penstock.sources.kafka_offsets import Offsets, TopicPartition, Topics
-from penstock.sources.kafka_secrets import Option
+from penstock.sources.kafka.bounds import Told
+from penstock.sources.kafka.offsets import Offsets, TopicPartition, Topics
+from penstock.sources.kafka.secrets import Option
 
 if TYPE_CHECKING:
-    from penstock.sources.kafka_errors import Trouble
-    from penstock.sources.kafka_fetch import Message
+    from penstock.sources.kafka.errors import Trouble
+    from penstock.sources.kafka.fetch import Message
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from typing import Final
 
 from penstock.sources.base import Limits
-from penstock.sources.kafka_offsets import OffsetRange, Offsets, Progress, TopicPartition, Topics, advance
+from penstock.sources.kafka.offsets import OffsetRange, Offsets, Progress, TopicPartition, Topics, advance
 
 _EQUAL_SHARE: Final = 8
 """One row in so many of a batch is divided equally, whatever waits where."""

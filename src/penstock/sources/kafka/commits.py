@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Final
 
 from penstock.ids import Instant
-from penstock.sources.kafka_offsets import Offsets, Progress
+from penstock.sources.kafka.offsets import Offsets, Progress
 
 RENEW_AFTER: Final = 3_600_000_000
 """Microseconds: offsets that do not change are committed again, before the broker forgets them (a week unless set)."""

@@ -11,17 +11,17 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import ConnectorError, SettingsError
-from penstock.sources.kafka_client import Asking, Connection
-from penstock.sources.kafka_consumer import LiveConsumer
-from penstock.sources.kafka_errors import failure, passes
-from penstock.sources.kafka_offsets import Extent, Offsets, Topic, TopicPartition, Topics
-from penstock.sources.kafka_said import Said
-from penstock.sources.kafka_secrets import resolve
+from penstock.sources.kafka.client import Asking, Connection
+from penstock.sources.kafka.consumer import LiveConsumer
+from penstock.sources.kafka.errors import failure, passes
+from penstock.sources.kafka.offsets import Extent, Offsets, Topic, TopicPartition, Topics
+from penstock.sources.kafka.said import Said
+from penstock.sources.kafka.secrets import resolve
 
 if TYPE_CHECKING:
-    from penstock.sources.kafka_bounds import Told
-    from penstock.sources.kafka_client import Steps
-    from penstock.sources.kafka_errors import Trouble
+    from penstock.sources.kafka.bounds import Told
+    from penstock.sources.kafka.client import Steps
+    from penstock.sources.kafka.errors import Trouble
 
 REQUEST_SECONDS: Final = 10.0
 """How long a cluster may take to answer one question."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.sources.json_blocks import JsonDecoder
-    from penstock.sources.kafka_fetch import Message, Run
+    from penstock.sources.kafka.fetch import Message, Run
 
 _NO_TIME: Final = 0
 """The kind of timestamp of a record that has none."""

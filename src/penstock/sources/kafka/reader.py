@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Final, cast
 from penstock.elements import Measure, Partitions
 from penstock.ids import Instant
 from penstock.sources.base import CaughtUp, Ended, Nothing, Rows, Until
-from penstock.sources.kafka_batches import ByExecutors, InHand, ended_of, partitions_of
-from penstock.sources.kafka_client import Connection
-from penstock.sources.kafka_commits import OffsetCommits
-from penstock.sources.kafka_errors import FetchFailed, is_loss, told_of
-from penstock.sources.kafka_frames import Frames
-from penstock.sources.kafka_identity import Unchanged
-from penstock.sources.kafka_live import Hands
-from penstock.sources.kafka_offsets import OffsetRange, TopicPartition, advance, decode, encode
-from penstock.sources.kafka_places import Places
-from penstock.sources.kafka_planning import RowSizes, backlog, ends, plan
-from penstock.sources.kafka_start import begin, first_look
-from penstock.sources.kafka_watch import ClusterWatch, Commits
+from penstock.sources.kafka.batches import ByExecutors, InHand, ended_of, partitions_of
+from penstock.sources.kafka.client import Connection
+from penstock.sources.kafka.commits import OffsetCommits
+from penstock.sources.kafka.errors import FetchFailed, is_loss, told_of
+from penstock.sources.kafka.frames import Frames
+from penstock.sources.kafka.identity import Unchanged
+from penstock.sources.kafka.live import Hands
+from penstock.sources.kafka.offsets import OffsetRange, TopicPartition, advance, decode, encode
+from penstock.sources.kafka.places import Places
+from penstock.sources.kafka.planning import RowSizes, backlog, ends, plan
+from penstock.sources.kafka.start import begin, first_look
+from penstock.sources.kafka.watch import ClusterWatch, Commits
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from penstock.handles import Position
     from penstock.ids import CheckpointId, WallTime
     from penstock.sources.base import Limits, Poll, SourceContext
-    from penstock.sources.kafka import Source
-    from penstock.sources.kafka_client import Cluster
-    from penstock.sources.kafka_fetch import Run
-    from penstock.sources.kafka_offsets import Offsets, Progress, Topics
+    from penstock.sources.kafka.client import Cluster
+    from penstock.sources.kafka.fetch import Run
+    from penstock.sources.kafka.offsets import Offsets, Progress, Topics
+    from penstock.sources.kafka.source import Source
 
 _EVERY: Final = 500_000
 """Microseconds from one look at the topics to the next, while what comes is read as it comes."""
@@ -290,6 +290,6 @@ class KafkaReader:
 
 
 def _cluster(connection: Connection) -> Cluster:
-    from penstock.sources.kafka_cluster import KafkaCluster
+    from penstock.sources.kafka.cluster import KafkaCluster
 
     return KafkaCluster(connection)

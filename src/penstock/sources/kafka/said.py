@@ -11,7 +11,7 @@ from collections import deque
 from typing import Final, final
 
 from penstock.ids import Instant
-from penstock.sources.kafka_errors import Trouble, is_outage, is_refusal, is_wordless
+from penstock.sources.kafka.errors import Trouble, is_outage, is_refusal, is_wordless
 
 log: Final = logging.getLogger("penstock.kafka")
 
@@ -76,6 +76,11 @@ class Said:
     def answered(self) -> None:
         """The cluster was reached."""
         self._last, self._reached = None, True
+
+    @property
+    def last(self) -> Trouble | None:
+        """The last trouble since the cluster was reached."""
+        return self._last
 
     @property
     def refusal(self) -> Trouble | None:

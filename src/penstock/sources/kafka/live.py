@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from penstock.sources.kafka_fetch import Intake, Run
+from penstock.sources.kafka.fetch import Intake, Run
 
 if TYPE_CHECKING:
-    from penstock.sources.kafka_client import Live
-    from penstock.sources.kafka_offsets import Offsets
+    from penstock.sources.kafka.client import Live
+    from penstock.sources.kafka.offsets import Offsets
 
 _STEP: Final = 1_000
 """Most records that are taken at a time."""

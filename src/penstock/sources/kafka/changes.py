@@ -9,7 +9,7 @@ from typing import Final
 
 from penstock.errors import SourceChanged
 from penstock.ids import Instant
-from penstock.sources.kafka_offsets import Progress, Topic, TopicPartition, Topics
+from penstock.sources.kafka.offsets import Progress, Topic, TopicPartition, Topics
 
 
 class Reason(str, Enum):

@@ -8,7 +8,7 @@ from typing import Final
 
 from penstock.facts import PartitionLag, SourceLag
 from penstock.ids import Instant
-from penstock.sources.kafka_offsets import Offsets, TopicPartition
+from penstock.sources.kafka.offsets import Offsets, TopicPartition
 
 _SECOND: Final = 1_000_000
 _SAMPLES: Final = 120

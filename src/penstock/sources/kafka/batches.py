@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.elements import Partitions
-from penstock.sources.kafka_offsets import OffsetRange, Progress, TopicPartition
+from penstock.sources.kafka.offsets import OffsetRange, Progress, TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.sources.kafka import Source
+    from penstock.sources.kafka.source import Source
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias
 
 from penstock.durations import parse_duration
 from penstock.errors import GraphError
-from penstock.sources.kafka_stalls import Patience
+from penstock.sources.kafka.stalls import Patience
 
 Isolation: TypeAlias = Literal["read_committed", "read_uncommitted"]
 Commit: TypeAlias = Literal["on-checkpoints", "periodic", "disabled"]

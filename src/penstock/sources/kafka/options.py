@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from penstock.errors import GraphError
-from penstock.sources.kafka_secrets import EnvironmentSecret, FileSecret, Option, check_option
+from penstock.sources.kafka.secrets import EnvironmentSecret, FileSecret, Option, check_option
 
 _ITS_PARTITIONS: Final = "leave it out: penstock gives partitions to readers itself and joins no group"
 _ITS_READING: Final = "leave it out: penstock needs it as it sets it"

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Final
 from penstock.errors import ConnectorError
 from penstock.facts import OffsetsCommitted, OffsetsLost, PartitionsFound, PartitionStalled
 from penstock.ids import Instant
-from penstock.sources.kafka_changes import DOUBTFUL, Absences, reconcile, refusal, skip
-from penstock.sources.kafka_errors import is_outage
-from penstock.sources.kafka_lag import LagMeter
-from penstock.sources.kafka_planning import ends
-from penstock.sources.kafka_said import Outage
-from penstock.sources.kafka_stalls import Action, StallWatch
+from penstock.sources.kafka.changes import DOUBTFUL, Absences, reconcile, refusal, skip
+from penstock.sources.kafka.errors import is_outage
+from penstock.sources.kafka.lag import LagMeter
+from penstock.sources.kafka.planning import ends
+from penstock.sources.kafka.said import Outage
+from penstock.sources.kafka.stalls import Action, StallWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from penstock.facts import Fact
-    from penstock.sources.kafka import Source
-    from penstock.sources.kafka_changes import Loss
-    from penstock.sources.kafka_client import Answer, Cluster
-    from penstock.sources.kafka_commits import OffsetCommits
-    from penstock.sources.kafka_offsets import Offsets, Progress, TopicPartition, Topics
+    from penstock.sources.kafka.changes import Loss
+    from penstock.sources.kafka.client import Answer, Cluster
+    from penstock.sources.kafka.commits import OffsetCommits
+    from penstock.sources.kafka.offsets import Offsets, Progress, TopicPartition, Topics
+    from penstock.sources.kafka.source import Source
 
 log: Final = logging.getLogger("penstock")
 

@@ -10,15 +10,16 @@ from bisect import bisect_left
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from penstock.sources.kafka_errors import END_REACHED, FetchFailed, passes
-from penstock.sources.kafka_offsets import OffsetRange, TopicPartition
-from penstock.sources.kafka_secrets import resolve
+from penstock.sources.kafka.errors import END_REACHED, FetchFailed, passes
+from penstock.sources.kafka.offsets import OffsetRange, TopicPartition
+from penstock.sources.kafka.said import Said
+from penstock.sources.kafka.secrets import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from penstock.sources.kafka_errors import Trouble
-    from penstock.sources.kafka_secrets import Option
+    from penstock.sources.kafka.errors import Trouble
+    from penstock.sources.kafka.secrets import Option
 
 ROWS: Final = 16_384
 """Most records that are handed on at a time."""
@@ -149,10 +150,11 @@ def read(ranges: Sequence[OffsetRange], options: Mapping[str, Option], *, patien
     intake = Intake({part.at: part.start for part in ranges}, end, servers=str(options["bootstrap.servers"]))
     if not intake.left:
         return
-    consumer = consumer_of(options)
+    consumer, said = consumer_of(options)
+    said.answered()  # the driver did reach the cluster, and what was said before is over
     try:
         _assign(consumer, intake)
-        yield from _portions(_taken(consumer, intake, patience))
+        yield from _portions(_taken(consumer, intake, patience, said))
     except GeneratorExit:  # a limit above: what was read is right, and the consumer is well
         consumer.unassign()
         raise
@@ -168,7 +170,7 @@ def _assign(consumer: Any, intake: Intake) -> None:
     consumer.assign([Place(at.topic, at.partition, intake.next[at]) for at in sorted(intake.left)])
 
 
-def _taken(consumer: Any, intake: Intake, patience: float) -> Iterator[list[Run]]:
+def _taken(consumer: Any, intake: Intake, patience: float, said: Said) -> Iterator[list[Run]]:
     silent = 0.0
     left = len(intake.left)
     while intake.left:
@@ -181,7 +183,8 @@ def _taken(consumer: Any, intake: Intake, patience: float) -> Iterator[list[Run]
         if runs:
             yield runs
         if silent > patience:
-            raise intake.failed(None, "_TIMED_OUT", f"nothing came for {patience:g} seconds")
+            why = f"; {said.last.str()}" if said.last is not None else ""
+            raise intake.failed(None, "_TIMED_OUT", f"nothing came for {patience:g} seconds{why}")
         if intake.left and len(intake.left) < left:  # or the broker goes on sending what nobody wants
             left = len(intake.left)
             _release(consumer, intake)
@@ -223,10 +226,17 @@ def _cut(run: Run) -> Iterator[Run]:
     yield Run(run.at, messages[begin:])
 
 
-_consumers: OrderedDict[tuple[object, ...], Any] = OrderedDict()
+class Held(NamedTuple):
+    """A consumer that is kept, and what it says of its own accord."""
+
+    consumer: Any
+    said: Said
 
 
-def consumer_of(options: Mapping[str, Option]) -> Any:
+_consumers: OrderedDict[tuple[object, ...], Held] = OrderedDict()
+
+
+def consumer_of(options: Mapping[str, Option]) -> Held:
     """This process's consumer with these options, made when it is asked for the first time.
 
     Raises:
@@ -237,17 +247,18 @@ def consumer_of(options: Mapping[str, Option]) -> Any:
     key = _key(options)
     if key not in _consumers:
         while len(_consumers) >= _KEPT:
-            _consumers.popitem(last=False)[1].close()
-        _consumers[key] = Consumer(resolve(options))
+            _consumers.popitem(last=False)[1].consumer.close()
+        said = Said()
+        _consumers[key] = Held(Consumer({**resolve(options), "error_cb": said.heard}), said)
     _consumers.move_to_end(key)
     return _consumers[key]
 
 
 def discard(options: Mapping[str, Option]) -> None:
     """Close this process's consumer with these options; the next one is a new one."""
-    consumer = _consumers.pop(_key(options), None)
-    if consumer is not None:
-        consumer.close()
+    held = _consumers.pop(_key(options), None)
+    if held is not None:
+        held.consumer.close()
 
 
 def _key(options: Mapping[str, Option]) -> tuple[object, ...]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.durations import parse_duration
 from penstock.handles import Guarantee
 from penstock.sources.base import RECORD, Limits
-from penstock.sources.kafka_arguments import (
+from penstock.sources.kafka.arguments import (
     Commit,
     Isolation,
     OnLostOffsets,
@@ -23,7 +23,7 @@ from penstock.sources.kafka_arguments import (
     parse_servers,
     parse_topics,
 )
-from penstock.sources.kafka_bounds import (
+from penstock.sources.kafka.bounds import (
     OTHERWISE,
     Otherwise,
     Start,
@@ -33,12 +33,12 @@ from penstock.sources.kafka_bounds import (
     parse_start,
     parse_stop,
 )
-from penstock.sources.kafka_commits import Choice, CommitMode, choose
-from penstock.sources.kafka_errors import explain
-from penstock.sources.kafka_offsets import TopicPartition, decode
-from penstock.sources.kafka_options import check_options
-from penstock.sources.kafka_secrets import Option
-from penstock.sources.kafka_stalls import Patience
+from penstock.sources.kafka.commits import Choice, CommitMode, choose
+from penstock.sources.kafka.errors import explain
+from penstock.sources.kafka.offsets import TopicPartition, decode
+from penstock.sources.kafka.options import check_options
+from penstock.sources.kafka.secrets import Option
+from penstock.sources.kafka.stalls import Patience
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from penstock.handles import Position
     from penstock.sources.base import SourceContext
     from penstock.sources.json_blocks import JsonDecoder
-    from penstock.sources.kafka_reader import KafkaReader
+    from penstock.sources.kafka.reader import KafkaReader
 
 __all__ = ["Source", "explain"]
 
@@ -275,7 +275,7 @@ class Source:
             SourceUnavailable: the cluster cannot be reached, or a topic does not exist.
             SourceChanged: records that were to be read are gone, and ``on_lost_offsets`` is ``"fail"``.
         """
-        from penstock.sources.kafka_reader import KafkaReader
+        from penstock.sources.kafka.reader import KafkaReader
 
         progress = None if resume is None else decode(resume)
         if self.committing.warning is not None:

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.sources.kafka_fetch import Message
-    from penstock.sources.kafka_offsets import Offsets, TopicPartition
+    from penstock.sources.kafka.fetch import Message
+    from penstock.sources.kafka.offsets import Offsets, TopicPartition
 
 
 class LiveConsumer:

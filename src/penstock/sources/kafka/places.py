@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from penstock.sources.base import Limits
-from penstock.sources.kafka_offsets import TopicPartition
-from penstock.sources.kafka_planning import RowSizes
+from penstock.sources.kafka.offsets import TopicPartition
+from penstock.sources.kafka.planning import RowSizes
 
 if TYPE_CHECKING:
-    from penstock.sources.kafka_arguments import ReadIn
+    from penstock.sources.kafka.arguments import ReadIn
 
 MOST_HERE: Final = 30_000
 """Rows that wait up to which they are read in the driver."""

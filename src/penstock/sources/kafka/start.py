@@ -7,15 +7,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from penstock.errors import ConnectorError, SourceUnavailable
-from penstock.sources.kafka_bounds import AtTime, resolve_start, resolve_stop
-from penstock.sources.kafka_offsets import Progress, TopicPartition, Topics
+from penstock.sources.kafka.bounds import AtTime, resolve_start, resolve_stop
+from penstock.sources.kafka.offsets import Progress, TopicPartition, Topics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from penstock.sources.kafka import Source
-    from penstock.sources.kafka_bounds import Start, Stop, Told
-    from penstock.sources.kafka_client import Answer, Cluster
+    from penstock.sources.kafka.bounds import Start, Stop, Told
+    from penstock.sources.kafka.client import Answer, Cluster
+    from penstock.sources.kafka.source import Source
 
 T = TypeVar("T")
 
