@@ -48,6 +48,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.codegen.cache.maxEntries": "2000",
+        "spark.sql.codegen.useIdInClassName": "false",
         "spark.sql.execution.arrow.localRelationThreshold": "0",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",

@@ -22,6 +22,7 @@ _LOST = ("CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND", "Checkpoint block rdd_")
 STATE_SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.unionOutputPartitioning": "true",
+    "spark.sql.codegen.useIdInClassName": "false",  # the number of a stage rises with the layers below it
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.session.timeZone": "UTC",
