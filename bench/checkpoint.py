@@ -108,7 +108,11 @@ class Child:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):
-                self.story.add(json.loads(line))
+                told = json.loads(line)
+                self.story.add(told)
+                if told["fact"] == "checkpoint":
+                    words = f"checkpoint {told['checkpoint']}: {told['duration_ms']:,.0f} ms, {told['bytes']:,} bytes"
+                    print(f"  {time.monotonic() - self.began:6.1f} s  {words}", file=sys.stderr, flush=True)
         self.story.end()
 
 

@@ -324,6 +324,66 @@ def test_merging_durable_layers_leaves_what_a_snapshot_under_way_still_needs(rig
     assert [row[3:5] for row in rest_of(again)] == [(36, 9), (240, 8)]
 
 
+def merging_meets(monkeypatch, rig: Rig, meanwhile) -> list:
+    """Merge durable layers; when that has begun to write something else happens, on another thread."""
+    real, found = writer.LayerWriter._write_slice, []
+
+    def write(self, *given):
+        if not found:
+            found.append(None)
+            with ThreadPoolExecutor(1) as pool:
+                found[0] = pool.submit(meanwhile).result(60)
+        return real(self, *given)
+
+    monkeypatch.setattr(writer.LayerWriter, "_write_slice", write)
+    rig.operator._compact()  # so that it is known how few rows are live
+    rig.operator._durable.compact()
+    monkeypatch.undo()
+    assert found[0] is not None
+    return found[0]
+
+
+@pytest.mark.parametrize("seconds", [(), (30,)], ids=["closing", "open"])
+def test_checkpoints_are_written_while_durable_layers_are_merged(rig, monkeypatch, seconds):
+    for second in range(8):
+        rig.process(rows(second, *seconds))
+        before = rig.checkpoint()
+    assert len(before.layers) == 8
+
+    def meanwhile():
+        rig.process(rows(8, 40))
+        rig.advance(10 * SECOND)
+        rig.take()
+        return rig.checkpoint()
+
+    during = merging_meets(monkeypatch, rig, meanwhile)
+    assert {layer.name for layer in during.layers} > {layer.name for layer in before.layers}, "their files are read"
+    after = rig.checkpoint()
+    assert len(after.layers) == 1 + len(seconds)
+    old, new = (
+        Rig(rig.spark, rig.spec, SCHEMA, rig.root, generation=n, restored=h) for n, h in ((7, during), (8, after))
+    )
+    assert rest_of(old) == rest_of(new) == rest_of(rig) != []
+
+
+def test_merging_durable_layers_is_in_vain_if_another_takes_the_place_of_all(rig, monkeypatch):
+    for second in range(8):
+        rig.process(rows(second, 30))
+        rig.checkpoint()
+
+    def meanwhile():
+        rig.process(rows(8))
+        rig.operator._merge_all()
+        return rig.checkpoint()
+
+    during = merging_meets(monkeypatch, rig, meanwhile)
+    assert len(during.layers) == 1
+    after = rig.checkpoint()
+    assert after.layers == during.layers
+    new = Rig(rig.spark, rig.spec, SCHEMA, rig.root, generation=8, restored=after)
+    assert rest_of(new) == rest_of(rig) != []
+
+
 def test_closed_windows_are_neither_written_nor_referred_to(rig):
     rig.process(rows(1, 2))
     first = rig.checkpoint()

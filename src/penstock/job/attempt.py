@@ -235,6 +235,7 @@ class Attempt:
             explain=explain,
             cancel=self._edge.cancel,
             background=self._edge.background("clean-up"),
+            snapshot=self._edge.snapshot,
             answered=plan.answered,
         )
 

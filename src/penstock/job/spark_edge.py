@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from penstock.elements import Batch, FirstRun, Lease
 from penstock.job.session import activate
-from penstock.runtime.threads import BackgroundSlots
+from penstock.runtime.slots import BackgroundSlots
 from penstock.state.blocks import unpersist
 
 if TYPE_CHECKING:
@@ -45,6 +45,10 @@ class SparkEdge:
     def background(self, name: str) -> Callable[[], AbstractContextManager[None]]:
         """What a step enters around each of its background jobs."""
         return lambda: self._background(name)
+
+    def snapshot(self) -> AbstractContextManager[None]:
+        """Around a snapshot: its background jobs go ahead of others."""
+        return self._slots.snapshot()
 
     def foreground(self) -> AbstractContextManager[None]:
         """Around a step of a task: takes turns with the background where there is only one core."""

@@ -53,7 +53,8 @@ class Errands:
 
     def _capture(self, task: str, checkpoint: CheckpointId, work: Callable[[], TaskSnapshot]) -> None:
         try:
-            snapshot = work()
+            with self._wiring.snapshot():
+                snapshot = work()
         except Exception as error:
             told = self._wiring.explain(error)
             if not isinstance(told, CheckpointAborted | StorageFailed):

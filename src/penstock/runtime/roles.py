@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -86,6 +86,7 @@ class Wiring:
     cancel: Callable[[], None]
     background: Callable[[], AbstractContextManager[None]]
     answered: Callable[[AnswerRequest], None]
+    snapshot: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from penstock.ids import Instant
@@ -155,33 +155,3 @@ class Workers:
         with self._ended:
             self._running -= 1
             self._ended.notify_all()
-
-
-class BackgroundSlots:
-    """The background's share of the cores: at most ``cores - 1`` jobs at a time, for Spark never preempts a task.
-
-    On one core a background job runs between batches: it and the data path take turns.
-    """
-
-    def __init__(self, cores: int) -> None:
-        self._slots = threading.BoundedSemaphore(max(1, cores - 1))
-        self._turns = threading.Lock() if cores == 1 else None
-
-    @contextmanager
-    def background(self) -> Iterator[None]:
-        """Hold a slot."""
-        with self._slots:
-            if self._turns is None:
-                yield
-            else:
-                with self._turns:
-                    yield
-
-    @contextmanager
-    def foreground(self) -> Iterator[None]:
-        """Hold the data path's turn, where there are turns."""
-        if self._turns is None:
-            yield
-        else:
-            with self._turns:
-                yield

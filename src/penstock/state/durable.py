@@ -31,7 +31,10 @@ SETTLED_AFTER, SETTLED_BELOW = 4, 0.01
 
 
 class DurableLayers:
-    """The list of durable layers and the writing of more. Writers wait for each other; readers never wait for them.
+    """The list of durable layers and the writing of more.
+
+    Snapshots are written one after the other, merges too; neither waits for the other, for a merge of all takes as long
+    as many checkpoints. Readers never wait.
 
     Args:
         stack: the layers in memory.
@@ -49,7 +52,12 @@ class DurableLayers:
         self._epoch = 0
         self._horizon: int = horizon
         self._added: tuple[int, ...] = ()
+        self._merged: frozenset[str] = frozenset()
+        """Names of the layers that a merge is reading: a checkpoint lists them, or their files could be deleted."""
+        self._rebased = 0
+        """How often one layer took the place of all that were there."""
         self._writing = threading.Lock()
+        self._merging = threading.Lock()
 
     @property
     def refs(self) -> tuple[LayerRef, ...]:
@@ -70,12 +78,13 @@ class DurableLayers:
                 self._check_order(cover)
                 todo = [x for x in cover.layers if x.epoch > self._epoch and x.last_end > cover.horizon]
                 added = (self._write(todo, cover.horizon),) if todo else ()
-                kept = () if cover.base > self._epoch else self._refs
-                self._refs = (*kept, *added)
+                if cover.base > self._epoch:
+                    self._refs, self._rebased = (), self._rebased + 1
+                self._refs = (*self._refs, *added)
                 self._added = (*self._added, sum(map(bytes_of, added)))[-SETTLED_AFTER:]
                 self._epoch, self._horizon = cover.epoch, cover.horizon
                 durable = True
-                self._refs = tuple(ref for ref in self._refs if ref.rows and bounds(ref)[1] > cover.horizon)
+                self._refs = tuple(ref for ref in self._refs if self._counts(ref))
                 return self._handle(cover)
         finally:
             self._stack.covered(cover, durable=durable)
@@ -89,15 +98,33 @@ class DurableLayers:
         """Carry out what :meth:`plan` says: read some durable layers, write them as one, refer to that instead.
 
         Only what was closed at the last durable snapshot is left out: one that is being written still needs the rest.
+        Snapshots may be written meanwhile. If with one of them another layer took the place of all, this was in vain.
         """
+        with self._merging:
+            with self._writing:
+                plan, horizon, rebased = self.plan(), self._horizon, self._rebased
+                if plan is None:
+                    return
+                members = [ref for ref in self._refs if ref.name in plan.names]
+                self._merged = frozenset(plan.names)
+            merged = None
+            try:
+                merged = self._writer.write(self._reading(members), extent_of(members), horizon=horizon)
+            except Exception:
+                if self._rebased == rebased:  # else files may be gone that nobody needs
+                    raise
+            finally:
+                self._end_merge(merged, rebased)
+
+    def _end_merge(self, merged: LayerRef | None, rebased: int) -> None:
         with self._writing:
-            plan = self.plan()
-            if plan is None:
-                return
-            members = [ref for ref in self._refs if ref.name in plan.names]
-            merged = self._writer.write(self._reading(members), extent_of(members), horizon=self._horizon)
-            rest = [ref for ref in self._refs if ref.name not in plan.names]
-            self._refs = (*rest, merged) if merged.rows else tuple(rest)
+            names, self._merged = self._merged, frozenset()
+            if merged is not None and self._rebased == rebased:
+                self._refs = (*(ref for ref in self._refs if ref.name not in names), merged)
+            self._refs = tuple(ref for ref in self._refs if self._counts(ref))
+
+    def _counts(self, ref: LayerRef) -> bool:
+        return ref.name in self._merged or bool(ref.rows and bounds(ref)[1] > self._horizon)
 
     def _write(self, layers: Sequence[Layer], horizon: int) -> LayerRef:
         extent = Extent(
