@@ -1,6 +1,6 @@
 """Checkpoints of a large state of which a part changes: what they cost, how long they take, how soon it is back.
 
-make bench-checkpoint                                   1 GB of state, 5 % of its keys changed in 5 seconds; 10 minutes
+make bench-checkpoint                                   1 GB of state, 5 % of its keys changed in 10 seconds; 15 minutes
 make bench-checkpoint ARGS="--gigabytes 0.05"           a small one
 
 A job fills its state and is stopped; the next one changes keys at an even pace, is killed and started again; the last
@@ -271,7 +271,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=1)
     parser.add_argument("--checkpoints", type=int, default=50, help="so many are measured")
-    parser.add_argument("--every", type=float, default=5, help="seconds from one checkpoint to the next")
+    parser.add_argument("--every", type=float, default=10, help="seconds from one checkpoint to the next")
     parser.add_argument("--changed", type=float, default=0.05, help="the part of the keys that changes meanwhile")
     return parser.parse_args()
 

@@ -6,12 +6,14 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import GraphError
-from penstock.graph.nodes import Origin, Table
+from penstock.graph.nodes import Origin, Ref, Table
 from penstock.graph.origin import defined_at
 from penstock.graph.pace import Every, WhenReady
 from penstock.ids import check_name
 
 if TYPE_CHECKING:
+    from collections.abc import Container, Sequence
+
     from pyspark.sql import Column
 
     from penstock.graph.pipeline import Pipeline
@@ -94,6 +96,34 @@ def check_function(function: object, origin: Origin) -> None:
     """Refuse what cannot be called."""
     if not callable(function):
         msg = f"transform() needs a function from DataFrame to DataFrame, got {function!r}"
+        raise GraphError(msg, where=str(origin))
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...], origin: Origin, *, uid: str | None = None) -> None:
+    """Refuse what is none of a few words."""
+    if value not in choices:
+        *others, last = map(repr, choices)
+        msg = f"{name} is {value!r}, but must be {', '.join(others)} or {last}"
+        raise GraphError(msg, uid=uid, where=str(origin))
+
+
+def check_united(refs: Sequence[Ref], origin: Origin) -> None:
+    """Refuse a union of one stream, and of a stream with itself."""
+    if len(refs) == 1:
+        msg = "union() needs at least one other stream"
+        raise GraphError(msg, where=str(origin))
+    if len(set(refs)) < len(refs):
+        msg = "union() was given one stream twice, which would double its rows; put a step between to mean it"
+        raise GraphError(msg, where=str(origin))
+
+
+def check_time_kept(time: str | None, names: Container[str], origin: Origin) -> None:
+    """Refuse another meaning for the event time."""
+    if time is not None and time in names:
+        msg = (
+            f"column {time!r} is the event time that the watermark speaks of; change it before "
+            "with_watermark(), or use another name"
+        )
         raise GraphError(msg, where=str(origin))
 
 

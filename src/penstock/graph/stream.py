@@ -6,7 +6,7 @@ Knows nothing of how anything is run; what needs Spark (``schema``, ``preview``)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Literal, get_args, overload
 
 from penstock.durations import parse_duration
 from penstock.errors import GraphError
@@ -15,11 +15,14 @@ from penstock.graph.nodes import BAD, Node, ParseJson, Ref, RowWise, Union, With
 from penstock.graph.origin import caller
 from penstock.graph.parts import (
     TableRef,
+    check_choice,
     check_column_name,
     check_columns,
     check_function,
     check_same,
+    check_time_kept,
     check_uid,
+    check_united,
     redefined,
     shown,
 )
@@ -63,7 +66,7 @@ class Stream:
         <Stream of select value, value * 2 AS twice>
         """
         check_columns("select", columns, origin := caller())
-        self._keep_time(redefined(columns), origin)
+        check_time_kept(self.time, redefined(columns), origin)
         return self._row_wise("select", ", ".join(map(shown, columns)), steps.select(columns), origin)
 
     def where(self, condition: str | Column) -> Stream:
@@ -78,14 +81,14 @@ class Stream:
     def with_columns(self, columns: Mapping[str, str | Column]) -> Stream:
         """With several columns added or replaced; each sees the columns of before."""
         check_columns("with_columns", tuple(columns.values()), origin := caller())
-        self._keep_time(columns, origin)
+        check_time_kept(self.time, columns, origin)
         text = ", ".join(f"{shown(value)} AS {name}" for name, value in columns.items())
         return self._row_wise("with_columns", text, steps.with_columns(columns), origin)
 
     def drop(self, *names: str) -> Stream:
         """Without these columns."""
         check_columns("drop", names, origin := caller())
-        self._keep_time(names, origin)
+        check_time_kept(self.time, names, origin)
         return self._row_wise("drop", ", ".join(names), steps.drop(names), origin)
 
     def transform(self, function: Callable[..., DataFrame], *args: object, **kwargs: object) -> Stream:
@@ -128,15 +131,9 @@ class Stream:
     def union(self, *others: Stream) -> Stream:
         """These streams as one. All have the same columns in the same order."""
         origin = caller()
-        if not others:
-            msg = "union() needs at least one other stream"
-            raise GraphError(msg, where=str(origin))
         for other in others:
             check_same(self.pipeline, other.pipeline, origin)
-        refs = (self.ref, *(other.ref for other in others))
-        if len(set(refs)) < len(refs):
-            msg = "union() was given one stream twice, which would double its rows; put a step between to mean it"
-            raise GraphError(msg, where=str(origin))
+        check_united(refs := (self.ref, *(other.ref for other in others)), origin)
         times = {self.time, *(other.time for other in others)}
         node = self.pipeline.keep(lambda number: Union(id=number, origin=origin, inputs=refs))
         return Stream(self.pipeline, Ref(node.id), time=self.time if len(times) == 1 else None)
@@ -168,9 +165,7 @@ class Stream:
         (<Stream of parse_json value>, <Stream of parse_json value>)
         """
         origin = caller()
-        if on_error not in ("fail", "split", "null"):
-            msg = f"on_error is {on_error!r}, but must be 'fail', 'split' or 'null'"
-            raise GraphError(msg, where=str(origin))
+        check_choice("on_error", on_error, get_args(OnError), origin)
         text = schema if isinstance(schema, str) else steps.ddl(schema)
         check_column_name("parse_json", column, origin)
         node = self.pipeline.keep(
@@ -258,9 +253,8 @@ class Stream:
         if not hasattr(sink, "writer"):
             msg = f"write() needs a sink such as ps.files.Sink(…), got {sink!r}"
             raise GraphError(msg, uid=uid, where=str(origin))
-        if guarantee is not None and guarantee not in {known.value for known in Guarantee}:
-            msg = f"guarantee is {guarantee!r}, but must be 'at-most-once', 'at-least-once' or 'exactly-once'"
-            raise GraphError(msg, uid=uid, where=str(origin))
+        if guarantee is not None:
+            check_choice("guarantee", guarantee, get_args(GuaranteeName), origin, uid=uid)
         asked = None if guarantee is None else Guarantee(guarantee)
         self.pipeline.keep(
             lambda number: Write(id=number, origin=origin, inputs=(self.ref,), uid=uid, sink=sink, guarantee=asked)
@@ -303,11 +297,3 @@ class Stream:
         return self.add(
             lambda number: RowWise(id=number, origin=origin, inputs=(self.ref,), verb=verb, text=text, build=build)
         )
-
-    def _keep_time(self, names: Mapping[str, object] | Sequence[str], origin: Origin) -> None:
-        if self.time is not None and self.time in names:
-            msg = (
-                f"column {self.time!r} is the event time that the watermark speaks of; change it before "
-                "with_watermark(), or use another name"
-            )
-            raise GraphError(msg, where=str(origin))
