@@ -59,11 +59,11 @@ test-core: $(INSTALLED) ## the tests that need no JVM: seconds
 mission: $(INSTALLED) ## which tests prove which behaviour, and the gaps; REQUIRE=D1,D4 fails if one of these has none
 	@$(BIN)/python tools/mission.py $(if $(REQUIRE),--require $(REQUIRE))
 
-torture: $(INSTALLED) ## SEEDS=10000 stories of crashes, zombies and lost answers from FIRST=1 on, simulated
-	@cd tests && ../$(BIN)/python -m simulation.run torture $(or $(SEEDS),1000) $(or $(FIRST),1)
+torture: $(INSTALLED) ## SEEDS=10000 stories of crashes, zombies and lost answers from FIRST=1 on, simulated; WATCHED=1
+	@cd tests && ../$(BIN)/python -m simulation.run torture $(or $(SEEDS),1000) --first $(or $(FIRST),1) $(if $(WATCHED),--watched)
 
-replay: $(INSTALLED) ## tell the story of one simulated SEED, step by step
-	@cd tests && ../$(BIN)/python -m simulation.run replay $(SEED)
+replay: $(INSTALLED) ## tell the story of one simulated SEED, step by step; WATCHED=1 if it was found so
+	@cd tests && ../$(BIN)/python -m simulation.run replay $(SEED) $(if $(WATCHED),--watched)
 
 exhaust: $(INSTALLED) ## every schedule of small simulated worlds; larger ones for SECONDS_EACH=60
 	@cd tests && ../$(BIN)/python -m simulation.exhaustive $(or $(SECONDS_EACH),60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 import traceback
@@ -39,10 +40,11 @@ def run_block(first: int) -> tuple[Counter[str], str]:
     return seen, ""
 
 
-def torture(seeds: int, first: int) -> int:
+def torture(seeds: int, first: int, *, watched: bool | None = None) -> int:
+    """``watched``: ask the liveness oracle after every step of each seed."""
     began, steps, failed, covered = time.perf_counter(), 0, 0, Counter()
     for seed in range(first, first + seeds):
-        scenario = Scenario(seed)
+        scenario = Scenario(seed, watched=watched)
         failure = tell(scenario)
         if failure:
             failed += 1
@@ -58,8 +60,8 @@ def torture(seeds: int, first: int) -> int:
     return 1 if failed else 0
 
 
-def replay(seed: int) -> int:
-    scenario = Scenario(seed)
+def replay(seed: int, *, watched: bool | None = None) -> int:
+    scenario = Scenario(seed, watched=watched)
     failure = tell(scenario)
     print("\n".join(scenario.world.story))
     print(
@@ -68,6 +70,17 @@ def replay(seed: int) -> int:
     return 1 if failure else 0
 
 
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("command", choices=("torture", "replay"))
+    parser.add_argument("number", type=int, help="how many seeds to run; or which one to replay")
+    parser.add_argument("--first", type=int, default=1, help="the first of them")
+    parser.add_argument("--watched", action="store_true", default=None, help="ask the liveness oracle after every step")
+    given = parser.parse_args()
+    if given.command == "replay":
+        return replay(given.number, watched=given.watched)
+    return torture(given.number, given.first, watched=given.watched)
+
+
 if __name__ == "__main__":
-    command, *rest = sys.argv[1:]
-    sys.exit(replay(int(rest[0])) if command == "replay" else torture(int(rest[0]), int(rest[1]) if rest[1:] else 1))
+    sys.exit(main())
