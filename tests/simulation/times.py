@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from penstock.ids import BEGINNING, END_OF_TIME, EventTime, Instant
 from penstock.runtime.task import StepTask
-from simulation.entries import marks, positions
+from simulation.entries import marks
 
 if TYPE_CHECKING:
-    from penstock.checkpoint.entries import Manifest
     from simulation.shapes import Shape
     from simulation.world import World
 
@@ -23,7 +22,7 @@ class Times:
     def __init__(self, world: World, shape: Shape, restored: int | None = None) -> None:
         self._world = world
         self._shape = shape
-        self._manifest = self._known(restored)
+        self._manifest = None if restored is None else world.ledger.facts.manifests.get(restored)
         self._restored = max(marks(self._manifest, "count"), default=BEGINNING)
         self._began: dict[int, int] = {}
         self._rows: dict[int, int] = {}
@@ -68,29 +67,26 @@ class Times:
                 continue
             after = self._shape.idle_after
             is_quiet = after is not None and self._world.now() - each.last_batch >= after
-            told = self._told(self._shape.sources[i], task)
-            (quiet if is_quiet else active).append(told)
+            (quiet if is_quiet else active).append(self._told(self._shape.sources[i], self._marks(task)[i]))
         wanted = min(active) if active else max(quiet, default=BEGINNING)
         if task._announced < wanted and task._output.has_room:
             self._world.ledger.violated(
                 "idle", f"event time of '{task.id}' stands at {task._announced}, its inputs allow {wanted}"
             )
 
-    def _told(self, source: int, task: StepTask) -> int:
-        """The largest event time that a step was told by a source since its event time began."""
+    def _told(self, source: int, restored: int) -> int:
+        """The largest event time that a step was told by a source.
+
+        That of its rows from the first on; where steps have had other inputs before, from the attempt's first on, and
+        what the snapshot says of those before it: an input that is another now, or one of more or fewer, begins anew.
+        """
         parsed = self._shape.parses and not self._shape.union
-        rows = range(self._first(source, task), self._rows[source])
+        rows = range(self._began[source] if self._world.is_recut else 0, self._rows[source])
         good = [row for row in rows if not (parsed and self._shape.is_bad(source, row))]
-        return self._world.time_of(good[-1]) if good else BEGINNING
+        told = self._world.time_of(good[-1]) if good else BEGINNING
+        return max(told, restored) if self._world.is_recut else told
 
-    def _first(self, source: int, task: StepTask) -> int:
-        """The first row that counts: a step whose snapshot has more or fewer inputs begins its event time anew."""
-        inputs, manifest = len(task._inputs), self._manifest
-        if len(marks(manifest, task.id)) != inputs:
-            return self._began[source]
-        while manifest is not None and len(marks(manifest, task.id)) == inputs:
-            manifest = self._known(manifest.parent)
-        return positions(manifest).get(source, 0) if manifest is not None else 0
-
-    def _known(self, checkpoint: int | None) -> Manifest | None:
-        return None if checkpoint is None else self._world.ledger.facts.manifests.get(checkpoint)
+    def _marks(self, task: StepTask) -> tuple[int, ...]:
+        """What is restored for each of its inputs."""
+        found, inputs = marks(self._manifest, task.id), len(task._inputs)
+        return found if len(found) == inputs else (BEGINNING,) * inputs

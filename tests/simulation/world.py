@@ -79,6 +79,8 @@ class World(Mischief):
         """Somebody has laid hands on the log: drivers may refuse it."""
         self.is_grown = False
         """A source was added: others may have ended before."""
+        self.is_recut = False
+        """Some pipeline had fewer sources than others."""
         self._time = 1_000_000
         self._names = 0
 
@@ -87,11 +89,12 @@ class World(Mischief):
         """A world without mischief, under the same terms and with the same pipeline."""
         world = World(of.terms, chance, faults, facts=facts, is_plain=True)
         world.deploy(of.pipeline.shape)
-        world.is_grown = of.is_grown
+        world.is_grown, world.is_recut = of.is_grown, of.is_recut
         return world
 
     def deploy(self, shape: Shape) -> None:
         """Whoever starts from now on runs this pipeline."""
+        self.is_recut |= any(uid.startswith("source") for uid in shape.without)
         self.pipeline = Pipeline(shape, self)
 
     # -------------------------------------------------------------------------------------- clock, chance, observers
