@@ -36,7 +36,7 @@ BYTES_A_KEY = 80
 """About what a key takes in a layer: 64 characters of a hash, and four random numbers."""
 
 PATIENCE = 900
-AS_BEFORE, SETTLED, LONGEST = 6, 0.02, 60
+AS_BEFORE, SETTLED, LONGEST = 6, 0.0005, 200
 """The state has settled when its bytes were so many checkpoints long within so much of each other; or is given up."""
 
 Told: TypeAlias = dict[str, Any]

@@ -126,7 +126,8 @@ class Grafter:
             return inline(True, False).apply(plan)
 
     def frame(self, plan: Java) -> DataFrame:
-        """A lazy frame of a plan."""
+        """A lazy frame of a plan whose parts are analysed, so that it need not be again: a pass over all of it."""
+        plan.setAnalyzed()
         return self._wrap(self._of_rows(self._session, plan))
 
     def _wrap(self, made: Java) -> DataFrame:

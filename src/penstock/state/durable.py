@@ -9,6 +9,7 @@ to is not deleted here: older checkpoints need it, and only the log condemns.
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.errors import CheckpointAborted
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 
 SETTLED_AFTER, SETTLED_BELOW = 4, 0.01
 """So many snapshots have added less than that part of all bytes: then little changes any more."""
+
+
+MERGED_SHARE = 4
+"""So many times as many rows has a slice of a merge: for each slice all of the small layers' files are read again."""
 
 
 class DurableLayers:
@@ -109,7 +114,9 @@ class DurableLayers:
                 self._merged = frozenset(plan.names)
             merged = None
             try:
-                merged = self._writer.write(self._reading(members), extent_of(members), horizon=horizon)
+                extent = extent_of(members)
+                extent = replace(extent, rows=min(extent.rows, self._stack.rows))
+                merged = self._writer.write(self._reading(members), extent, horizon=horizon, share=MERGED_SHARE)
             except Exception:
                 if self._rebased == rebased:  # else files may be gone that nobody needs
                     raise

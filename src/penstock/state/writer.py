@@ -93,20 +93,21 @@ class LayerWriter:
     failpoint: Callable[[str], None]
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
-    def write(self, rows: Rows, extent: Extent, *, horizon: int) -> LayerRef:
+    def write(self, rows: Rows, extent: Extent, *, horizon: int, share: int = 1) -> LayerRef:
         """Merge ``rows``, leave out closed windows, write them and make them durable: one job for each slice.
 
         Args:
             rows: of the format; of a union of layers, so that merging needs no exchange, or of files.
             extent: what is known of them.
             horizon: windows ending at or before it are left out.
+            share: how many times as many rows as usual a slice may have.
 
         Raises:
             LayerMissing: a cached block of ``rows`` is lost.
             StorageFailed: the file system refused.
         """
         name = f"{self.prefix}{next(self.numbers):06d}"
-        least = max(1, -(-extent.rows // (ROWS_A_TASK * self.tasks)))
+        least = max(1, -(-extent.rows // (ROWS_A_TASK * share * self.tasks)))
         slices = 1 << (least - 1).bit_length() if self.layers_format.together else 1
         self.failpoint("state.layer.before_write")
         counts = [self._write_slice(rows, name, Slice(part, slices), horizon) for part in range(slices)]
