@@ -88,6 +88,7 @@ class Attempt:
             explain=explain,
             cancel=lambda: self.story.append("cancel jobs"),
             background=nullcontext,
+            snapshot=nullcontext,
             answered=lambda answer: self.answers.append((answer.request, answer.answer, answer.checkpoint)),
         )
 

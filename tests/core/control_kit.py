@@ -143,6 +143,7 @@ class Driver:
             explain=explain,
             cancel=lambda: None,
             background=nullcontext,
+            snapshot=nullcontext,
             answered=self.requests.answered,
         )
         self.requests.running(

@@ -215,6 +215,7 @@ class Driver(Process):
             explain=explain,
             cancel=self._edge.cancel,
             background=nullcontext,
+            snapshot=nullcontext,
             answered=self.desk.requests.answered,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -85,8 +85,8 @@ class Wiring:
     explain: Callable[[BaseException], PenstockError]
     cancel: Callable[[], None]
     background: Callable[[], AbstractContextManager[None]]
+    snapshot: Callable[[], AbstractContextManager[None]]
     answered: Callable[[AnswerRequest], None]
-    snapshot: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
     def sources(self) -> tuple[str, ...]:
