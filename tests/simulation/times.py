@@ -59,6 +59,7 @@ class Times:
         """A task that finds nothing to do stands where its inputs allow; one that was quiet for long is no let."""
         active: list[int] = []
         quiet: list[int] = []
+        restored = self._marks(task)
         for i in range(len(task._inputs)):
             each = task._inputs[i]
             if each.mark is None or each.unsettled or each.channel.peek() is not None or each.last_batch is None:
@@ -67,7 +68,7 @@ class Times:
                 continue
             after = self._shape.idle_after
             is_quiet = after is not None and self._world.now() - each.last_batch >= after
-            (quiet if is_quiet else active).append(self._told(self._shape.sources[i], self._marks(task)[i]))
+            (quiet if is_quiet else active).append(self._told(self._shape.sources[i], restored[i]))
         wanted = min(active) if active else max(quiet, default=BEGINNING)
         if task._announced < wanted and task._output.has_room:
             self._world.ledger.violated(
