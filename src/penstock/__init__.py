@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         UserFunctionError,
     )
     from penstock.graph.grouped import GroupedStream, WindowedResult
-    from penstock.graph.pace import every, when_ready
+    from penstock.graph.pace import every, linger, when_ready
     from penstock.graph.parts import TableRef
     from penstock.graph.pipeline import Pipeline, PipelineDefinition, pipeline
     from penstock.graph.stream import Stream
@@ -64,6 +64,7 @@ __all__ = [
     "get_or_create",
     "global_window",
     "kafka",
+    "linger",
     "memory",
     "pipeline",
     "rate",
@@ -99,6 +100,7 @@ _HOMES: Final = {
     "every": "penstock.graph.pace",
     "get_or_create": "penstock.job",
     "global_window": "penstock.operators.windows",
+    "linger": "penstock.graph.pace",
     "pipeline": "penstock.graph.pipeline",
     "session": "penstock.operators.windows",
     "sliding": "penstock.operators.windows",

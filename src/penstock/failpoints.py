@@ -58,6 +58,7 @@ KNOWN: Final[Mapping[str, str]] = MappingProxyType(
         "state.layer.before_write": "a layer is about to be written",
         "state.layer.durable": "a layer is durable and not yet acknowledged",
         "state.layer.written": "a layer is written and not yet durable",
+        "state.part.loaded": "some of a step's restored rows are in memory, others may not be",
     }
 )
 """Every place and what is true there. Hitting one that is not declared is an :class:`InternalError`."""

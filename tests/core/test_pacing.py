@@ -3,10 +3,10 @@
 import pytest
 
 import penstock as ps
-from penstock.graph.pace import Every
+from penstock.graph.pace import LINGER, Every, WhenReady
 from penstock.graph.render import as_text
 from penstock.ids import WallTime
-from penstock.runtime.pacing import AtOnce, Metronome, pace_of
+from penstock.runtime.pacing import Linger, Metronome, pace_of
 
 
 def at(micros: int) -> WallTime:
@@ -86,11 +86,47 @@ def test_a_wall_clock_that_is_set_back_does_not_stop_the_source() -> None:
     assert Metronome(10).served(at(7)) == 0, "served before anybody asked"
 
 
-def test_when_ready_never_waits_and_misses_nothing() -> None:
+def test_rows_gather_after_a_batch_that_took_all() -> None:
+    linger = Linger(100)
+    assert linger.wait(at(1_000)) == 0, "the first batch waits for nothing"
+    assert linger.served(at(1_000)) == 0
+    linger.sent(takes_all=True)
+    assert [linger.wait(at(now)) for now in (1_001, 1_099, 1_100, 5_000)] == [99, 1, 0, 0]
+
+
+def test_who_lags_behind_does_not_linger() -> None:
+    linger = Linger(100)
+    linger.served(at(1_000))
+    linger.sent(takes_all=False)
+    assert linger.wait(at(1_001)) == 0
+
+
+def test_polls_that_bring_nothing_do_not_hold_up_the_first_rows_after_them() -> None:
+    linger = Linger(100)
+    linger.served(at(1_000))
+    linger.sent(takes_all=True)
+    linger.served(at(1_100))
+    linger.rest(at(1_150))
+    assert linger.wait(at(1_101)) == 0
+
+
+def test_a_wall_clock_that_is_set_back_ends_the_wait() -> None:
+    linger = Linger(100)
+    linger.served(at(1_000_000))
+    linger.sent(takes_all=True)
+    assert linger.wait(at(5)) == 0
+
+
+def test_paces_by_name() -> None:
+    assert WhenReady() == ps.when_ready == ps.linger("100 ms")
+    assert str(ps.linger("20 ms")) == "when ready, lingering 20 milliseconds"
     pace = pace_of(ps.when_ready)
-    assert isinstance(pace, AtOnce)
-    pace.rest(at(99))
-    assert (pace.wait(at(1)), pace.served(at(1))) == (0, 0)
+    assert isinstance(pace, Linger)
+    pace.served(at(7))
+    pace.sent(takes_all=True)
+    assert pace.wait(at(7)) == LINGER
+    with pytest.raises(ps.GraphError, match="linger 'soon' is not a length of time"):
+        ps.linger("soon")
 
 
 def test_a_pipeline_says_the_pace_of_a_source() -> None:

@@ -15,7 +15,7 @@ from penstock.ids import CheckpointId, Instant, WallTime
 from penstock.runtime.channel import Channel
 from penstock.runtime.latency import MarkerRhythm
 from penstock.runtime.output import Output
-from penstock.runtime.pacing import Metronome, Pace
+from penstock.runtime.pacing import Linger, Metronome, Pace
 from penstock.runtime.rate_control import RateControl
 from penstock.runtime.source_task import Finish, SourceTask
 from penstock.runtime.task import Completed, Progress
@@ -99,7 +99,7 @@ def barrier(number: int) -> Barrier:
 def test_a_source_is_polled_at_the_wall_clocks_ticks_and_waits_on_the_other_clock() -> None:
     bench = Bench(pace=Metronome(1_000))
     assert bench.at(0) == Progress(wake_at=Instant(700)), "the wall clock says 300"
-    assert bench.task.doing == "waiting for its tick"
+    assert bench.task.doing == "waiting for the time of its next batch"
     assert bench.at(699) == Progress(wake_at=Instant(700))
     assert bench.at(700).worked
     assert bench.at(701) == Progress(wake_at=Instant(1_700))
@@ -122,6 +122,16 @@ def test_the_first_batch_is_that_of_the_first_tick_after_the_start_and_zero_is_o
 def test_a_source_without_a_beat_is_read_at_the_start() -> None:
     bench = Bench()
     assert bench.at(0).worked
+
+
+def test_a_source_lingers_after_a_batch_that_took_all_but_not_while_more_waits() -> None:
+    all_there_is = Rows(plan=[1], rows=1, takes_all=True)
+    bench = Bench(all_there_is, pace=Linger(100))
+    assert bench.at(0).worked
+    drained(bench.channel)
+    assert bench.at(40) == Progress(wake_at=Instant(100))
+    assert bench.at(100).worked
+    assert bench.at(101).worked
 
 
 @pytest.mark.mission("S17")

@@ -44,7 +44,7 @@ def check_uid(uid: object, origin: Origin) -> None:
 def check_pace(pace: object, uid: str, origin: Origin) -> None:
     """Refuse what is no pace of a source."""
     if not isinstance(pace, (WhenReady, Every)):
-        msg = f'read() takes pace=ps.every("1 second") or pace=ps.when_ready, got {pace!r}'
+        msg = f'read() takes pace=ps.every("1 second"), ps.linger("20 ms") or ps.when_ready, got {pace!r}'
         raise GraphError(msg, uid=uid, where=str(origin))
 
 

@@ -58,11 +58,6 @@ def numbered(
 class SpanFormat(LayerFormat):
     """Rows of layers whose stretches of time are those of the rows in them: any two of a key may become one."""
 
-    @property
-    def together(self) -> tuple[str, ...]:
-        """See :attr:`LayerFormat.together`."""
-        return self.keys
-
     def joined(self, frame: DataFrame, *more: Column, by: tuple[str, ...]) -> DataFrame:
         """One row for each key and value of ``by``, from the first start to the last end."""
         return frame.groupBy(*map(quoted, (*self.keys, *by))).agg(*bounds_of(self), *self.merging, *more)

@@ -70,14 +70,14 @@ class WindowOperator:
             check_schema(restored, plan.layers_format)
             check_window(restored, plan.window.describe(), context.uid)
             horizon, fired, closed = (moment_of(restored, name) for name in ("horizon", "fired", "closed"))
-            layer = restore_layer(restored, writer, context.spark, name="m00000000", turn=_turn(restored, emission))
-            self._stack = Stack(horizon=horizon, restored=layer)
+            coming = restore_layer(restored, writer, context.spark, name="m00000000", turn=_turn(restored, emission))
+            self._stack = Stack(horizon=horizon, restored=coming)
             self._durable = DurableLayers(self._stack, writer, live_refs(restored), horizon=horizon)
         self._emitter = self._sending(emission, fired=fired, closed=closed)
         self._emit: Emit | None = None
         self._folding = Folding()
         self._merging = threading.Lock()
-        self._durable_is_next = False
+        self._beside_is_next = False
         self._pending: PendingLayers | None = None
         self._late = itertools.count()
 
@@ -149,13 +149,16 @@ class WindowOperator:
         """Nothing to do: layers belong to the step, not to the checkpoint."""
 
     def maintain(self) -> Callable[[], None] | None:
-        """Compaction that is due: of layers in memory and of durable ones in turns, for one may be due without end."""
-        in_memory, durable = self._due(), self._durable.plan()
-        if durable and (self._durable_is_next or not in_memory):
-            self._durable_is_next = False
-            return self._durable.compact
+        """What is due: a merge of layers in memory, and a part of the restored rows or a merge of durable layers.
+
+        In turns, for one may be due without end.
+        """
+        in_memory, beside = self._due(), self._beside()
+        if beside and (self._beside_is_next or not in_memory):
+            self._beside_is_next = False
+            return beside
         if in_memory:
-            self._durable_is_next = True
+            self._beside_is_next = True
             return self._compact_beside
         return None
 
@@ -220,6 +223,15 @@ class WindowOperator:
 
     def _due(self) -> Merge | None:
         return plan_merge(self._stack.sized(), limit=CROWDED)
+
+    def _beside(self) -> Callable[[], None] | None:
+        if self._stack.awaits:
+            return self._bring_beside
+        return self._durable.compact if self._durable.plan() else None
+
+    def _bring_beside(self) -> None:
+        with self._context.background():
+            self._stack.bring()
 
     def _compact_beside(self) -> None:
         with self._context.background():

@@ -1,4 +1,4 @@
-"""When a source may be read next: at once, or at the ticks of a metronome. Pure: wall time is an argument."""
+"""When a source may be read next: when it is ready, or at the ticks of a metronome. Pure: wall time is an argument."""
 
 from __future__ import annotations
 
@@ -21,23 +21,46 @@ class Pace(Protocol):
         """A poll begins now; returns how many ticks have gone by without one."""
         ...
 
+    def sent(self, *, takes_all: bool) -> None:
+        """That poll brought rows: all that there are, or some."""
+        ...
+
     def rest(self, until: WallTime) -> None:
         """The source will have nothing before then: ticks up to there are not missed."""
         ...
 
 
-class AtOnce:
-    """No waiting: whoever is ready goes on."""
+class Linger:
+    """Whoever is ready goes on, but lets rows gather after a batch that took all: a batch costs time whatever is in it.
+
+    Polls that bring nothing count for nothing, so the first rows after a rest are read at once. A wall clock that is
+    set back ends the wait.
+
+    >>> linger = Linger(10)
+    >>> linger.served(WallTime(100)), linger.sent(takes_all=True)
+    (0, None)
+    >>> linger.wait(WallTime(103)), linger.wait(WallTime(110))
+    (7, 0)
+    """
+
+    def __init__(self, time: int = 0) -> None:
+        self._time = time
+        self._polled = 0
+        self._next = 0
 
     def wait(self, wall: WallTime) -> int:
-        """Never."""
-        del wall
-        return 0
+        """Until the next batch may begin."""
+        left = self._next - wall
+        return left if 0 < left <= self._time else 0
 
     def served(self, wall: WallTime) -> int:
         """There are no ticks to miss."""
-        del wall
+        self._polled = wall
         return 0
+
+    def sent(self, *, takes_all: bool) -> None:
+        """The next batch begins some time after this one, or at once if more waits."""
+        self._next = self._polled + self._time if takes_all else 0
 
     def rest(self, until: WallTime) -> None:
         """Nothing to do."""
@@ -71,6 +94,9 @@ class Metronome:
         due, self._next = self._next, self._after(wall)
         return 0 if due is None else max(0, (self._next - due) // self._interval - 1)
 
+    def sent(self, *, takes_all: bool) -> None:
+        """Makes no difference: what has no room waits for the next tick."""
+
     def rest(self, until: WallTime) -> None:
         """Aim at the first tick at or after ``until``."""
         self._next = max(self._next or 0, self._after(WallTime(until - 1)))
@@ -82,8 +108,8 @@ class Metronome:
 def pace_of(asked: Asked) -> Pace:
     """The machine for what the user asked for."""
     match asked:
-        case WhenReady():
-            return AtOnce()
+        case WhenReady(linger=time):
+            return Linger(time)
         case Every(interval=interval):
             return Metronome(interval)
         case _:

@@ -29,7 +29,7 @@ from penstock.runtime.drift_gates import DriftGates
 from penstock.runtime.drift_streams import READ_ON, Hold
 from penstock.runtime.latency import MarkerRhythm
 from penstock.runtime.output import Output
-from penstock.runtime.pacing import AtOnce, Pace
+from penstock.runtime.pacing import Linger, Pace
 from penstock.runtime.task import Completed, Progress, Shell
 from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Reader, Rows
 
@@ -75,7 +75,7 @@ class SourceTask:
         self._reader = reader
         self._output = output
         self._limits = limits
-        self._pace = pace or AtOnce()
+        self._pace = pace or Linger()
         self._markers = markers
         self._gates = gates
         self._hold = READ_ON
@@ -130,7 +130,7 @@ class SourceTask:
             return self._rest(self._wake_at)
         wait = self._pace.wait(wall)
         if wait > 0:
-            self.doing = "waiting for its tick"
+            self.doing = "waiting for the time of its next batch"
             return Progress(wake_at=Instant(now + wait))
         return self._poll(now, wall)
 
@@ -201,6 +201,7 @@ class SourceTask:
         polled = self._clock.now()
         self._sent += 1
         self._took_all = rows.takes_all
+        self._pace.sent(takes_all=rows.takes_all)
         if self._gates is not None:
             self._gates.sent(self.id, self._sent, began)
         self._is_idle = False  # a batch makes its edge active again

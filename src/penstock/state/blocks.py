@@ -64,6 +64,40 @@ def _placed(plan: Any, fresh: Any, session: SparkSession) -> Any:
     return fresh
 
 
+def side_by_side(frames: Sequence[DataFrame], columns: Sequence[str], *, partitions: int) -> DataFrame:
+    """Frames made by :func:`cut`, of one partition each, as one frame that is hashed by ``columns``.
+
+    Partition ``p`` of so many ``partitions`` is made of the frames ``p``, ``p + partitions`` and so on. Whoever calls
+    it vouches that Spark's hash would have placed each row where it is. No job; the blocks stay those of the frames.
+    """
+    session = frames[0].sparkSession
+    jvm: Any = session.sparkContext._jvm  # noqa: SLF001
+    rows, spark = getattr(jvm, "org.apache.spark.sql.execution.LogicalRDD"), session._jsparkSession  # noqa: SLF001
+    hashing = getattr(jvm, "org.apache.spark.sql.catalyst.plans.physical.HashPartitioning")
+    plans = [_internals(frame).logicalPlan() for frame in frames]
+    by = _internals(frames[0].select(*columns)).queryExecution().analyzed().output()
+    none, unordered = getattr(jvm, "scala.Option").empty(), _sequence(jvm, [])
+    partitioned = (_partitions(jvm, [plan.rdd() for plan in plans], partitions), hashing(by, partitions), unordered)
+    return _framed(rows(plans[0].output(), *partitioned, False, none, spark, none, none, True), session)
+
+
+def _partitions(jvm: Any, rdds: Sequence[Any], count: int) -> Any:
+    """One RDD of so many partitions: first side by side, then each over those before it."""
+    tag = getattr(getattr(jvm, "scala.reflect.ClassTag$"), "MODULE$").AnyRef()
+    context, rows = rdds[0].context(), range(0, len(rdds), count)
+    beside = getattr(jvm, "org.apache.spark.rdd.UnionRDD")
+    above = getattr(jvm, "org.apache.spark.rdd.SQLPartitioningAwareUnionRDD")
+    stories = [beside(context, _sequence(jvm, rdds[first : first + count]), tag) for first in rows]
+    return above(context, _sequence(jvm, stories), count, tag) if len(stories) > 1 else stories[0]
+
+
+def _sequence(jvm: Any, items: Sequence[Any]) -> Any:
+    listed = jvm.java.util.ArrayList()
+    for item in items:
+        listed.add(item)
+    return getattr(jvm, "scala.jdk.javaapi.CollectionConverters").asScala(listed).toSeq()
+
+
 def free(frame: DataFrame) -> None:
     """Give back the blocks of a frame made by :func:`cut`, without waiting. Freeing twice is fine.
 

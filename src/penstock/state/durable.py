@@ -13,12 +13,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.errors import CheckpointAborted
-from penstock.handles import FileRef, LayerRef, StateHandle
+from penstock.handles import LayerRef, StateHandle
 from penstock.ids import BEGINNING
-from penstock.state.blocks import literal
 from penstock.state.compaction import Merge, Sized, plan_durable
-from penstock.state.layer import Layer, LayerFormat, union
-from penstock.state.writer import Extent, LayerWriter, Rows, Slice, bounds, bytes_of, extent_of, files_of
+from penstock.state.layer import Layer, union
+from penstock.state.writer import Extent, LayerWriter, Rows, Slice, bounds, bytes_of, extent_of, files_of, scan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +57,8 @@ class DurableLayers:
         self._horizon: int = horizon
         self._added: tuple[int, ...] = ()
         self._merged: frozenset[str] = frozenset()
-        """Names of the layers that a merge is reading: a checkpoint lists them, or their files could be deleted."""
+        """Names of the layers that a merge is reading: a checkpoint lists them, or their files could be deleted. So it
+        does with those that a restore is reading."""
         self._rebased = 0
         """How often one layer took the place of all that were there."""
         self._writing = threading.Lock()
@@ -95,7 +95,9 @@ class DurableLayers:
             self._stack.covered(cover, durable=durable)
 
     def plan(self) -> Merge | None:
-        """Which durable layers to merge next, if any."""
+        """Which durable layers to merge next, if any; none while a restore reads them."""
+        if self._stack.awaits:
+            return None
         sized = [Sized(name=ref.name, level=ref.level, rows=ref.rows, bytes=bytes_of(ref)) for ref in self._refs]
         return plan_durable(sized, live_rows=self._stack.rows, settled=self._has_settled())
 
@@ -131,7 +133,8 @@ class DurableLayers:
             self._refs = tuple(ref for ref in self._refs if self._counts(ref))
 
     def _counts(self, ref: LayerRef) -> bool:
-        return ref.name in self._merged or bool(ref.rows and bounds(ref)[1] > self._horizon)
+        is_read = ref.name in self._merged or ref.name in self._stack.awaits
+        return is_read or bool(ref.rows and bounds(ref)[1] > self._horizon)
 
     def _write(self, layers: Sequence[Layer], horizon: int) -> LayerRef:
         extent = Extent(
@@ -148,7 +151,7 @@ class DurableLayers:
 
         def rows_of(part: Slice) -> DataFrame | None:
             files = [file for ref in refs for file in files_of(ref, part)]
-            return _scan(self._writer, files).coalesce(self._writer.tasks) if files else None
+            return scan(self._writer, files).coalesce(self._writer.tasks) if files else None
 
         return rows_of
 
@@ -166,17 +169,6 @@ class DurableLayers:
         if cover.epoch <= self._epoch:
             msg = f"snapshot {cover.epoch} is overtaken: snapshot {self._epoch} is durable already"
             raise CheckpointAborted(msg, uid=self._writer.layers_format.uid)
-
-
-def read_files(writer: LayerWriter, refs: Sequence[LayerRef]) -> DataFrame:
-    """The rows of durable layers: exactly the files they name, whatever else lies in their folders."""
-    return _scan(writer, [file for ref in refs for file in ref.files])
-
-
-def _scan(writer: LayerWriter, files: Sequence[FileRef]) -> DataFrame:
-    paths = [literal(writer.filesystem.url(file.path)) for file in files]
-    layers_format: LayerFormat = writer.layers_format
-    return writer.session.read.schema(layers_format.schema).parquet(*paths)
 
 
 class PendingLayers:

@@ -56,14 +56,17 @@ class LayerFormat:
 
     @property
     def together(self) -> tuple[str, ...]:
-        """Rows that may have to be merged are alike in these columns; none if any two may have to be."""
-        return (*self.keys, self.end)
+        """Rows that may have to be merged are alike in these columns; none if any two may have to be.
+
+        By their hash, layers lie in partitions in memory and in slices on disk.
+        """
+        return self.keys or ((self.end,) if self.scattered else ())
 
     def hashed(self, frame: DataFrame) -> DataFrame:
         """``frame`` placed as all layers are: by the user's keys alone; without keys by end, or all in one place."""
-        if not self.keys and not self.scattered:
+        if not self.together:
             return frame.repartition(1)
-        return frame.repartition(self.partitions, *(quoted(name) for name in self.keys or (self.end,)))
+        return frame.repartition(self.partitions, *(quoted(name) for name in self.together))
 
     def merged(self, frame: DataFrame, *more: Column, by: tuple[str, ...] = ()) -> DataFrame:
         """One row for each key and stretch, and each value of ``by``. No exchange if ``frame`` is a union of layers.
@@ -131,9 +134,26 @@ class Layer:
         return self.first_end <= last and self.last_end >= first
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Kept:
+    """Rows in Spark's cache, and their extent, which says nothing if there are none."""
+
+    frame: DataFrame
+    rows: int
+    first_end: int
+    last_end: int
+    lease: Lease
+
+
 def union(layers: Sequence[Layer]) -> DataFrame:
     """The rows of several layers, not yet merged; their common partitioning is kept."""
     return reduce(lambda left, right: left.union(right), (layer.frame for layer in layers))
+
+
+def release(layers: Sequence[Layer]) -> None:
+    """One holder of each is done with it."""
+    for layer in layers:
+        layer.lease.release()
 
 
 def build(
@@ -160,27 +180,36 @@ def keep(
     turn: int = 0,
 ) -> Layer | None:
     """As :func:`build`, of a frame whose extent is observed: ``read`` tells :data:`EXTENT` after its job, if it can."""
-    with blocks_needed(layers_format.uid):
-        kept = cut(watched)
-    told = read() or _ask(kept, layers_format)
-    if not told["rows"]:
-        free(kept)
+    kept = keep_rows(layers_format, watched, read)
+    if not kept.rows:
+        kept.lease.release()
         return None
-    first, last = told["first"], told["last"]
-    if first is None or last is None:
-        msg = f"layer {name} of step '{layers_format.uid}' has {told['rows']} rows and no window"
-        raise InternalError(msg)
     return Layer(
         name=name,
         level=level,
         epoch=epoch,
-        rows=told["rows"],
-        first_end=max(first, BEGINNING),
-        last_end=last,
-        frame=kept,
-        lease=Lease(lambda: free(kept)),
+        rows=kept.rows,
+        first_end=kept.first_end,
+        last_end=kept.last_end,
+        frame=kept.frame,
+        lease=kept.lease,
         turn=turn,
     )
+
+
+def keep_rows(layers_format: LayerFormat, watched: DataFrame, read: Callable[[], Mapping[str, Any] | None]) -> Kept:
+    """Run a frame whose extent is observed, and keep its rows, if there are any: one job."""
+    with blocks_needed(layers_format.uid):
+        kept = cut(watched)
+    told = read() or _ask(kept, layers_format)
+    rows, first, last = told["rows"] or 0, told["first"], told["last"]
+    lease = Lease(lambda: free(kept))
+    if not rows:
+        return Kept(frame=kept, rows=0, first_end=END_OF_TIME, last_end=BEGINNING, lease=lease)
+    if first is None or last is None:
+        msg = f"a layer of step '{layers_format.uid}' has {rows} rows and no window"
+        raise InternalError(msg)
+    return Kept(frame=kept, rows=rows, first_end=max(first, BEGINNING), last_end=last, lease=lease)
 
 
 def _ask(kept: DataFrame, layers_format: LayerFormat) -> dict[str, int | None]:

@@ -1,21 +1,37 @@
-"""Brings durable layers back into Spark's cache as one layer; knows nothing of the log that named them."""
+"""Checks durable layers, and says how their rows come back into memory; knows nothing of the log that named them.
+
+A layer in memory has a partition for each part of the hash of its keys, and durable layers have slices of the same
+hash. Where both are powers of two, a partition is made of a few files, and no row is exchanged.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from penstock.errors import CheckpointUnreadable, LayerMissing, StateIncompatible
 from penstock.ids import BEGINNING
-from penstock.state.durable import read_files
-from penstock.state.layer import Layer, LayerFormat, build
-from penstock.state.writer import LayerWriter, bounds
+from penstock.state.blocks import Figures, side_by_side
+from penstock.state.changing import quoted
+from penstock.state.layer import EXTENT, Kept, LayerFormat, keep_rows
+from penstock.state.loading import Coming, Loading
+from penstock.state.writer import LayerWriter, Slice, bounds, extent_of, files_of, scan, slices_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
 
     from penstock.filesystem.base import FileSystem
     from penstock.handles import FileRef, LayerRef, StateHandle
+
+
+ROWS_A_PART: Final = 1_000_000
+"""Rows to load at once: a second or two of reading and merging."""
+
+READ_AGAIN: Final = 2
+"""How many times all rows may be read, at most, in order to load them in small parts."""
 
 
 def check_schema(handle: StateHandle, layers_format: LayerFormat) -> None:
@@ -76,8 +92,8 @@ def moment_of(handle: StateHandle, name: str) -> int:
 
 def restore_layer(
     handle: StateHandle, writer: LayerWriter, session: SparkSession, *, name: str, turn: int = 0
-) -> Layer | None:
-    """Read the named files into one merged layer, hashed anew: one job and one exchange. ``None`` if nothing lives.
+) -> Loading | None:
+    """What brings the rows of a handle into memory, as one merged layer; ``None`` if nothing lives. No job.
 
     Args:
         handle: what the checkpoint recorded.
@@ -90,17 +106,96 @@ def restore_layer(
         LayerMissing: a named file is not there.
         CheckpointUnreadable: a file is not the one that was written.
     """
-    horizon = horizon_of(handle)
-    alive = live_refs(handle)
+    alive = [ref for ref in live_refs(handle) if ref.files]
     for ref in alive:
         for file in ref.files:
             _check_file(writer.filesystem, file, writer.layers_format.uid)
-    if not any(ref.files for ref in alive):
+    if not alive:
         return None
+    extent = extent_of(alive)
+    coming = Coming(
+        name=name,
+        level=extent.level,
+        turn=turn,
+        rows=extent.rows,
+        first_end=extent.first_end,
+        last_end=extent.last_end,
+        refs=frozenset(ref.name for ref in alive),
+    )
+    rows = _Rows(refs=alive, writer=writer, session=session, horizon=horizon_of(handle))
     layers_format = writer.layers_format
-    rows = read_files(replace(writer, session=session), alive)
-    merged = layers_format.merged(layers_format.hashed(layers_format.between(rows, horizon)))
-    return build(layers_format, merged, name=name, level=1 + max(ref.level for ref in alive), epoch=0, turn=turn)
+    if not is_sliced_alike(layers_format):
+        return Loading(coming, [rows.all], lambda frames: frames[0])
+    places, columns = layers_format.partitions, [quoted(name) for name in layers_format.together]
+    count = parts_of(alive, places)
+    parts = [partial(rows.part, Slice(number, count)) for number in range(count)]
+    return Loading(coming, parts, lambda frames: side_by_side(frames, columns, partitions=places))
+
+
+def parts_of(refs: Sequence[LayerRef], partitions: int) -> int:
+    """In how many parts to load layers: so many that none takes long, but few enough to read no file often.
+
+    A file has the rows of a slice, and is read for each part that the slice has rows of. Tasks beside the data have to
+    be short, since Spark never preempts one.
+    """
+    rows = sum(ref.rows for ref in refs)
+    count = partitions
+    while rows > ROWS_A_PART * count and _rows_read(refs, 2 * count) <= READ_AGAIN * rows:
+        count *= 2
+    return count
+
+
+def _rows_read(refs: Sequence[LayerRef], parts: int) -> int:
+    return sum(ref.rows * max(1, parts // slices_of(ref)) for ref in refs)
+
+
+def is_sliced_alike(layers_format: LayerFormat) -> bool:
+    """Whether a row's slice says in which partition in memory it belongs.
+
+    It does if one number divides the other, and if the function ``hash`` is that by which Spark places rows. For texts
+    with a collation it is not: rows that are alike there, but not in their bytes, belong in one place.
+
+    Source: ``HashPartitioning.partitionIdExpression`` of Spark, ``pmod(CollationAwareMurmur3Hash(…), n)``.
+    """
+    count = layers_format.partitions
+    types = (layers_format.schema[name].dataType.simpleString() for name in layers_format.together)
+    return bool(layers_format.together) and count & (count - 1) == 0 and not any(" collate " in kind for kind in types)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rows:
+    """The rows of durable layers above a horizon."""
+
+    refs: Sequence[LayerRef]
+    writer: LayerWriter
+    session: SparkSession
+    horizon: int
+
+    def part(self, part: Slice) -> Kept:
+        """Those of one partition, merged by one task."""
+        layers_format = self.writer.layers_format
+        found = self._scan([file for ref in self.refs for file in files_of(ref, part)]).coalesce(1)
+        return self._kept(layers_format.merged(found.where(part.holds(layers_format))))
+
+    def all(self) -> Kept:
+        """All of them, merged and exchanged."""
+        layers_format = self.writer.layers_format
+        found = self._scan([file for ref in self.refs for file in ref.files])
+        return self._kept(layers_format.merged(layers_format.hashed(found)))
+
+    def _scan(self, files: Sequence[FileRef]) -> DataFrame:
+        found = scan(self.writer, files, self.session)
+        return self.writer.layers_format.between(found, self.horizon)
+
+    def _kept(self, merged: DataFrame) -> Kept:
+        layers_format, figures = self.writer.layers_format, Figures(EXTENT)
+        kept = keep_rows(layers_format, figures.watch(merged, layers_format.extent), figures.read)
+        try:
+            self.writer.failpoint("state.part.loaded")
+        except Exception:
+            kept.lease.release()
+            raise
+        return kept
 
 
 def live_refs(handle: StateHandle) -> tuple[LayerRef, ...]:

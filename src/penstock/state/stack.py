@@ -1,4 +1,6 @@
-"""The layers of one step in memory: which there are, which are due, dead or covered by a snapshot; runs no job.
+"""The layers of one step in memory: which there are, which are due, dead or covered by a snapshot.
+
+It runs no job, but that one layer may still be on its way: whoever needs its rows waits for them.
 
 Every layer has an *epoch*: the number of the snapshot that first covers it. Snapshots not yet durable are
 *boundaries*. Two layers may be merged only if no boundary lies between them: so every layer is wholly covered by a
@@ -11,18 +13,20 @@ from __future__ import annotations
 import itertools
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.elements import Lease
 from penstock.errors import InternalError
 from penstock.ids import BEGINNING
 from penstock.state.compaction import Sized
+from penstock.state.layer import Layer, release
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from penstock.handles import Json
-    from penstock.state.layer import Layer
+    from penstock.state.loading import Coming, Loading
 
 CROWDED = 8
 """Layers from which the background merges whatever it can: planning a union of 16 takes twice as long as one of 8."""
@@ -63,12 +67,13 @@ class Stack:
 
     Args:
         horizon: rows that end at or before it count no more: all their windows are closed.
-        restored: the layer made of the durable ones, if any; its epoch is 0.
+        restored: brings the layer made of the durable ones, if any; its epoch is 0.
     """
 
-    def __init__(self, *, horizon: int = BEGINNING, restored: Layer | None = None) -> None:
+    def __init__(self, *, horizon: int = BEGINNING, restored: Loading | None = None) -> None:
         self._lock = threading.Lock()
-        self._layers: list[Layer] = [restored] if restored else []
+        self._layers: list[Layer] = []
+        self._awaited = restored
         self._horizon: int = horizon
         self._durable = 0
         self._base = 0
@@ -95,13 +100,27 @@ class Stack:
 
     @property
     def height(self) -> int:
-        """How many layers there are."""
-        return len(self._layers)
+        """How many layers there are, with the one on its way."""
+        return len(self._layers) + (self._awaited is not None)
 
     @property
     def rows(self) -> int:
         """How many rows there are at most, once merged."""
-        return sum(layer.rows for layer in tuple(self._layers))
+        with self._lock:
+            coming = self._awaited.coming.rows if self._awaited else 0
+            return coming + sum(layer.rows for layer in self._layers)
+
+    @property
+    def awaits(self) -> frozenset[str]:
+        """Names of the durable layers that a layer on its way is made of; none if none is."""
+        awaited = self._awaited
+        return awaited.coming.refs if awaited else frozenset()
+
+    def bring(self) -> None:
+        """Load a part of the layer that is on its way, in one job; put it on the stack with the last part."""
+        awaited = self._awaited
+        if awaited is not None and (not awaited.step() or awaited.is_loaded):
+            self._arrived(awaited, awaited.load())
 
     @property
     def closed(self) -> bool:
@@ -124,21 +143,23 @@ class Stack:
 
     def lease_due(self, first: int, last: int) -> tuple[tuple[Layer, ...], Lease]:
         """The layers that may have rows ending in ``[first, last]``, kept until the lease is released."""
+        self._bring(first, last)
         with self._lock:
             return self._lease([layer for layer in self._layers if layer.spans(first, last)])
 
     def holds(self, first: int, last: int) -> bool:
         """Whether a layer may have rows ending in ``[first, last]``."""
         with self._lock:
-            return any(layer.spans(first, last) for layer in self._layers)
+            return any(layer.spans(first, last) for layer in self._all())
 
     def has_news(self, first: int, last: int) -> bool:
         """Whether a layer that was not told of yet may have rows ending in ``[first, last]``."""
         with self._lock:
-            return any(layer.turn == self._turn and layer.spans(first, last) for layer in self._layers)
+            return any(layer.turn == self._turn and layer.spans(first, last) for layer in self._all())
 
     def tell(self, first: int, last: int) -> Told:
         """All that may have rows ending in ``[first, last]``, what is new apart; from now on nothing is new."""
+        self._bring(first, last)
         with self._lock:
             layers, lease = self._lease([layer for layer in self._layers if layer.spans(first, last)])
             turn, self._turn = self._turn, self._turn + 1
@@ -151,7 +172,12 @@ class Stack:
             self._horizon = max(self._horizon, horizon)
             dead = [layer for layer in self._layers if layer.last_end <= self._horizon]
             self._layers = [layer for layer in self._layers if layer.last_end > self._horizon]
-        _release(dead)
+            awaited = self._awaited
+            in_vain = awaited is not None and awaited.coming.last_end <= self._horizon
+            self._awaited = None if in_vain else awaited
+        release(dead)
+        if awaited is not None and in_vain:
+            awaited.end()
 
     def sized(self) -> tuple[Sized, ...]:
         """What the compaction policy looks at."""
@@ -184,7 +210,7 @@ class Stack:
                 if merged and alive:
                     self._layers.append(merged)
         if taken:
-            _release(replaced)
+            release(replaced)
         if merged and not (taken and alive):
             merged.lease.release()
         return taken
@@ -200,7 +226,7 @@ class Stack:
             if taken:
                 self._layers = [merged] if merged else []
                 self._base = self._epoch
-        _release(replaced)
+        release(replaced)
         if merged and not taken:
             merged.lease.release()
         return taken
@@ -235,7 +261,31 @@ class Stack:
         with self._lock:
             self._closed = True
             layers, self._layers = self._layers, []
-        _release(layers)
+            awaited, self._awaited = self._awaited, None
+        release(layers)
+        if awaited is not None:
+            awaited.end()
+
+    def _bring(self, first: int, last: int) -> None:
+        """If the layer on its way may have rows ending in ``[first, last]``, wait until it is here."""
+        awaited = self._awaited
+        if awaited is not None and awaited.coming.spans(first, last):
+            self._arrived(awaited, awaited.load())
+
+    def _arrived(self, awaited: Loading, layer: Layer | None) -> None:
+        """Once for each that waits for it, and the first one puts it on the stack."""
+        with self._lock:
+            if self._awaited is not awaited:
+                return
+            self._awaited = None
+            if layer:
+                self._layers.append(layer)
+                awaited.hand_over()
+        if layer is None:
+            awaited.end()
+
+    def _all(self) -> Sequence[Layer | Coming]:
+        return (*self._layers, *((self._awaited.coming,) if self._awaited else ()))
 
     def _group(self, layer: Layer) -> int:
         """Number of boundaries below the layer: the durable ones first, then each pending snapshot's, then the new.
@@ -248,14 +298,4 @@ class Stack:
     def _lease(self, layers: Sequence[Layer]) -> tuple[tuple[Layer, ...], Lease]:
         for layer in layers:
             layer.lease.share(1)
-        return tuple(layers), Lease(_releasing(layers))
-
-
-def _releasing(layers: Sequence[Layer]) -> Callable[[], None]:
-    kept = tuple(layers)
-    return lambda: _release(kept)
-
-
-def _release(layers: Sequence[Layer]) -> None:
-    for layer in layers:
-        layer.lease.release()
+        return tuple(layers), Lease(partial(release, tuple(layers)))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.handles import FileRef, LayerRef
-from penstock.state.blocks import Figures, blocks_needed, rebind
+from penstock.state.blocks import Figures, blocks_needed, literal, rebind
 from penstock.state.changing import changing, holds, quoted
 from penstock.state.layer import LayerFormat
 
@@ -58,6 +58,12 @@ class Slice:
         """
         least = min(self.count, other.count)
         return self.number % least == other.number % least
+
+    def holds(self, layers_format: LayerFormat) -> str:
+        """The condition, in SQL, that a row is in it; its numbers change and compile nothing."""
+        columns = ", ".join(quoted(column) for column in layers_format.together)
+        modulus, wanted = (changing(value, beside=layers_format.end) for value in (self.count, self.number))
+        return holds(f"pmod(CAST(hash({columns}) AS BIGINT), {modulus}) = {wanted}") if columns else "true"
 
 
 class Rows(Protocol):
@@ -130,11 +136,7 @@ class LayerWriter:
         if given is None:
             return 0
         source = self.layers_format.between(rebind(given, self.session), horizon)
-        end = self.layers_format.end
-        columns = ", ".join(quoted(column) for column in self.layers_format.together)
-        modulus, wanted = (changing(value, beside=end) for value in (part.count, part.number))
-        mine = holds(f"pmod(CAST(hash({columns}) AS BIGINT), {modulus}) = {wanted}") if columns else "true"
-        rows = source.where(mine)
+        rows = source.where(part.holds(self.layers_format))
         figures = Figures(("rows",))
         merged = figures.watch(self.layers_format.merged(rows), [F.count(F.lit(1)).alias("rows")])
         target = self.filesystem.url(f"{self.folder}/{name}/{part.number:04d}")
@@ -178,15 +180,30 @@ def extent_of(refs: Sequence[LayerRef]) -> Extent:
     )
 
 
+def scan(writer: LayerWriter, files: Sequence[FileRef], session: SparkSession | None = None) -> DataFrame:
+    """The rows of exactly these files, whatever else lies in their folders; in the writer's session, if in no other."""
+    layers_format = writer.layers_format
+    if not files:
+        return (session or writer.session).createDataFrame([], layers_format.schema)
+    paths = [literal(writer.filesystem.url(file.path)) for file in files]
+    return (session or writer.session).read.schema(layers_format.schema).parquet(*paths)
+
+
 def bytes_of(ref: LayerRef) -> int:
     """The bytes of a durable layer."""
     return sum(file.length for file in ref.files)
 
 
+def slices_of(ref: LayerRef) -> int:
+    """In how many slices a durable layer lies."""
+    count = ref.detail.get("slices") if isinstance(ref.detail, dict) else None
+    return count if isinstance(count, int) else 1
+
+
 def files_of(ref: LayerRef, part: Slice) -> list[FileRef]:
     """The files of a durable layer that may have rows of a slice: each lies in a folder with its slice's number."""
-    count = ref.detail.get("slices") if isinstance(ref.detail, dict) else None
-    if not isinstance(count, int):
+    count = slices_of(ref)
+    if count == 1:
         return list(ref.files)
     return [file for file in ref.files if part.meets(Slice(int(file.path.split("/")[-2]), count))]
 

@@ -1,0 +1,160 @@
+"""Restored rows come into memory beside the data, in parts: when, for whom, and what a crash or a snapshot finds."""
+
+from __future__ import annotations
+
+import threading
+
+import pyarrow as pa
+import pytest
+
+from penstock.ids import BEGINNING, END_OF_TIME
+from penstock.operators import aggregates as agg
+from penstock.operators.window_aggregate import WindowAggregate
+from penstock.operators.windows import tumbling
+from penstock.state import restore, writer
+from window_harness import Rig, deliver, persistent
+
+pytestmark = pytest.mark.spark
+
+SECOND = 1_000_000
+SCHEMA = pa.schema([("user", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("x", pa.int64())])
+USERS = tuple(f"u{number}" for number in range(40))
+
+
+def step() -> WindowAggregate:
+    aggregates = (agg.sum("x").alias("x"), agg.count().alias("n"))
+    return WindowAggregate(keys=(("user", "user"),), time="at", window=tumbling("10 seconds"), aggregates=aggregates)
+
+
+def rows(second: int, users: tuple[str, ...] = USERS) -> list[dict[str, object]]:
+    return [{"user": user, "at": second * SECOND, "x": second} for user in users]
+
+
+@pytest.fixture
+def written(spark, tmp_path, monkeypatch):
+    """A step with three layers in several slices, windows that end after 10, 20 and 100 seconds."""
+    monkeypatch.setattr(writer, "ROWS_A_TASK", 10)
+    rig = Rig(spark, step(), SCHEMA, tmp_path)
+    for second in (1, 15, 95):
+        rig.process(rows(second))
+        rig.checkpoint()
+    return rig
+
+
+def sums(rig: Rig) -> dict[int, int]:
+    """By the second in which a window ends: the sum over all users."""
+    found: dict[int, int] = {}
+    for _user, _start, end, x, _n in rig.take():
+        found[int(end.timestamp())] = found.get(int(end.timestamp()), 0) + x  # type: ignore[attr-defined]
+    return found
+
+
+def test_a_batch_and_a_window_without_restored_rows_wait_for_none(written):
+    rig = written.again(written.checkpoint())
+    rig.process(rows(25))
+    assert rig.operator._stack.awaits == {ref.name for ref in written.operator._durable.refs}
+    assert rig.operator._stack.height == 2
+    rig.advance(10 * SECOND)
+    assert sums(rig) == {10: 40}
+    assert not rig.operator._stack.awaits, "that one had rows"
+    rig.advance(END_OF_TIME)
+    assert sums(rig) == {20: 600, 30: 1_000, 100: 3_800}
+    rig.operator.close()
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 3, 4])
+@pytest.mark.parametrize("most", [1_000_000, 10])
+def test_in_whatever_parts_it_comes_it_is_the_same(written, monkeypatch, partitions, most):
+    monkeypatch.setattr(restore, "ROWS_A_PART", most)
+    rig = written.again(written.checkpoint(), partitions=partitions)
+    rig.process(rows(15, USERS[:7]))
+    pieces = rig.maintain()
+    assert pieces == {1_000_000: {1: 1, 2: 2, 3: 1, 4: 4}, 10: {1: 8, 2: 8, 3: 1, 4: 8}}[most][partitions]
+    assert not rig.operator._stack.awaits
+    rig.advance(END_OF_TIME)
+    assert sums(rig) == {10: 40, 20: 705, 100: 3_800}
+    rig.operator.close()
+
+
+def test_what_it_is_merged_with_needs_no_exchange(written):
+    rig = written.again(written.checkpoint(), late_read=False)
+    rig.process(rows(15))
+    rig.advance(END_OF_TIME)
+    deliver(rig.spark, rig)
+    rig.operator.close()
+
+
+def test_a_checkpoint_taken_meanwhile_is_whole_and_keeps_what_is_being_read(written):
+    rig = written.again(written.checkpoint())
+    rig.operator.maintain()()
+    rig.process(rows(16))
+    during = rig.checkpoint()
+    assert len(during.layers) == 4
+    assert rig.operator._durable.plan() is None
+    rig.operator._stack.close_windows(20 * SECOND)
+    rig.process(rows(17))
+    names = [ref.name for ref in rig.checkpoint().layers]
+    assert names == ["g1-000001", "g1-000002", "g1-000003"], "two of them closed, but they are being read"
+    rig.operator.maintain()()
+    rig.process(rows(26))
+    assert [ref.name for ref in rig.checkpoint().layers] == ["g1-000003", "g2-000002"]
+    again = rig.again(during)
+    again.advance(END_OF_TIME)
+    assert sums(again) == {10: 40, 20: 600 + 640, 100: 3_800}
+    again.operator.close()
+
+
+def test_rows_that_all_end_before_they_are_needed_are_never_read(written):
+    before = persistent(written.spark)
+    rig = written.again(written.checkpoint())
+    rig.operator.maintain()()
+    rig.operator._stack.close_windows(100 * SECOND)
+    assert (rig.operator._stack.awaits, rig.operator._stack.height) == (frozenset(), 0)
+    assert persistent(rig.spark) <= before
+    rig.operator.close()
+
+
+@pytest.mark.mission("L14")
+def test_a_crash_between_two_parts_leaves_nothing_and_the_next_start_has_all(written):
+    handle = written.checkpoint()
+    before = persistent(written.spark)
+
+    def crash(place: str) -> None:
+        if place == "state.part.loaded":
+            raise RuntimeError(place)
+
+    rig = written.again(handle, failpoint=crash)
+    with pytest.raises(RuntimeError, match=r"state\.part\.loaded"):
+        rig.operator.maintain()()
+    with pytest.raises(RuntimeError, match=r"state\.part\.loaded"):
+        rig.advance(10 * SECOND)
+    again = rig.again(handle)
+    assert persistent(rig.spark) <= before
+    again.advance(END_OF_TIME)
+    assert sums(again) == {10: 40, 20: 600, 100: 3_800}
+    again.operator.close()
+
+
+def test_the_data_and_the_background_load_side_by_side_and_a_close_meanwhile_frees_all(written):
+    handle, before = written.checkpoint(), persistent(written.spark)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hold(place: str) -> None:
+        if place == "state.part.loaded" and threading.current_thread() is beside:
+            inside.set()
+            go_on.wait()
+
+    rig = written.again(handle, failpoint=hold)
+    work = rig.operator.maintain()
+    beside = threading.Thread(target=work)
+    beside.start()
+    inside.wait()
+    rig.operator._stack._awaited.step()
+    assert not rig.operator._stack._awaited.step(), "both parts are taken"
+    rig.operator.close()
+    layers, lease = rig.operator._stack.lease_due(BEGINNING, END_OF_TIME)
+    assert layers == ()
+    lease.release()
+    go_on.set()
+    beside.join()
+    assert persistent(rig.spark) <= before
