@@ -1,6 +1,6 @@
 """From append to sink, on a live Kafka topic of 10,000 JSON rows a second: penstock against Structured Streaming.
 
-make bench-latency                                  three pipelines, about 7 minutes
+make bench-latency                                  three pipelines, about 10 minutes
 make bench-latency ARGS="--pipelines keyed"         one
 
 Pipelines: two stateless steps, fifteen, and one keyed window in update mode. The sink is the same in both: each batch
@@ -326,7 +326,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pipelines", nargs="+", choices=PIPELINES, default=list(PIPELINES))
     parser.add_argument("--per-second", type=int, default=PER_SECOND)
-    parser.add_argument("--warm", type=float, default=15, help="seconds that do not count, for each engine and round")
+    parser.add_argument("--warm", type=float, default=30, help="seconds that do not count, for each engine and round")
     parser.add_argument("--seconds", type=float, default=20, help="seconds that do")
     parser.add_argument("--rounds", type=int, default=1, help="besides one that warms the JVM")
     return parser.parse_args()

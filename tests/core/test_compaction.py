@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.state.compaction import DURABLE_LIMIT, SMALLEST_TIER, Sized, plan_durable, plan_merge, tier
-from penstock.state.writer import Slice
+from penstock.state.slices import Slice
 
 
 def stack(*rows: int, group: int = 0, prefix: str = "l") -> list[Sized]:

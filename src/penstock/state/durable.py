@@ -17,7 +17,8 @@ from penstock.handles import LayerRef, StateHandle
 from penstock.ids import BEGINNING
 from penstock.state.compaction import Merge, Sized, plan_durable
 from penstock.state.layer import Layer, union
-from penstock.state.writer import Extent, LayerWriter, Rows, Slice, bounds, bytes_of, extent_of, files_of, scan
+from penstock.state.slices import Slice, files_of
+from penstock.state.writer import Extent, LayerWriter, Rows, bounds, bytes_of, extent_of, scan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -148,9 +149,10 @@ class DurableLayers:
 
     def _reading(self, refs: Sequence[LayerRef]) -> Rows:
         """The rows of a slice, out of no more files than may have some."""
+        by = self._writer.layers_format.together
 
         def rows_of(part: Slice) -> DataFrame | None:
-            files = [file for ref in refs for file in files_of(ref, part)]
+            files = [file for ref in refs for file in files_of(ref, part, by)]
             return scan(self._writer, files).coalesce(self._writer.tasks) if files else None
 
         return rows_of

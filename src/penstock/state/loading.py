@@ -112,9 +112,10 @@ class Loading:
                 self._layer = self._made()
             return self._layer
 
-    def hand_over(self) -> None:
-        """The layer has its place, and its lease says who needs it: :meth:`end` frees nothing any more."""
-        self._is_taken = True
+    def hand_over(self) -> Layer | None:
+        """What :meth:`load` gave. From now on its lease says who needs it: :meth:`end` frees nothing any more."""
+        self._is_taken = self._layer is not None
+        return self._layer
 
     def end(self) -> None:
         """Nobody wants it any more: what is there is freed, and what is still being loaded will be. Called once."""

@@ -16,7 +16,8 @@ from penstock.state.blocks import Figures, side_by_side
 from penstock.state.changing import quoted
 from penstock.state.layer import EXTENT, Kept, LayerFormat, keep_rows
 from penstock.state.loading import Coming, Loading
-from penstock.state.writer import LayerWriter, Slice, bounds, extent_of, files_of, scan, slices_of
+from penstock.state.slices import Slice, files_of, slices_of
+from penstock.state.writer import LayerWriter, bounds, extent_of, scan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -127,26 +128,27 @@ def restore_layer(
     if not is_sliced_alike(layers_format):
         return Loading(coming, [rows.all], lambda frames: frames[0])
     places, columns = layers_format.partitions, [quoted(name) for name in layers_format.together]
-    count = parts_of(alive, places)
+    count = parts_of(alive, layers_format)
     parts = [partial(rows.part, Slice(number, count)) for number in range(count)]
     return Loading(coming, parts, lambda frames: side_by_side(frames, columns, partitions=places))
 
 
-def parts_of(refs: Sequence[LayerRef], partitions: int) -> int:
+def parts_of(refs: Sequence[LayerRef], layers_format: LayerFormat) -> int:
     """In how many parts to load layers: so many that none takes long, but few enough to read no file often.
 
     A file has the rows of a slice, and is read for each part that the slice has rows of. Tasks beside the data have to
     be short, since Spark never preempts one.
     """
-    rows = sum(ref.rows for ref in refs)
-    count = partitions
-    while rows > ROWS_A_PART * count and _rows_read(refs, 2 * count) <= READ_AGAIN * rows:
+    sliced = [(ref.rows, slices_of(ref, layers_format.together)) for ref in refs]
+    rows = sum(rows for rows, _ in sliced)
+    count = layers_format.partitions
+
+    def rows_read(parts: int) -> int:
+        return sum(rows * max(1, parts // slices) for rows, slices in sliced)
+
+    while rows > ROWS_A_PART * count and rows_read(2 * count) <= READ_AGAIN * rows:
         count *= 2
     return count
-
-
-def _rows_read(refs: Sequence[LayerRef], parts: int) -> int:
-    return sum(ref.rows * max(1, parts // slices_of(ref)) for ref in refs)
 
 
 def is_sliced_alike(layers_format: LayerFormat) -> bool:
@@ -174,8 +176,10 @@ class _Rows:
     def part(self, part: Slice) -> Kept:
         """Those of one partition, merged by one task."""
         layers_format = self.writer.layers_format
-        found = self._scan([file for ref in self.refs for file in files_of(ref, part)]).coalesce(1)
-        return self._kept(layers_format.merged(found.where(part.holds(layers_format))))
+        found = self._scan(
+            [file for ref in self.refs for file in files_of(ref, part, layers_format.together)]
+        ).coalesce(1)
+        return self._kept(layers_format.merged(found.where(part.condition(layers_format))))
 
     def all(self) -> Kept:
         """All of them, merged and exchanged."""

@@ -1,6 +1,4 @@
-"""The layers of one step in memory: which there are, which are due, dead or covered by a snapshot.
-
-It runs no job, but that one layer may still be on its way: whoever needs its rows waits for them.
+"""The layers of one step in memory: which there are, and are due, dead, covered or on their way; runs no job itself.
 
 Every layer has an *epoch*: the number of the snapshot that first covers it. Snapshots not yet durable are
 *boundaries*. Two layers may be merged only if no boundary lies between them: so every layer is wholly covered by a
@@ -120,7 +118,7 @@ class Stack:
         """Load a part of the layer that is on its way, in one job; put it on the stack with the last part."""
         awaited = self._awaited
         if awaited is not None and (not awaited.step() or awaited.is_loaded):
-            self._arrived(awaited, awaited.load())
+            self._take(awaited)
 
     @property
     def closed(self) -> bool:
@@ -270,17 +268,17 @@ class Stack:
         """If the layer on its way may have rows ending in ``[first, last]``, wait until it is here."""
         awaited = self._awaited
         if awaited is not None and awaited.coming.spans(first, last):
-            self._arrived(awaited, awaited.load())
+            self._take(awaited)
 
-    def _arrived(self, awaited: Loading, layer: Layer | None) -> None:
-        """Once for each that waits for it, and the first one puts it on the stack."""
+    def _take(self, awaited: Loading) -> None:
+        """Wait for the layer. Whoever is first puts it on the stack."""
+        awaited.load()
         with self._lock:
             if self._awaited is not awaited:
                 return
             self._awaited = None
-            if layer:
-                self._layers.append(layer)
-                awaited.hand_over()
+            layer = awaited.hand_over()
+            self._layers += [layer] if layer else []
         if layer is None:
             awaited.end()
 

@@ -1,8 +1,8 @@
 """Writes merged rows as one durable layer of Parquet files; knows nothing of which layers a checkpoint names.
 
-A layer is written in slices, so that no task runs long beside the data path: Spark never preempts a task. A slice is
-a part of the hash of what rows to be merged have in common; each row falls into exactly one. Every attempt has a folder
-of its own, whose name is never used again, so what a dead or fenced process still writes can harm nobody.
+A layer is written in slices, so that no task runs long beside the data path: Spark never preempts a task. Every
+attempt has a folder of its own, whose name is never used again, so what a dead or fenced process still writes can harm
+nobody.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock.handles import FileRef, LayerRef
 from penstock.state.blocks import Figures, blocks_needed, literal, rebind
-from penstock.state.changing import changing, holds, quoted
 from penstock.state.layer import LayerFormat
+from penstock.state.slices import Slice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,32 +38,6 @@ class Extent:
     level: int
     first_end: int
     last_end: int
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """Part ``number`` of ``count``, by the hash of the group columns; ``count`` is a power of two.
-
-    So the rows of one of 8 slices are in one of 2, and one of 2 holds those of four of 8.
-    """
-
-    number: int
-    count: int
-
-    def meets(self, other: Slice) -> bool:
-        """Whether a row may be in both.
-
-        >>> [Slice(5, 8).meets(Slice(number, 2)) for number in range(2)]
-        [False, True]
-        """
-        least = min(self.count, other.count)
-        return self.number % least == other.number % least
-
-    def holds(self, layers_format: LayerFormat) -> str:
-        """The condition, in SQL, that a row is in it; its numbers change and compile nothing."""
-        columns = ", ".join(quoted(column) for column in layers_format.together)
-        modulus, wanted = (changing(value, beside=layers_format.end) for value in (self.count, self.number))
-        return holds(f"pmod(CAST(hash({columns}) AS BIGINT), {modulus}) = {wanted}") if columns else "true"
 
 
 class Rows(Protocol):
@@ -126,7 +100,12 @@ class LayerWriter:
             level=extent.level,
             rows=sum(known) if len(known) == len(counts) else extent.rows,
             files=files,
-            detail={"first_end": extent.first_end, "last_end": extent.last_end, "slices": slices},
+            detail={
+                "first_end": extent.first_end,
+                "last_end": extent.last_end,
+                "slices": slices,
+                "by": [*self.layers_format.together],
+            },
         )
 
     def _write_slice(self, rows_of: Rows, name: str, part: Slice, horizon: int) -> int | None:
@@ -136,7 +115,7 @@ class LayerWriter:
         if given is None:
             return 0
         source = self.layers_format.between(rebind(given, self.session), horizon)
-        rows = source.where(part.holds(self.layers_format))
+        rows = source.where(part.condition(self.layers_format))
         figures = Figures(("rows",))
         merged = figures.watch(self.layers_format.merged(rows), [F.count(F.lit(1)).alias("rows")])
         target = self.filesystem.url(f"{self.folder}/{name}/{part.number:04d}")
@@ -192,20 +171,6 @@ def scan(writer: LayerWriter, files: Sequence[FileRef], session: SparkSession | 
 def bytes_of(ref: LayerRef) -> int:
     """The bytes of a durable layer."""
     return sum(file.length for file in ref.files)
-
-
-def slices_of(ref: LayerRef) -> int:
-    """In how many slices a durable layer lies."""
-    count = ref.detail.get("slices") if isinstance(ref.detail, dict) else None
-    return count if isinstance(count, int) else 1
-
-
-def files_of(ref: LayerRef, part: Slice) -> list[FileRef]:
-    """The files of a durable layer that may have rows of a slice: each lies in a folder with its slice's number."""
-    count = slices_of(ref)
-    if count == 1:
-        return list(ref.files)
-    return [file for file in ref.files if part.meets(Slice(int(file.path.split("/")[-2]), count))]
 
 
 def bounds(ref: LayerRef) -> tuple[int, int]:
