@@ -212,3 +212,55 @@ def test_results_are_sent_and_event_time_passed_on_in_steps_of_a_tenth_of_the_ga
     assert rig.operator.advance(12 * SECOND, emit=rig._emit) == 12 * SECOND
     assert [row[0] for row in rig.take(MAIN)] == ["b"]
     rig.operator.close()
+
+
+def came(rig: Rig) -> list[tuple[object, ...]]:
+    """Who, from which second to which, and the sum."""
+    return [(who, int(start.timestamp()), int(end.timestamp()), x) for who, start, end, x, *_ in rig.take()]
+
+
+def test_state_merged_without_new_rows_is_in_the_next_checkpoint(spark, tmp_path):
+    rig = rig_of(spark, tmp_path, "final")
+    rig.process(rows(0))
+    rig.process(rows(5, user="b"))
+    rig.checkpoint()
+    rig.advance(12 * SECOND)
+    assert came(rig) == [("a", 0, 10, 0)]
+    rig = rig.again(rig.checkpoint())
+    rig.advance(END_OF_TIME)
+    assert came(rig) == [("b", 5, 15, 5)]
+    rig.operator.close()
+
+
+def test_a_session_that_lies_in_two_durable_layers_keeps_its_beginning(spark, tmp_path):
+    """In memory it is one row, which ends above the horizon; what it is made of on disk may end below."""
+    rig = rig_of(spark, tmp_path, "final")
+    for second in (0, 8):
+        rig.process([*rows(second), *rows(second, user="b")] if second == 0 else rows(second))
+        rig.checkpoint()
+    rig = rig.again(rig.checkpoint())
+    rig.advance(12 * SECOND)
+    assert came(rig) == [("b", 0, 10, 0)]
+    rig.advance(15 * SECOND)
+    rig = rig.again(rig.checkpoint())
+    rig.process(rows(16))
+    rig.advance(END_OF_TIME)
+    assert came(rig) == [("a", 0, 26, 24)]
+    rig.operator.close()
+
+
+def test_nor_does_one_whose_layers_in_memory_were_merged_before_time_passed_its_beginning(spark, tmp_path):
+    rig = rig_of(spark, tmp_path, "final")
+    for second in (0, 8):
+        rig.process(rows(second))
+    rig.checkpoint()
+    for _ in range(3):
+        rig.process(rows(8))
+        rig.checkpoint()
+    rig.maintain()
+    rig.advance(15 * SECOND)
+    assert came(rig) == []
+    rig = rig.again(rig.checkpoint())
+    rig.advance(END_OF_TIME)
+    assert came(rig) == [("a", 0, 18, 32)]
+    rig.operator.close()

@@ -68,9 +68,11 @@ def test_in_whatever_parts_it_comes_it_is_the_same(written, monkeypatch, partiti
     monkeypatch.setattr(restore, "ROWS_A_PART", most)
     rig = written.again(written.checkpoint(), partitions=partitions)
     rig.process(rows(15, USERS[:7]))
-    pieces = rig.maintain()
+    pieces = 0
+    while rig.operator._stack.awaits:
+        rig.operator._stack.bring()
+        pieces += 1
     assert pieces == {1_000_000: {1: 1, 2: 2, 3: 1, 4: 4}, 10: {1: 8, 2: 8, 3: 1, 4: 8}}[most][partitions]
-    assert not rig.operator._stack.awaits
     rig.advance(END_OF_TIME)
     assert sums(rig) == {10: 40, 20: 705, 100: 3_800}
     rig.operator.close()
@@ -86,7 +88,7 @@ def test_what_it_is_merged_with_needs_no_exchange(written):
 
 def test_a_checkpoint_taken_meanwhile_is_whole_and_keeps_what_is_being_read(written):
     rig = written.again(written.checkpoint())
-    rig.operator.maintain()()
+    rig.operator._stack.bring()
     rig.process(rows(16))
     during = rig.checkpoint()
     assert len(during.layers) == 4
@@ -107,7 +109,7 @@ def test_a_checkpoint_taken_meanwhile_is_whole_and_keeps_what_is_being_read(writ
 def test_rows_that_all_end_before_they_are_needed_are_never_read(written):
     before = persistent(written.spark)
     rig = written.again(written.checkpoint())
-    rig.operator.maintain()()
+    rig.operator._stack.bring()
     rig.operator._stack.close_windows(100 * SECOND)
     assert (rig.operator._stack.awaits, rig.operator._stack.height) == (frozenset(), 0)
     assert persistent(rig.spark) <= before

@@ -49,6 +49,9 @@ class CountEmitter(Emitter):
 
     def _send_windows(self, emit: Emit, *, full: bool) -> None:
         layers, lease = self._stack.lease_due(BEGINNING, END_OF_TIME)
+        if not layers:  # restored rows were known by an upper bound
+            lease.release()
+            return
         rows = union(layers)
         found = self._plan.layers.full(rows) if full else self._plan.layers.rest(rows)
         self._send(found.select(*self._plan.bounds, *self._plan.finishes), lease, emit)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from penstock.operators.template import Template, Templates
     from penstock.operators.window_base import Due
     from penstock.operators.window_plan import WindowPlan
+    from penstock.state.cover import Told
     from penstock.state.layer import Layer
-    from penstock.state.stack import Told
 
 
 class Makes(Protocol):

@@ -61,7 +61,7 @@ class SessionEmitter(Emitter):
 
     def _send_and_close(self, bound: int, emit: Emit) -> None:
         """What was merged is news no more, so news are sent before."""
-        merging = self._stack.height > 1 and self._stack.holds(self._stack.horizon + 1, bound)
+        merging = self._stack.splits(bound)
         due = self._session.due(self._fired, bound)
         if due and self._emission.early and self._stack.holds(due.first, due.last):
             super()._fire(due, bound, emit)

@@ -230,8 +230,10 @@ class WindowOperator:
         return self._durable.compact if self._durable.plan() else None
 
     def _bring_beside(self) -> None:
-        with self._context.background():
-            self._stack.bring()
+        """Part after part: there may be no batch for long that would ask for the next one."""
+        while self._stack.awaits and not self._due():
+            with self._context.background():
+                self._stack.bring()
 
     def _compact_beside(self) -> None:
         with self._context.background():
@@ -256,8 +258,9 @@ class WindowOperator:
         layers, lease = self._stack.lease_due(BEGINNING, END_OF_TIME)
         try:
             names = tuple(layer.name for layer in layers)
-            level = 1 + max(layer.level for layer in layers)
-            self._stack.rebase(self._merged(layers, Merge(names=names, level=level, reason="sessions may end")))
+            level = 1 + max((layer.level for layer in layers), default=0)
+            plan = Merge(names=names, level=level, reason="sessions may end")
+            self._stack.rebase(self._merged(layers, plan) if layers else None)
         finally:
             lease.release()
 

@@ -78,7 +78,13 @@ def side_by_side(frames: Sequence[DataFrame], columns: Sequence[str], *, partiti
     by = _internals(frames[0].select(*columns)).queryExecution().analyzed().output()
     none, unordered = getattr(jvm, "scala.Option").empty(), _sequence(jvm, [])
     partitioned = (_partitions(jvm, [plan.rdd() for plan in plans], partitions), hashing(by, partitions), unordered)
-    return _framed(rows(plans[0].output(), *partitioned, False, none, spark, none, none, True), session)
+    given = (plans[0].output(), *partitioned, False, none, spark, none, none)
+    try:
+        return _framed(rows(*given, True), session)
+    except Exception as error:  # before Spark 4.3 it does not say whether it is checkpointed
+        if "does not exist" not in str(error):
+            raise
+        return _framed(rows(*given), session)
 
 
 def _partitions(jvm: Any, rdds: Sequence[Any], count: int) -> Any:

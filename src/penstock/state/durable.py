@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from penstock.state.stack import Cover, Stack
+    from penstock.state.cover import Cover
+    from penstock.state.stack import Stack
 
 SETTLED_AFTER, SETTLED_BELOW = 4, 0.01
 """So many snapshots have added less than that part of all bytes: then little changes any more."""

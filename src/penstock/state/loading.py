@@ -90,8 +90,9 @@ class Loading:
         try:
             kept = self._parts[number]()
         except BaseException as error:
-            self._tell(error)
-            raise
+            if self._tell(error):
+                raise
+            return True
         if not self._keep(number, kept):
             kept.lease.release()
         return True
@@ -125,10 +126,13 @@ class Loading:
             self._changed.notify_all()
         _release(loaded)
 
-    def _tell(self, error: BaseException) -> None:
+    def _tell(self, error: BaseException) -> bool:
+        """Whether anybody cares: the files of what nobody wants any more may be gone."""
         with self._changed:
-            self._error = error
+            if not self._ended:
+                self._error = error
             self._changed.notify_all()
+            return not self._ended
 
     def _keep(self, number: int, kept: Kept) -> bool:
         with self._changed:

@@ -125,16 +125,18 @@ def restore_layer(
     )
     rows = _Rows(refs=alive, writer=writer, session=session, horizon=horizon_of(handle))
     layers_format = writer.layers_format
-    if not is_sliced_alike(layers_format):
+    count = parts_of(alive, layers_format) if is_sliced_alike(layers_format) else None
+    if count is None:
         return Loading(coming, [rows.all], lambda frames: frames[0])
     places, columns = layers_format.partitions, [quoted(name) for name in layers_format.together]
-    count = parts_of(alive, layers_format)
     parts = [partial(rows.part, Slice(number, count)) for number in range(count)]
     return Loading(coming, parts, lambda frames: side_by_side(frames, columns, partitions=places))
 
 
-def parts_of(refs: Sequence[LayerRef], layers_format: LayerFormat) -> int:
+def parts_of(refs: Sequence[LayerRef], layers_format: LayerFormat) -> int | None:
     """In how many parts to load layers: so many that none takes long, but few enough to read no file often.
+
+    ``None`` if with a part for each partition files would be read too often: then an exchange costs less.
 
     A file has the rows of a slice, and is read for each part that the slice has rows of. Tasks beside the data have to
     be short, since Spark never preempts one.
@@ -146,6 +148,8 @@ def parts_of(refs: Sequence[LayerRef], layers_format: LayerFormat) -> int:
     def rows_read(parts: int) -> int:
         return sum(rows * max(1, parts // slices) for rows, slices in sliced)
 
+    if rows_read(count) > READ_AGAIN * rows:
+        return None
     while rows > ROWS_A_PART * count and rows_read(2 * count) <= READ_AGAIN * rows:
         count *= 2
     return count

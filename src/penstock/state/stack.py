@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import itertools
 import threading
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.elements import Lease
 from penstock.errors import InternalError
-from penstock.ids import BEGINNING
+from penstock.ids import BEGINNING, END_OF_TIME
 from penstock.state.compaction import Sized
+from penstock.state.cover import Cover, Told
 from penstock.state.layer import Layer, release
 
 if TYPE_CHECKING:
@@ -35,31 +36,6 @@ long as a few batches; beginning to merge earlier instead rewrites each row seve
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Cover:
-    """What a snapshot names: layers up to ``epoch`` that were not durable then, the horizon, and the step's own notes.
-
-    ``lease`` keeps the blocks of ``layers`` until the snapshot is durable or given up. ``base`` is the epoch in which
-    one layer last took the place of all: what was durable before that is in it.
-    """
-
-    epoch: int
-    base: int
-    horizon: int
-    layers: tuple[Layer, ...]
-    lease: Lease
-    notes: Mapping[str, Json] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Told:
-    """The layers an emission is made of: those that were told of before, and those that are new. Kept by ``lease``."""
-
-    old: tuple[Layer, ...]
-    new: tuple[Layer, ...]
-    lease: Lease
-
-
 class Stack:
     """The layers in memory. Every method is atomic; jobs are run by the callers, outside.
 
@@ -72,6 +48,8 @@ class Stack:
         self._lock = threading.Lock()
         self._layers: list[Layer] = []
         self._awaited = restored
+        self._is_whole = restored is None or len(restored.coming.refs) == 1
+        self._least = restored.coming.first_end if restored else END_OF_TIME
         self._horizon: int = horizon
         self._durable = 0
         self._base = 0
@@ -99,7 +77,8 @@ class Stack:
     @property
     def height(self) -> int:
         """How many layers there are, with the one on its way."""
-        return len(self._layers) + (self._awaited is not None)
+        with self._lock:
+            return len(self._all())
 
     @property
     def rows(self) -> int:
@@ -134,6 +113,8 @@ class Stack:
         with self._lock:
             taken = not self._closed
             if taken:
+                self._is_whole = not self._all()
+                self._least = layer.first_end if self._is_whole else min(self._least, layer.first_end)
                 self._layers.append(layer)
         if not taken:
             layer.lease.release()
@@ -149,6 +130,14 @@ class Stack:
         """Whether a layer may have rows ending in ``[first, last]``."""
         with self._lock:
             return any(layer.spans(first, last) for layer in self._all())
+
+    def splits(self, bound: int) -> bool:
+        """Whether rows that ought to be one may lie apart, in memory or in what is durable, some ending by ``bound``.
+
+        They do from the second layer on, whatever compaction in memory does, until one layer takes the place of all.
+        """
+        with self._lock:
+            return not self._is_whole and self._least <= bound
 
     def has_news(self, first: int, last: int) -> bool:
         """Whether a layer that was not told of yet may have rows ending in ``[first, last]``."""
@@ -222,8 +211,9 @@ class Stack:
             taken = not self._closed
             replaced = self._layers if taken else []
             if taken:
-                self._layers = [merged] if merged else []
+                self._layers = [replace(merged, epoch=self._epoch)] if merged else []
                 self._base = self._epoch
+                self._is_whole, self._least = True, merged.first_end if merged else END_OF_TIME
         release(replaced)
         if merged and not taken:
             merged.lease.release()

@@ -87,8 +87,7 @@ class LayerWriter:
             StorageFailed: the file system refused.
         """
         name = f"{self.prefix}{next(self.numbers):06d}"
-        least = max(1, -(-extent.rows // (ROWS_A_TASK * share * self.tasks)))
-        slices = 1 << (least - 1).bit_length() if self.layers_format.together else 1
+        slices = self._slices(extent.rows, ROWS_A_TASK * share)
         self.failpoint("state.layer.before_write")
         counts = [self._write_slice(rows, name, Slice(part, slices), horizon) for part in range(slices)]
         self.failpoint("state.layer.written")
@@ -107,6 +106,15 @@ class LayerWriter:
                 "by": [*self.layers_format.together],
             },
         )
+
+    def _slices(self, rows: int, most: int) -> int:
+        """So many that no task has more rows: those of a slice lie in as many partitions as are alike in its number."""
+        layers_format, slices = self.layers_format, 1
+        if not layers_format.together:
+            return slices
+        while rows > most * slices * max(1, min(self.tasks, layers_format.partitions // slices)):
+            slices *= 2
+        return slices
 
     def _write_slice(self, rows_of: Rows, name: str, part: Slice, horizon: int) -> int | None:
         from pyspark.sql import functions as F
