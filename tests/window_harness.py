@@ -44,13 +44,20 @@ def counted(spark: SparkSession) -> Iterator[Counted]:
     try:
         yield result
     finally:
-        context._jsc.sc().listenerBus().waitUntilEmpty()  # the tracker hears of jobs a little later
-        result.jobs = len(context.statusTracker().getJobIdsForGroup(group))
+        result.jobs = jobs_of(spark, group)
         result.compilations = compilations(spark) - before
         context._jsc.sc().clearJobGroup()
 
 
+def jobs_of(spark: SparkSession, *groups: str) -> int:
+    """How many jobs ran in these groups."""
+    context = spark.sparkContext
+    context._jsc.sc().listenerBus().waitUntilEmpty()  # the tracker hears of jobs a little later
+    return sum(len(context.statusTracker().getJobIdsForGroup(group)) for group in groups)
+
+
 def compilations(spark: SparkSession) -> int:
+    """How often generated code was compiled in this JVM."""
     metrics: Any = spark.sparkContext._jvm.org.apache.spark.metrics.source.CodegenMetrics
     return metrics.METRIC_COMPILATION_TIME().getCount()
 

@@ -23,7 +23,7 @@ from penstock.sources.kafka.offsets import OffsetRange
 from penstock.sources.kafka.reader import KafkaReader
 from penstock.sources.kafka.source import ReadIn
 from penstock.testing import SourceContract
-from spark.job_kit import compilations
+from window_harness import compilations
 
 pytestmark = pytest.mark.spark
 

@@ -8,6 +8,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from window_harness import jobs_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -47,18 +49,11 @@ class Jobs:
     """Counts Spark jobs by group with Spark's own status tracker; a task's thread sets its name as the group."""
 
     def __init__(self, spark: SparkSession) -> None:
-        self._tracker = spark.sparkContext.statusTracker()
+        self._spark = spark
 
     def of(self, task: str) -> int:
         """How many jobs the task's data path has run in this session so far."""
-        return len(self._tracker.getJobIdsForGroup(f"penstock-{task}"))
-
-
-def compilations(spark: SparkSession) -> int:
-    """How often Spark has compiled generated code in this JVM."""
-    jvm: Any = spark.sparkContext._jvm
-    metrics = jvm.org.apache.spark.metrics.source.CodegenMetrics
-    return int(metrics.METRIC_COMPILATION_TIME().getCount())
+        return jobs_of(self._spark, f"penstock-{task}")
 
 
 def drop(folder: Path, name: str, rows: Iterable[Mapping[str, object] | str]) -> None:

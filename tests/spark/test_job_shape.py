@@ -8,8 +8,8 @@ import pytest
 
 import penstock as ps
 from penstock.facts import BatchDone, Counted, RowsRead, WatermarkAdvanced
-from spark.job_kit import Jobs, Watch, compilations, drop
-from window_harness import persistent
+from spark.job_kit import Jobs, Watch, drop
+from window_harness import compilations, persistent
 
 if TYPE_CHECKING:
     from pathlib import Path

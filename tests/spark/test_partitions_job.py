@@ -8,7 +8,7 @@ import penstock as ps
 from penstock.facts import BatchDone, Counted, RowsLate, WatermarkHeld
 from penstock.graph.pipeline import PipelineDefinition
 from penstock.testing import PipelineRun, ScriptedSource
-from spark.job_kit import compilations
+from window_harness import compilations, jobs_of
 
 pytestmark = pytest.mark.spark
 
@@ -141,6 +141,4 @@ def test_sixty_four_partitions_are_one_figure_of_the_same_job_and_compile_nothin
 
 
 def _jobs(spark) -> int:
-    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
-    tracker = spark.sparkContext.statusTracker()
-    return sum(len(tracker.getJobIdsForGroup(f"penstock-{task}")) for task in ("counts", "out", "orders"))
+    return jobs_of(spark, *(f"penstock-{task}" for task in ("counts", "out", "orders")))

@@ -16,9 +16,9 @@ from penstock.graph.pushdown import decoded_beside
 from penstock.graph.render import as_text
 from penstock.runtime.plan import plan_tasks
 from penstock.sources.base import RECORD, UNDECIDED
-from spark.job_kit import Watch, compilations
+from spark.job_kit import Watch
 from spark.json_source import Bytes, DecodedBytes
-from window_harness import persistent
+from window_harness import compilations, persistent
 
 pytestmark = pytest.mark.spark
 

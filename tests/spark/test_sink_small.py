@@ -12,6 +12,7 @@ from penstock.ids import CheckpointId, Generation
 from penstock.sinks import console, memory
 from penstock.sinks.base import SinkContext
 from penstock.sinks.committers import committer
+from window_harness import counted
 
 pytestmark = pytest.mark.spark
 
@@ -32,13 +33,10 @@ def writer(spark, sink, schema, generation=1):
     )
 
 
-def jobs(spark, name, action):
-    spark.sparkContext.setJobGroup(name, name)
-    try:
+def jobs(spark, action):
+    with counted(spark) as cost:
         result = action()
-        return result, len(spark.sparkContext.statusTracker().getJobIdsForGroup(name))
-    finally:
-        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
+    return result, cost.jobs
 
 
 def test_console_prints_the_first_rows_in_one_job_that_runs_over_all(spark, capfd):
@@ -51,7 +49,7 @@ def test_console_prints_the_first_rows_in_one_job_that_runs_over_all(spark, capf
     out = writer(spark, console.Sink(2, truncate=5), frame.schema)
     measure = Measure(lambda: observation.get)
     batch = Batch(frame=observed, sequence=4, measures={"rows": measure})
-    assert jobs(spark, "console", lambda: out.write(batch)) == (1000, 1)
+    assert jobs(spark, lambda: out.write(batch)) == (1000, 1)
     assert measure.value == {"n": 1000}
     assert capfd.readouterr().out == (
         "-- out, batch 4, 1000 rows\n"
@@ -94,7 +92,7 @@ def test_memory_shows_rows_after_the_commit_once(spark):
     sink = memory.Sink()
     frame = spark.sql("SELECT 1 AS id, 'ü' AS name")
     out = writer(spark, sink, frame.schema)
-    assert jobs(spark, "memory", lambda: out.write(Batch(frame=frame, sequence=1)))[0] == 1
+    assert jobs(spark, lambda: out.write(Batch(frame=frame, sequence=1)))[0] == 1
     assert out.write(Batch(frame=frame.where("id > 1"), sequence=2)) == 0
     (first,) = out.prepare(CheckpointId(1)).materialise()
     out.write(Batch(frame=frame.selectExpr("id + 1 AS id", "name"), sequence=3))

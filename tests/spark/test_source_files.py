@@ -16,6 +16,7 @@ from penstock.handles import Position
 from penstock.ids import Instant, WallTime
 from penstock.sources import files
 from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Rows, SourceContext, Until
+from window_harness import counted
 
 pytestmark = pytest.mark.spark
 CUT = 64 * 1024
@@ -47,19 +48,6 @@ def drain(reader, **limits):
 
 def through_json(position):
     return Position(kind=position.kind, detail=json.loads(json.dumps(position.detail)))
-
-
-def jobs(spark, name, action):
-    spark.sparkContext.setJobGroup(name, name)
-    try:
-        action()
-        return len(spark.sparkContext.statusTracker().getJobIdsForGroup(name))
-    finally:
-        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
-
-
-def compilations(spark):
-    return spark._jvm.org.apache.spark.metrics.source.CodegenMetrics.METRIC_COMPILATION_TIME().getCount()
 
 
 def noop(frame):
@@ -400,9 +388,10 @@ def test_one_job_a_batch_and_nothing_compiled_for_the_next(spark, tmp_path):
     reader = open_(spark, source)
     counts, compiled = [], []
     while isinstance(poll := ask(reader, bytes=1500 + len(counts) * 100), Rows):
-        before = compilations(spark)
-        counts.append(jobs(spark, f"files-{len(counts)}", lambda p=poll: noop(reader.frame(p.plan))))
-        compiled.append(compilations(spark) - before)
+        with counted(spark) as cost:
+            noop(reader.frame(poll.plan))
+        counts.append(cost.jobs)
+        compiled.append(cost.compilations)
     assert len(counts) > 10
     assert set(counts) == {1}
     assert sum(1 for n in compiled if n) <= 2  # each of the two shapes once

@@ -11,6 +11,7 @@ from penstock.ids import Instant, WallTime
 from penstock.sources import generator, rate
 from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Rows, SourceContext, Until
 from penstock.sources.pace import Rate
+from window_harness import counted
 
 pytestmark = pytest.mark.spark
 T0 = 1_700_000_000_000_000
@@ -27,10 +28,6 @@ def ask(reader, wall=T0, now=0, **limits):
 
 def rows(reader, poll):
     return [tuple(row) for row in reader.frame(poll.plan).collect()]
-
-
-def compilations(spark):
-    return spark._jvm.org.apache.spark.metrics.source.CodegenMetrics.METRIC_COMPILATION_TIME().getCount()
 
 
 @pytest.mark.parametrize("rows_per_second", [1, 3, 7.5, 0.1, 1_000_000, 33_333])
@@ -95,13 +92,10 @@ def test_one_job_and_nothing_compiled_whatever_the_size(spark):
     source = generator.Source(lambda f: f.selectExpr("n", "n % 7 AS k").where("k <> 3"), per_batch=10**6)
     reader = open_(spark, source)
     seen = []
-    for number, size in enumerate([1, 1000, 2, 250_000, 17]):
-        before = compilations(spark)
-        spark.sparkContext.setJobGroup(f"gen-{number}", "")
-        reader.frame(ask(reader, rows=size).plan).write.format("noop").mode("overwrite").save()
-        jobs = spark.sparkContext.statusTracker().getJobIdsForGroup(f"gen-{number}")
-        seen.append((len(jobs), compilations(spark) - before))
-    spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
+    for size in (1, 1000, 2, 250_000, 17):
+        with counted(spark) as cost:
+            reader.frame(ask(reader, rows=size).plan).write.format("noop").mode("overwrite").save()
+        seen.append((cost.jobs, cost.compilations))
     assert seen[1:] == [(1, 0)] * 4
 
 

@@ -13,8 +13,7 @@ from penstock.operators.window_aggregate import WindowAggregate
 from penstock.operators.windows import tumbling
 from penstock.state.blocks import cut, free
 from penstock.state.changing import changing
-from spark.job_kit import compilations
-from window_harness import Rig
+from window_harness import Rig, compilations
 
 pytestmark = pytest.mark.spark
 
