@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.elements import Batch, Measure
 from penstock.graph.nodes import BAD, Graph, Keyed, Node, Origin, ParseJson, Read, Ref, Union, WithWatermark, Write
-from penstock.graph.pace import Every, WhenReady
+from penstock.graph.pace import Every, at_once
 from penstock.job.attempt import step_records
 from penstock.operators.base import LATE
 from penstock.runtime.plan import Select, plan_tasks
@@ -190,7 +190,7 @@ class Pipeline:
     def _source(self, number: int) -> Ref:
         source = IntSource(self._world, number, self.shape.totals[number])
         interval = self.shape.paces[number] if self.shape.paces else None
-        pace = WhenReady(linger=0) if interval is None else Every(interval)
+        pace = at_once if interval is None else Every(interval)
         ref = self._add(Read, uid=f"source{number}", source=source, pace=pace)
         return self._marked(ref) if self.shape.union else ref
 

@@ -44,6 +44,10 @@ when_ready: Final = WhenReady()
 """The pace of a source that is given none: as :func:`linger` of 100 milliseconds."""
 
 
+at_once: Final = WhenReady(linger=0)
+"""Without a pause: where nobody waits for more rows, as in a run until caught up."""
+
+
 def linger(time: str) -> WhenReady:
     """Read when there is data, but let rows gather: a batch begins at least that long after the one before.
 

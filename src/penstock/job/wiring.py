@@ -12,7 +12,7 @@ from penstock.failpoints import failpoint
 from penstock.filesystem.base import FileSystem
 from penstock.graph.drift import drift_groups
 from penstock.graph.nodes import Keyed, Read, Ref, Union, WithWatermark, Write
-from penstock.graph.pace import Every, linger
+from penstock.graph.pace import Every, at_once
 from penstock.graph.upstream import to_name_partitions, upstream
 from penstock.handles import Guarantee, TaskSnapshot
 from penstock.ids import END_OF_TIME, Generation
@@ -177,7 +177,7 @@ class Assembly:
             limits=lambda: limits if control is None else replace(limits, rows=control.cap(limits.rows)),
             held=self._of.initial,
             has_ended=snapshot is not None and END_OF_TIME in snapshot.watermarks,
-            pace=pace_of(linger("0 ms") if self._of.until is Until.CAUGHT_UP else node.pace),
+            pace=pace_of(at_once if self._of.until is Until.CAUGHT_UP else node.pace),
             markers=MarkerRhythm(settings.latency_every) if settings.latency_every is not None else None,
             gates=self._gates,
             shell=self._of.supervisor,

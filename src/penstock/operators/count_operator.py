@@ -16,11 +16,14 @@ from penstock.state.blocks import Figures
 from penstock.state.layer import build, union
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import DataFrame
 
     from penstock.operators.base import Emit
     from penstock.operators.emission import Emission
     from penstock.operators.graft import Java
+    from penstock.state.layer import Layer
 
 
 class CountEmitter(Emitter):
@@ -49,12 +52,12 @@ class CountEmitter(Emitter):
 
     def _send_windows(self, emit: Emit, *, full: bool) -> None:
         layers, lease = self._stack.lease_due(BEGINNING, END_OF_TIME)
-        if not layers:  # restored rows were known by an upper bound
-            lease.release()
-            return
+        self._send(self._windows(layers, full=full) if layers else None, lease, emit)
+
+    def _windows(self, layers: Sequence[Layer], *, full: bool) -> DataFrame:
         rows = union(layers)
         found = self._plan.layers.full(rows) if full else self._plan.layers.rest(rows)
-        self._send(found.select(*self._plan.bounds, *self._plan.finishes), lease, emit)
+        return found.select(*self._plan.bounds, *self._plan.finishes)
 
 
 class CountOperator(WindowOperator):

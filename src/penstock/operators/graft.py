@@ -15,6 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
+from penstock.state.blocks import either
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -77,12 +79,8 @@ class Grafter:
         )
 
     def _empty(self, output: Java) -> Java:
-        try:
-            return self._local_relation(output, self._nil, False, self._none)
-        except Exception as error:  # before Spark 4.2 it has no parameter for a stream
-            if "does not exist" not in str(error):
-                raise
-            return self._local_relation(output, self._nil, False)
+        given = (output, self._nil, False)
+        return either(self._local_relation, (*given, self._none), given)  # before Spark 4.2 none for a stream
 
     def replaced(self, *pairs: Java) -> Java:
         """A partial function that replaces nodes, or expressions, by others: one and its replacement, then the next.
@@ -118,12 +116,7 @@ class Grafter:
         if "WithCTE" not in plan.toString():
             return plan
         inline = self.jvm.org.apache.spark.sql.catalyst.optimizer.InlineCTE
-        try:
-            return inline(True, False, False).apply(plan)
-        except Exception as error:  # before Spark 4.3 it has two parameters
-            if "does not exist" not in str(error):
-                raise
-            return inline(True, False).apply(plan)
+        return either(inline, (True, False, False), (True, False)).apply(plan)  # before Spark 4.3 it has two
 
     def frame(self, plan: Java) -> DataFrame:
         """A lazy frame of a plan whose parts are analysed, so that it need not be again: a pass over all of it."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import LayerMissing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
@@ -79,12 +79,8 @@ def side_by_side(frames: Sequence[DataFrame], columns: Sequence[str], *, partiti
     none, unordered = getattr(jvm, "scala.Option").empty(), _sequence(jvm, [])
     partitioned = (_partitions(jvm, [plan.rdd() for plan in plans], partitions), hashing(by, partitions), unordered)
     given = (plans[0].output(), *partitioned, False, none, spark, none, none)
-    try:
-        return _framed(rows(*given, True), session)
-    except Exception as error:  # before Spark 4.3 it does not say whether it is checkpointed
-        if "does not exist" not in str(error):
-            raise
-        return _framed(rows(*given), session)
+    # before Spark 4.3 it does not say whether it is checkpointed
+    return _framed(either(rows, (*given, True), given), session)
 
 
 def _partitions(jvm: Any, rdds: Sequence[Any], count: int) -> Any:
@@ -98,10 +94,17 @@ def _partitions(jvm: Any, rdds: Sequence[Any], count: int) -> Any:
 
 
 def _sequence(jvm: Any, items: Sequence[Any]) -> Any:
-    listed = jvm.java.util.ArrayList()
-    for item in items:
-        listed.add(item)
-    return getattr(jvm, "scala.jdk.javaapi.CollectionConverters").asScala(listed).toSeq()
+    return getattr(jvm, "org.apache.spark.api.python.PythonUtils").toSeq(list(items))
+
+
+def either(call: Callable[..., Any], newer: Sequence[Any], older: Sequence[Any]) -> Any:
+    """Call into Spark with the parameters of its newer releases, or with those of an older one that has others."""
+    try:
+        return call(*newer)
+    except Exception as error:
+        if "does not exist" not in str(error):
+            raise
+        return call(*older)
 
 
 def free(frame: DataFrame) -> None:

@@ -16,9 +16,9 @@ from penstock.errors import CheckpointAborted
 from penstock.handles import LayerRef, StateHandle
 from penstock.ids import BEGINNING
 from penstock.state.compaction import Merge, Sized, plan_durable
-from penstock.state.layer import Layer, union
+from penstock.state.layer import Extent, Layer, union
 from penstock.state.slices import Slice, files_of
-from penstock.state.writer import Extent, LayerWriter, Rows, bounds, bytes_of, extent_of, scan
+from penstock.state.writer import LayerWriter, Rows, bounds, bytes_of, extent_of, scan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

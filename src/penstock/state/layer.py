@@ -104,34 +104,43 @@ class LayerFormat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Layer:
+class Extent:
+    """How much is in a layer, which may still have to be written, or to be read.
+
+    Attributes:
+        rows: how many there are, or an upper bound.
+        level: how many merges deep it is.
+        first_end: least end of the windows or panes of its rows, in microseconds, or less.
+        last_end: the greatest, or more.
+    """
+
+    rows: int
+    level: int
+    first_end: int
+    last_end: int
+
+    def spans(self, first: int, last: int) -> bool:
+        """Whether some of its rows may end in ``[first, last]``."""
+        return self.first_end <= last and self.last_end >= first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Layer(Extent):
     """One immutable set of merged rows in Spark's cache.
 
     Attributes:
         name: unique within the process.
-        level: how many merges deep it is.
         epoch: the number of the snapshot that first covers it.
-        rows: exact, or an upper bound if the figures were lost.
-        first_end: least end of the windows or panes of its rows, in microseconds.
-        last_end: the greatest.
         frame: the rows.
         lease: who still needs the blocks; the stack is one of them.
         turn: the number of the emission that first tells of it; 0 if nobody asks what has changed.
     """
 
     name: str
-    level: int
     epoch: int
-    rows: int
-    first_end: int
-    last_end: int
     frame: DataFrame
     lease: Lease
     turn: int = 0
-
-    def spans(self, first: int, last: int) -> bool:
-        """Whether some of its rows may end in ``[first, last]``."""
-        return self.first_end <= last and self.last_end >= first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -150,10 +159,10 @@ def union(layers: Sequence[Layer]) -> DataFrame:
     return reduce(lambda left, right: left.union(right), (layer.frame for layer in layers))
 
 
-def release(layers: Sequence[Layer]) -> None:
+def release(held: Sequence[Layer | Kept]) -> None:
     """One holder of each is done with it."""
-    for layer in layers:
-        layer.lease.release()
+    for each in held:
+        each.lease.release()
 
 
 def build(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.elements import Lease
-from penstock.state.layer import Kept, Layer
+from penstock.state.layer import Extent, Kept, Layer, release
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,31 +19,19 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coming:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Coming(Extent):
     """What is known of a layer before its rows are there.
 
     Attributes:
         name: of the layer.
-        level: how many merges deep it will be.
         turn: see :attr:`penstock.state.layer.Layer.turn`.
-        rows: how many there are at most.
-        first_end: the least end of the windows or panes of its rows, in microseconds, or less.
-        last_end: the greatest, or more.
         refs: names of the durable layers that it is made of.
     """
 
     name: str
-    level: int
     turn: int
-    rows: int
-    first_end: int
-    last_end: int
     refs: frozenset[str]
-
-    def spans(self, first: int, last: int) -> bool:
-        """Whether some of its rows may end in ``[first, last]``."""
-        return self.first_end <= last and self.last_end >= first
 
 
 class Loading:
@@ -124,7 +112,7 @@ class Loading:
             self._ended = True
             loaded = [] if self._is_taken else list(self._loaded.values())
             self._changed.notify_all()
-        _release(loaded)
+        release(loaded)
 
     def _tell(self, error: BaseException) -> bool:
         """Whether anybody cares: the files of what nobody wants any more may be gone."""
@@ -154,11 +142,6 @@ class Loading:
             first_end=min(part.first_end for part in parts if part.rows),
             last_end=max(part.last_end for part in parts if part.rows),
             frame=self._join([part.frame for part in parts]),
-            lease=Lease(lambda: _release(parts)),
+            lease=Lease(lambda: release(parts)),
             turn=coming.turn,
         )
-
-
-def _release(parts: Sequence[Kept]) -> None:
-    for part in parts:
-        part.lease.release()

@@ -6,7 +6,7 @@ hash. Where both are powers of two, a partition is made of a few files, and no r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -123,7 +123,7 @@ def restore_layer(
         last_end=extent.last_end,
         refs=frozenset(ref.name for ref in alive),
     )
-    rows = _Rows(refs=alive, writer=writer, session=session, horizon=horizon_of(handle))
+    rows = _Rows(refs=alive, writer=replace(writer, session=session), horizon=horizon_of(handle))
     layers_format = writer.layers_format
     count = parts_of(alive, layers_format) if is_sliced_alike(layers_format) else None
     if count is None:
@@ -174,16 +174,14 @@ class _Rows:
 
     refs: Sequence[LayerRef]
     writer: LayerWriter
-    session: SparkSession
     horizon: int
 
     def part(self, part: Slice) -> Kept:
         """Those of one partition, merged by one task."""
         layers_format = self.writer.layers_format
-        found = self._scan(
-            [file for ref in self.refs for file in files_of(ref, part, layers_format.together)]
-        ).coalesce(1)
-        return self._kept(layers_format.merged(found.where(part.condition(layers_format))))
+        files = [file for ref in self.refs for file in files_of(ref, part, layers_format.together)]
+        found = self._scan(files).coalesce(1).where(part.condition(layers_format))
+        return self._kept(layers_format.merged(found))
 
     def all(self) -> Kept:
         """All of them, merged and exchanged."""
@@ -192,8 +190,7 @@ class _Rows:
         return self._kept(layers_format.merged(layers_format.hashed(found)))
 
     def _scan(self, files: Sequence[FileRef]) -> DataFrame:
-        found = scan(self.writer, files, self.session)
-        return self.writer.layers_format.between(found, self.horizon)
+        return self.writer.layers_format.between(scan(self.writer, files), self.horizon)
 
     def _kept(self, merged: DataFrame) -> Kept:
         layers_format, figures = self.writer.layers_format, Figures(EXTENT)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock.handles import FileRef, LayerRef
 from penstock.state.blocks import Figures, blocks_needed, literal, rebind
-from penstock.state.layer import LayerFormat
+from penstock.state.layer import Extent, LayerFormat
 from penstock.state.slices import Slice
 
 if TYPE_CHECKING:
@@ -28,16 +28,6 @@ ROWS_A_TASK = 150_000
 """About 100 ms of merging and writing."""
 
 _OPTIONS = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extent:
-    """What is known of rows before they are written: an upper bound of their number, and where windows end."""
-
-    rows: int
-    level: int
-    first_end: int
-    last_end: int
 
 
 class Rows(Protocol):
@@ -167,13 +157,13 @@ def extent_of(refs: Sequence[LayerRef]) -> Extent:
     )
 
 
-def scan(writer: LayerWriter, files: Sequence[FileRef], session: SparkSession | None = None) -> DataFrame:
-    """The rows of exactly these files, whatever else lies in their folders; in the writer's session, if in no other."""
-    layers_format = writer.layers_format
+def scan(writer: LayerWriter, files: Sequence[FileRef]) -> DataFrame:
+    """The rows of exactly these files, whatever else lies in their folders."""
+    schema = writer.layers_format.schema
     if not files:
-        return (session or writer.session).createDataFrame([], layers_format.schema)
+        return writer.session.createDataFrame([], schema)
     paths = [literal(writer.filesystem.url(file.path)) for file in files]
-    return (session or writer.session).read.schema(layers_format.schema).parquet(*paths)
+    return writer.session.read.schema(schema).parquet(*paths)
 
 
 def bytes_of(ref: LayerRef) -> int:

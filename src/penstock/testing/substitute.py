@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from penstock.errors import HarnessError
 from penstock.graph.nodes import Graph, Keyed, Node, Read, Write
-from penstock.graph.pace import linger
+from penstock.graph.pace import at_once
 from penstock.graph.pipeline import PipelineDefinition
 from penstock.graph.trouble import told
 from penstock.graph.validate import validate_mode
@@ -61,7 +61,7 @@ class Cast:
     def _node(self, node: Node, spark: SparkSession) -> Node:
         match node:
             case Read():
-                return replace(node, source=self._source(node, spark), pace=linger("0 ms"))
+                return replace(node, source=self._source(node, spark), pace=at_once)
             case Write():
                 sink = self.sinks.get(node.uid) or CollectSink()
                 sink.stand_for(node.sink)
