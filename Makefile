@@ -49,7 +49,8 @@ imports: $(INSTALLED) ## who may import whom
 	@PYTHONPATH=tests $(BIN)/lint-imports --no-logo --no-cache
 
 ##@ Test
-.PHONY: test test-core mission torture replay exhaust planted coverage-simulation torture-files torture-kafka
+.PHONY: test test-core mission torture replay exhaust planted coverage-simulation torture-windows torture-files \
+        torture-kafka
 test: $(INSTALLED) ## all tests; TESTS="tests/spark -k join" runs some
 	@$(WITH_JAVA) tools/test.sh $(or $(TESTS),--numprocesses 2 --dist loadfile tests)
 
@@ -73,6 +74,9 @@ planted: $(INSTALLED) ## take each rule away and see who notices; BUGS="L3 R4" t
 
 coverage-simulation: $(INSTALLED) ## branches of runtime/ and checkpoint/ that SEEDS=1000 stories take; fails below 95 %
 	@cd tests && COVERAGE_FILE=/tmp/.coverage-simulation ../$(BIN)/python -m simulation.coverage $(or $(SEEDS),1000)
+
+torture-windows: $(INSTALLED) ## STORIES=50 of batches, merges and crashes for each kind of window, against SQL
+	@$(WITH_JAVA) STORIES=$(or $(STORIES),50) tools/test.sh tests/spark/test_window_kinds.py
 
 torture-files: $(INSTALLED) ## kill a files-to-files job again and again and compare what it published; ARGS=…
 	@$(WITH_JAVA) $(BIN)/python tests/crash/torture_files.py $(ARGS)

@@ -280,3 +280,28 @@ def test_what_is_told_again_and_again_is_not_added_up_by_another_step():
 
     with pytest.raises(GraphError, match=r"'running' .* may send a window more than once.* every_rows out"):
         again.graph()
+
+
+def test_what_is_aggregated_may_have_fields_of_any_name(spark, tmp_path):
+    kind = "STRUCT<`user-id`: INT, `a b`: STRUCT<`x``y`: STRING COLLATE UTF8_LCASE>>"
+    value = f"CAST(named_struct('id', x, 'a', named_struct('x', user)) AS {kind})"
+    step = WindowAggregate(
+        keys=(("user", "user"),), time="at", window=count_window(2), aggregates=(agg.last(value).alias("payload"),)
+    )
+    rig = Rig(spark, step, SCHEMA, tmp_path)
+    rig.process(rows(1))
+    rig = rig.again(rig.checkpoint())
+    rig.process(rows(2))
+    assert [row[-1] for row in taken(rig)] == [(2, ("a",))]
+    rig.operator.close()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_snapshot_without_open_windows_leaves_no_files(spark, tmp_path, size):
+    rig = rig_of(spark, tmp_path, count_window(size))
+    for second in (1, 3):
+        rig.process(rows(second, second + 1))
+        assert rig.checkpoint().layers == ()
+        assert list(rig.filesystem.list("state")) == []
+    taken(rig)
+    rig.operator.close()

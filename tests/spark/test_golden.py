@@ -111,11 +111,11 @@ def test_compacted_after_every_batch(spark, case, monkeypatch):
         t.end()
         assert case.found(t) == case.wanted
         compacted = [amount for (_, name), amount in t.report().counters.items() if name == "compacted"]
-        assert sum(compacted) > 0
+        assert sum(compacted) > 0 or case.name == "counted", "whose batches merge all there is"
 
 
 def test_restored_with_another_number_of_partitions(spark, case, monkeypatch):
-    numbers = cycle((1, 3, 5))
+    numbers = cycle((4, 3, 2, 1))  # powers of two are restored in parts, without an exchange
     with ps.testing.run(case.pipeline, spark) as t:
         for event in (*case.story, Checkpoint()):
             if not isinstance(event, Checkpoint):

@@ -12,6 +12,7 @@ from penstock.operators.base import MAIN
 from penstock.operators.emission import FINAL, Emission
 from penstock.operators.window_aggregate import WindowAggregate
 from penstock.operators.windows import session, tumbling
+from penstock.state import writer
 from penstock.state.compaction import Merge
 from penstock.state.stack import LIMIT
 from window_harness import Rig, counted, deliver, exchanges, persistent
@@ -263,4 +264,67 @@ def test_nor_does_one_whose_layers_in_memory_were_merged_before_time_passed_its_
     rig = rig.again(rig.checkpoint())
     rig.advance(END_OF_TIME)
     assert came(rig) == [("a", 0, 18, 32)]
+    rig.operator.close()
+
+
+def test_nor_does_one_that_is_all_in_the_past_once_no_lateness_is_allowed_any_more(spark, tmp_path):
+    """More is closed then than was, and what one row of memory is made of on disk lies in part below."""
+    for batch in ((), (52,)):
+        rig = rig_of(spark, tmp_path / str(batch), "lateness")
+        rig.process(rows(5))
+        rig.advance(50 * SECOND)
+        assert came(rig) == [("a", 5, 15, 5)]
+        rig.checkpoint()
+        rig.process(rows(13, 22, 31, 40, 49))
+        handle = rig.checkpoint()
+        rig.operator.close()
+        rig = rig_of(spark, rig.root, "final", restored=handle, generation=2, watermark=50 * SECOND)
+        if batch:
+            rig.process(rows(*batch))
+        rig = rig.again(rig.checkpoint())
+        rig.advance(END_OF_TIME)
+        assert came(rig) == [("a", 5, max(59, *(second + 10 for second in batch), 0), 160 + sum(batch))]
+        rig.operator.close()
+
+
+def test_nor_does_one_whose_key_has_a_collation(spark, tmp_path, monkeypatch):
+    """Keys that are alike have other bytes there, by which they would lie in different slices of one layer."""
+    monkeypatch.setattr(writer, "ROWS_A_TASK", 1)
+    users = "abcdefgh"
+    rig = rig_of(spark, tmp_path, "final", (("user", "user COLLATE UTF8_LCASE"),))
+    rig.process([row for user in users for row in rows(0, user=user.upper())])
+    rig.process([row for user in users for row in rows(8, user=user)])
+    handle = rig.checkpoint()
+    assert len(handle.layers) == 1
+    rig = rig.again(handle)
+    rig.process([])
+    rig.advance(12 * SECOND)
+    rig = rig.again(rig.checkpoint())
+    rig.advance(END_OF_TIME)
+    found = sorted((who.lower(), start, end, x) for who, start, end, x in came(rig))
+    assert found == [(user, 0, 18, 8) for user in users]
+    rig.operator.close()
+
+
+def test_a_merge_on_disk_that_comes_to_nothing_leaves_no_files(spark, tmp_path):
+    handles = []
+
+    def meanwhile(place: str) -> None:
+        if merges and place == "state.layer.durable":
+            merges.pop()
+            rig.advance(20 * SECOND)
+            handles.append(rig.checkpoint())
+
+    merges: list[bool] = []
+    rig = rig_of(spark, tmp_path, "final", failpoint=meanwhile)
+    while rig.operator._durable.plan() is None:
+        rig.process([*rows(len(handles) % 8), *rows(100, user="b")])
+        handles.append(rig.checkpoint())
+        assert len(handles) < 20
+    merges.append(True)
+    rig.operator._durable.compact()
+    assert not merges
+    named = {file.path for handle in handles for layer in handle.layers for file in layer.files}
+    assert named == set(rig.filesystem.list("state"))
+    rig.take()
     rig.operator.close()

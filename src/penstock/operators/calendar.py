@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from zoneinfo import ZoneInfo
 
 from penstock.ids import BEGINNING
-from penstock.operators.panes import floor
+from penstock.operators.panes import floor, within
 from penstock.operators.window_base import Due
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Zoned:
         end = self.local.pane(self._local_sql(micros))
         left_out = self._moment_sql(self._before(end))
         ends = _first(f"> {micros}", self._bounds(end, self.local.step))
-        return f"least(CASE WHEN {left_out} > {micros} THEN {left_out} END, {ends})"
+        return within(micros, f"least(CASE WHEN {left_out} > {micros} THEN {left_out} END, {ends})")
 
     def pane_start(self, pane: str) -> str:
         """See :meth:`Paned.pane_start`. Clocks that were put forward have passed several bounds at one moment."""

@@ -156,10 +156,11 @@ class CountPlan(WindowPlan):
 
     def _beginnings(self, state: DataFrame, schema: StructType) -> DataFrame:
         """What lies there, as rows that come before all others and count as many as they hold."""
-        keys = map(quoted, self.layers.keys)
-        nothing = [f"CAST(NULL AS {field.dataType.simpleString()})" for field in schema.fields]
-        inputs = nothing[len(self.layers.keys) + 2 : -2]
-        return state.selectExpr(*keys, START, END, *inputs, "-1L", _COUNT)
+        from pyspark.sql import functions as F
+
+        known = map(F.expr, (*map(quoted, self.layers.keys), START, END))
+        nothing = [F.lit(None).cast(field.dataType) for field in schema.fields]  # as text, some names would need quotes
+        return state.select(*known, *nothing[len(self.layers.keys) + 2 : -2], F.expr("-1L"), F.expr(_COUNT))
 
     def _rest(self) -> list[str]:
         return [quoted(name) for name in self.layers.schema.names if name not in self.layers.keys]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
+from typing import Final
 
 from penstock.durations import format_duration
 from penstock.ids import BEGINNING
 from penstock.operators.window_base import Due
+
+FARTHEST: Final = 2**61
+"""Microseconds from 1970, some 73,000 years: farther times are in no window, or its bounds might be no numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ class Tumbling:
 
     def pane(self, micros: str) -> str:
         """See :meth:`Window.pane`."""
-        return _next(micros, self.size, self.offset)
+        return within(micros, _next(micros, self.size, self.offset))
 
     def pane_start(self, pane: str) -> str:
         """See :meth:`Paned.pane_start`."""
@@ -108,7 +112,7 @@ class Sliding:
 
     def pane(self, micros: str) -> str:
         """See :meth:`Window.pane`."""
-        return _next(micros, self.step, self.offset % self.step)
+        return within(micros, _next(micros, self.step, self.offset % self.step))
 
     def pane_start(self, pane: str) -> str:
         """See :meth:`Paned.pane_start`."""
@@ -180,7 +184,7 @@ class Cumulative:
 
     def pane(self, micros: str) -> str:
         """See :meth:`Window.pane`."""
-        return _next(micros, self.step, self.offset % self.step)
+        return within(micros, _next(micros, self.step, self.offset % self.step))
 
     def pane_start(self, pane: str) -> str:
         """See :meth:`Paned.pane_start`."""
@@ -231,6 +235,11 @@ def floor(micros: int, size: int, offset: int) -> int:
 def _next(micros: str, size: int, offset: int) -> str:
     """SQL for the least multiple above ``micros``. ``pmod`` is never negative, so 1970 is no special time."""
     return f"({micros} - pmod({micros} - {offset}L, {size}L) + {size}L)"
+
+
+def within(micros: str, pane: str) -> str:
+    """SQL for ``pane``, but NULL for times that are in no window: see :data:`FARTHEST`."""
+    return f"(CASE WHEN {micros} BETWEEN -{FARTHEST}L AND {FARTHEST}L THEN {pane} END)"
 
 
 def _ends(lowest: str, highest: str, step: int, start: str) -> str:

@@ -46,7 +46,17 @@ class SessionEmitter(Emitter):
         super().__init__(plan, results, emission, stack, context, fired=fired, closed=closed)
         self._session: Session = cast("Session", plan.window)
         self._merge = merge
-        self._stack.close_windows(self._closed)  # one layer at most, so whole sessions
+
+    def begin(self, watermark: int) -> int:
+        """See :meth:`Emitter.begin`. After a restore with less lateness more may be closed than was.
+
+        What is closed must be whole, also on disk: restored rows that lie apart there are merged first, in a job.
+        """
+        if self._stack.horizon < self._closed:
+            if self._stack.splits(self._closed):
+                self._merge()
+            self._stack.close_windows(self._closed)
+        return super().begin(watermark)
 
     def advance(self, watermark: int, emit: Emit) -> EventTime | None:
         """Send and close sessions as far as the last step of event time below ``watermark``; returns how far.

@@ -49,7 +49,7 @@ class Window(Protocol):
         ...
 
     def pane(self, micros: str) -> str:
-        """SQL for the end of the pane that holds the time ``micros`` (SQL)."""
+        """SQL for the end of the pane that holds the time ``micros`` (SQL); NULL if none does."""
         ...
 
     def due(self, after: int, until: int) -> Due | None:

@@ -184,7 +184,7 @@ def _micros(step: WindowAggregate) -> str:
     if step.window.is_processing:
         return _ARRIVAL
     micros = f"unix_micros({quoted(step.time)})"
-    return f"({micros} + {step.shift}L)" if step.shift else micros
+    return f"try_add({micros}, {step.shift}L)" if step.shift else micros
 
 
 def _ends(window: Window) -> tuple[str, str]:

@@ -91,7 +91,7 @@ class DurableLayers:
                 self._added = (*self._added, sum(map(bytes_of, added)))[-SETTLED_AFTER:]
                 self._epoch, self._horizon = cover.epoch, cover.horizon
                 durable = True
-                self._refs = tuple(ref for ref in self._refs if self._counts(ref))
+                self._keep_what_counts(*added)
                 return self._handle(cover)
         finally:
             self._stack.covered(cover, durable=durable)
@@ -132,7 +132,14 @@ class DurableLayers:
             names, self._merged = self._merged, frozenset()
             if merged is not None and self._rebased == rebased:
                 self._refs = (*(ref for ref in self._refs if ref.name not in names), merged)
-            self._refs = tuple(ref for ref in self._refs if self._counts(ref))
+            self._keep_what_counts(*(() if merged is None else (merged,)))
+
+    def _keep_what_counts(self, *written: LayerRef) -> None:
+        """Drop other layers. Of those just ``written``, which no checkpoint has named, the files go at once."""
+        self._refs = tuple(ref for ref in self._refs if self._counts(ref))
+        for ref in written:
+            if ref not in self._refs:
+                self._writer.discard(ref)
 
     def _counts(self, ref: LayerRef) -> bool:
         is_read = ref.name in self._merged or ref.name in self._stack.awaits
@@ -150,7 +157,7 @@ class DurableLayers:
 
     def _reading(self, refs: Sequence[LayerRef]) -> Rows:
         """The rows of a slice, out of no more files than may have some."""
-        by = self._writer.layers_format.together
+        by = self._writer.layers_format.sliced
 
         def rows_of(part: Slice) -> DataFrame | None:
             files = [file for ref in refs for file in files_of(ref, part, by)]

@@ -58,9 +58,18 @@ class LayerFormat:
     def together(self) -> tuple[str, ...]:
         """Rows that may have to be merged are alike in these columns; none if any two may have to be.
 
-        By their hash, layers lie in partitions in memory and in slices on disk.
+        By their hash, layers lie in partitions in memory.
         """
         return self.keys or ((self.end,) if self.scattered else ())
+
+    @cached_property
+    def sliced(self) -> tuple[str, ...]:
+        """By the hash of these columns a row falls into a slice; none if all are in one.
+
+        Of texts with a collation, some are alike that ``hash`` tells apart: their rows would never be merged on disk.
+        """
+        types = (self.schema[name].dataType.simpleString() for name in self.together)
+        return () if any(" collate " in kind for kind in types) else self.together
 
     def hashed(self, frame: DataFrame) -> DataFrame:
         """``frame`` placed as all layers are: by the user's keys alone; without keys by end, or all in one place."""
@@ -210,9 +219,13 @@ def keep_rows(layers_format: LayerFormat, watched: DataFrame, read: Callable[[],
     """Run a frame whose extent is observed, and keep its rows, if there are any: one job."""
     with blocks_needed(layers_format.uid):
         kept = cut(watched)
-    told = read() or _ask(kept, layers_format)
-    rows, first, last = told["rows"] or 0, told["first"], told["last"]
     lease = Lease(lambda: free(kept))
+    try:
+        told = read() or _ask(kept, layers_format)
+    except BaseException:
+        lease.release()
+        raise
+    rows, first, last = told["rows"] or 0, told["first"], told["last"]
     if not rows:
         return Kept(frame=kept, rows=0, first_end=END_OF_TIME, last_end=BEGINNING, lease=lease)
     if first is None or last is None:

@@ -128,7 +128,7 @@ def restore_layer(
     count = parts_of(alive, layers_format) if is_sliced_alike(layers_format) else None
     if count is None:
         return Loading(coming, [rows.all], lambda frames: frames[0])
-    places, columns = layers_format.partitions, [quoted(name) for name in layers_format.together]
+    places, columns = layers_format.partitions, [quoted(name) for name in layers_format.sliced]
     parts = [partial(rows.part, Slice(number, count)) for number in range(count)]
     return Loading(coming, parts, lambda frames: side_by_side(frames, columns, partitions=places))
 
@@ -141,7 +141,7 @@ def parts_of(refs: Sequence[LayerRef], layers_format: LayerFormat) -> int | None
     A file has the rows of a slice, and is read for each part that the slice has rows of. Tasks beside the data have to
     be short, since Spark never preempts one.
     """
-    sliced = [(ref.rows, slices_of(ref, layers_format.together)) for ref in refs]
+    sliced = [(ref.rows, slices_of(ref, layers_format.sliced)) for ref in refs]
     rows = sum(rows for rows, _ in sliced)
     count = layers_format.partitions
 
@@ -159,13 +159,12 @@ def is_sliced_alike(layers_format: LayerFormat) -> bool:
     """Whether a row's slice says in which partition in memory it belongs.
 
     It does if one number divides the other, and if the function ``hash`` is that by which Spark places rows. For texts
-    with a collation it is not: rows that are alike there, but not in their bytes, belong in one place.
+    with a collation it is not: see :attr:`LayerFormat.sliced`.
 
     Source: ``HashPartitioning.partitionIdExpression`` of Spark, ``pmod(CollationAwareMurmur3Hash(…), n)``.
     """
     count = layers_format.partitions
-    types = (layers_format.schema[name].dataType.simpleString() for name in layers_format.together)
-    return bool(layers_format.together) and count & (count - 1) == 0 and not any(" collate " in kind for kind in types)
+    return bool(layers_format.sliced) and count & (count - 1) == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +178,7 @@ class _Rows:
     def part(self, part: Slice) -> Kept:
         """Those of one partition, merged by one task."""
         layers_format = self.writer.layers_format
-        files = [file for ref in self.refs for file in files_of(ref, part, layers_format.together)]
+        files = [file for ref in self.refs for file in files_of(ref, part, layers_format.sliced)]
         found = self._scan(files).coalesce(1).where(part.condition(layers_format))
         return self._kept(layers_format.merged(found))
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Part ``number`` of ``count``, by the hash of :attr:`LayerFormat.together`; ``count`` is a power of two.
+    """Part ``number`` of ``count``, by the hash of :attr:`LayerFormat.sliced`; ``count`` is a power of two.
 
     So the rows of one of 8 slices are in one of 2, and one of 2 holds those of four of 8.
     """
@@ -39,7 +39,7 @@ class Slice:
 
     def condition(self, layers_format: LayerFormat) -> str:
         """In SQL, that a row is in it; its numbers change and compile nothing."""
-        columns = ", ".join(quoted(column) for column in layers_format.together)
+        columns = ", ".join(quoted(column) for column in layers_format.sliced)
         modulus, wanted = (changing(value, beside=layers_format.end) for value in (self.count, self.number))
         return holds(f"pmod(CAST(hash({columns}) AS BIGINT), {modulus}) = {wanted}") if columns else "true"
 

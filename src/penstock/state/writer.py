@@ -93,14 +93,19 @@ class LayerWriter:
                 "first_end": extent.first_end,
                 "last_end": extent.last_end,
                 "slices": slices,
-                "by": [*self.layers_format.together],
+                "by": [*self.layers_format.sliced],
             },
         )
+
+    def discard(self, ref: LayerRef) -> None:
+        """Delete the files of a layer that nothing has referred to, and nothing will."""
+        for file in ref.files:
+            self.filesystem.delete(file.path)
 
     def _slices(self, rows: int, most: int) -> int:
         """So many that no task has more rows: those of a slice lie in as many partitions as are alike in its number."""
         layers_format, slices = self.layers_format, 1
-        if not layers_format.together:
+        if not layers_format.sliced:
             return slices
         while rows > most * slices * max(1, min(self.tasks, layers_format.partitions // slices)):
             slices *= 2

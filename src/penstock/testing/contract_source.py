@@ -199,7 +199,9 @@ class SourceContract:
         paused = replace(self.limits, paused=frozenset(names[1:]))
         reader = self.open(source, spark)
         early: list[Row] = []
-        for _ in range(len(expected) + 1):
+        polls, more = 0, len(expected) + 1
+        while more and polls < _MOST_POLLS:  # the first rows may take their time to come
+            polls, more = polls + 1, more - bool(early)
             poll = reader.poll(now=Instant(0), wall=WallTime(0), limits=paused)
             if isinstance(poll, Nothing):
                 assert not poll.idle
