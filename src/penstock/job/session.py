@@ -40,6 +40,7 @@ CONTEXT_SETTINGS: Final = {
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
     "spark.hadoop.dfs.client.read.shortcircuit": "false",
     "spark.log.level": "ERROR",
+    "spark.sql.ui.explainMode": "simple",  # every query's plan is told as text to listeners, formatted at some length
     "spark.sql.codegen.cache.maxEntries": "2000",  # 100 unless set: one step with its stack of layers needs more
     "spark.python.sql.dataFrameDebugging.enabled": "false",  # asks the JVM six times for each Column that is made
 }
@@ -50,6 +51,8 @@ _ASKED_FOR: Final = {
     "PythonUtils": ("org.apache.spark.api.python.PythonUtils", ("toSeq", "toArray")),
     "functions": ("org.apache.spark.sql.functions", ("col", "expr")),
     "org.apache.spark.sql.functions": ("org.apache.spark.sql.functions", ("col", "expr", "lit")),
+    "org.apache.spark.sql.classic.Dataset": ("org.apache.spark.sql.classic.Dataset", ("ofRows",)),
+    "org.apache.spark.sql.classic.SparkSession": ("org.apache.spark.sql.classic.SparkSession", ("setActiveSession",)),
     "org.apache.spark.sql.Observation": ("org.apache.spark.sql.Observation", ()),
     "scala.concurrent.Await": ("scala.concurrent.Await", ("result", "ready")),
     "scala.concurrent.duration.Duration": ("scala.concurrent.duration.Duration", ("create",)),

@@ -101,19 +101,15 @@ class Observer:
     def _read(self, observation: Java, gauge: Gauge) -> Mapping[str, object] | None:
         """The figures; ``None`` if the job did not bring them: the optimiser had no use for the plan below."""
         from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+        from pyspark.errors import PySparkException
 
-        future = observation.future()
         try:
-            self._await.ready(future, self._patience)
-        except Py4JJavaError:
+            values = json.loads(self._await.result(observation.future(), self._patience).json()).values()
+        except (Py4JJavaError, PySparkException):  # a row of nothing has no schema, and cannot be told
             return None
-        outcome = future.value().get()
-        if outcome.isFailure():
+        if len(values) != len(gauge.figures):
             return None
-        row = outcome.get()
-        if row.length() != len(gauge.figures):
-            return None
-        told = {name: row.get(place) for place, name in enumerate(gauge.figures)}
+        told: dict[str, object] = dict(zip(gauge.figures, values, strict=True))
         if gauge.names:
-            told[PARTITIONS] = dict(zip(gauge.names, json.loads(told[PARTITIONS]), strict=True))
+            told[PARTITIONS] = dict(zip(gauge.names, json.loads(cast("str", told[PARTITIONS])), strict=True))
         return told

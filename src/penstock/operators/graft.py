@@ -58,14 +58,14 @@ class Grafter:
         self.jvm: Java = cast("Any", spark)._jvm  # noqa: SLF001
         logical = self.jvm.org.apache.spark.sql.catalyst.plans.logical
         self._union = logical.Union
+        self._both = getattr(getattr(self.jvm, "org.apache.spark.sql.catalyst.plans.logical.Union$"), "MODULE$").apply
         self._local_relation = logical.LocalRelation
         self._maps = tuple(
             getattr(self.jvm, f"scala.collection.immutable.Map$Map{size}") for size in range(1, MOST + 1)
         )
         self._nil = getattr(getattr(self.jvm, "scala.collection.immutable.Nil$"), "MODULE$")
         self._none = getattr(getattr(self.jvm, "scala.None$"), "MODULE$")
-        self._list = self.jvm.java.util.ArrayList
-        self._to_seq = self.jvm.org.apache.spark.api.python.PythonUtils.toSeq
+        self._cons = getattr(self.jvm, "scala.collection.immutable.$colon$colon")
         self._of_rows = self.jvm.org.apache.spark.sql.classic.Dataset.ofRows
 
     def leaf(self, schema: StructType) -> Leaf:
@@ -91,16 +91,16 @@ class Grafter:
 
     def hang(self, plan: Java, leaf: Leaf, below: Java) -> Java:
         """``plan`` with ``below`` in the place of its leaf: the same columns by position, whatever their names."""
-        return plan.transformUp(self.replaced(leaf.plan, self.union([leaf.empty, below])))
+        return plan.transformUp(self.replaced(leaf.plan, self._both(leaf.empty, below)))
 
     def union(self, plans: Sequence[Java]) -> Java:
         """The rows of analysed plans with the same columns, none of which has an expression id of another's."""
         if len(plans) == 1:
             return plans[0]
-        sides = self._list()
-        for plan in plans:
-            sides.add(plan)
-        return self._union(self._to_seq(sides), False, False)
+        sides = self._nil
+        for plan in reversed(plans):
+            sides = self._cons(plan, sides)
+        return self._union(sides, False, False)
 
     def flatten(self, plan: Java) -> Java:
         """The same plan with fewer nodes: done once here, the optimiser need not do it again for each batch."""

@@ -113,7 +113,7 @@ def free(frame: DataFrame) -> None:
     After the end of the Spark context or of the JVM there is nothing to give back, and nothing is raised.
     """
     with _unless_gone(frame):
-        _internals(frame).queryExecution().analyzed().rdd().unpersist(False)
+        _internals(frame).logicalPlan().rdd().unpersist(False)
 
 
 def unpersist(frame: DataFrame) -> None:

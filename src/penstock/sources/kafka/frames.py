@@ -125,6 +125,7 @@ class Frames:
         self._weight = spark.sparkContext.accumulator({}, Weights())
         self._weighed: Mapping[str, tuple[int, int]] = {}
         self._numbers: dict[int, DataFrame] = {}
+        self._sender = Sender(spark)
 
     def weighed(self) -> Mapping[str, tuple[int, int]]:
         """Rows and bytes of each topic that workers have read since the last time; some perhaps more than once."""
@@ -171,16 +172,26 @@ class Frames:
         As ``createDataFrame`` makes it of a table; but that reads five settings from the JVM and looks through nested
         columns for times, which costs as much again as sending the rows, and refuses slices of lists with nulls.
         """
-        from pyspark.sql import DataFrame
+        return self._sender.frame(table.to_batches(), self._json)
+
+
+class Sender:
+    """Sends Arrow batches to the JVM of a session. What it asks the JVM for by name it looks up once."""
+
+    def __init__(self, spark: SparkSession) -> None:
         from pyspark.sql.pandas.serializers import ArrowStreamSerializer
 
-        spark: Any = self._spark
-        jvm = spark._jvm  # noqa: SLF001 - there is no public way
-        rows = spark.sparkContext._serialize_to_jvm(  # noqa: SLF001
-            table.to_batches(),
-            ArrowStreamSerializer(),
-            jvm.PythonSQLUtils.readArrowStreamFromFile,
-            jvm.ArrowIteratorServer,
-        )
-        frame = jvm.PythonSQLUtils.toDataFrame(rows, self._json, spark._jsparkSession)  # noqa: SLF001
-        return DataFrame(frame, spark)
+        self._spark: Any = spark
+        jvm = self._spark._jvm  # noqa: SLF001 - there is no public way
+        utils = getattr(jvm, "org.apache.spark.sql.api.python.PythonSQLUtils")
+        self._read, self._made = utils.readArrowStreamFromFile, utils.toDataFrame
+        self._server = getattr(jvm, "org.apache.spark.sql.api.python.ArrowIteratorServer")
+        self._serializer = ArrowStreamSerializer()
+
+    def frame(self, batches: Sequence[pa.RecordBatch], schema: str) -> DataFrame:
+        """A lazy frame of them, each a partition; ``schema`` is the columns' as JSON."""
+        from pyspark.sql import DataFrame
+
+        context = self._spark.sparkContext
+        rows = context._serialize_to_jvm(batches, self._serializer, self._read, self._server)  # noqa: SLF001
+        return DataFrame(self._made(rows, schema, self._spark._jsparkSession), self._spark)  # noqa: SLF001
