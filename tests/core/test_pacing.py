@@ -94,6 +94,24 @@ def test_rows_gather_after_a_batch_that_took_all() -> None:
     assert [linger.wait(at(now)) for now in (1_001, 1_099, 1_100, 5_000)] == [99, 1, 0, 0]
 
 
+@pytest.mark.parametrize(("took", "apart"), [(20, 100), (70, 140), (200, 400), (300, 500), (450, 500), (700, 700)])
+def test_a_batch_is_followed_by_a_pause_as_long_as_itself_within_bounds(took: int, apart: int) -> None:
+    linger = Linger(100)
+    linger.served(at(1_000))
+    linger.sent(takes_all=True)
+    through = 1_000 + took
+    assert through + linger.wait(at(through)) == 1_000 + apart
+    assert linger.wait(at(1_000 + apart)) == 0
+
+
+@pytest.mark.parametrize("took", [0, 5, 10_000])
+def test_who_is_not_to_linger_never_does(took: int) -> None:
+    linger = Linger(0)
+    linger.served(at(1_000))
+    linger.sent(takes_all=True)
+    assert linger.wait(at(1_000 + took)) == 0
+
+
 def test_who_lags_behind_does_not_linger() -> None:
     linger = Linger(100)
     linger.served(at(1_000))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from penstock.errors import assert_never
 from penstock.graph.pace import Every, WhenReady
@@ -30,37 +30,50 @@ class Pace(Protocol):
         ...
 
 
+REST: Final = 2
+"""So many times as long as a batch took, the next begins after it: who keeps up works half of the time, …"""
+
+LONGEST: Final = 5
+"""… but waits for no more than so many times the time to linger, since rows gather while a long batch is at work."""
+
+
 class Linger:
     """Whoever is ready goes on, but lets rows gather after a batch that took all: a batch costs time whatever is in it.
 
-    Polls that bring nothing count for nothing, so the first rows after a rest are read at once. A wall clock that is
-    set back ends the wait.
+    It is asked for the first time when that batch is through. Polls that bring nothing count for nothing, so the first
+    rows after a rest are read at once. A wall clock that is set back ends the wait.
 
     >>> linger = Linger(10)
     >>> linger.served(WallTime(100)), linger.sent(takes_all=True)
     (0, None)
     >>> linger.wait(WallTime(103)), linger.wait(WallTime(110))
     (7, 0)
+    >>> linger.served(WallTime(110)), linger.sent(takes_all=True), linger.wait(WallTime(121))
+    (0, None, 11)
     """
 
     def __init__(self, time: int = 0) -> None:
         self._time = time
         self._polled = 0
+        self._gathers = False
         self._next = 0
 
     def wait(self, wall: WallTime) -> int:
         """Until the next batch may begin."""
+        if self._gathers:
+            self._gathers = False
+            self._next = self._polled + max(self._time, min(REST * (wall - self._polled), LONGEST * self._time))
         left = self._next - wall
-        return left if 0 < left <= self._time else 0
+        return left if 0 < left <= LONGEST * self._time else 0
 
     def served(self, wall: WallTime) -> int:
         """There are no ticks to miss."""
-        self._polled = wall
+        self._polled, self._gathers, self._next = wall, False, 0
         return 0
 
     def sent(self, *, takes_all: bool) -> None:
         """The next batch begins some time after this one, or at once if more waits."""
-        self._next = self._polled + self._time if takes_all else 0
+        self._gathers = takes_all
 
     def rest(self, until: WallTime) -> None:
         """Nothing to do."""
