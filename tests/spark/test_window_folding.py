@@ -63,3 +63,24 @@ def test_folded_batches_are_one_job_and_mix_with_others(spark, tmp_path, monkeyp
     assert jobs == [1] * 5
     assert compiled[3:] == [0, 0], "the second batch is the first that is folded"
     assert persistent(spark) <= before
+
+
+def test_a_hot_key_among_many_is_noticed_and_changes_no_result(spark, tmp_path, monkeypatch):
+    monkeypatch.setattr(folding, "LEAST", 100)
+    found = {}
+    for places in (1, 4):  # one place cannot be fuller than others, so nothing is folded there
+        rig = Rig(spark, step(tumbling("10 seconds")), SCHEMA, tmp_path / str(places), partitions=places)
+        folded, jobs = [], []
+        for turn in range(4):
+            hot = [{"k": 1.5, "at": n % 20 * SECOND, "x": n} for n in range(200)]
+            rare = [{"k": 1000.0 * turn + n, "at": n % 20 * SECOND, "x": n} for n in range(150)]
+            with counted(spark) as cost:
+                rig.process([*hot, *rare])
+            jobs.append(cost.jobs)
+            folded.append(rig.operator._folding.is_worth)
+        assert jobs == [1] * 4
+        assert folded == [False, *[places > 1] * 3]
+        rig.advance(END_OF_TIME)
+        found[places] = sorted(map(repr, rig.take()))
+        rig.operator.close()
+    assert found[1] == found[4]

@@ -84,7 +84,7 @@ class Observer:
         self._manager = cast("Any", grafter.spark)._jsparkSession.observationManager()  # noqa: SLF001
         self._literal = getattr(getattr(jvm, "org.apache.spark.sql.catalyst.expressions.Literal$"), "MODULE$")
         self._bound = self._literal.apply(BOUND)
-        self._await = jvm.scala.concurrent.Await
+        self._await = getattr(jvm, "scala.concurrent.Await").result
         self._patience = getattr(jvm, "scala.concurrent.duration.Duration").apply(_PATIENCE_MS, "millis")
 
     def observe(self, plan: Java, gauge: Gauge, *, bound: int | None = None) -> tuple[Java, Measure]:
@@ -104,7 +104,7 @@ class Observer:
         from pyspark.errors import PySparkException
 
         try:
-            values = json.loads(self._await.result(observation.future(), self._patience).json()).values()
+            values = json.loads(self._await(observation.future(), self._patience).json()).values()
         except (Py4JJavaError, PySparkException):  # a row of nothing has no schema, and cannot be told
             return None
         if len(values) != len(gauge.figures):

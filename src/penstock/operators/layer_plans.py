@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 BY_PARTITION: Final = "late_by_partition"
 """The figure that tells late rows apart by source partition, as a JSON array."""
 
+HEAVIEST: Final = "heaviest"
+"""The figure that says how many rows on time the fullest place gets."""
+
+_GAUGES: Final = 3
+"""What is kept of gauges made before."""
+
 Apart = tuple[str, tuple[str, ...]]
 """The column that tells source partitions apart, and their names."""
 
@@ -49,7 +55,7 @@ class LayerPlans:
         self._templates = templates
         self._flagged = templates.make(nullable(schema), plan.flagged, numbers=3 if plan.window.is_processing else 2)
         self._over = nullable(self._flagged.schema)
-        self._gauges: dict[Apart | None, Gauge] = {}
+        self._gauges: dict[tuple[Apart | None, int], Gauge] = {}
         self._partials: dict[bool, Template] = {}
         self._merging: Template | None = None
         self._is_volatile = self._draws()
@@ -64,17 +70,23 @@ class LayerPlans:
             raise InternalError(msg)
         return self._templates.hang(self._flagged, below, horizon, mark, *(() if arrival is None else (arrival,)))
 
-    def counted(self, flagged: Java, apart: Apart | None) -> tuple[Java, Measure]:
-        """The same, observed: tells :data:`FIGURES`, and late rows by partition where rows say of which they are."""
-        if apart not in self._gauges:
-            while len(self._gauges) > 1:  # partitions come and go seldom
-                del self._gauges[next(iter(self._gauges))]
-            self._gauges[apart] = self._templates.gauge(self._flagged, self.figures(apart))
-        return self._templates.watch(flagged, self._gauges[apart])
+    def counted(self, flagged: Java, apart: Apart | None, places: int = 0) -> tuple[Java, Measure]:
+        """The same, observed: tells :data:`FIGURES`, and late rows by partition where rows say of which they are.
 
-    def figures(self, apart: Apart | None) -> dict[str, Column]:
+        With ``places``, :data:`HEAVIEST` of so many too.
+        """
+        wanted = apart, 0 if self._is_volatile else places
+        if wanted not in self._gauges:
+            while len(self._gauges) > _GAUGES:  # partitions come and go seldom
+                del self._gauges[next(iter(self._gauges))]
+            self._gauges[wanted] = self._templates.gauge(self._flagged, self.figures(*wanted))
+        return self._templates.watch(flagged, self._gauges[wanted])
+
+    def figures(self, apart: Apart | None, places: int = 0) -> dict[str, Column]:
         """What is observed, by name: aggregates over flagged rows."""
         figures = dict(zip(FIGURES, self._plan.figures, strict=True))
+        if places:
+            figures[HEAVIEST] = self._plan.heaviest(places)
         if apart is not None:
             column, names = apart
             figures[BY_PARTITION] = self._plan.late_by_partition(column, names, self._flagged.schema)

@@ -28,6 +28,7 @@ _STANDS_FOR: Final = 2**62 + 20_261_200
 """The first of the numbers that stand for others: no time, and no count, comes near."""
 
 _MOST_NUMBERS: Final = 6
+_INT: Final = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,8 @@ class Templates:
         self.grafter = Grafter(spark)
         self._observer = Observer(self.grafter)
         self._parser: Java = cast("Any", spark)._jsparkSession.sessionState().sqlParser()  # noqa: SLF001
+        literals: Java = getattr(self.grafter.jvm, "org.apache.spark.sql.catalyst.expressions.Literal$")
+        self._literal = getattr(literals, "MODULE$").apply
         self._places = [self._number(_STANDS_FOR + place) for place in range(_MOST_NUMBERS)]
 
     def make(
@@ -94,6 +97,8 @@ class Templates:
 
     def _number(self, value: int) -> Java:
         """A BIGINT literal. A whole number of Python's would be an INT in the JVM if it is small."""
+        if abs(value) > _INT:
+            return self._literal(value)
         return self._parser.parseExpression(f"{value}L")
 
     def fits(self, template: Template, below: Java) -> bool:

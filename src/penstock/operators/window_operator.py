@@ -19,7 +19,7 @@ from penstock.operators.emission import Emission
 from penstock.operators.emitter import Emitter
 from penstock.operators.folding import Folding
 from penstock.operators.late_rows import LateRows
-from penstock.operators.layer_plans import BY_PARTITION, LayerPlans
+from penstock.operators.layer_plans import BY_PARTITION, HEAVIEST, LayerPlans
 from penstock.operators.result_plans import ResultPlans
 from penstock.operators.session_emitter import SessionEmitter
 from penstock.operators.session_plan import SessionPlan
@@ -76,7 +76,7 @@ class WindowOperator:
             self._durable = DurableLayers(self._stack, writer, live_refs(restored), horizon=horizon)
         self._emitter = self._sending(emission, fired=fired, closed=closed)
         self._emit: Emit | None = None
-        self._folding = Folding()
+        self._folding = Folding(plan.layers_format.partitions if plan.layers_format.keys else 1)
         self._merging = threading.Lock()
         self._beside_is_next = False
         self._pending: PendingLayers | None = None
@@ -181,15 +181,15 @@ class WindowOperator:
         return ResultPlans(plan, self._templates, SessionResults(plan) if isinstance(plan, SessionPlan) else None)
 
     def _add_layer(self, flagged: Java, by_partition: LateRows) -> dict[str, Any]:
-        apart = by_partition.apart
-        watched, measure = self._plans.counted(flagged, apart)
+        apart, places = by_partition.apart, self._folding.places if self._folding.asks else 0
+        watched, measure = self._plans.counted(flagged, apart, places)
         groups = self._keep(watched)
         measure.settle()
         told: Mapping[str, Any] | None = measure.value
         if told is None:
-            figures = (figure.alias(name) for name, figure in self._plans.figures(apart).items())
+            figures = (figure.alias(name) for name, figure in self._plans.figures(apart, places).items())
             told = self._plans.frame(flagged).agg(*figures).collect()[0].asDict()
-        self._folding.told(rows=told["on_time"] or 0, groups=groups)
+        self._folding.told(rows=told["on_time"] or 0, groups=groups, heaviest=told.get(HEAVIEST))
         return {name: figure or 0 for name, figure in told.items()}
 
     def _keep(self, flagged: Java) -> int:

@@ -107,6 +107,14 @@ class WindowPlan:
         """Keys, stretches of time and inputs of aggregates of the rows that are on time, and columns named besides."""
         return flagged.where(f"{_CODE} = {ON_TIME}").select(*self.inputs, *more)
 
+    def heaviest(self, places: int) -> Column:
+        """How many rows on time the fullest of so many places gets: an aggregate over a flagged frame."""
+        from pyspark.sql import functions as F
+
+        keys = self.inputs[: len(self.layers_format.keys)]
+        place = F.pmod(F.hash(*keys).cast("bigint"), F.lit(places))
+        return F.greatest(*(F.count_if((place == number) & F.expr(f"{_CODE} = {ON_TIME}")) for number in range(places)))
+
     def late_by_partition(self, column: str, names: Sequence[str], schema: StructType) -> Column:
         """How many rows of each partition are not on time, as one JSON array: an aggregate over a flagged frame."""
         from pyspark.sql import functions as F

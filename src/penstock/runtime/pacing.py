@@ -30,11 +30,13 @@ class Pace(Protocol):
         ...
 
 
-REST: Final = 2
-"""So many times as long as a batch took, the next begins after it: who keeps up works half of the time, …"""
+REST: Final = 1.5
+"""The next batch begins so many times as long after the one before as that took: who keeps up rests a third of it,
+but …
+"""
 
 LONGEST: Final = 5
-"""… but waits for no more than so many times the time to linger, since rows gather while a long batch is at work."""
+"""… they begin no more than so many times the time to linger apart, since rows gather while a long batch is at work."""
 
 
 class Linger:
@@ -49,7 +51,7 @@ class Linger:
     >>> linger.wait(WallTime(103)), linger.wait(WallTime(110))
     (7, 0)
     >>> linger.served(WallTime(110)), linger.sent(takes_all=True), linger.wait(WallTime(121))
-    (0, None, 11)
+    (0, None, 5)
     """
 
     def __init__(self, time: int = 0) -> None:
@@ -62,7 +64,7 @@ class Linger:
         """Until the next batch may begin."""
         if self._gathers:
             self._gathers = False
-            self._next = self._polled + max(self._time, min(REST * (wall - self._polled), LONGEST * self._time))
+            self._next = self._polled + max(self._time, min(int(REST * (wall - self._polled)), LONGEST * self._time))
         left = self._next - wall
         return left if 0 < left <= LONGEST * self._time else 0
 
