@@ -133,6 +133,10 @@ def test_a_wall_clock_that_is_set_back_ends_the_wait() -> None:
     linger.served(at(1_000_000))
     linger.sent(takes_all=True)
     assert linger.wait(at(5)) == 0
+    linger.served(at(1_000_000))
+    linger.sent(takes_all=True)
+    assert linger.wait(at(1_000_020)) == 80
+    assert linger.wait(at(999_800)) == 0, "that is more than it chose to wait"
 
 
 def test_paces_by_name() -> None:

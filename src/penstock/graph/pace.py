@@ -17,7 +17,7 @@ LINGER: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class WhenReady:
-    """Read as soon as the step before is free and there is data, and ``linger`` microseconds after the batch before.
+    """Read as soon as the step before is free and there is data, and at least ``linger`` microseconds after the last.
 
     Who lags behind does not linger: while more waits than a batch takes, the next one begins at once.
     """
@@ -53,9 +53,9 @@ def linger(time: str) -> WhenReady:
 
     A batch costs time whatever is in it, so many small ones cost processors and save little delay: at 10,000 rows a
     second on two cores, rows were through no sooner without a pause, for an eighth more of processors' time. A batch
-    that takes longer is followed by a pause of half as long as itself, while they begin no more than five times that
-    time apart: so a job that keeps up leaves a third of the time to others. The first rows after a rest are read at
-    once, and so is what a batch had no room for.
+    that takes longer is followed by a pause of half as long as itself, so that a third of the time is left to others,
+    while batches begin no more than five times that time apart. The first rows after a rest are read at once, and so
+    is what a batch had no room for.
     Kafka's producers have ``linger.ms`` and Flink's edges a buffer timeout for the same reason.
 
     Args:

@@ -66,7 +66,7 @@ class Zoned:
         Clocks that were put back have passed some bounds already; those do not count again. Clocks that were put
         forward show more than a bound that they left out, whose moment is still to come.
         """
-        end = self.local.pane(self._local_sql(micros))
+        end = self.local.bound(self._local_sql(micros))
         left_out = self._moment_sql(self._before(end))
         ends = _first(f"> {micros}", self._bounds(end, self.local.step))
         return within(micros, f"least(CASE WHEN {left_out} > {micros} THEN {left_out} END, {ends})")
@@ -130,7 +130,7 @@ class Zoned:
 
     def _local_end(self, pane: str) -> str:
         """SQL for the end of a pane in local time: clocks may have jumped just there, so look before it."""
-        return self.local.pane(f"({self._local_sql(f'({pane} - 1L)')})")
+        return self.local.bound(f"({self._local_sql(f'({pane} - 1L)')})")
 
     def _before(self, bound: str) -> str:
         return f"({bound} - {self.local.step}L)"

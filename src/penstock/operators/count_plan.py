@@ -126,6 +126,11 @@ class CountPlan(WindowPlan):
     """What the step does to frames."""
 
     @property
+    def places(self) -> int:
+        """Nothing is folded, so nobody asks."""
+        return 1
+
+    @property
     def layers(self) -> CountFormat:
         """The rows of its layer."""
         assert isinstance(self.layers_format, CountFormat)

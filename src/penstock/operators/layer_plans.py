@@ -75,7 +75,7 @@ class LayerPlans:
 
         With ``places``, :data:`HEAVIEST` of so many too.
         """
-        wanted = apart, 0 if self._is_volatile else places
+        wanted = apart, places
         if wanted not in self._gauges:
             while len(self._gauges) > _GAUGES:  # partitions come and go seldom
                 del self._gauges[next(iter(self._gauges))]

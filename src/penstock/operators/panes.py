@@ -42,7 +42,11 @@ class Tumbling:
 
     def pane(self, micros: str) -> str:
         """See :meth:`Window.pane`."""
-        return within(micros, _next(micros, self.size, self.offset))
+        return within(micros, self.bound(micros))
+
+    def bound(self, micros: str) -> str:
+        """See :meth:`Fixed.bound`."""
+        return _next(micros, self.size, self.offset)
 
     def pane_start(self, pane: str) -> str:
         """See :meth:`Paned.pane_start`."""
@@ -112,7 +116,11 @@ class Sliding:
 
     def pane(self, micros: str) -> str:
         """See :meth:`Window.pane`."""
-        return within(micros, _next(micros, self.step, self.offset % self.step))
+        return within(micros, self.bound(micros))
+
+    def bound(self, micros: str) -> str:
+        """See :meth:`Fixed.bound`."""
+        return _next(micros, self.step, self.offset % self.step)
 
     def pane_start(self, pane: str) -> str:
         """See :meth:`Paned.pane_start`."""
@@ -184,7 +192,11 @@ class Cumulative:
 
     def pane(self, micros: str) -> str:
         """See :meth:`Window.pane`."""
-        return within(micros, _next(micros, self.step, self.offset % self.step))
+        return within(micros, self.bound(micros))
+
+    def bound(self, micros: str) -> str:
+        """See :meth:`Fixed.bound`."""
+        return _next(micros, self.step, self.offset % self.step)
 
     def pane_start(self, pane: str) -> str:
         """See :meth:`Paned.pane_start`."""

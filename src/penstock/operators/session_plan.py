@@ -79,6 +79,11 @@ class SessionFormat(SpanFormat):
 class SessionPlan(WindowPlan):
     """What the step does to frames."""
 
+    @property
+    def places(self) -> int:
+        """Nothing is folded, so nobody asks."""
+        return 1
+
     def partial(self, flagged: DataFrame, *, fold: bool = False) -> DataFrame:  # noqa: ARG002
         """One row for each key and session of the batch's rows that are on time, placed as layers are.
 

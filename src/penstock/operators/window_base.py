@@ -97,3 +97,7 @@ class Fixed(Paned, Protocol):
     def offset(self) -> int:
         """Some bound of panes, in microseconds after the epoch."""
         ...
+
+    def bound(self, micros: str) -> str:
+        """SQL for the first bound of panes after ``micros`` (SQL), however far that is."""
+        ...

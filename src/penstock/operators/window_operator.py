@@ -76,7 +76,7 @@ class WindowOperator:
             self._durable = DurableLayers(self._stack, writer, live_refs(restored), horizon=horizon)
         self._emitter = self._sending(emission, fired=fired, closed=closed)
         self._emit: Emit | None = None
-        self._folding = Folding(plan.layers_format.partitions if plan.layers_format.keys else 1)
+        self._folding = Folding(plan.places)
         self._merging = threading.Lock()
         self._beside_is_next = False
         self._pending: PendingLayers | None = None

@@ -61,6 +61,7 @@ class WindowPlan:
         partials: aggregates over a batch's rows.
         bounds: columns of a result: group columns, start and end of the window.
         finishes: columns of a result: aggregates, over merged partials.
+        plain_keys: the columns of the input that are the keys; none if some key is computed.
     """
 
     micros: str
@@ -72,6 +73,7 @@ class WindowPlan:
     partials: tuple[Column, ...]
     bounds: tuple[Column, ...]
     finishes: tuple[Column, ...]
+    plain_keys: tuple[str, ...]
 
     @property
     def is_ordered(self) -> bool:
@@ -107,13 +109,21 @@ class WindowPlan:
         """Keys, stretches of time and inputs of aggregates of the rows that are on time, and columns named besides."""
         return flagged.where(f"{_CODE} = {ON_TIME}").select(*self.inputs, *more)
 
+    @property
+    def places(self) -> int:
+        """Among how many places rows are shared out by their keys; one if nobody can tell, or nothing could be done.
+
+        Keys that are no plain columns would have to be computed for late rows too, and some a second time.
+        """
+        return self.layers_format.partitions if self.plain_keys else 1
+
     def heaviest(self, places: int) -> Column:
         """How many rows on time the fullest of so many places gets: an aggregate over a flagged frame."""
         from pyspark.sql import functions as F
 
-        keys = self.inputs[: len(self.layers_format.keys)]
-        place = F.pmod(F.hash(*keys).cast("bigint"), F.lit(places))
-        return F.greatest(*(F.count_if((place == number) & F.expr(f"{_CODE} = {ON_TIME}")) for number in range(places)))
+        keys = ", ".join(map(quoted, self.plain_keys))
+        place = f"CASE WHEN {_CODE} = {ON_TIME} THEN pmod(CAST(hash({keys}) AS BIGINT), {places}L) END"
+        return F.greatest(*(F.expr(f"count_if({place} = {number}L)") for number in range(places)))
 
     def late_by_partition(self, column: str, names: Sequence[str], schema: StructType) -> Column:
         """How many rows of each partition are not on time, as one JSON array: an aggregate over a flagged frame."""
@@ -179,7 +189,13 @@ def make_plan(
         partials=tuple(partials),
         bounds=bounds,
         finishes=finishes,
+        plain_keys=_plain(step.keys, schema),
     )
+
+
+def _plain(keys: Sequence[tuple[str, str | Column]], schema: StructType) -> tuple[str, ...]:
+    names = tuple(key for _, key in keys if isinstance(key, str) and key in schema.names)
+    return names if len(names) == len(keys) else ()
 
 
 def _whole(layers_format: LayerFormat, session: SparkSession) -> DataFrame:

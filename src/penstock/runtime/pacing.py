@@ -58,15 +58,16 @@ class Linger:
         self._time = time
         self._polled = 0
         self._gathers = False
-        self._next = 0
+        self._next = self._apart = 0
 
     def wait(self, wall: WallTime) -> int:
         """Until the next batch may begin."""
         if self._gathers:
             self._gathers = False
-            self._next = self._polled + max(self._time, min(int(REST * (wall - self._polled)), LONGEST * self._time))
+            self._apart = max(self._time, min(int(REST * (wall - self._polled)), LONGEST * self._time))
+            self._next = self._polled + self._apart
         left = self._next - wall
-        return left if 0 < left <= LONGEST * self._time else 0
+        return left if 0 < left <= self._apart else 0
 
     def served(self, wall: WallTime) -> int:
         """There are no ticks to miss."""

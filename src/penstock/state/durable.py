@@ -2,8 +2,8 @@
 
 Invariant: they merge to the same rows as the layers in memory up to the epoch of the last snapshot made durable
 (closed windows aside). What a snapshot adds is one layer. Compaction here reads files and writes a file, apart from
-compaction in memory; a checkpoint refers to the older layers until the new one is there. What is no longer referred
-to is not deleted here: older checkpoints need it, and only the log condemns.
+compaction in memory; a checkpoint refers to the older layers until the new one is there. What a checkpoint has referred
+to is not deleted here: older ones need it, and only the log condemns.
 """
 
 from __future__ import annotations

@@ -8,9 +8,11 @@ nobody.
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from penstock.errors import StorageFailed
 from penstock.handles import FileRef, LayerRef
 from penstock.state.blocks import Figures, blocks_needed, literal, rebind
 from penstock.state.layer import Extent, LayerFormat
@@ -98,9 +100,10 @@ class LayerWriter:
         )
 
     def discard(self, ref: LayerRef) -> None:
-        """Delete the files of a layer that nothing has referred to, and nothing will."""
-        for file in ref.files:
-            self.filesystem.delete(file.path)
+        """Delete the files of a layer that nothing has referred to, and nothing will; or leave it to the next claim."""
+        with suppress(StorageFailed):
+            for file in ref.files:
+                self.filesystem.delete(file.path)
 
     def _slices(self, rows: int, most: int) -> int:
         """So many that no task has more rows: those of a slice lie in as many partitions as are alike in its number."""
