@@ -65,12 +65,12 @@ class Transaction:
             settings | {"transactional.id": f"{topic}-rows", "transaction.timeout.ms": 1_000 * PATIENCE}
         )
         self._rows: list[Row] = []
-        self.is_open = False
+        self.is_open = self.is_void = False
         _insist(self.producer.init_transactions)
 
     def begin(self) -> None:
         self.producer.begin_transaction()
-        self._rows, self.is_open = [], True
+        self._rows, self.is_open, self.is_void = [], True, False
 
     def append(self, row: Row) -> None:
         self._rows.append(row)
@@ -142,7 +142,7 @@ class Appender:
         """Close the windows of each partition, behind all that was appended to it."""
         self._await()
         if self._transaction.is_open:
-            self._commit()
+            self._abort() if self._transaction.is_void else self._commit()
         self._place = self._plain["none"]
         until = clock() + PATIENCE
         before, self._partitions = self._partitions, 0
@@ -178,6 +178,7 @@ class Appender:
         self._await()
 
     def _ghosts(self) -> None:
+        self._transaction.is_void = True  # also if the end comes before the turn that aborts it
         for number in range(5 * self._partitions):
             self._transaction.append(Row(ABORTED, number % self._partitions, []))
         self._transaction.producer.flush(PATIENCE)
