@@ -126,11 +126,6 @@ class CountPlan(WindowPlan):
     """What the step does to frames."""
 
     @property
-    def places(self) -> int:
-        """Nothing is folded, so nobody asks."""
-        return 1
-
-    @property
     def layers(self) -> CountFormat:
         """The rows of its layer."""
         assert isinstance(self.layers_format, CountFormat)
@@ -183,4 +178,5 @@ def make_count_plan(
     layers_format = RunningFormat if window.is_running else CountFormat
     output = type(plan.output)(plan.output.fields[:-1])
     given |= {"output": output, "finishes": plan.finishes[:-1], "layers_format": layers_format(**layers)}
+    given["plain_keys"] = ()
     return CountPlan(**given)

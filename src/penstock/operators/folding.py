@@ -32,16 +32,16 @@ class Folding:
     """
 
     def __init__(self, places: int = 1) -> None:
-        self.places = min(places, MOST_PLACES)
+        self._places = min(places, MOST_PLACES)
         self.is_worth = False
         self._left = 0
         self._is_large = False
         self._heaviest = 0.0
 
     @property
-    def asks(self) -> bool:
-        """Whether the next batch is to tell how many of its rows the fullest place gets."""
-        return self.places > 1 and self._is_large and not self._left
+    def asks(self) -> int:
+        """Of so many places the next batch is to tell how many of its rows the fullest gets; 0: it is not to tell."""
+        return self._places if self._places > 1 and self._is_large and not self._left else 0
 
     def told(self, *, rows: int, groups: int, heaviest: int | None = None) -> None:
         """A batch had so many rows that counted, in so many groups. One without rows says nothing.
@@ -61,4 +61,4 @@ class Folding:
 
     def _is_skewed(self, rows: int, groups: int) -> bool:
         """Whether the fullest place has more to do than each has if all share the rows, and then the groups."""
-        return rows + groups < self._heaviest * rows * self.places
+        return rows + groups < self._heaviest * rows * self._places

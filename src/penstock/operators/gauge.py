@@ -82,8 +82,7 @@ class Observer:
         self._collect = jvm.org.apache.spark.sql.catalyst.plans.logical.CollectMetrics
         self._observation = jvm.org.apache.spark.sql.Observation
         self._manager = cast("Any", grafter.spark)._jsparkSession.observationManager()  # noqa: SLF001
-        self._literal = getattr(getattr(jvm, "org.apache.spark.sql.catalyst.expressions.Literal$"), "MODULE$")
-        self._bound = self._literal.apply(BOUND)
+        self._bound = grafter.literal(BOUND)
         self._await = getattr(jvm, "scala.concurrent.Await").result
         self._patience = getattr(jvm, "scala.concurrent.duration.Duration").apply(_PATIENCE_MS, "millis")
 
@@ -93,7 +92,7 @@ class Observer:
         label = f"{gauge.measure}#{serial}"
         node = self._collect(label, gauge.metrics, plan, -serial)
         if bound is not None:
-            node = node.transformExpressions(self._grafter.replaced(self._bound, self._literal.apply(bound)))
+            node = node.transformExpressions(self._grafter.replaced(self._bound, self._grafter.literal(bound)))
         observation = self._observation(label)
         self._manager.register(observation, -serial)
         return node, Measure(lambda: self._read(observation, gauge))

@@ -65,6 +65,8 @@ class Grafter:
         )
         self._nil = getattr(getattr(self.jvm, "scala.collection.immutable.Nil$"), "MODULE$")
         self._none = getattr(getattr(self.jvm, "scala.None$"), "MODULE$")
+        literals: Java = getattr(self.jvm, "org.apache.spark.sql.catalyst.expressions.Literal$")
+        self.literal = getattr(literals, "MODULE$").apply
         self._cons = getattr(self.jvm, "scala.collection.immutable.$colon$colon")
         self._of_rows = self.jvm.org.apache.spark.sql.classic.Dataset.ofRows
 

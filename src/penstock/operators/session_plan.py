@@ -79,11 +79,6 @@ class SessionFormat(SpanFormat):
 class SessionPlan(WindowPlan):
     """What the step does to frames."""
 
-    @property
-    def places(self) -> int:
-        """Nothing is folded, so nobody asks."""
-        return 1
-
     def partial(self, flagged: DataFrame, *, fold: bool = False) -> DataFrame:  # noqa: ARG002
         """One row for each key and session of the batch's rows that are on time, placed as layers are.
 
@@ -111,4 +106,5 @@ def as_sessions(plan: WindowPlan) -> SessionPlan:
     """The plan of the same step with layers of sessions."""
     given = {field.name: getattr(plan, field.name) for field in fields(plan)}
     layers = {field.name: getattr(plan.layers_format, field.name) for field in fields(plan.layers_format)}
-    return SessionPlan(**{**given, "layers_format": SessionFormat(**{**layers, "scattered": False, "kind": KIND})})
+    layers_format = SessionFormat(**{**layers, "scattered": False, "kind": KIND})
+    return SessionPlan(**{**given, "layers_format": layers_format, "plain_keys": ()})

@@ -61,8 +61,6 @@ class Templates:
         self.grafter = Grafter(spark)
         self._observer = Observer(self.grafter)
         self._parser: Java = cast("Any", spark)._jsparkSession.sessionState().sqlParser()  # noqa: SLF001
-        literals: Java = getattr(self.grafter.jvm, "org.apache.spark.sql.catalyst.expressions.Literal$")
-        self._literal = getattr(literals, "MODULE$").apply
         self._places = [self._number(_STANDS_FOR + place) for place in range(_MOST_NUMBERS)]
 
     def make(
@@ -98,7 +96,7 @@ class Templates:
     def _number(self, value: int) -> Java:
         """A BIGINT literal. A whole number of Python's would be an INT in the JVM if it is small."""
         if abs(value) > _INT:
-            return self._literal(value)
+            return self.grafter.literal(value)
         return self._parser.parseExpression(f"{value}L")
 
     def fits(self, template: Template, below: Java) -> bool:

@@ -181,7 +181,7 @@ class WindowOperator:
         return ResultPlans(plan, self._templates, SessionResults(plan) if isinstance(plan, SessionPlan) else None)
 
     def _add_layer(self, flagged: Java, by_partition: LateRows) -> dict[str, Any]:
-        apart, places = by_partition.apart, self._folding.places if self._folding.asks else 0
+        apart, places = by_partition.apart, self._folding.asks
         watched, measure = self._plans.counted(flagged, apart, places)
         groups = self._keep(watched)
         measure.settle()

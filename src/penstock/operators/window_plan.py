@@ -61,7 +61,7 @@ class WindowPlan:
         partials: aggregates over a batch's rows.
         bounds: columns of a result: group columns, start and end of the window.
         finishes: columns of a result: aggregates, over merged partials.
-        plain_keys: the columns of the input that are the keys; none if some key is computed.
+        plain_keys: the columns of the input that are the keys; none if some key is computed, or rows cannot be folded.
     """
 
     micros: str
