@@ -84,6 +84,7 @@ class Rig:
     late_read: bool = True
     restored: StateHandle | None = None
     failpoint: Any = lambda _name: None
+    report: Any = lambda _fact: None
     counts: dict[str, int] = field(default_factory=dict)
     watermark: int = -(2**63)
     wall: int = 0
@@ -106,6 +107,7 @@ class Rig:
             count=self._count,
             failpoint=self.failpoint,
             wall=lambda: self.wall,
+            report=self._report,
         )
         self.operator: Any = self.spec.open(context, self.restored)
         self._checkpoints = itertools.count(1)
@@ -119,7 +121,9 @@ class Rig:
 
     def process_frame(self, frame: DataFrame) -> None:
         batch = Batch(frame=frame, sequence=next(self._batches))
-        self.operator.process(batch, source=0, watermark=self.watermark, emit=self._emit)
+        deferred = self.operator.process(batch, source=0, watermark=self.watermark, emit=self._emit)
+        if deferred is not None:
+            deferred.finish()
 
     def advance(self, watermark: int) -> None:
         self.watermark = watermark
@@ -158,6 +162,9 @@ class Rig:
 
     def _emit(self, batch: Batch, port: str = MAIN) -> None:
         self.sent.append((port, batch))
+
+    def _report(self, fact: object) -> None:
+        self.report(fact)
 
     def _count(self, name: str, value: int) -> None:
         self.counts[name] = self.counts.get(name, 0) + value

@@ -73,6 +73,9 @@ class KeepingWork:
             batch.release()
         return None
 
+    def settle(self, wake: Callable[[], None]) -> bool:
+        return True
+
     def advance(self, watermark: EventTime, *, output: Output) -> None:
         self.calls.append(("advance", watermark))
 

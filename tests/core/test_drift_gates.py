@@ -19,7 +19,7 @@ from penstock.runtime.inputs import Inputs, Upstream
 from penstock.runtime.output import Output, Path, Rewrite
 from penstock.runtime.pacing import Metronome, Pace
 from penstock.runtime.source_task import Finish, SourceTask
-from penstock.runtime.task import Progress
+from penstock.runtime.task_protocols import Progress
 from penstock.sources.base import CaughtUp, Limits, Nothing, Poll, Rows
 
 DRIFT = 60

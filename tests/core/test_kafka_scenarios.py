@@ -15,7 +15,7 @@ from penstock.facts import OffsetsCommitted
 from penstock.ids import CheckpointId
 from penstock.runtime.channel import Channel
 from penstock.runtime.source_task import SourceTask
-from penstock.runtime.task import Completed
+from penstock.runtime.task_protocols import Completed
 from penstock.sources.base import Ended, Limits, Nothing, Rows
 from penstock.sources.kafka.offsets import TopicPartition, decode
 

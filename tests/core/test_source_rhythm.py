@@ -18,7 +18,7 @@ from penstock.runtime.output import Output
 from penstock.runtime.pacing import Linger, Metronome, Pace
 from penstock.runtime.rate_control import RateControl
 from penstock.runtime.source_task import Finish, SourceTask
-from penstock.runtime.task import Completed, Progress
+from penstock.runtime.task_protocols import Completed, Progress
 from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Poll, Rows
 
 SECOND = 1_000_000

@@ -12,7 +12,8 @@ from penstock.ids import END_OF_TIME, CheckpointId, Instant, WallTime
 from penstock.runtime.channel import Channel
 from penstock.runtime.inputs import Inputs
 from penstock.runtime.source_task import MOST_PENDING, Finish, SourceTask
-from penstock.runtime.task import Completed, Progress, StepTask
+from penstock.runtime.task import StepTask
+from penstock.runtime.task_protocols import Completed, Progress
 from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Poll, Rows
 
 

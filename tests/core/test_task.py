@@ -1,5 +1,7 @@
 """A task among its channels, stepped by hand: order, alignment, watermarks, snapshots, backpressure."""
 
+from collections.abc import Callable
+
 import pytest
 
 from core.runtime_fakes import Clock, KeepingWork, NotingShell, drained, marked, output_to, rows
@@ -15,13 +17,14 @@ from penstock.elements import (
     Measure,
     Watermark,
 )
-from penstock.facts import BarrierPassed
+from penstock.facts import BarrierPassed, BatchDone
 from penstock.graph.nodes import WithWatermark
 from penstock.handles import TaskSnapshot
 from penstock.ids import BEGINNING, END_OF_TIME, CheckpointId, EventTime, Instant
 from penstock.runtime.channel import Channel
 from penstock.runtime.inputs import Inputs
-from penstock.runtime.task import Completed, Progress, StepTask
+from penstock.runtime.task import StepTask
+from penstock.runtime.task_protocols import Completed, Progress
 from penstock.runtime.turns import PATIENCE, WHEN_WOKEN, Turns
 
 
@@ -347,3 +350,30 @@ def test_an_input_that_a_stop_ends_does_not_move_event_time() -> None:
     bench.settle_down()
     assert drained(bench.sink) == [at(3), EndOfStream()]
     assert ("advance", 100) not in bench.work.calls
+
+
+class LeavingWork(KeepingWork):
+    """Leaves each batch's job to whoever runs what it emits."""
+
+    ran = False
+
+    def settle(self, wake: Callable[[], None]) -> bool:
+        self.calls.append("asked")
+        return self.ran
+
+
+def test_nothing_comes_between_a_batch_and_the_job_that_it_was_left_to() -> None:
+    bench = Bench()
+    bench.work = bench.task._work = LeavingWork("step")
+    for element in (rows("a"), at(5), barrier(1), EndOfStream()):
+        bench.sources[0].put(element)
+    assert bench.settle_down() == Progress()
+    assert bench.work.calls == [(0, ["a"]), "asked", "asked"], "no watermark, no snapshot, no end"
+    assert (bench.task.doing, bench.shell.facts) == ("waiting for a job over its results", [])
+    bench.clock.at += 7_000
+    bench.work.ran = True
+    assert bench.settle_down().done
+    assert bench.work.calls[3:] == ["asked", ("advance", 5), ("snapshot", 1)]
+    done = [fact for fact in bench.shell.facts if isinstance(fact, BatchDone)]
+    assert [fact.duration_ms for fact in done] == [7], "from its coming to the end of that job"
+    assert [type(each).__name__ for each in drained(bench.sink)] == ["Watermark", "Barrier", "EndOfStream"]

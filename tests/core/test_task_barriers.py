@@ -16,7 +16,8 @@ from penstock.runtime.alignment import Alignment, Barriers
 from penstock.runtime.channel import Channel
 from penstock.runtime.inputs import Inputs
 from penstock.runtime.output import Output
-from penstock.runtime.task import Completed, StepTask
+from penstock.runtime.task import StepTask
+from penstock.runtime.task_protocols import Completed
 from penstock.runtime.tracker import MOST, BarrierTracker
 
 both_modes = pytest.mark.parametrize("barriers", [Alignment, BarrierTracker], ids=["exactly-once", "at-least-once"])

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.failpoints import Crash
 from penstock.ids import Instant
-from penstock.runtime.task import Progress
+from penstock.runtime.task_protocols import Progress
 from penstock.testing import ManualClock
 from penstock.testing.script import CrashRow
 from penstock.testing.stepping import Pieces, Stepped

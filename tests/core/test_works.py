@@ -11,6 +11,7 @@ from penstock.elements import Batch, Lease, Measure
 from penstock.errors import StateIncompatible
 from penstock.handles import Committable, StateHandle, TaskSnapshot
 from penstock.ids import END_OF_TIME, CheckpointId, EventTime
+from penstock.operators.base import Deferred
 from penstock.runtime.channel import Channel
 from penstock.runtime.works import OperatorWork, SinkWork, UnionWork
 
@@ -69,7 +70,8 @@ class Held:
 
     def __init__(self, *, bad: int | None = None) -> None:
         self.freed = 0
-        measures = {} if bad is None else {"bad:1": Measure.known({"bad": bad})}
+        self.rows = Measure(lambda: {"rows": 1})
+        measures = {"rows": self.rows} if bad is None else {"bad:1": Measure.known({"bad": bad})}
         only_if = None if bad is None else ("bad:1", "bad")
         self.batch = Batch(frame="f", sequence=1, measures=measures, only_if=only_if, leases=(Lease(self._free),))
 
@@ -187,3 +189,44 @@ def test_rows_that_come_again_at_least_once_are_late_then_not_refused() -> None:
     OperatorWork("o", part, repeats=True).process(batch, source=0, watermark=END_OF_TIME, output=output_to(Channel()))  # type: ignore[arg-type]
 
     assert part.calls == [("process", "rows", 0, END_OF_TIME)]
+
+
+@dataclass
+class Leaving:
+    """An operator that leaves its batches' jobs to others."""
+
+    calls: list[object] = field(default_factory=list)
+    ran: Measure = field(default_factory=lambda: Measure(dict))
+
+    def process(self, batch: Batch, **_: object) -> Deferred:
+        self.calls.append(batch.frame)
+        return Deferred(ran=self.ran, finish=lambda: self.calls.append("finished"))
+
+    def close(self) -> None:
+        self.calls.append("closed")
+
+
+@pytest.mark.parametrize("end", ["settle", "lose"])
+def test_a_batch_left_to_others_is_kept_until_its_job_has_run_or_never_will(end: str) -> None:
+    operator, held, woken = Leaving(), Held(), []
+    work = OperatorWork("o", operator)  # type: ignore[arg-type]
+    run(work, held)
+    assert (operator.calls, held.freed, held.rows.settled) == (["f"], 0, False)
+    assert not work.settle(lambda: woken.append(1))
+    assert not work.settle(lambda: woken.append(1))
+    assert woken == []
+    getattr(operator.ran, end)()
+    assert woken == [1], "woken once, however often it asked"
+    assert work.settle(lambda: woken.append(1))
+    assert (operator.calls, held.freed, held.rows.settled) == (["f", "finished"], 1, True)
+    assert work.settle(lambda: woken.append(1))
+    work.close()
+    assert (operator.calls, held.freed) == (["f", "finished", "closed"], 1)
+
+
+def test_a_step_that_ends_before_such_a_job_lets_go_of_the_batch() -> None:
+    operator, held = Leaving(), Held()
+    work = OperatorWork("o", operator)  # type: ignore[arg-type]
+    run(work, held)
+    work.close()
+    assert (operator.calls, held.freed, held.rows.settled) == (["f", "closed"], 1, False)

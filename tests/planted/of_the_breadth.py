@@ -53,6 +53,12 @@ def _(put):
     put(BarrierTracker, "_barrier", barrier)
 
 
+@bug("deferred-goes-on", "a step goes on although the job that makes its layer has still to run")
+def _(put):
+    real = StepTask._settle
+    put(StepTask, "_settle", lambda self: real(self) or True)
+
+
 @bug("marker-ends", "a latency marker ends at the step that keeps state")
 def _(put):
     real = StepTask._marked

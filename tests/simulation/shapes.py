@@ -47,6 +47,7 @@ class Shape:
     dead: str | None = None
     late: str | None = None
     timed: bool = False
+    defers: bool = False
     prefix: str = ""
     without: frozenset[str] = frozenset()
 
@@ -70,7 +71,7 @@ class Shape:
         sources, keyed = len(core.totals), core.keyed
         parses = chance.random() < 0.4
         every = (None, None, None, 20_000, 100_000)
-        return replace(
+        shape = replace(
             core,
             totals=(*core.totals[:-1], chance.choice((1, core.totals[-1]))),
             idle_after=chance.choice((None, 100_000, 400_000)),
@@ -81,6 +82,8 @@ class Shape:
             late=chance.choice((None, None, None, *KINDS)) if keyed else None,
             timed=keyed and chance.random() < 0.35,
         )
+        may_defer = keyed and not shape.timed and shape.late is None
+        return replace(shape, defers=may_defer and sum(core.totals) % 2 == 0)  # not drawn either
 
     # ----------------------------------------------------------------------------------------- which rows go where
 

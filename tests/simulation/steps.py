@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from penstock.elements import Batch
+from penstock.elements import Batch, Measure
 from penstock.errors import CheckpointAborted, CheckpointUnreadable, EngineFailed, LayerMissing
 from penstock.handles import Json, LayerRef, StateHandle
 from penstock.ids import END_OF_TIME, CheckpointId, EventTime
-from penstock.operators.base import LATE, MAIN
+from penstock.operators.base import LATE, MAIN, Deferred
 from penstock.runtime.timers import TimeKind, Timer, TimerQueue
 from simulation.fibers import FiberLock
 
@@ -77,23 +77,37 @@ class CountOperator:
             rows += [tuple(row) for row in json.loads(data)]
         return rows
 
-    def process(self, batch: Batch, *, source: int, watermark: EventTime, emit: Callable[..., None]) -> None:
+    def process(self, batch: Batch, *, source: int, watermark: EventTime, emit: Callable[..., None]) -> Deferred | None:
         self._world.may_break(EngineFailed, "an executor is lost")
         rows: Any = batch.frame
         due = [self._count(number, row) for number, row, _ in rows]
+        if self._shape.defers and due and not batch.firsts:
+            return self._defer(batch, due, emit)
+        self._fresh += [(number, row) for number, row, _ in due]
         batch.settle()
         if self._shape.timed:
             for number, row, _ in due:
                 self._wait_for(number, row)
             due = self._due(watermark)
         self._emit(due, emit)
+        return None
+
+    def _defer(self, batch: Batch, due: Sequence[tuple[int, int, int]], emit: Callable[..., None]) -> Deferred:
+        """Whoever runs what is emitted makes the layer: what it has is known, and in the state, after that."""
+        ran = Measure(dict)
+
+        def finish() -> None:
+            self._fresh += [(number, row) for number, row, _ in due]
+            batch.settle()
+
+        emit(Batch(frame=tuple(due), sequence=0, rows=len(due), measures={"ran": ran}), MAIN)
+        return Deferred(ran=ran, finish=finish)
 
     def _count(self, number: int, row: int) -> tuple[int, int, int]:
         count, expected = self._counts.get(number, 0), self._shape.good_below(number, row)
         if count < expected or (count > expected and self._world.is_exact):
             self._world.ledger.violated("state", f"row {row} of source {number} meets a state of {count} rows")
         self._counts[number] = count + 1
-        self._fresh.append((number, row))
         return (number, row, expected + 1)
 
     def _emit(self, rows: Sequence[tuple[int, int, int]], emit: Callable[..., None]) -> None:

@@ -22,7 +22,7 @@ class Measure:
     """
 
     def __init__(self, read: Callable[[], Mapping[str, object] | None]) -> None:
-        self._read = read
+        self._bring = read
         self._lock = threading.Lock()
         self._waiting: list[Callable[[], None]] = []
         self._settled = False
@@ -51,7 +51,12 @@ class Measure:
 
     def settle(self) -> None:
         """Read the figures; call it only after a job over the batch has succeeded. Later calls do nothing."""
-        self._settle(self._read)
+        self._settle(self._bring)
+
+    def read(self) -> Mapping[str, object] | None:
+        """Settle, and say what it told."""
+        self.settle()
+        return self._value
 
     def lose(self) -> None:
         """Settle without reading: no job over the batch will tell. Does nothing if it is settled."""

@@ -32,7 +32,8 @@ from penstock.runtime.rate_control import TARGET, RateControl
 from penstock.runtime.roles import AnyTask, Stepper
 from penstock.runtime.source_task import SourceTask
 from penstock.runtime.supervisor import Supervisor
-from penstock.runtime.task import StepTask, Work
+from penstock.runtime.task import StepTask
+from penstock.runtime.task_protocols import Work
 from penstock.runtime.threads import TaskThread, ThreadFactory
 from penstock.runtime.tracker import BarrierTracker
 from penstock.runtime.works import OperatorWork, SinkWork, UnionWork

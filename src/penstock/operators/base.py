@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from penstock.elements import Batch
+from penstock.elements import Batch, Measure
 from penstock.facts import Fact
 from penstock.filesystem.base import FileSystem
 from penstock.handles import StateHandle
@@ -78,11 +78,28 @@ class PendingState(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Deferred:
+    """A batch whose job is left to whoever runs its results.
+
+    Attributes:
+        ran: among the measures of the results: settled by the first job over them, or lost if nobody will run them.
+        finish: take in what that job has told; if there was none, run one. Called once, before anything else is asked
+            of the operator but background work, and never while somebody may be running the results for the first time.
+    """
+
+    ran: Measure
+    finish: Callable[[], None]
+
+
 class Operator(Protocol):
     """One keyed step. ``process``, ``advance``, ``snapshot`` and ``completed`` are never called at the same time."""
 
-    def process(self, batch: Batch, *, source: int, watermark: EventTime, emit: Emit) -> None:
+    def process(self, batch: Batch, *, source: int, watermark: EventTime, emit: Emit) -> Deferred | None:
         """Take in a batch of input ``source``, in one Spark job. Calls ``batch.settle()`` after its success.
+
+        Or in none: what it has emitted then is of this batch alone, and whoever runs that does the batch's job by the
+        way. The caller keeps the batch until that is finished.
 
         There is one more job, before it, only when :meth:`maintain` has fallen so far behind that state in memory is
         at its limit: then the step does that work itself, and its input waits. A lost observation is asked for again,

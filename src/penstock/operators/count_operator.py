@@ -13,7 +13,8 @@ from penstock.operators.count_plan import CountPlan
 from penstock.operators.emitter import Emitter
 from penstock.operators.window_operator import WindowOperator
 from penstock.state.blocks import Figures
-from penstock.state.layer import build, union
+from penstock.state.keeping import Tag, build
+from penstock.state.layer import union
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ class CountEmitter(Emitter):
 
     _plan: CountPlan
     _full = 0
+    may_defer = False
 
     def found(self, full: int) -> None:
         """The newest layer has so many full windows."""
@@ -78,7 +80,7 @@ class CountOperator(WindowOperator):
         try:
             state = layers_format.between(union(layers), BEGINNING) if layers else None
             windows = filled.watch(self._plan.counted(self._plans.frame(flagged), state), [layers_format.figure()])
-            layer = build(layers_format, windows, name=stack.next_name(), level=0, epoch=stack.epoch)
+            layer = build(layers_format, windows, Tag(name=stack.next_name(), level=0, epoch=stack.epoch))
         finally:
             lease.release()
         told: Mapping[str, int | None] | None = filled.read()

@@ -11,6 +11,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from penstock.elements import Batch, Lease
+from penstock.errors import InternalError
 from penstock.ids import BEGINNING, END_OF_TIME
 from penstock.operators.emission import Emission, Rhythm, earlier
 
@@ -19,12 +20,14 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from penstock.elements import Measure
     from penstock.handles import Json
     from penstock.ids import EventTime
     from penstock.operators.base import Emit, OperatorContext
     from penstock.operators.result_plans import ResultPlans
     from penstock.operators.window_plan import WindowPlan
     from penstock.operators.windows import Due
+    from penstock.state.layer import Layer
     from penstock.state.stack import Stack
 
 
@@ -68,6 +71,20 @@ class Emitter:
         """The turn of a layer made now; 0 if it makes no difference what is new."""
         emission = self._emission
         return self._stack.turn if emission.updates or emission.early or self._window.lateness else 0
+
+    @property
+    def may_defer(self) -> bool:
+        """Whether all changes by a batch are sent as soon as it is in."""
+        return self._emission.updates and self._emission.every is None and self._open_ones() is not None
+
+    def defer(self, layer: Layer, ran: Measure, emit: Emit) -> None:
+        """Send what a layer changes that is still to come; whoever runs that makes it, and settles ``ran``."""
+        due = self._open_ones()
+        if due is None:
+            msg = f"step '{self._context.uid}' has closed all its windows, and a batch waits for what it changes"
+            raise InternalError(msg)
+        told = self._stack.tell(*due.panes, layer)
+        self._send(self._results.changes(told, due), told.lease, emit, {f"ran:{self._context.uid}": ran})
 
     def notes(self) -> Mapping[str, Json]:
         """What must be known again after a restore."""
@@ -145,12 +162,15 @@ class Emitter:
 
     def _owed(self) -> Due | None:
         """The windows that are open, if changes of any wait to be sent."""
-        due = self._window.due(self._closed, END_OF_TIME)
+        due = self._open_ones()
         paced = self._emission.updates or self._emission.early
         return due if paced and due and self._stack.has_news(*due.panes) else None
 
+    def _open_ones(self) -> Due | None:
+        return self._window.due(self._closed, END_OF_TIME)
+
     def _fire(self, due: Due, watermark: int, emit: Emit) -> None:
-        open_ones = self._window.due(self._closed, END_OF_TIME)
+        open_ones = self._open_ones()
         if self._emission.early and open_ones:
             self._send_news(open_ones, emit, fired=(self._fired, watermark))
             return
@@ -178,9 +198,11 @@ class Emitter:
                 frame = self._results.changed(told, due, fired=fired, timing=True)
         self._send(frame, told.lease, emit)
 
-    def _send(self, frame: DataFrame | None, lease: Lease, emit: Emit) -> None:
+    def _send(
+        self, frame: DataFrame | None, lease: Lease, emit: Emit, measures: Mapping[str, Measure] | None = None
+    ) -> None:
         if frame is None:
             lease.release()
             return
         self._context.count("fired", 1)
-        emit(Batch(frame=frame, sequence=next(self._numbers), leases=(lease,)))
+        emit(Batch(frame=frame, sequence=next(self._numbers), leases=(lease,), measures=measures or {}))

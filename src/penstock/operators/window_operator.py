@@ -1,7 +1,7 @@
 """Runs a windowed aggregate the merge way: batches become layers, due windows are merged out of them and sent on.
 
-Knows nothing of threads beyond its own locks, of barriers or the log. Jobs: one for each batch; none to fire (the
-consumer's job runs the lazy result); merging, writing and restoring layers in the background. Only if merging falls
+Knows nothing of threads beyond its own locks, of barriers or the log. Jobs: one for each batch, or none where its
+consumer's can do both; none to fire (the consumer's job runs the lazy result); merging, writing and restoring layers in the background. Only if merging falls
 behind by several batches does a batch merge first, in a job more: its input waits, and the stack cannot grow without
 bound. And who is to send rows that a restart has not brought back yet loads them first, which is some jobs more.
 """
@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.elements import Batch, Lease
 from penstock.ids import BEGINNING, END_OF_TIME
-from penstock.operators.base import LATE, Emit, OperatorContext
+from penstock.operators.arrival import Arrival
+from penstock.operators.base import LATE, Deferred, Emit, OperatorContext
+from penstock.operators.deferring import Deferring
 from penstock.operators.emission import Emission
 from penstock.operators.emitter import Emitter
 from penstock.operators.folding import Folding
-from penstock.operators.late_rows import LateRows
-from penstock.operators.layer_plans import BY_PARTITION, HEAVIEST, LayerPlans
+from penstock.operators.layer_plans import LayerPlans
 from penstock.operators.result_plans import ResultPlans
 from penstock.operators.session_emitter import SessionEmitter
 from penstock.operators.session_plan import SessionPlan
@@ -28,13 +29,13 @@ from penstock.operators.template import Templates
 from penstock.state.blocks import state_session, unpersist
 from penstock.state.compaction import Merge, plan_merge
 from penstock.state.durable import DurableLayers, PendingLayers
-from penstock.state.layer import Layer, keep
+from penstock.state.keeping import Tag, keep
 from penstock.state.restore import check_schema, check_window, live_refs, moment_of, restore_layer
 from penstock.state.stack import CROWDED, LIMIT, Stack
 from penstock.state.writer import LayerWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from pyspark.sql import DataFrame
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from penstock.ids import CheckpointId, EventTime
     from penstock.operators.graft import Java
     from penstock.operators.window_plan import WindowPlan
+    from penstock.state.layer import Layer
 
 _MARKS: Final = itertools.count(1)
 """Of all steps of the process, since all share one cache."""
@@ -77,44 +79,48 @@ class WindowOperator:
         self._emitter = self._sending(emission, fired=fired, closed=closed)
         self._emit: Emit | None = None
         self._folding = Folding(plan.places)
+        self._deferring = Deferring(plan.layers_format, self._plans, self._stack, self._emitter, self._folding, context)
         self._merging = threading.Lock()
         self._beside_is_next = False
         self._pending: PendingLayers | None = None
         self._late = itertools.count()
 
-    def process(self, batch: Batch, *, source: int, watermark: EventTime, emit: Emit) -> None:  # noqa: ARG002
+    def process(self, batch: Batch, *, source: int, watermark: EventTime, emit: Emit) -> Deferred | None:  # noqa: ARG002
         """Make the batch's layer, in one job, and send what it changed; late rows are counted, and sent on if read.
+
+        If all that it changes is sent at once, and late rows are not read, the job is that of the results.
 
         If the stack is at its limit it is merged first, in a job more. Closed meanwhile, it keeps and sends nothing.
         """
         self._emit = emit
         if self._stack.height >= LIMIT:
             self._compact()
-        arrival = self._emitter.arrival() if self._plan.window.is_processing else None
-        if arrival is not None:
-            self._emitter.advance(arrival, emit)
-        horizon = self._emitter.begin(watermark if arrival is None else arrival)
+        moment = self._emitter.arrival() if self._plan.window.is_processing else None
+        if moment is not None:
+            self._emitter.advance(moment, emit)
+        horizon = self._emitter.begin(watermark if moment is None else moment)
         frame = cast("DataFrame", batch.frame)
-        flagged = self._plans.flagged(frame, horizon=horizon, mark=next(_MARKS), arrival=arrival)
+        flagged = self._plans.flagged(frame, horizon=horizon, mark=next(_MARKS), arrival=moment)
+        if self._deferring.may(batch):
+            return self._deferring.begin(Arrival(batch, flagged, self._plans, self._folding), emit)
         kept: DataFrame | None = None
         if LATE in self._context.consumed:
             kept = self._plans.frame(flagged).persist()
             flagged = cast("Any", kept)._jdf.logicalPlan()  # noqa: SLF001 - plans have no public way in
-        late = missing = 0
+        arrival = Arrival(batch, flagged, self._plans, self._folding)
+        late = 0
         try:
-            by_partition = LateRows(batch.partitions)
-            told = self._add_layer(flagged, by_partition)
-            batch.settle()
-            if not self._stack.closed:
-                late, missing = told["late"] + told["missing"], told["missing"]
-                for fact in by_partition.facts(self._context.uid, late, told.get(BY_PARTITION)):
-                    self._context.report(fact)
+            arrival.told(self._keep(arrival.watched))
+            late = 0 if self._stack.closed else arrival.late
         finally:
             if kept is not None and not late:
                 unpersist(kept)
-        self._send_late(kept, late, missing, emit)
         if not self._stack.closed:
+            arrival.report(self._context)
+            if kept is not None and late:
+                self._send_late(kept, late, emit)
             self._emitter.added(emit)
+        return None
 
     def advance(self, watermark: EventTime, *, emit: Emit) -> EventTime | None:
         """Send on the windows that end at or before ``watermark`` and were not sent before; no job.
@@ -165,6 +171,7 @@ class WindowOperator:
 
     def close(self) -> None:
         """Let go of every block; what was sent on is freed when its last consumer releases it."""
+        self._deferring.close()
         self._stack.close()
         if self._pending:
             self._pending.give_up()
@@ -180,18 +187,6 @@ class WindowOperator:
         plan = self._plan
         return ResultPlans(plan, self._templates, SessionResults(plan) if isinstance(plan, SessionPlan) else None)
 
-    def _add_layer(self, flagged: Java, by_partition: LateRows) -> dict[str, Any]:
-        apart, places = by_partition.apart, self._folding.asks
-        watched, measure = self._plans.counted(flagged, apart, places)
-        groups = self._keep(watched)
-        measure.settle()
-        told: Mapping[str, Any] | None = measure.value
-        if told is None:
-            figures = (figure.alias(name) for name, figure in self._plans.figures(apart, places).items())
-            told = self._plans.frame(flagged).agg(*figures).collect()[0].asDict()
-        self._folding.told(rows=told["on_time"] or 0, groups=groups, heaviest=told.get(HEAVIEST))
-        return {name: figure or 0 for name, figure in told.items()}
-
     def _keep(self, flagged: Java) -> int:
         """Put a layer of the rows that are on time on the stack, in one job; how many rows it has."""
         stack = self._stack
@@ -203,24 +198,13 @@ class WindowOperator:
 
     def _made(self, rows: DataFrame, told: Measure, *, level: int, epoch: int, turn: int) -> Layer | None:
         """The layer of observed rows: one job."""
+        tag = Tag(name=self._stack.next_name(), level=level, epoch=epoch, turn=turn)
+        return keep(self._plan.layers_format, rows, told.read, tag)
 
-        def read() -> Mapping[str, Any] | None:
-            told.settle()
-            return told.value
-
-        name = self._stack.next_name()
-        return keep(self._plan.layers_format, rows, read, name=name, level=level, epoch=epoch, turn=turn)
-
-    def _send_late(self, kept: DataFrame | None, late: int, missing: int, emit: Emit) -> None:
-        if missing:
-            self._context.count("missing_time", missing)
-        if not late:
-            return
-        self._context.count("late", late)
-        if kept is not None:
-            lease = Lease(lambda: unpersist(kept))
-            batch = Batch(frame=self._plan.late(kept), sequence=next(self._late), rows=late, leases=(lease,))
-            emit(batch, LATE)
+    def _send_late(self, kept: DataFrame, late: int, emit: Emit) -> None:
+        lease = Lease(lambda: unpersist(kept))
+        batch = Batch(frame=self._plan.late(kept), sequence=next(self._late), rows=late, leases=(lease,))
+        emit(batch, LATE)
 
     def _due(self) -> Merge | None:
         return plan_merge(self._stack.sized(), limit=CROWDED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.elements import Barrier, CancelBarrier
 from penstock.runtime.roles import Wiring
 from penstock.runtime.source_task import Finish, SourceTask
-from penstock.runtime.task import Completed
+from penstock.runtime.task_protocols import Completed
 
 
 class Mail:

@@ -30,7 +30,7 @@ from penstock.runtime.drift_streams import READ_ON, Hold
 from penstock.runtime.latency import MarkerRhythm
 from penstock.runtime.output import Output
 from penstock.runtime.pacing import Linger, Pace
-from penstock.runtime.task import Completed, Progress, Shell
+from penstock.runtime.task_protocols import Completed, Progress, Shell
 from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Reader, Rows
 
 log = logging.getLogger("penstock")

@@ -44,7 +44,7 @@ from penstock.runtime.inbox import Broke, Inbox, Item, Request
 from penstock.runtime.mail import Mail
 from penstock.runtime.roles import Wiring
 from penstock.runtime.source_task import Finish
-from penstock.runtime.task import Completed
+from penstock.runtime.task_protocols import Completed
 
 log = logging.getLogger("penstock")
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
 from penstock.elements import (
     Barrier,
@@ -22,9 +20,8 @@ from penstock.elements import (
     Watermark,
 )
 from penstock.errors import assert_never
-from penstock.facts import BatchDone, Fact, LatencyMeasured, WatermarkAdvanced
-from penstock.handles import TaskSnapshot
-from penstock.ids import BEGINNING, CheckpointId, EventTime, Instant
+from penstock.facts import BatchDone, LatencyMeasured, WatermarkAdvanced
+from penstock.ids import BEGINNING, EventTime, Instant
 from penstock.runtime.alignment import (
     Abandon,
     Alignment,
@@ -35,86 +32,12 @@ from penstock.runtime.alignment import (
     InputEnded,
     TakeSnapshot,
 )
-from penstock.runtime.captures import BarrierWatch, Capture, Captures
+from penstock.runtime.captures import BarrierWatch, Captures
 from penstock.runtime.clock import Clock
 from penstock.runtime.inputs import Inputs
 from penstock.runtime.output import Output
+from penstock.runtime.task_protocols import Completed, Progress, Shell, Work
 from penstock.runtime.turns import Turns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """What a step did: whether it worked, and when it wants to be called again without being woken."""
-
-    worked: bool = False
-    wake_at: Instant | None = None
-    done: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completed:
-    """Mail: this checkpoint is in the log."""
-
-    checkpoint: CheckpointId
-
-
-class Work(Protocol):
-    """What a step does with what arrives: a union, an operator or a sink."""
-
-    runs_batches: bool
-    """Whether it runs jobs over batches; a union only passes them on."""
-
-    def process(self, batch: Batch, *, source: int, watermark: EventTime, output: Output) -> int | None:
-        """Take in a batch (and release it, or pass it on); returns the rows it made or wrote, if known."""
-        ...
-
-    def advance(self, watermark: EventTime, *, output: Output) -> EventTime | None:
-        """The watermark rose; it is forwarded afterwards, or what is returned, if that is lower."""
-        ...
-
-    def tick(self, *, output: Output) -> int | None:
-        """Act in processing time; after how many microseconds to ask again, if it matters."""
-        ...
-
-    def snapshot(self, checkpoint: CheckpointId) -> Capture:
-        """Name the state as of now."""
-        ...
-
-    def completed(self, checkpoint: CheckpointId) -> None:
-        """The checkpoint is in the log."""
-        ...
-
-    def maintain(self) -> Callable[[], None] | None:
-        """Background work that is due."""
-        ...
-
-    def close(self) -> None:
-        """Release what is held."""
-        ...
-
-
-class Shell(Protocol):
-    """What a task may ask of what runs it. Calls return at once."""
-
-    def capture(self, task: str, checkpoint: CheckpointId, work: Callable[[], TaskSnapshot]) -> None:
-        """Carry out the durable part of a snapshot on a worker, in order for each task, then acknowledge it."""
-        ...
-
-    def abandoned(self, task: str, checkpoint: CheckpointId) -> None:
-        """The task will not take part in this checkpoint any more."""
-        ...
-
-    def source_done(self, task: str, *, ended: bool) -> None:
-        """A source has nothing more to read in this run: it ended, or caught up."""
-        ...
-
-    def maintain(self, task: str, work: Callable[[], None]) -> None:
-        """Run background work of a task on a worker."""
-        ...
-
-    def report(self, fact: Fact) -> None:
-        """Tell observers."""
-        ...
 
 
 class StepTask:
@@ -147,6 +70,7 @@ class StepTask:
         self._barriers = BarrierWatch()
         self._turns = Turns(id, inputs.wake, runs_batches=work.runs_batches)
         self._maintaining = False
+        self._unsettled: tuple[Batch, Instant, int | None] | None = None
         self.doing = "starting"
 
     def post(self, mail: Completed) -> None:
@@ -158,6 +82,9 @@ class StepTask:
         while self._mail:
             self._work.completed(self._mail.popleft().checkpoint)
             self._maintain()  # not only after batches: state settles too when no more come
+        if not self._settle():
+            self._report_captures()
+            return Progress()
         self._advance()
         self._report_captures()
         if not self._output.has_room:
@@ -214,12 +141,24 @@ class StepTask:
         self._inputs.valve.set_idle(source, False)
         self._inputs[source].took(batch, began, self._inputs.wake)
         rows = self._work.process(batch, source=source, watermark=self._announced, output=self._output)
+        self._unsettled = (batch, began, rows)
+        self._settle()
+
+    def _settle(self) -> bool:
+        """Be done with the last batch, unless it waits for a job downstream: then with nothing else before it."""
+        if self._unsettled is None:
+            return True
+        if not self._work.settle(self._inputs.wake):
+            self.doing = "waiting for a job over its results"
+            return False
+        (batch, began, rows), self._unsettled = self._unsettled, None
         took = (self._clock.now() - began) / 1_000
         figures = {name: measure.value for name, measure in batch.measures.items() if measure.value}
         self._shell.report(
             BatchDone(task=self.id, sequence=batch.sequence, rows=rows, duration_ms=took, figures=figures)
         )
         self._maintain()
+        return True
 
     def _marked(self, marker: LatencyMarker) -> None:
         """Past the work, to whoever comes next; at a sink it has arrived."""

@@ -9,7 +9,7 @@ from penstock.errors import EngineFailed, StateIncompatible
 from penstock.failpoints import failpoint
 from penstock.handles import TaskSnapshot
 from penstock.ids import END_OF_TIME, CheckpointId, EventTime
-from penstock.operators.base import Operator, Ticking
+from penstock.operators.base import Deferred, Operator, Ticking
 from penstock.runtime.captures import Capture
 from penstock.runtime.output import Output
 from penstock.runtime.turns import is_empty
@@ -29,6 +29,11 @@ class UnionWork:
         del source, watermark
         output.emit(batch)
         return batch.rows
+
+    def settle(self, wake: Callable[[], None]) -> bool:
+        """Whoever receives a batch is done with it by itself."""
+        del wake
+        return True
 
     def advance(self, watermark: EventTime, *, output: Output) -> None:
         """Nothing waits for event time here."""
@@ -55,6 +60,8 @@ class UnionWork:
 class OperatorWork:
     """Lets an operator keep state; a side batch without rows is dropped before it costs a job.
 
+    An operator may leave a batch's job to whoever runs its results: until then the batch is kept.
+
     ``repeats``: after a restart rows may come again that the state has counted (at-least-once): then those of sources
     that had ended by that state's event time are late, and nothing is wrong.
     """
@@ -66,19 +73,41 @@ class OperatorWork:
         self._operator = operator
         self._repeats = repeats
         self._ticking = operator if isinstance(operator, Ticking) else None
+        self._owed: tuple[Batch, Deferred] | None = None
+        self._asked = False
 
     def process(self, batch: Batch, *, source: int, watermark: EventTime, output: Output) -> int | None:
         """One job at most."""
         try:
             if is_empty(batch):
                 batch.skip()
-            else:
-                self._refuse_after_end(watermark)
-                self._operator.process(batch, source=source, watermark=watermark, emit=output.emit)
+                return None
+            self._refuse_after_end(watermark)
+            deferred = self._operator.process(batch, source=source, watermark=watermark, emit=output.emit)
+            if deferred is None:
                 batch.settle()
+            else:
+                self._owed, self._asked = (batch, deferred), False
         finally:
-            batch.release()
+            if self._owed is None:
+                batch.release()
         return None
+
+    def settle(self, wake: Callable[[], None]) -> bool:
+        """Whether a batch whose job was left to others is done; what its job told is taken in then."""
+        if self._owed is None:
+            return True
+        batch, deferred = self._owed
+        if not deferred.ran.settled:
+            if not self._asked:
+                self._asked = True
+                deferred.ran.when_settled(wake)
+            return False
+        deferred.finish()
+        batch.settle()
+        self._owed = None
+        batch.release()
+        return True
 
     def advance(self, watermark: EventTime, *, output: Output) -> EventTime | None:
         """Emit what is due."""
@@ -113,8 +142,11 @@ class OperatorWork:
         return None if work is None else lambda: _then_failpoint(work)
 
     def close(self) -> None:
-        """Free the operator's blocks."""
+        """Free the operator's blocks, and those of a batch that is not done."""
+        owed, self._owed = self._owed, None
         self._operator.close()
+        if owed is not None:
+            owed[0].release()
 
 
 class SinkWork:
@@ -141,6 +173,11 @@ class SinkWork:
             return self._write(batch)
         finally:
             batch.release()
+
+    def settle(self, wake: Callable[[], None]) -> bool:
+        """A batch is done when it is written."""
+        del wake
+        return True
 
     def _write(self, batch: Batch) -> int | None:
         rows = self._writer.write(batch)

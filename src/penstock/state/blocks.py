@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from penstock.errors import LayerMissing
 
@@ -36,12 +36,50 @@ def cut(frame: DataFrame) -> DataFrame:
     garbage collection would free them only when the JVM happens to collect. Its columns have expression ids of their
     own: those of frames that are hung onto one plan are alike, and a union of such would be taken for something else.
     """
-    kept = frame.localCheckpoint(eager=True)
+    return _fresh(frame.localCheckpoint(eager=True), frame.sparkSession)
+
+
+class LazyCut:
+    """As :func:`cut`, but the rows are kept by the first job that reads them, by the way.
+
+    Spark sees to it at the end of any job over them that all partitions are there, and forgets then how they were made.
+
+    Args:
+        frame: of which what is observed has not been told.
+        beside: a session with the settings of the frame's. To say in the frame's own that its rows are to be kept would
+            complete what is observed in it at once, before anything ran: each session completes only its own.
+    """
+
+    def __init__(self, frame: DataFrame, beside: SparkSession) -> None:
+        self._session = frame.sparkSession
+        self._run = rebind(frame, beside)
+        kept = self._run.localCheckpoint(eager=False)
+        self._rows = _internals(kept).logicalPlan().rdd()
+        self.frame: DataFrame = _fresh(kept, self._session)
+
+    def finish(self) -> None:
+        """Tell what was observed, once a job has run that reads the rows; if none has, run one."""
+        if not self._rows.isCheckpointed():
+            self._rows.count()
+        manager = cast("Any", self._session)._jsparkSession.observationManager()  # noqa: SLF001
+        manager.tryComplete(_internals(self._run).queryExecution())
+
+
+def twin(session: SparkSession) -> SparkSession:
+    """A session beside ``session`` with the same settings of SQL."""
+    child = session.newSession()
+    for name, value in _chosen(session).items():
+        child.conf.set(name, value)
+    return child
+
+
+def _fresh(kept: DataFrame, session: SparkSession) -> DataFrame:
+    """Checkpointed rows with expression ids of their own."""
     plan = _internals(kept).logicalPlan()
     fresh = plan.newInstance()
     if not fresh.references().isEmpty():  # a leaf that reads nothing
-        fresh = _placed(plan, fresh, kept.sparkSession)
-    return _framed(fresh, kept.sparkSession)
+        fresh = _placed(plan, fresh, session)
+    return _framed(fresh, session)
 
 
 def _placed(plan: Any, fresh: Any, session: SparkSession) -> Any:
@@ -144,10 +182,9 @@ def state_session(session: SparkSession, *, tasks: int) -> SparkSession:
 
     Timestamps become INT96 in Parquet by default, which other readers lose beyond the years 1677 to 2262.
     """
-    child = session.newSession()
-    for name, value in (_chosen(session) | STATE_SETTINGS).items():
+    child = twin(session)
+    for name, value in (STATE_SETTINGS | {"spark.sql.shuffle.partitions": str(tasks)}).items():
         child.conf.set(name, value)
-    child.conf.set("spark.sql.shuffle.partitions", str(tasks))
     return child
 
 

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.elements import Lease
-from penstock.errors import InternalError
-from penstock.ids import BEGINNING, END_OF_TIME
-from penstock.state.blocks import Figures, blocks_needed, cut, free
+from penstock.ids import END_OF_TIME
 from penstock.state.changing import changing, holds, quoted
 
 if TYPE_CHECKING:
@@ -172,69 +170,3 @@ def release(held: Sequence[Layer | Kept]) -> None:
     """One holder of each is done with it."""
     for each in held:
         each.lease.release()
-
-
-def build(
-    layers_format: LayerFormat, frame: DataFrame, *, name: str, level: int, epoch: int, turn: int = 0
-) -> Layer | None:
-    """Run ``frame``, whose rows are merged and hashed, into a layer: one job. ``None`` if it has no rows.
-
-    Raises:
-        LayerMissing: ``frame`` reads another layer, and a block of that is lost.
-    """
-    figures = Figures(EXTENT)
-    watched = figures.watch(frame, layers_format.extent)
-    return keep(layers_format, watched, figures.read, name=name, level=level, epoch=epoch, turn=turn)
-
-
-def keep(
-    layers_format: LayerFormat,
-    watched: DataFrame,
-    read: Callable[[], Mapping[str, Any] | None],
-    *,
-    name: str,
-    level: int,
-    epoch: int,
-    turn: int = 0,
-) -> Layer | None:
-    """As :func:`build`, of a frame whose extent is observed: ``read`` tells :data:`EXTENT` after its job, if it can."""
-    kept = keep_rows(layers_format, watched, read)
-    if not kept.rows:
-        kept.lease.release()
-        return None
-    return Layer(
-        name=name,
-        level=level,
-        epoch=epoch,
-        rows=kept.rows,
-        first_end=kept.first_end,
-        last_end=kept.last_end,
-        frame=kept.frame,
-        lease=kept.lease,
-        turn=turn,
-    )
-
-
-def keep_rows(layers_format: LayerFormat, watched: DataFrame, read: Callable[[], Mapping[str, Any] | None]) -> Kept:
-    """Run a frame whose extent is observed, and keep its rows, if there are any: one job."""
-    with blocks_needed(layers_format.uid):
-        kept = cut(watched)
-    lease = Lease(lambda: free(kept))
-    try:
-        told = read() or _ask(kept, layers_format)
-    except BaseException:
-        lease.release()
-        raise
-    rows, first, last = told["rows"] or 0, told["first"], told["last"]
-    if not rows:
-        return Kept(frame=kept, rows=0, first_end=END_OF_TIME, last_end=BEGINNING, lease=lease)
-    if first is None or last is None:
-        msg = f"a layer of step '{layers_format.uid}' has {rows} rows and no window"
-        raise InternalError(msg)
-    return Kept(frame=kept, rows=rows, first_end=max(first, BEGINNING), last_end=last, lease=lease)
-
-
-def _ask(kept: DataFrame, layers_format: LayerFormat) -> dict[str, int | None]:
-    """The same figures by a job of their own: only if the observation was lost, since the layer depends on them."""
-    row = kept.agg(*layers_format.extent).collect()[0]
-    return dict(zip(EXTENT, row, strict=True))

@@ -14,7 +14,8 @@ from penstock.errors import CheckpointUnreadable, LayerMissing, StateIncompatibl
 from penstock.ids import BEGINNING
 from penstock.state.blocks import Figures, side_by_side
 from penstock.state.changing import quoted
-from penstock.state.layer import EXTENT, Kept, LayerFormat, keep_rows
+from penstock.state.keeping import keep_rows
+from penstock.state.layer import EXTENT, Kept, LayerFormat
 from penstock.state.loading import Coming, Loading
 from penstock.state.slices import Slice, files_of, slices_of
 from penstock.state.writer import LayerWriter, bounds, extent_of, scan

@@ -144,11 +144,15 @@ class Stack:
         with self._lock:
             return any(layer.turn == self._turn and layer.spans(first, last) for layer in self._all())
 
-    def tell(self, first: int, last: int) -> Told:
-        """All that may have rows ending in ``[first, last]``, what is new apart; from now on nothing is new."""
+    def tell(self, first: int, last: int, *coming: Layer) -> Told:
+        """All that may have rows ending in ``[first, last]``, what is new apart; from now on nothing is new.
+
+        With them those that will be added, when what is told has been run.
+        """
         self._bring(first, last)
         with self._lock:
-            layers, lease = self._lease([layer for layer in self._layers if layer.spans(first, last)])
+            found = [layer for layer in (*self._layers, *coming) if layer.spans(first, last)]
+            layers, lease = self._lease(found)
             turn, self._turn = self._turn, self._turn + 1
         new = tuple(layer for layer in layers if layer.turn == turn)
         return Told(old=tuple(layer for layer in layers if layer.turn != turn), new=new, lease=lease)

@@ -137,7 +137,9 @@ class OperatorHarness:
             schema = self._inputs[source]
             frame = frame_of(self._spark, fit_rows(rows, schema, "send()"), schema)
         batch = Batch(frame=frame, sequence=next(self._numbers))
-        self._running.process(batch, source=source, watermark=self.watermark, emit=self._emit)
+        deferred = self._running.process(batch, source=source, watermark=self.watermark, emit=self._emit)
+        if deferred is not None:
+            deferred.finish()
         batch.settle()
 
     def advance(self, watermark: str | datetime | int) -> None:

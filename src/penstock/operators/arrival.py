@@ -1,0 +1,75 @@
+"""One batch on its way into the state: its rows flagged and watched, and what a job over them tells.
+
+Runs no job itself, unless what was observed is lost. Knows nothing of layers, or of whose job it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.operators.late_rows import LateRows
+from penstock.operators.layer_plans import BY_PARTITION, HEAVIEST
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.elements import Batch
+    from penstock.operators.base import OperatorContext
+    from penstock.operators.folding import Folding
+    from penstock.operators.graft import Java
+    from penstock.operators.layer_plans import LayerPlans
+
+
+class Arrival:
+    """Counts the rows of a batch.
+
+    Args:
+        batch: that comes.
+        flagged: its rows with a code for each, see :meth:`WindowPlan.flagged`.
+        plans: of the step.
+        folding: is told how many rows fall into how many groups.
+
+    Attributes:
+        watched: the plan to make a layer of: a job over it tells what is asked for here.
+        late: how many rows are late or without an event time, once it is told.
+        missing: how many of them have no event time.
+    """
+
+    def __init__(self, batch: Batch, flagged: Java, plans: LayerPlans, folding: Folding) -> None:
+        self._batch = batch
+        self._flagged = flagged
+        self._plans = plans
+        self._folding = folding
+        self._by_partition = LateRows(batch.partitions)
+        self._places = folding.asks
+        self._where: object = None
+        self.watched, self._counts = plans.counted(flagged, self._by_partition.apart, self._places)
+        self.late = self.missing = 0
+
+    def told(self, groups: int) -> None:
+        """A job has run over all that is watched; its rows on time were of so many groups.
+
+        Raises:
+            ConnectorError: it has not read what was planned.
+        """
+        self._counts.settle()
+        told: Mapping[str, Any] = self._counts.value or self._asked()
+        self._folding.told(rows=told["on_time"] or 0, groups=groups, heaviest=told.get(HEAVIEST))
+        self.missing = told["missing"] or 0
+        self.late = (told["late"] or 0) + self.missing
+        self._where = told.get(BY_PARTITION)
+        self._batch.settle()
+
+    def report(self, context: OperatorContext) -> None:
+        """Count what is late, and say of which partitions."""
+        for fact in self._by_partition.facts(context.uid, self.late, self._where):
+            context.report(fact)
+        for name, rows in (("missing_time", self.missing), ("late", self.late)):
+            if rows:
+                context.count(name, rows)
+
+    def _asked(self) -> Mapping[str, Any]:
+        """The same figures by a job of their own: if the observation is lost."""
+        wanted = self._plans.figures(self._by_partition.apart, self._places)
+        figures = (figure.alias(name) for name, figure in wanted.items())
+        return self._plans.frame(self._flagged).agg(*figures).collect()[0].asDict()

@@ -1,0 +1,87 @@
+"""Leaves a batch's layer to the job of what it changes, where each batch sends all its changes at once.
+
+Runs no job itself, unless nobody else does. Knows nothing of how results are made, or of when a task waits.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from penstock.elements import Batch, Measure
+from penstock.operators.base import LATE, MAIN, Deferred, Emit, OperatorContext
+from penstock.state.blocks import twin
+from penstock.state.keeping import LazyLayer, Tag
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from penstock.operators.arrival import Arrival
+    from penstock.operators.emitter import Emitter
+    from penstock.operators.folding import Folding
+    from penstock.operators.layer_plans import LayerPlans
+    from penstock.state.layer import Layer, LayerFormat
+    from penstock.state.stack import Stack
+
+
+class Deferring:
+    """Makes layers by the way, one at a time.
+
+    Args:
+        layers_format: of the step.
+        plans: make the layers.
+        stack: where they come to lie.
+        emitter: sends what they change.
+        folding: says whether rows are aggregated before they travel.
+        context: of the step.
+    """
+
+    def __init__(
+        self,
+        layers_format: LayerFormat,
+        plans: LayerPlans,
+        stack: Stack,
+        emitter: Emitter,
+        folding: Folding,
+        context: OperatorContext,
+    ) -> None:
+        self._format = layers_format
+        self._plans = plans
+        self._stack = stack
+        self._emitter = emitter
+        self._folding = folding
+        self._context = context
+        self._twin: SparkSession | None = None
+        self._coming: Layer | None = None
+
+    def may(self, batch: Batch) -> bool:
+        """Whether one job can do for a batch and what it changes: nobody else runs the one or waits for the other."""
+        is_run_once = MAIN in self._context.consumed and LATE not in self._context.consumed and not batch.firsts
+        return is_run_once and not self._stack.awaits and self._emitter.may_defer
+
+    def begin(self, arrival: Arrival, emit: Emit) -> Deferred:
+        """Send what a batch changes."""
+        if self._twin is None:
+            self._twin = twin(self._context.spark)
+        rows, told = self._plans.partial(arrival.watched, fold=self._folding.is_worth)
+        tag = Tag(name=self._stack.next_name(), level=0, epoch=self._stack.epoch, turn=self._emitter.turn)
+        lazy = LazyLayer(self._format, rows, told.read, tag, beside=self._twin)
+        self._coming = lazy.layer
+        ran = Measure(dict)
+        self._emitter.defer(lazy.layer, ran, emit)
+        return Deferred(ran=ran, finish=partial(self._finish, lazy, arrival))
+
+    def close(self) -> None:
+        """Let go of a layer that was not finished."""
+        coming, self._coming = self._coming, None
+        if coming is not None:
+            coming.lease.release()
+
+    def _finish(self, lazy: LazyLayer, arrival: Arrival) -> None:
+        layer = lazy.finish()
+        self._coming = None
+        if layer is not None:
+            self._stack.add(layer)
+        arrival.told(layer.rows if layer is not None else 0)
+        if not self._stack.closed:
+            arrival.report(self._context)
