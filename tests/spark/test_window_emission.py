@@ -257,3 +257,43 @@ def test_windows_of_processing_time_compile_nothing_once_warm(spark, tmp_path, k
             sent(rig)
     assert cost.compilations == 0
     rig.operator.close()
+
+
+@pytest.mark.parametrize("function", [agg.sum, agg.avg, agg.max, agg.count, agg.collect, agg.count_distinct])
+def test_changes_are_what_became_of_the_whole_rows_whatever_the_aggregate(spark, tmp_path, function):
+    rig = rig_of(spark, tmp_path, emission=Emission(updates=True), function=function)
+    seen: dict[object, object] = {}
+    given: list[dict[str, object]] = []
+    for number in range(6):
+        some = [{"user": user, "at": 5 * number * SECOND, "x": x} for user, x in (("a", number), ("b", None), ("c", 1))]
+        given += some[: 1 + number % 3]
+        rig.process(some[: 1 + number % 3])
+        for user, end, value, change in sent(rig):
+            if change == "update_before":
+                assert seen.pop((user, end)) == value
+            else:
+                assert (user, end) not in seen
+                seen[user, end] = value
+        rig.maintain()
+    rig.operator.close()
+    whole = rig_of(spark, tmp_path / "whole", function=function)
+    whole.process(given)
+    whole.advance(END_OF_TIME)
+    assert seen == {(user, end): value for user, end, value, *_ in sent(whole)}
+    whole.operator.close()
+
+
+def test_changes_of_numbers_are_found_in_one_pass_and_nothing_is_sorted(spark, tmp_path):
+    rig = rig_of(spark, tmp_path, emission=Emission(updates=True))
+    for number in range(3):
+        rig.process(rows(number))
+    plan = rig.sent[-1][1].frame._jdf.queryExecution().executedPlan().toString()
+    assert [plan.count(word) for word in ("HashAggregate", "SortAggregate", "Sort [", "Exchange", "Scan")] == [
+        1,
+        0,
+        0,
+        0,
+        2,
+    ]
+    sent(rig)
+    rig.operator.close()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.operators.window_plan import WindowPlan
     from penstock.state.layer import LayerFormat
 
-NEW, _OLD, _AFTER, _BEFORE = (f"{OWN}{name}" for name in ("new", "old", "after", "before"))
+NEW, _OLD, _TOLD, _AFTER, _BEFORE = (f"{OWN}{name}" for name in ("new", "old", "told", "after", "before"))
 
 
 class Bounds(NamedTuple):
@@ -78,16 +78,37 @@ class Results:
         from pyspark.sql import functions as F
 
         rows = self._in_windows(rows, bounds)
-        names = list(self._windows.merges)
-        apart = self._windows.merged(rows, by=(NEW,))  # at most two rows a window: what was told, and what is new
-        partials = F.struct(*(F.col(quoted(name)) for name in names))
-        old = F.first(F.when(~F.col(NEW), partials), ignorenulls=True).alias(_OLD)
-        both = self._windows.merged(apart, old, F.expr(f"bool_or({NEW})").alias(NEW)).where(NEW)
+        both = self._at_once(rows) if self._windows.skips_null else self._one_after_the_other(rows)
         result = F.struct(*self._plan.finishes)
         after = both.select(*self._plan.bounds, result.alias(_AFTER), F.col(_OLD))
         told_before = after.select(*self._plan.bounds, _AFTER, _OLD, f"{_OLD}.*")
         pairs = told_before.select(*self._plan.bounds, _AFTER, F.when(F.col(_OLD).isNotNull(), result).alias(_BEFORE))
         return self._as_changes(pairs)
+
+    def _at_once(self, rows: DataFrame) -> DataFrame:
+        """Windows with new rows: merged, and :data:`_OLD`, the partials without the new rows, NULL if there are none.
+
+        In one aggregation, of which Spark keeps one row a window in a hash table if all partials have a fixed width.
+        """
+        from pyspark.sql import functions as F
+
+        names = list(self._windows.merges)
+        told = self._windows.merging_of(lambda partial: F.when(~F.col(NEW), partial))
+        olds = [column.alias(f"{_OLD}_{place}") for place, column in enumerate(told.values())]
+        flags = F.expr(f"bool_or({NEW})").alias(NEW), F.expr(f"bool_or(NOT {NEW})").alias(_TOLD)
+        merged = self._windows.merged(rows, *olds, *flags).where(NEW)
+        old = F.struct(*(F.col(f"{_OLD}_{place}").alias(name) for place, name in enumerate(names)))
+        kept = (F.col(quoted(name)) for name in merged.columns[: -len(olds) - len(flags)])
+        return merged.select(*kept, F.when(F.col(_TOLD), old).alias(_OLD))
+
+    def _one_after_the_other(self, rows: DataFrame) -> DataFrame:
+        """The same for any merges: what was told and what is new apart, then both."""
+        from pyspark.sql import functions as F
+
+        apart = self._windows.merged(rows, by=(NEW,))  # at most two rows a window
+        partials = F.struct(*(F.col(quoted(name)) for name in self._windows.merges))
+        old = F.first(F.when(~F.col(NEW), partials), ignorenulls=True).alias(_OLD)
+        return self._windows.merged(apart, old, F.expr(f"bool_or({NEW})").alias(NEW)).where(NEW)
 
     def _as_changes(self, pairs: DataFrame) -> DataFrame:
         """Rows of changes, from a window's result before (NULL if there was none) and after."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.operators.gauge import Gauge, Observer, gauge_of
 from penstock.operators.graft import MOST, Grafter, Java, Leaf, plan_of
+from penstock.state.arranging import Arranger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -60,6 +61,7 @@ class Templates:
     def __init__(self, spark: SparkSession) -> None:
         self.grafter = Grafter(spark)
         self._observer = Observer(self.grafter)
+        self._arranger = Arranger(spark)
         self._parser: Java = cast("Any", spark)._jsparkSession.sessionState().sqlParser()  # noqa: SLF001
         self._places = [self._number(_STANDS_FOR + place) for place in range(_MOST_NUMBERS)]
 
@@ -116,6 +118,9 @@ class Templates:
         return self.grafter.frame(plan)
 
     def union(self, frames: Sequence[DataFrame]) -> Java:
-        """The rows of frames with the same columns, which share no column's number."""
+        """The rows of cached frames with the same columns, which share no column's number."""
+        plan = self._arranger.above(frames)
+        if plan is not None:
+            return plan
         plans = [cast("Any", frame)._jdf.logicalPlan() for frame in frames]  # noqa: SLF001 - plans have no public way in
         return self.grafter.union(plans)

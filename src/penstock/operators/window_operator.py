@@ -1,9 +1,10 @@
 """Runs a windowed aggregate the merge way: batches become layers, due windows are merged out of them and sent on.
 
 Knows nothing of threads beyond its own locks, of barriers or the log. Jobs: one for each batch, or none where its
-consumer's can do both; none to fire (the consumer's job runs the lazy result); merging, writing and restoring layers in the background. Only if merging falls
-behind by several batches does a batch merge first, in a job more: its input waits, and the stack cannot grow without
-bound. And who is to send rows that a restart has not brought back yet loads them first, which is some jobs more.
+consumer's can do both; none to fire (the consumer's job runs the lazy result); merging, writing and restoring layers
+in the background. Only if merging falls behind by several batches does a batch merge first, in a job more: its input
+waits, and the stack cannot grow without bound. And who is to send rows that a restart has not brought back yet loads
+them first, which is some jobs more.
 """
 
 from __future__ import annotations

@@ -176,7 +176,8 @@ def make_plan(
     bounds = (*(_column(quoted(name)) for name in names), *_window_columns(window))
     finishes = tuple(_finishes(aggregates, types))
     kept = nullable(partial.schema)
-    windowed = LayerFormat(uid=uid, keys=names, schema=kept, merges=merges, partitions=partitions)
+    skips = all(part.skips_null for aggregate in aggregates for part in aggregate.parts)
+    windowed = LayerFormat(uid=uid, keys=names, schema=kept, merges=merges, partitions=partitions, skips_null=skips)
     layers_format = replace(windowed, start=ends[0], end=ends[1], scattered=not window.is_paned)
     output = analysed(lambda: _whole(layers_format, session).select(*bounds, *finishes), "aggregates", schema)
     return WindowPlan(

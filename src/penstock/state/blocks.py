@@ -78,61 +78,29 @@ def _fresh(kept: DataFrame, session: SparkSession) -> DataFrame:
     plan = _internals(kept).logicalPlan()
     fresh = plan.newInstance()
     if not fresh.references().isEmpty():  # a leaf that reads nothing
-        fresh = _placed(plan, fresh, session)
-    return _framed(fresh, session)
+        fresh = _placed(fresh, session)
+    return framed(fresh, session)
 
 
-def _placed(plan: Any, fresh: Any, session: SparkSession) -> Any:
-    """``fresh``, a new instance of ``plan``, partitioned by its own columns.
+def _placed(fresh: Any, session: SparkSession) -> Any:
+    """``fresh``, a new instance of the leaf of checkpointed rows, partitioned by its own columns.
 
     Spark gives it the partitioning of the plan that ran, and finds the columns there by all that it knows of them: one
-    that may be null by analysis, and that the optimiser has found never to be, keeps its old id. A layer that seems to
-    be partitioned by columns that it does not have costs each merge with it an exchange, after which the layer is
-    partitioned in another way than its neighbours: and so does the next.
+    of which analysis and the optimiser know different things, as whether it may be null, keeps the id that it had in
+    that plan. A layer that seems to be partitioned by columns that it does not have costs each merge with it an
+    exchange, after which the layer is partitioned in another way than its neighbours: and so does the next. Its own
+    columns are found by their names, of which each is there once.
     """
     jvm: Any = session.sparkContext._jvm  # noqa: SLF001
     one = getattr(jvm, "scala.collection.immutable.Map$Map1")
-    before, after, strange = plan.output(), fresh.output(), fresh.references().toSeq()
-    places = {before.apply(place).exprId().id(): after.apply(place) for place in range(before.size())}
+    output, strange = fresh.output(), fresh.references().toSeq()
+    places = {output.apply(place).name(): output.apply(place) for place in range(output.size())}
     for number in range(strange.size()):
         column = strange.apply(number)
-        own = places.get(column.exprId().id())
+        own = places.get(column.name())
         if own is not None:
             fresh = fresh.transformExpressions(one(column, own))
     return fresh
-
-
-def side_by_side(frames: Sequence[DataFrame], columns: Sequence[str], *, partitions: int) -> DataFrame:
-    """Frames made by :func:`cut`, of one partition each, as one frame that is hashed by ``columns``.
-
-    Partition ``p`` of so many ``partitions`` is made of the frames ``p``, ``p + partitions`` and so on. Whoever calls
-    it vouches that Spark's hash would have placed each row where it is. No job; the blocks stay those of the frames.
-    """
-    session = frames[0].sparkSession
-    jvm: Any = session.sparkContext._jvm  # noqa: SLF001
-    rows, spark = getattr(jvm, "org.apache.spark.sql.execution.LogicalRDD"), session._jsparkSession  # noqa: SLF001
-    hashing = getattr(jvm, "org.apache.spark.sql.catalyst.plans.physical.HashPartitioning")
-    plans = [_internals(frame).logicalPlan() for frame in frames]
-    by = _internals(frames[0].select(*columns)).queryExecution().analyzed().output()
-    none, unordered = getattr(jvm, "scala.Option").empty(), _sequence(jvm, [])
-    partitioned = (_partitions(jvm, [plan.rdd() for plan in plans], partitions), hashing(by, partitions), unordered)
-    given = (plans[0].output(), *partitioned, False, none, spark, none, none)
-    # before Spark 4.3 it does not say whether it is checkpointed
-    return _framed(either(rows, (*given, True), given), session)
-
-
-def _partitions(jvm: Any, rdds: Sequence[Any], count: int) -> Any:
-    """One RDD of so many partitions: first side by side, then each over those before it."""
-    tag = getattr(getattr(jvm, "scala.reflect.ClassTag$"), "MODULE$").AnyRef()
-    context, rows = rdds[0].context(), range(0, len(rdds), count)
-    beside = getattr(jvm, "org.apache.spark.rdd.UnionRDD")
-    above = getattr(jvm, "org.apache.spark.rdd.SQLPartitioningAwareUnionRDD")
-    stories = [beside(context, _sequence(jvm, rdds[first : first + count]), tag) for first in rows]
-    return above(context, _sequence(jvm, stories), count, tag) if len(stories) > 1 else stories[0]
-
-
-def _sequence(jvm: Any, items: Sequence[Any]) -> Any:
-    return getattr(jvm, "org.apache.spark.api.python.PythonUtils").toSeq(list(items))
 
 
 def either(call: Callable[..., Any], newer: Sequence[Any], older: Sequence[Any]) -> Any:
@@ -162,10 +130,11 @@ def unpersist(frame: DataFrame) -> None:
 
 def rebind(frame: DataFrame, session: SparkSession) -> DataFrame:
     """The same frame under another session's settings."""
-    return _framed(_internals(frame).queryExecution().analyzed(), session)
+    return framed(_internals(frame).queryExecution().analyzed(), session)
 
 
-def _framed(plan: Any, session: SparkSession) -> DataFrame:
+def framed(plan: Any, session: SparkSession) -> DataFrame:
+    """A frame of an analysed plan."""
     from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
     jvm: Any = session.sparkContext._jvm  # noqa: SLF001

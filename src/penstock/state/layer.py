@@ -39,6 +39,7 @@ class LayerFormat:
         start: name of the column that says where a stretch starts: a window, or a pane that several windows share.
         end: name of the one that says where it ends.
         scattered: whether, without keys, different stretches may lie apart; not if they are to be put together.
+        skips_null: whether partials that are NULL make no difference to any merge.
         kind: name and version of the format, which a restore compares.
     """
 
@@ -50,6 +51,7 @@ class LayerFormat:
     start: str = START
     end: str = END
     scattered: bool = True
+    skips_null: bool = False
     kind: str = KIND
 
     @property
@@ -86,10 +88,14 @@ class LayerFormat:
     @cached_property
     def merging(self) -> tuple[Column, ...]:
         """The partials of one group become one: aggregates, one for each partial column."""
+        return tuple(column.alias(name) for name, column in self.merging_of(lambda partial: partial).items())
+
+    def merging_of(self, shown: Callable[[Column], Column]) -> dict[str, Column]:
+        """The same over what is made of each partial column."""
         from pyspark.sql import functions as F
 
         types = {field.name: field.dataType for field in self.schema.fields}
-        return tuple(merge(F.col(quoted(name))).cast(types[name]).alias(name) for name, merge in self.merges.items())
+        return {name: merge(shown(F.col(quoted(name)))).cast(types[name]) for name, merge in self.merges.items()}
 
     @cached_property
     def extent(self) -> tuple[Column, ...]:

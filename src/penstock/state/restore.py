@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.errors import CheckpointUnreadable, LayerMissing, StateIncompatible
 from penstock.ids import BEGINNING
-from penstock.state.blocks import Figures, side_by_side
+from penstock.state.arranging import Arranger
+from penstock.state.blocks import Figures, framed
 from penstock.state.changing import quoted
 from penstock.state.keeping import keep_rows
 from penstock.state.layer import EXTENT, Kept, LayerFormat
@@ -131,7 +132,11 @@ def restore_layer(
         return Loading(coming, [rows.all], lambda frames: frames[0])
     places, columns = layers_format.partitions, [quoted(name) for name in layers_format.sliced]
     parts = [partial(rows.part, Slice(number, count)) for number in range(count)]
-    return Loading(coming, parts, lambda frames: side_by_side(frames, columns, partitions=places))
+
+    def join(frames: Sequence[DataFrame]) -> DataFrame:
+        return framed(Arranger(session).beside(frames, columns, partitions=places), session)
+
+    return Loading(coming, parts, join)
 
 
 def parts_of(refs: Sequence[LayerRef], layers_format: LayerFormat) -> int | None:

@@ -31,11 +31,13 @@ class Part:
         partial: from the input column and its type to an aggregate over the rows of a batch.
         merge: from the partial column to an aggregate over partials; associative and commutative. Its result is cast
             to the partial column's type, so that merging again and again changes no type.
+        skips_null: whether a partial that is NULL makes no difference to ``merge``, wherever it comes.
     """
 
     name: str
     partial: Callable[[Column, DataType], Column]
     merge: Callable[[Column], Column]
+    skips_null: bool = False
 
 
 def _only(columns: Sequence[Column], _order: Column) -> Column:

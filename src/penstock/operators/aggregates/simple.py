@@ -71,7 +71,7 @@ def avg(of: str | Column) -> Aggregate:
     'avg_amount'
     """
     parts = (
-        Part(name="sum", partial=_sum_for_mean, merge=_function("sum")),
+        Part(name="sum", partial=_sum_for_mean, merge=_function("sum"), skips_null=True),
         _part("count", "count", "sum"),
     )
     return Aggregate(
@@ -128,7 +128,7 @@ def _function(name: str) -> Callable[[Column], Column]:
 
 def _part(name: str, partial: str, merge: str) -> Part:
     call = _function(partial)
-    return Part(name=name, partial=lambda column, _type: call(column), merge=_function(merge))
+    return Part(name=name, partial=lambda column, _type: call(column), merge=_function(merge), skips_null=True)
 
 
 def _or_zero(column: Column) -> Column:
