@@ -246,6 +246,9 @@ class FakeFrames:
     def table(self, runs: Sequence[Any]) -> Any:
         return [(run.at, message.offset()) for run in runs for message in run.messages]
 
+    def told(self, table: Any) -> dict[str, Any]:
+        return {}
+
     def of_table(self, table: Any) -> Any:
         return table
 

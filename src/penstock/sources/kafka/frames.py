@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from pyspark.accumulators import AccumulatorParam
 
+from penstock.elements import Measure
 from penstock.errors import ConnectorError
-from penstock.sources.base import RECORD
+from penstock.sources.base import RECORD, UNDECIDED
 from penstock.sources.collection import uncollected
 from penstock.sources.kafka.decode import Shape
 from penstock.sources.kafka.errors import FetchFailed
@@ -165,6 +166,12 @@ class Frames:
         parts = 1 if batch.num_rows <= _ONE_PARTITION else self._cores
         share = -(-batch.num_rows // parts)
         return pa.Table.from_batches([batch.slice(at, share) for at in range(0, batch.num_rows, share)])
+
+    def told(self, table: pa.Table) -> dict[str, Measure]:
+        """What is known of a table: how many of its records Spark has to decode, if any were to be decoded here."""
+        if RECORD not in table.column_names:
+            return {}
+        return {UNDECIDED: Measure.known({"rows": table.column(RECORD).null_count})}
 
     def of_table(self, table: pa.Table) -> DataFrame:
         """A lazy frame of rows that are here.

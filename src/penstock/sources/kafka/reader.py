@@ -183,12 +183,12 @@ class KafkaReader:
             self._sizes.learn(run.at.topic, rows=len(run.messages), bytes=weight)
             size += weight
         names = {run.at.topic for run in runs}
-        known = Measure.known({"rows": rows, "bytes": size})
+        table = self._frames.table(runs)
         return Rows(
-            plan=InHand(self._frames.table(runs)),
+            plan=InHand(table),
             rows=rows,
             bytes=size,
-            measures={"rows": known},
+            measures={"rows": Measure.known({"rows": rows, "bytes": size}), **self._frames.told(table)},
             verify=self._unchanged(names, asked=True),
             partitions=self._partitions(backlog(self._watch.progress, bounds), {run.at for run in runs}),
             takes_all=takes_all,
