@@ -61,3 +61,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = builder.getOrCreate()
     yield session
     session.stop()
+
+
+@pytest.fixture
+def few_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merges are due after fewer batches than usual: of 4 layers of a size, of any from 8 on, at 12 at the latest."""
+    from penstock.operators import window_operator
+
+    for name, number in (("FAN", 4), ("CROWDED", 8), ("LIMIT", 12)):
+        monkeypatch.setattr(window_operator, name, number)

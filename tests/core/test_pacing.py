@@ -104,6 +104,18 @@ def test_a_batch_is_followed_by_a_pause_of_half_as_long_within_bounds(took: int,
     assert linger.wait(at(1_000 + apart)) == 0
 
 
+def test_the_pause_is_by_how_long_batches_take_as_a_rule() -> None:
+    linger, begun, apart = Linger(100), 1_000, []
+    for took in (200, 200, 450, 200, 40, 200, 240, 300, 300, 300, 300):
+        linger.served(at(begun))
+        linger.sent(takes_all=True)
+        through = begun + took
+        next = through + linger.wait(at(through))
+        apart.append(next - begun)
+        begun = next
+    assert apart == [300, 300, 450, 300, 300, 300, 300, 300, 360, 360, 450], "a slow one is followed at once"
+
+
 @pytest.mark.parametrize("took", [0, 5, 10_000])
 def test_who_is_not_to_linger_never_does(took: int) -> None:
     linger = Linger(0)

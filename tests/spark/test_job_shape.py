@@ -52,6 +52,7 @@ def test_a_stateless_batch_runs_one_job_and_no_batch_none(spark: SparkSession, t
     assert job.stop()
 
 
+@pytest.mark.usefixtures("few_layers")
 def test_a_keyed_batch_runs_one_job_and_one_more_when_it_fires(spark: SparkSession, tmp_path: Path) -> None:
     @ps.pipeline("keyed")
     def pipeline(p: ps.Pipeline) -> None:

@@ -14,7 +14,6 @@ from penstock.operators.window_aggregate import WindowAggregate
 from penstock.operators.windows import session, tumbling
 from penstock.state import writer
 from penstock.state.compaction import Merge
-from penstock.state.stack import LIMIT
 from window_harness import Rig, counted, deliver, exchanges, persistent
 
 pytestmark = pytest.mark.spark
@@ -76,7 +75,7 @@ def test_a_batch_is_one_job_an_end_of_sessions_one_more_and_nothing_is_compiled_
 def test_no_exchange_lies_above_layers_at_any_height(spark, tmp_path, keys):
     rig = rig_of(spark, tmp_path, "final", keys)
     stack = rig.operator._stack
-    for height in range(1, LIMIT + 1):
+    for height in range(1, 13):
         rig.process(rows(*range(height, 90, 11)))
         layers, lease = stack.lease_due(0, END_OF_TIME)
         assert len(layers) == height
@@ -306,6 +305,7 @@ def test_nor_does_one_whose_key_has_a_collation(spark, tmp_path, monkeypatch):
     rig.operator.close()
 
 
+@pytest.mark.usefixtures("few_layers")
 def test_a_merge_on_disk_that_comes_to_nothing_leaves_no_files(spark, tmp_path):
     handles = []
 

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from penstock.errors import LayerMissing
 from penstock.ids import END_OF_TIME
 from penstock.operators import aggregates as agg
+from penstock.operators import window_operator
 from penstock.operators.base import LATE
 from penstock.operators.result_plans import ResultPlans
 from penstock.operators.template import Templates
@@ -20,7 +21,6 @@ from penstock.state import compaction
 from penstock.state.blocks import free, lost_block
 from penstock.state.compaction import Merge
 from penstock.state.layer import union
-from penstock.state.stack import LIMIT
 from window_harness import Rig, counted, exchanges, persistent
 
 pytestmark = pytest.mark.spark
@@ -95,7 +95,7 @@ def test_no_exchange_lies_above_layers_of_batches_of_whose_keys_spark_knows_more
 def test_no_exchange_lies_above_layers_at_any_height(spark, tmp_path, keys):
     rig = Rig(spark, step(keys), SCHEMA, tmp_path)
     results = ResultPlans(rig.operator._plan, Templates(spark))
-    for height in range(1, LIMIT + 1):
+    for height in range(1, 13):
         rig.process(rows(0))
         assert rig.operator._stack.height == height
         layers, lease = rig.operator._stack.lease_due(0, END_OF_TIME)
@@ -112,7 +112,7 @@ def test_no_exchange_lies_above_layers_at_any_height(spark, tmp_path, keys):
     rig.operator.close()
 
 
-def one_pass(rig: Rig, start: int, most: int = LIMIT) -> int:
+def one_pass(rig: Rig, start: int, most: int = 9) -> int:
     """Every height: batches with late rows, a firing, a merge of all layers; then everything closes."""
     stack = rig.operator._stack
     for height in range(1, most + 1):
@@ -144,6 +144,7 @@ def test_nothing_is_compiled_for_heights_that_were_not_there_before(spark, tmp_p
     rig.operator.close()
 
 
+@pytest.mark.usefixtures("few_layers")
 def test_blocks_are_bounded_over_many_batches_and_none_are_left_after_the_end(spark, tmp_path):
     before = persistent(spark)
     rig = Rig(spark, step(), SCHEMA, tmp_path)
@@ -157,16 +158,17 @@ def test_blocks_are_bounded_over_many_batches_and_none_are_left_after_the_end(sp
         if batch % 5 == 0:
             rig.checkpoint()
         most = max(most, len(persistent(spark) - before))
-    assert most <= LIMIT
+    assert most <= window_operator.LIMIT == 12
     rig.operator.close()
     assert persistent(spark) <= before
 
 
+@pytest.mark.usefixtures("few_layers")
 def test_without_compaction_beside_it_the_step_compacts_by_itself(spark, tmp_path):
     rig = Rig(spark, step(), SCHEMA, tmp_path)
     for _ in range(20):
         rig.process(rows(0))
-        assert rig.operator._stack.height <= LIMIT
+        assert rig.operator._stack.height <= window_operator.LIMIT == 12
     assert rig.counts["compacted"] >= 12
     rig.advance(END_OF_TIME)
     assert sum(row[4] for row in rig.take()) == 20 * 200
@@ -194,6 +196,7 @@ def test_no_batch_runs_two_jobs_while_merging_ends_within_a_few_batches(spark, t
     rig.operator.close()
 
 
+@pytest.mark.usefixtures("few_layers")
 def test_the_blocks_of_a_result_on_its_way_outlive_compaction_and_closing(spark, tmp_path):
     before = persistent(spark)
     rig = Rig(spark, step(), SCHEMA, tmp_path)
@@ -223,6 +226,7 @@ def test_a_layers_plan_does_not_reach_back_to_the_batch(spark, rig):
     lease.release()
 
 
+@pytest.mark.usefixtures("few_layers")
 def test_a_lost_block_is_an_error_that_restarts_and_never_a_recomputation(spark, rig):
     for _ in range(4):
         rig.process(rows(0))

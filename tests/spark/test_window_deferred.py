@@ -12,6 +12,7 @@ from penstock.elements import Batch, FirstRun, Partitions
 from penstock.facts import BatchDone, Counted, RowsLate
 from penstock.operators import aggregates as agg
 from penstock.operators.emission import Emission
+from penstock.operators.folding import LEAST
 from penstock.operators.gauge import Observer, make_gauge
 from penstock.operators.graft import Grafter, plan_of
 from penstock.operators.window_aggregate import WindowAggregate
@@ -117,6 +118,32 @@ def test_late_rows_are_counted_and_told_apart_by_partition(spark, tmp_path):
     rig.operator.close()
 
 
+def test_what_is_told_is_whole_though_a_task_has_kept_its_part_and_failed_over_what_came_after(spark, tmp_path):
+    rig = rig_of(spark, tmp_path)
+    rig.advance(20 * SECOND)
+    deferred = begin(rig, [*rows(1, 25), *(row for user in "bcdef" for row in rows(41, user=user))])
+    with pytest.raises(Exception, match="a sink that fails"):
+        rig.sent[0][1].frame.selectExpr("raise_error('a sink that fails')").collect()
+    assert len(results(rig)) == 6
+    deferred.finish()
+    (layer,), lease = rig.operator._stack.lease_named([layer.name for layer in rig.operator._stack.sized()])
+    assert (layer.first_end, layer.last_end, layer.rows) == (30 * SECOND, 50 * SECOND, 6)
+    assert rig.counts["late"] == 1
+    lease.release()
+    rig.operator.close()
+
+
+def test_a_batch_after_a_large_one_runs_a_job_of_its_own(spark, tmp_path):
+    rig = rig_of(spark, tmp_path)
+    rig.operator._folding.told(rows=LEAST, groups=LEAST)
+    assert begin(rig, rows(1)) is None
+    assert results(rig) == [("a", 10, 1, "insert")]
+    assert begin(rig, rows(2)) is not None
+    for _, batch in rig.sent:
+        batch.release()
+    rig.operator.close()
+
+
 def test_a_batch_without_a_row_on_time_leaves_no_layer_and_no_block(spark, tmp_path):
     before = persistent(spark)
     rig = rig_of(spark, tmp_path)
@@ -195,6 +222,7 @@ def test_the_same_is_sent_whoever_makes_the_layers_also_beyond_a_restart(spark, 
     assert sent[True] == sent[False]
 
 
+@pytest.mark.usefixtures("few_layers")
 def test_a_job_runs_one_job_a_batch_and_checkpoints_all_of_it(spark: SparkSession, tmp_path: Path) -> None:
     @ps.pipeline("changes")
     def pipeline(p: ps.Pipeline) -> None:

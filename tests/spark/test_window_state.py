@@ -180,6 +180,7 @@ def test_an_aborted_snapshot_loses_nothing_and_nothing_is_written_twice(spark, r
     assert row[3:] == (6, 3, 2.0)
 
 
+@pytest.mark.usefixtures("few_layers")
 @pytest.mark.mission("L23")
 @pytest.mark.parametrize("place", ["state.layer.before_write", "state.layer.written", "state.layer.durable"])
 def test_a_write_that_fails_changes_nothing(spark, tmp_path, place):
@@ -243,6 +244,7 @@ def test_compaction_on_another_thread_loses_nothing(spark, rig):
     assert [row[3:5] for row in rest_of(rig)] == [(24 * 30, 24)]
 
 
+@pytest.mark.usefixtures("few_layers")
 @pytest.mark.mission("L14")
 def test_compaction_between_naming_and_writing_changes_neither(rig):
     for second in range(5):
@@ -266,6 +268,7 @@ def test_compaction_between_naming_and_writing_changes_neither(rig):
     assert rest_of(rig)[0][3:5] == (sum(range(10)) - 8, 9)
 
 
+@pytest.mark.usefixtures("few_layers")
 def test_layers_that_are_durable_are_not_merged_with_those_that_are_not(rig):
     for second in (0, 1):
         rig.process(rows(second))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.operators.late_rows import LateRows
-from penstock.operators.layer_plans import BY_PARTITION, HEAVIEST
+from penstock.operators.window_figures import BY_PARTITION, FIRST, HEAVIEST, LAST, Wanted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +28,7 @@ class Arrival:
         flagged: its rows with a code for each, see :meth:`WindowPlan.flagged`.
         plans: of the step.
         folding: is told how many rows fall into how many groups.
+        reach: whether its rows say how far the layer reaches: then :meth:`extent` is known.
 
     Attributes:
         watched: the plan to make a layer of: a job over it tells what is asked for here.
@@ -35,15 +36,17 @@ class Arrival:
         missing: how many of them have no event time.
     """
 
-    def __init__(self, batch: Batch, flagged: Java, plans: LayerPlans, folding: Folding) -> None:
+    def __init__(
+        self, batch: Batch, flagged: Java, plans: LayerPlans, folding: Folding, *, reach: bool = False
+    ) -> None:
         self._batch = batch
         self._flagged = flagged
         self._plans = plans
         self._folding = folding
         self._by_partition = LateRows(batch.partitions)
-        self._places = folding.asks
+        self._wanted = Wanted(apart=self._by_partition.apart, places=folding.asks, reach=reach)
         self._where: object = None
-        self.watched, self._counts = plans.counted(flagged, self._by_partition.apart, self._places)
+        self.watched, self._counts = plans.counted(flagged, self._wanted)
         self.late = self.missing = 0
 
     def told(self, groups: int) -> None:
@@ -52,8 +55,7 @@ class Arrival:
         Raises:
             ConnectorError: it has not read what was planned.
         """
-        self._counts.settle()
-        told: Mapping[str, Any] = self._counts.value or self._asked()
+        told = self._told()
         self._folding.told(rows=told["on_time"] or 0, groups=groups, heaviest=told.get(HEAVIEST))
         self.missing = told["missing"] or 0
         self.late = (told["late"] or 0) + self.missing
@@ -68,8 +70,15 @@ class Arrival:
             if rows:
                 context.count(name, rows)
 
-    def _asked(self) -> Mapping[str, Any]:
-        """The same figures by a job of their own: if the observation is lost."""
-        wanted = self._plans.figures(self._by_partition.apart, self._places)
-        figures = (figure.alias(name) for name, figure in wanted.items())
-        return self._plans.frame(self._flagged).agg(*figures).collect()[0].asDict()
+    def extent(self) -> Mapping[str, Any]:
+        """How far the layer of all that is watched reaches, and how many rows it has at most: see :data:`EXTENT`."""
+        told = self._told()
+        return {"rows": told["on_time"], "first": told[FIRST], "last": told[LAST]}
+
+    def _told(self) -> Mapping[str, Any]:
+        """The figures; by a job of their own if the observation is lost."""
+        told = self._counts.read()
+        if told is None:
+            figures = (figure.alias(name) for name, figure in self._plans.figures(self._wanted).items())
+            told = self._plans.frame(self._flagged).agg(*figures).collect()[0].asDict()
+        return told

@@ -32,7 +32,7 @@ class Deferring:
         plans: make the layers.
         stack: where they come to lie.
         emitter: sends what they change.
-        folding: says whether rows are aggregated before they travel.
+        folding: says whether batches are large, and whether rows are aggregated before they travel.
         context: of the step.
     """
 
@@ -55,17 +55,25 @@ class Deferring:
         self._coming: Layer | None = None
 
     def may(self, batch: Batch) -> bool:
-        """Whether one job can do for a batch and what it changes: nobody else runs the one or waits for the other."""
+        """Whether one job can do for a batch and what it changes: nobody else runs the one or waits for the other.
+
+        Large batches go alone: a job counts for little beside them, and how many groups they have must be known.
+        """
         is_run_once = MAIN in self._context.consumed and LATE not in self._context.consumed and not batch.firsts
-        return is_run_once and not self._stack.awaits and self._emitter.may_defer
+        is_small = self._folding.is_small and not self._stack.awaits
+        return is_run_once and is_small and self._emitter.may_defer
 
     def begin(self, arrival: Arrival, emit: Emit) -> Deferred:
-        """Send what a batch changes."""
+        """Send what a batch changes.
+
+        How far the layer reaches is told by the rows before they travel, not by the layer: a task that has kept a part
+        of it and fails over what comes after finds that part when it is tried again, and tells nothing of it.
+        """
         if self._twin is None:
             self._twin = twin(self._context.spark)
-        rows, told = self._plans.partial(arrival.watched, fold=self._folding.is_worth)
+        rows = self._plans.unwatched(arrival.watched, fold=self._folding.is_worth)
         tag = Tag(name=self._stack.next_name(), level=0, epoch=self._stack.epoch, turn=self._emitter.turn)
-        lazy = LazyLayer(self._format, rows, told.read, tag, beside=self._twin)
+        lazy = LazyLayer(self._format, rows, arrival.extent, tag, beside=self._twin)
         self._coming = lazy.layer
         ran = Measure(dict)
         self._emitter.defer(lazy.layer, ran, emit)

@@ -39,6 +39,11 @@ class Folding:
         self._heaviest = 0.0
 
     @property
+    def is_small(self) -> bool:
+        """Whether batches are so small that nothing depends on how many groups they have."""
+        return not self._is_large
+
+    @property
     def asks(self) -> int:
         """Of so many places the next batch is to tell how many of its rows the fullest gets; 0: it is not to tell."""
         return self._places if self._places > 1 and self._is_large and not self._left else 0

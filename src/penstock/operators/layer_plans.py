@@ -14,7 +14,7 @@ from penstock.operators.graft import Java, plan_of
 from penstock.operators.plan_check import PlanCheck
 from penstock.operators.schemas import nullable
 from penstock.operators.template import Template, Templates
-from penstock.operators.window_plan import FIGURES
+from penstock.operators.window_figures import Wanted, figures_of
 from penstock.state.layer import EXTENT
 
 if TYPE_CHECKING:
@@ -28,17 +28,8 @@ if TYPE_CHECKING:
     from penstock.operators.window_plan import WindowPlan
     from penstock.state.layer import Layer
 
-BY_PARTITION: Final = "late_by_partition"
-"""The figure that tells late rows apart by source partition, as a JSON array."""
-
-HEAVIEST: Final = "heaviest"
-"""The figure that says how many rows on time the fullest place gets."""
-
 _GAUGES: Final = 3
 """What is kept of gauges made before."""
-
-Apart = tuple[str, tuple[str, ...]]
-"""The column that tells source partitions apart, and their names."""
 
 
 class LayerPlans:
@@ -55,7 +46,7 @@ class LayerPlans:
         self._templates = templates
         self._flagged = templates.make(nullable(schema), plan.flagged, numbers=3 if plan.window.is_processing else 2)
         self._over = nullable(self._flagged.schema)
-        self._gauges: dict[tuple[Apart | None, int], Gauge] = {}
+        self._gauges: dict[Wanted, Gauge] = {}
         self._partials: dict[bool, Template] = {}
         self._merging: Template | None = None
         self._is_volatile = self._draws()
@@ -70,37 +61,38 @@ class LayerPlans:
             raise InternalError(msg)
         return self._templates.hang(self._flagged, below, horizon, mark, *(() if arrival is None else (arrival,)))
 
-    def counted(self, flagged: Java, apart: Apart | None, places: int = 0) -> tuple[Java, Measure]:
-        """The same, observed: tells :data:`FIGURES`, and late rows by partition where rows say of which they are.
-
-        With ``places``, :data:`HEAVIEST` of so many too.
-        """
-        wanted = apart, places
+    def counted(self, flagged: Java, wanted: Wanted) -> tuple[Java, Measure]:
+        """The same, observed: tells what is wanted."""
         if wanted not in self._gauges:
             while len(self._gauges) > _GAUGES:  # partitions come and go seldom
                 del self._gauges[next(iter(self._gauges))]
-            self._gauges[wanted] = self._templates.gauge(self._flagged, self.figures(*wanted))
+            self._gauges[wanted] = self._templates.gauge(self._flagged, self.figures(wanted))
         return self._templates.watch(flagged, self._gauges[wanted])
 
-    def figures(self, apart: Apart | None, places: int = 0) -> dict[str, Column]:
+    def figures(self, wanted: Wanted) -> dict[str, Column]:
         """What is observed, by name: aggregates over flagged rows."""
-        figures = dict(zip(FIGURES, self._plan.figures, strict=True))
-        if places:
-            figures[HEAVIEST] = self._plan.heaviest(places)
-        if apart is not None:
-            column, names = apart
-            figures[BY_PARTITION] = self._plan.late_by_partition(column, names, self._flagged.schema)
-        return figures
+        return figures_of(wanted, self._plan.plain_keys, self._flagged.schema)
 
     def partial(self, flagged: Java, *, fold: bool) -> tuple[DataFrame, Measure]:
         """The rows of a batch's layer, and what tells their extent: see :meth:`WindowPlan.partial`."""
         if self._is_volatile:
-            return self._anew(flagged, fold=fold)
+            frame = self._plan.partial(self.frame(flagged), fold=fold)
+            plan, told = self._templates.watch(plan_of(frame), gauge_of(frame, "layer", self._extent()))
+            return self.frame(plan), told
+        return self._hung(self._partial(fold=fold), flagged)
+
+    def unwatched(self, flagged: Java, *, fold: bool) -> DataFrame:
+        """The same rows, whose extent nobody is told."""
+        if self._is_volatile:
+            return self._plan.partial(self.frame(flagged), fold=fold)
+        return self.frame(self._templates.hang(self._partial(fold=fold), flagged))
+
+    def _partial(self, *, fold: bool) -> Template:
         if fold not in self._partials:
             self._partials[fold] = self._templates.make(
                 self._over, lambda frame: self._plan.partial(frame, fold=fold), figures=self._extent()
             )
-        return self._hung(self._partials[fold], flagged)
+        return self._partials[fold]
 
     def frame(self, plan: Java) -> DataFrame:
         """A lazy frame of a plan."""
@@ -124,11 +116,6 @@ class LayerPlans:
     def _hung(self, template: Template, below: Java, *numbers: int) -> tuple[DataFrame, Measure]:
         assert template.gauge is not None
         plan, told = self._templates.watch(self._templates.hang(template, below, *numbers), template.gauge)
-        return self.frame(plan), told
-
-    def _anew(self, flagged: Java, *, fold: bool) -> tuple[DataFrame, Measure]:
-        frame = self._plan.partial(self.frame(flagged), fold=fold)
-        plan, told = self._templates.watch(plan_of(frame), gauge_of(frame, "layer", self._extent()))
         return self.frame(plan), told
 
     def _extent(self) -> dict[str, Column]:

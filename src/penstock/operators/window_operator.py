@@ -32,7 +32,7 @@ from penstock.state.compaction import Merge, plan_merge
 from penstock.state.durable import DurableLayers, PendingLayers
 from penstock.state.keeping import Tag, keep
 from penstock.state.restore import check_schema, check_window, live_refs, moment_of, restore_layer
-from penstock.state.stack import CROWDED, LIMIT, Stack
+from penstock.state.stack import CROWDED, FAN, LIMIT, Stack
 from penstock.state.writer import LayerWriter
 
 if TYPE_CHECKING:
@@ -103,7 +103,8 @@ class WindowOperator:
         frame = cast("DataFrame", batch.frame)
         flagged = self._plans.flagged(frame, horizon=horizon, mark=next(_MARKS), arrival=moment)
         if self._deferring.may(batch):
-            return self._deferring.begin(Arrival(batch, flagged, self._plans, self._folding), emit)
+            arrival = Arrival(batch, flagged, self._plans, self._folding, reach=True)
+            return self._deferring.begin(arrival, emit)
         kept: DataFrame | None = None
         if LATE in self._context.consumed:
             kept = self._plans.frame(flagged).persist()
@@ -208,7 +209,7 @@ class WindowOperator:
         emit(batch, LATE)
 
     def _due(self) -> Merge | None:
-        return plan_merge(self._stack.sized(), limit=CROWDED)
+        return plan_merge(self._stack.sized(), fan=FAN, limit=CROWDED)
 
     def _beside(self) -> Callable[[], None] | None:
         if self._stack.awaits:

@@ -6,11 +6,9 @@ Everything that does not change from batch to batch is made once, here, when the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from penstock.operators.aggregates.base import is_ordered, once
-from penstock.operators.by_partition import array_by_partition
 from penstock.operators.count_window import Counted
 from penstock.operators.global_window import Global
 from penstock.operators.schemas import nullable
@@ -27,6 +25,7 @@ from penstock.operators.window_checks import (
     check_time,
     partial_name,
 )
+from penstock.operators.window_figures import CODE, LATE, MISSING, ON_TIME, PANE
 from penstock.state.changing import changing, quoted
 from penstock.state.layer import END, START, LayerFormat
 
@@ -40,9 +39,7 @@ if TYPE_CHECKING:
     from penstock.operators.window_aggregate import WindowAggregate
     from penstock.operators.windows import Window
 
-_CODE, _PANE, _ARRIVAL = f"{OWN}code", f"{OWN}pane", f"{OWN}arrival"
-ON_TIME, LATE, MISSING = 0, 1, 2
-FIGURES = ("on_time", "late", "missing")
+_ARRIVAL = f"{OWN}arrival"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,25 +86,15 @@ class WindowPlan:
             arrival: the time of all rows, in processing time.
             mark: makes the plan unlike that of any other batch, so that its cache entry is its own.
         """
-        closed = changing(horizon, beside=_PANE, mark=mark)
-        late = f"WHEN {_PANE} <= {closed} THEN {LATE}"
-        code = f"CASE WHEN {_PANE} IS NULL THEN {MISSING} {late} ELSE {ON_TIME} END"
+        closed = changing(horizon, beside=PANE, mark=mark)
+        late = f"WHEN {PANE} <= {closed} THEN {LATE}"
+        code = f"CASE WHEN {PANE} IS NULL THEN {MISSING} {late} ELSE {ON_TIME} END"
         given = frame if arrival is None else frame.selectExpr("*", f"{changing(arrival)} AS {_ARRIVAL}")
-        return given.selectExpr("*", f"{self.window.pane(self.micros)} AS {_PANE}").selectExpr(
-            "*", f"{code} AS {_CODE}"
-        )
-
-    @cached_property
-    def figures(self) -> tuple[Column, ...]:
-        """How many rows are on time, late, without a time: aggregates over a flagged frame, as in ``FIGURES``."""
-        from pyspark.sql import functions as F
-
-        counts = zip((ON_TIME, LATE, MISSING), FIGURES, strict=True)
-        return tuple(F.expr(f"count_if({_CODE} = {code})").alias(name) for code, name in counts)
+        return given.selectExpr("*", f"{self.window.pane(self.micros)} AS {PANE}").selectExpr("*", f"{code} AS {CODE}")
 
     def on_time(self, flagged: DataFrame, *more: str) -> DataFrame:
         """Keys, stretches of time and inputs of aggregates of the rows that are on time, and columns named besides."""
-        return flagged.where(f"{_CODE} = {ON_TIME}").select(*self.inputs, *more)
+        return flagged.where(f"{CODE} = {ON_TIME}").select(*self.inputs, *more)
 
     @property
     def places(self) -> int:
@@ -116,21 +103,6 @@ class WindowPlan:
         Keys that are no plain columns would have to be computed for late rows too, and some a second time.
         """
         return self.layers_format.partitions if self.plain_keys else 1
-
-    def heaviest(self, places: int) -> Column:
-        """How many rows on time the fullest of so many places gets: an aggregate over a flagged frame."""
-        from pyspark.sql import functions as F
-
-        keys = ", ".join(map(quoted, self.plain_keys))
-        place = f"CASE WHEN {_CODE} = {ON_TIME} THEN pmod(CAST(hash({keys}) AS BIGINT), {places}L) END"
-        return F.greatest(*(F.expr(f"count_if({place} = {number}L)") for number in range(places)))
-
-    def late_by_partition(self, column: str, names: Sequence[str], schema: StructType) -> Column:
-        """How many rows of each partition are not on time, as one JSON array: an aggregate over a flagged frame."""
-        from pyspark.sql import functions as F
-
-        figure = f"count_if({{mine}} AND {_CODE} <> {ON_TIME})"
-        return F.expr(array_by_partition(figure, column, names, schema))
 
     def partial(self, flagged: DataFrame, *, fold: bool = False) -> DataFrame:
         """One row for each key and pane of the rows that are on time, placed as layers are.
@@ -148,7 +120,7 @@ class WindowPlan:
 
     def late(self, flagged: DataFrame) -> DataFrame:
         """The rows that are not on time, as they came."""
-        return flagged.where(f"{_CODE} <> {ON_TIME}").drop(_CODE, _PANE, _ARRIVAL)
+        return flagged.where(f"{CODE} <> {ON_TIME}").drop(CODE, PANE, _ARRIVAL)
 
 
 def make_plan(
@@ -167,7 +139,7 @@ def make_plan(
     given = given.selectExpr("*", f"0L AS {_ARRIVAL}") if window.is_processing else given
     if isinstance(window, Session) and window.by is not None:
         check_gap(given, window.by, schema)
-    rows = _rows(given.selectExpr("*", f"{window.pane(_micros(step))} AS {_PANE}"), inputs, step.keys, schema)
+    rows = _rows(given.selectExpr("*", f"{window.pane(_micros(step))} AS {PANE}"), inputs, step.keys, schema)
     types = _types(rows, aggregates)
     partials, merges = _partials(aggregates, types)
     names, ends = tuple(name for name, _ in step.keys), _ends(window)
@@ -248,9 +220,9 @@ def _inputs(step: WindowAggregate, schema: StructType) -> list[Column]:
 
     columns = [_expression(expression, schema).alias(_key(place)) for place, (_, expression) in enumerate(step.keys)]
     start, end = _ends(step.window)
-    micros = step.window.pane_start(_PANE) if isinstance(step.window, Paned) else _micros(step)
+    micros = step.window.pane_start(PANE) if isinstance(step.window, Paned) else _micros(step)
     columns.append(F.expr(f"timestamp_micros({micros})").alias(start))
-    columns.append(F.expr(f"timestamp_micros({_PANE})").alias(end))
+    columns.append(F.expr(f"timestamp_micros({PANE})").alias(end))
     time = F.expr(f"timestamp_micros({_ARRIVAL})") if step.window.is_processing else _column(quoted(step.time))
     for place, aggregate in enumerate(step.aggregates):
         of = aggregate.input(lambda value: _expression(value, schema), time)

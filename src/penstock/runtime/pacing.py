@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from statistics import median_low
 from typing import Final, Protocol
 
 from penstock.errors import assert_never
@@ -31,12 +33,17 @@ class Pace(Protocol):
 
 
 REST: Final = 1.5
-"""The next batch begins so many times as long after the one before as that took: who keeps up rests a third of it,
-but …
+"""The next batch begins so many times as long after the one before as batches take: who keeps up rests a third of the
+time, but …
 """
 
 LONGEST: Final = 5
 """… they begin no more than so many times the time to linger apart, since rows gather while a long batch is at work."""
+
+REMEMBERED: Final = 7
+"""Batches by which is known how long they take, as a rule: one that had a checkpoint beside it has gathered rows
+enough, and a pause in proportion to it would make its late rows later still.
+"""
 
 
 class Linger:
@@ -48,10 +55,10 @@ class Linger:
     >>> linger = Linger(10)
     >>> linger.served(WallTime(100)), linger.sent(takes_all=True)
     (0, None)
-    >>> linger.wait(WallTime(103)), linger.wait(WallTime(110))
-    (7, 0)
-    >>> linger.served(WallTime(110)), linger.sent(takes_all=True), linger.wait(WallTime(121))
-    (0, None, 5)
+    >>> linger.wait(WallTime(111)), linger.wait(WallTime(116))
+    (5, 0)
+    >>> linger.served(WallTime(116)), linger.sent(takes_all=True), linger.wait(WallTime(119))
+    (0, None, 7)
     """
 
     def __init__(self, time: int = 0) -> None:
@@ -59,12 +66,15 @@ class Linger:
         self._polled = 0
         self._gathers = False
         self._next = self._apart = 0
+        self._took: deque[int] = deque(maxlen=REMEMBERED)
 
     def wait(self, wall: WallTime) -> int:
         """Until the next batch may begin."""
         if self._gathers:
             self._gathers = False
-            self._apart = max(self._time, min(int(REST * (wall - self._polled)), LONGEST * self._time))
+            self._took.append(wall - self._polled)
+            as_a_rule = median_low(self._took)
+            self._apart = max(self._time, min(int(REST * as_a_rule), LONGEST * self._time))
             self._next = self._polled + self._apart
         left = self._next - wall
         return left if 0 < left <= self._apart else 0

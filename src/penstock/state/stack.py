@@ -27,10 +27,15 @@ if TYPE_CHECKING:
     from penstock.handles import Json
     from penstock.state.loading import Coming, Loading
 
-CROWDED = 8
-"""Layers from which the background merges whatever it can: planning a union of 16 takes twice as long as one of 8."""
+FAN = 8
+"""Layers of about the same size that are merged into one. A layer more costs whoever reads them the time for its rows
+only, a merge is a job: with 4, each third batch of a small state paid for one.
+"""
 
-LIMIT = 12
+CROWDED = 24
+"""Layers from which the background merges whatever it can."""
+
+LIMIT = 32
 """Layers at which the data path merges by itself before it adds one. Above ``CROWDED``, so that a merge may take as
 long as a few batches; beginning to merge earlier instead rewrites each row several times as often.
 """
