@@ -14,7 +14,7 @@ from integration.topics import Record
 from penstock import formats
 from penstock.errors import SourceChanged, SourceUnavailable
 from penstock.job.explain import explain
-from penstock.sources.base import RECORD, Limits, Until
+from penstock.sources.base import RECORD, UNDECIDED, Limits, Until
 from penstock.sources.kafka import source as kafka
 from penstock.sources.kafka.client import Connection
 from penstock.sources.kafka.errors import FetchFailed
@@ -123,6 +123,26 @@ def test_json_is_decoded_while_it_is_read_where_that_is_certain_and_left_to_spar
         else:
             assert row.value is None
             assert row[RECORD].asDict() == json.loads(bytes(raw.value))
+
+
+def test_the_driver_says_how_many_records_are_left_to_spark(spark, broker, topics):
+    schema = formats.struct_type(spark, "id LONG")
+    for name, values, left in (
+        ("all", [b'{"id": 1}', b"{}"], 0),
+        ("some", [b'{"id": 1}', b'{"id": "x"}', None, b'{"id": 2}'], 2),
+    ):
+        topic = topics.create(f"left-{name}")
+        topics.produce(topic, [Record(value) for value in values])
+        plain = kafka.Source(servers=broker.servers, topics=[topic], read_in="driver")
+        for source, told in ((plain, None), (plain.decoding("value", schema), {"rows": left})):
+            reader = open_reader(source, spark)
+            found = 0
+            while (batch := next_batch(reader)) is not None:
+                measure = batch.measures.get(UNDECIDED)
+                assert (measure is None) == (told is None)
+                found += measure.value["rows"] if measure else 0
+            assert found == (told or {"rows": 0})["rows"]
+            reader.close()
 
 
 def test_nothing_is_compiled_again_whatever_is_read_and_wherever(spark, broker, topics):

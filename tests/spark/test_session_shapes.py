@@ -249,6 +249,7 @@ def test_a_session_that_lies_in_two_durable_layers_keeps_its_beginning(spark, tm
     rig.operator.close()
 
 
+@pytest.mark.usefixtures("few_layers")
 def test_nor_does_one_whose_layers_in_memory_were_merged_before_time_passed_its_beginning(spark, tmp_path):
     rig = rig_of(spark, tmp_path, "final")
     for second in (0, 8):

@@ -80,6 +80,7 @@ def test_no_exchange_lies_above_layers_whichever_way_spark_aggregates(spark, tmp
     rig.operator.close()
 
 
+@pytest.mark.usefixtures("few_layers")
 def test_sketches_keep_their_promise_over_many_batches(spark, tmp_path):
     """Beyond the few values that they count exactly: relative error of the count, rank error of the percentile."""
     chosen = (agg.approx_count_distinct("x"), agg.approx_percentile("d", [0.01, 0.5, 0.99]))

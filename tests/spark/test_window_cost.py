@@ -71,6 +71,7 @@ KNOWN = {
 }
 
 
+@pytest.mark.usefixtures("few_layers")
 @pytest.mark.parametrize("known", KNOWN)
 def test_no_exchange_lies_above_layers_of_batches_of_whose_keys_spark_knows_more(spark, tmp_path, known):
     rig = Rig(spark, step(), SCHEMA, tmp_path, late_read=False)

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.elements import Batch, FirstRun, Partitions
+from penstock.elements import Batch, FirstRun, Lease, Partitions
 from penstock.facts import BatchDone, Counted, RowsLate
 from penstock.operators import aggregates as agg
 from penstock.operators.emission import Emission
@@ -133,6 +133,22 @@ def test_what_is_told_is_whole_though_a_task_has_kept_its_part_and_failed_over_w
     rig.operator.close()
 
 
+def test_if_what_was_observed_is_lost_the_layer_is_asked_and_the_batch_only_for_what_it_alone_knows(spark, tmp_path):
+    rig = rig_of(spark, tmp_path)
+    rig.advance(20 * SECOND)
+    deferred = begin(rig, [*rows(1, 25), *rows(41, user="b")])
+    arrival = deferred.finish.args[1]
+    results(rig)
+    arrival._counts.lose()
+    with counted(spark) as cost:
+        deferred.finish()
+    assert cost.jobs == 2, "the layer's extent, and how many rows are late"
+    (layer,), lease = rig.operator._stack.lease_named([layer.name for layer in rig.operator._stack.sized()])
+    assert (layer.first_end, layer.last_end, layer.rows, rig.counts["late"]) == (30 * SECOND, 50 * SECOND, 2, 1)
+    lease.release()
+    rig.operator.close()
+
+
 def test_a_batch_after_a_large_one_runs_a_job_of_its_own(spark, tmp_path):
     rig = rig_of(spark, tmp_path)
     rig.operator._folding.told(rows=LEAST, groups=LEAST)
@@ -185,11 +201,11 @@ def test_a_step_closed_before_its_batch_is_done_keeps_no_block(spark, tmp_path):
     assert persistent(spark) <= before
 
 
-@pytest.mark.parametrize("shape", ["late rows are read", "an interval", "whole results", "run by others too"])
+@pytest.mark.parametrize("shape", ["late rows are read", "an interval", "whole results", "run by others too", "joined"])
 def test_a_job_of_its_own_where_the_results_cannot_do_it(spark, tmp_path, shape):
     emission = {"an interval": Emission(updates=True, every=1_000), "whole results": Emission()}.get(shape, UPDATES)
     rig = rig_of(spark, tmp_path, emission=emission, late_read=shape == "late rows are read")
-    more = {"firsts": (FirstRun(),)} if shape == "run by others too" else {}
+    more = {"run by others too": {"firsts": (FirstRun(),)}, "joined": {"leases": (Lease(lambda: None),)}}.get(shape, {})
     with counted(spark) as cost:
         assert begin(rig, rows(1), **more) is None
     assert cost.jobs == 1
@@ -198,6 +214,7 @@ def test_a_job_of_its_own_where_the_results_cannot_do_it(spark, tmp_path, shape)
     rig.operator.close()
 
 
+@pytest.mark.usefixtures("few_layers")
 @pytest.mark.parametrize("window", [tumbling("10 seconds"), sliding("20 seconds", "10 seconds"), session("5 seconds")])
 def test_the_same_is_sent_whoever_makes_the_layers_also_beyond_a_restart(spark, tmp_path, window):
     sent: dict[bool, list[object]] = {False: [], True: []}

@@ -259,6 +259,7 @@ def test_windows_of_processing_time_compile_nothing_once_warm(spark, tmp_path, k
     rig.operator.close()
 
 
+@pytest.mark.usefixtures("few_layers")
 @pytest.mark.parametrize("function", [agg.sum, agg.avg, agg.max, agg.count, agg.collect, agg.count_distinct])
 def test_changes_are_what_became_of_the_whole_rows_whatever_the_aggregate(spark, tmp_path, function):
     rig = rig_of(spark, tmp_path, emission=Emission(updates=True), function=function)

@@ -70,10 +70,13 @@ class Arrival:
             if rows:
                 context.count(name, rows)
 
-    def extent(self) -> Mapping[str, Any]:
-        """How far the layer of all that is watched reaches, and how many rows it has at most: see :data:`EXTENT`."""
-        told = self._told()
-        return {"rows": told["on_time"], "first": told[FIRST], "last": told[LAST]}
+    def extent(self) -> Mapping[str, Any] | None:
+        """How far the layer of all that is watched reaches, and how many rows it has at most: see :data:`EXTENT`.
+
+        ``None`` if the observation is lost: then the layer must be asked, for it is there, and not the batch.
+        """
+        told: Mapping[str, Any] | None = self._counts.read()
+        return None if told is None else {"rows": told["on_time"], "first": told[FIRST], "last": told[LAST]}
 
     def _told(self) -> Mapping[str, Any]:
         """The figures; by a job of their own if the observation is lost."""

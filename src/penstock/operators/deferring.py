@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.elements import Batch, Measure
 from penstock.operators.base import LATE, MAIN, Deferred, Emit, OperatorContext
-from penstock.state.blocks import twin
+from penstock.state.blocks import completes_by_hand, twin
 from penstock.state.keeping import LazyLayer, Tag
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Deferring:
         plans: make the layers.
         stack: where they come to lie.
         emitter: sends what they change.
-        folding: says whether batches are large, and whether rows are aggregated before they travel.
+        folding: says whether batches are large.
         context: of the step.
     """
 
@@ -51,6 +51,7 @@ class Deferring:
         self._emitter = emitter
         self._folding = folding
         self._context = context
+        self._can = completes_by_hand(context.spark)
         self._twin: SparkSession | None = None
         self._coming: Layer | None = None
 
@@ -59,9 +60,9 @@ class Deferring:
 
         Large batches go alone: a job counts for little beside them, and how many groups they have must be known.
         """
-        is_run_once = MAIN in self._context.consumed and LATE not in self._context.consumed and not batch.firsts
+        is_read = MAIN in self._context.consumed and LATE not in self._context.consumed
         is_small = self._folding.is_small and not self._stack.awaits
-        return is_run_once and is_small and self._emitter.may_defer
+        return is_read and self._is_plain(batch) and is_small and self._emitter.may_defer and self._can
 
     def begin(self, arrival: Arrival, emit: Emit) -> Deferred:
         """Send what a batch changes.
@@ -71,13 +72,21 @@ class Deferring:
         """
         if self._twin is None:
             self._twin = twin(self._context.spark)
-        rows = self._plans.unwatched(arrival.watched, fold=self._folding.is_worth)
+        rows = self._plans.unwatched(arrival.watched, fold=False)
         tag = Tag(name=self._stack.next_name(), level=0, epoch=self._stack.epoch, turn=self._emitter.turn)
         lazy = LazyLayer(self._format, rows, arrival.extent, tag, beside=self._twin)
         self._coming = lazy.layer
         ran = Measure(dict)
         self._emitter.defer(lazy.layer, ran, emit)
         return Deferred(ran=ran, finish=partial(self._finish, lazy, arrival))
+
+    @staticmethod
+    def _is_plain(batch: Batch) -> bool:
+        """Whether nobody else runs the batch, and it is joined with nothing, so that its rows travel to the layer.
+
+        A join may bring rows together by key already: then they would be counted where the layer is kept.
+        """
+        return not batch.firsts and not batch.leases
 
     def close(self) -> None:
         """Let go of a layer that was not finished."""

@@ -43,7 +43,8 @@ class Work(Protocol):
     def settle(self, wake: Callable[[], None]) -> bool:
         """Be done with the batch that was taken in last; ``False`` if a job downstream has to run before.
 
-        Then ``wake`` is called after it. Until it is done nothing else is asked for but background work.
+        Then ``wake`` is called after it. Until it is done nothing else is asked for but background work, and nothing
+        told but that a checkpoint is in the log.
         """
         ...
 

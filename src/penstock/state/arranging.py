@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _ONE: Final = "SinglePartition"
+_ALONE: Final = re.compile(r"hashpartitioning\(.+, 1\)")
 _PLACED: Final = re.compile(_ONE + r"|hashpartitioning\(.+\)")
 
 
@@ -51,7 +52,7 @@ class Arranger:
         self._tag = getattr(getattr(jvm, "scala.reflect.ClassTag$"), "MODULE$").AnyRef()
         self._one = getattr(jvm, "scala.collection.immutable.Map$Map1")
         self._known: WeakKeyDictionary[DataFrame, _Known] = WeakKeyDictionary()
-        self._placed: WeakKeyDictionary[DataFrame, Any] = WeakKeyDictionary()
+        self._placed: WeakKeyDictionary[DataFrame, tuple[Any, Any]] = WeakKeyDictionary()
 
     def above(self, frames: Sequence[DataFrame]) -> Any | None:
         """A plan of the rows of frames that have the same columns; ``None`` if they are shared out in different ways.
@@ -63,9 +64,8 @@ class Arranger:
             return known[0].plan
         if not known[0].placement or any(each.placement != known[0].placement for each in known):
             return None
-        first = known[0].plan
-        placed = self._sound(frames[0], known[0])
-        return self._leaf(first.output(), self._stacked([each.rows for each in known], placed.numPartitions()), placed)
+        columns, placed = self._sound(frames[0], known[0])
+        return self._leaf(columns, self._stacked([each.rows for each in known], placed.numPartitions()), placed)
 
     def beside(self, frames: Sequence[DataFrame], columns: Sequence[str], *, partitions: int) -> Any:
         """A plan of the rows of frames of one partition each, hashed by ``columns``.
@@ -87,26 +87,27 @@ class Arranger:
         known = self._known.get(frame)
         if known is None:
             plan = _plan(frame)
-            told = re.sub(r"#\d+L?", "", plan.outputPartitioning().toString())
+            told = _ALONE.sub(_ONE, re.sub(r"#\d+L?", "", plan.outputPartitioning().toString()))
             known = _Known(plan=plan, rows=plan.rdd(), placement=told if _PLACED.fullmatch(told) else "")
             self._known[frame] = known
         return known
 
-    def _sound(self, frame: DataFrame, known: _Known) -> Any:
-        """The partitioning of a frame by its columns as they are.
+    def _sound(self, frame: DataFrame, known: _Known) -> tuple[Any, Any]:
+        """A frame's columns, each of which may be NULL in another one, and its partitioning by just these.
 
         Spark's own may name one that the optimiser knew more of, or less, and a plan above it then loses sight of it.
         """
-        placed = self._placed.get(frame)
-        if placed is None:
+        found = self._placed.get(frame)
+        if found is None:
             placed, output = known.plan.outputPartitioning(), known.plan.output()
-            if known.placement != _ONE:
-                own = {output.apply(at).exprId().id(): output.apply(at) for at in range(output.size())}
+            columns = [output.apply(at).withNullability(True) for at in range(output.size())]
+            if placed.toString() != _ONE:
+                own = {column.exprId().id(): column for column in columns}
                 by = placed.references().toSeq()
                 for column in (by.apply(at) for at in range(by.size())):
                     placed = placed.transform(self._one(column, own[column.exprId().id()]))
-            self._placed[frame] = placed
-        return placed
+            found = self._placed[frame] = self._sequence(columns), placed
+        return found
 
     def _stacked(self, rdds: Sequence[Any], partitions: int) -> Any:
         """One RDD whose partitions are those of the same number of each."""

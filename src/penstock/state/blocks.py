@@ -65,6 +65,12 @@ class LazyCut:
         manager.tryComplete(_internals(self._run).queryExecution())
 
 
+def completes_by_hand(session: SparkSession) -> bool:
+    """Whether :class:`LazyCut` can tell what was observed: before Spark 4.2 there is no way to."""
+    major, minor, *_ = session.version.split(".")
+    return (int(major), int(minor)) >= (4, 2)
+
+
 def twin(session: SparkSession) -> SparkSession:
     """A session beside ``session`` with the same settings of SQL."""
     child = session.newSession()

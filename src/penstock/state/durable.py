@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from penstock.errors import CheckpointAborted
 from penstock.handles import LayerRef, StateHandle
 from penstock.ids import BEGINNING
+from penstock.state.arranging import Arranger
+from penstock.state.blocks import framed
 from penstock.state.compaction import Merge, Sized, plan_durable
 from penstock.state.layer import Extent, Layer, union
 from penstock.state.slices import Slice, files_of
@@ -54,6 +56,7 @@ class DurableLayers:
     ) -> None:
         self._stack = stack
         self._writer = writer
+        self._arranger = Arranger(writer.session)
         self._refs = tuple(refs)
         self._epoch = 0
         self._horizon: int = horizon
@@ -152,7 +155,8 @@ class DurableLayers:
             first_end=min(layer.first_end for layer in layers),
             last_end=max(layer.last_end for layer in layers),
         )
-        rows = union(layers)
+        plan = self._arranger.above([layer.frame for layer in layers])
+        rows = union(layers) if plan is None else framed(plan, self._writer.session)
         return self._writer.write(lambda _: rows, extent, horizon=horizon)
 
     def _reading(self, refs: Sequence[LayerRef]) -> Rows:
