@@ -245,8 +245,10 @@ def test_a_job_runs_one_job_a_batch_and_checkpoints_all_of_it(spark: SparkSessio
     def pipeline(p: ps.Pipeline) -> None:
         schema = "id LONG, user STRING, at TIMESTAMP"
         raw = p.read("in", ps.files.Source(tmp_path / "in", schema=schema)).with_watermark("at", delay="10 minutes")
-        counts = raw.group_by("user", ps.tumbling("1 minute")).agg("counts", ps.agg.count().alias("n"), emit="updates")
-        counts.write("out", ps.files.Sink(tmp_path / "out", format="json"))
+        counts = raw.group_by("user", ps.tumbling("1 minute")).agg(
+            "changing", ps.agg.count().alias("n"), emit="updates"
+        )
+        counts.write("changes-out", ps.files.Sink(tmp_path / "out", format="json"))
 
     (tmp_path / "in").mkdir()
     watch, jobs = Watch(), Jobs(spark)
@@ -255,15 +257,15 @@ def test_a_job_runs_one_job_a_batch_and_checkpoints_all_of_it(spark: SparkSessio
     job.start()
     for number in range(1, 13):
         if number == 5:
-            watch.wait_for(Counted, 1, task="counts", name="compacted")  # it compiles beside the data path
+            watch.wait_for(Counted, 1, task="changing", name="compacted")  # it compiles beside the data path
         if number == 11:
             compiled = compilations(spark)
         given = [{"id": n, "user": f"u{n % 3}", "at": f"2026-01-01T00:0{number % 3}:{n:02}Z"} for n in range(20)]
         drop(tmp_path / "in", f"{number:02}.json", given)
-        watch.wait_for(BatchDone, number, task="counts")
-        assert (jobs.of("out"), jobs.of("counts")) == (number, 0)
+        watch.wait_for(BatchDone, number, task="changing")
+        assert (jobs.of("changes-out"), jobs.of("changing")) == (number, 0)
     assert compilations(spark) == compiled, "nothing is compiled after warm-up"
-    assert [fact.figures["time:1"]["missing"] for fact in watch.of(BatchDone, task="counts")] == [0] * 12
+    assert [fact.figures["time:1"]["missing"] for fact in watch.of(BatchDone, task="changing")] == [0] * 12
     assert job.stop()
     assert persistent(spark) <= before, "every block is freed by hand"
     published = spark.read.schema("user STRING, n LONG, _change STRING").json(str(tmp_path / "out"))
