@@ -72,7 +72,7 @@ class Deferring:
         """
         if self._twin is None:
             self._twin = twin(self._context.spark)
-        rows = self._plans.unwatched(arrival.watched, fold=False)
+        rows = self._plans.unwatched(arrival.watched)
         tag = Tag(name=self._stack.next_name(), level=0, epoch=self._stack.epoch, turn=self._emitter.turn)
         lazy = LazyLayer(self._format, rows, arrival.extent, tag, beside=self._twin)
         self._coming = lazy.layer

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from penstock.state.blocks import either
+from penstock.state.blocks import Sequences, either
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -63,11 +63,10 @@ class Grafter:
         self._maps = tuple(
             getattr(self.jvm, f"scala.collection.immutable.Map$Map{size}") for size in range(1, MOST + 1)
         )
-        self._nil = getattr(getattr(self.jvm, "scala.collection.immutable.Nil$"), "MODULE$")
+        self._sequence = Sequences(self.jvm)
         self._none = getattr(getattr(self.jvm, "scala.None$"), "MODULE$")
         literals: Java = getattr(self.jvm, "org.apache.spark.sql.catalyst.expressions.Literal$")
         self.literal = getattr(literals, "MODULE$").apply
-        self._cons = getattr(self.jvm, "scala.collection.immutable.$colon$colon")
         self._of_rows = self.jvm.org.apache.spark.sql.classic.Dataset.ofRows
 
     def leaf(self, schema: StructType) -> Leaf:
@@ -81,7 +80,7 @@ class Grafter:
         )
 
     def _empty(self, output: Java) -> Java:
-        given = (output, self._nil, False)
+        given = (output, self._sequence.nil, False)
         return either(self._local_relation, (*given, self._none), given)  # before Spark 4.2 none for a stream
 
     def replaced(self, *pairs: Java) -> Java:
@@ -99,10 +98,7 @@ class Grafter:
         """The rows of analysed plans with the same columns, none of which has an expression id of another's."""
         if len(plans) == 1:
             return plans[0]
-        sides = self._nil
-        for plan in reversed(plans):
-            sides = self._cons(plan, sides)
-        return self._union(sides, False, False)
+        return self._union(self._sequence(plans), False, False)
 
     def flatten(self, plan: Java) -> Java:
         """The same plan with fewer nodes: done once here, the optimiser need not do it again for each batch."""

@@ -81,11 +81,11 @@ class LayerPlans:
             return self.frame(plan), told
         return self._hung(self._partial(fold=fold), flagged)
 
-    def unwatched(self, flagged: Java, *, fold: bool) -> DataFrame:
-        """The same rows, whose extent nobody is told."""
+    def unwatched(self, flagged: Java) -> DataFrame:
+        """The rows of a small batch's layer, whose extent nobody is told."""
         if self._is_volatile:
-            return self._plan.partial(self.frame(flagged), fold=fold)
-        return self.frame(self._templates.hang(self._partial(fold=fold), flagged))
+            return self._plan.partial(self.frame(flagged))
+        return self.frame(self._templates.hang(self._partial(fold=False), flagged))
 
     def _partial(self, *, fold: bool) -> Template:
         if fold not in self._partials:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
-from penstock.state.blocks import either
+from penstock.state.blocks import Sequences, either
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,8 +47,7 @@ class Arranger:
         self._beside = getattr(jvm, "org.apache.spark.rdd.UnionRDD")
         self._above = getattr(jvm, "org.apache.spark.rdd.SQLPartitioningAwareUnionRDD")
         self._none = getattr(getattr(jvm, "scala.None$"), "MODULE$")
-        self._nil = getattr(getattr(jvm, "scala.collection.immutable.Nil$"), "MODULE$")
-        self._cons = getattr(jvm, "scala.collection.immutable.$colon$colon")
+        self._sequence = Sequences(jvm)
         self._tag = getattr(getattr(jvm, "scala.reflect.ClassTag$"), "MODULE$").AnyRef()
         self._one = getattr(jvm, "scala.collection.immutable.Map$Map1")
         self._known: WeakKeyDictionary[DataFrame, _Known] = WeakKeyDictionary()
@@ -116,15 +115,9 @@ class Arranger:
         return self._above(rdds[0].context(), self._sequence(rdds), partitions, self._tag)
 
     def _leaf(self, columns: Any, rows: Any, placed: Any) -> Any:
-        given = (columns, rows, placed, self._nil, False, self._none, self._session, self._none, self._none)
+        given = (columns, rows, placed, self._sequence.nil, False, self._none, self._session, self._none, self._none)
         # before Spark 4.3 it does not say whether it is checkpointed
         return either(self._rows, (*given, True), given)
-
-    def _sequence(self, items: Sequence[Any]) -> Any:
-        found = self._nil
-        for item in reversed(items):
-            found = self._cons(item, found)
-        return found
 
 
 def _plan(frame: DataFrame) -> Any:

@@ -109,6 +109,21 @@ def _placed(fresh: Any, session: SparkSession) -> Any:
     return fresh
 
 
+class Sequences:
+    """Makes Scala's lists; its classes are looked up once."""
+
+    def __init__(self, jvm: Any) -> None:
+        self.nil = getattr(getattr(jvm, "scala.collection.immutable.Nil$"), "MODULE$")
+        self._cons = getattr(jvm, "scala.collection.immutable.$colon$colon")
+
+    def __call__(self, items: Sequence[Any]) -> Any:
+        """A list of these."""
+        made = self.nil
+        for item in reversed(items):
+            made = self._cons(item, made)
+        return made
+
+
 def either(call: Callable[..., Any], newer: Sequence[Any], older: Sequence[Any]) -> Any:
     """Call into Spark with the parameters of its newer releases, or with those of an older one that has others."""
     try:

@@ -35,8 +35,8 @@ class LazyLayer:
 
     Args:
         layers_format: of its rows.
-        watched: a frame of them, merged and hashed, whose extent is observed.
-        read: tells :data:`EXTENT` after the job, if it can.
+        frame: of them, merged and hashed.
+        read: tells :data:`EXTENT`, or bounds of it, after the job, if it can.
         tag: of the layer.
         beside: see :class:`LazyCut`.
 
@@ -47,7 +47,7 @@ class LazyLayer:
     def __init__(
         self,
         layers_format: LayerFormat,
-        watched: DataFrame,
+        frame: DataFrame,
         read: Callable[[], Mapping[str, Any] | None],
         tag: Tag,
         *,
@@ -55,7 +55,7 @@ class LazyLayer:
     ) -> None:
         self._format = layers_format
         self._read = read
-        self._cut = LazyCut(watched, beside)
+        self._cut = LazyCut(frame, beside)
         kept = self._cut.frame
         anything = Kept(frame=kept, rows=0, first_end=BEGINNING, last_end=END_OF_TIME, lease=Lease(lambda: free(kept)))
         self.layer = _layer(anything, tag)
