@@ -32,9 +32,9 @@ class Pace(Protocol):
         ...
 
 
-REST: Final = 1.5
-"""The next batch begins so many times as long after the one before as batches take: who keeps up rests a third of the
-time, but …
+REST: Final = 1.6
+"""The next batch begins so many times as long after the one before as batches take: who keeps up rests three
+eighths of the time, but …
 """
 
 LONGEST: Final = 5
