@@ -53,7 +53,7 @@ def linger(time: str) -> WhenReady:
 
     A batch costs time whatever is in it, so many small ones cost processors and save little delay: at 10,000 rows a
     second on two cores, rows were through no sooner without a pause, for an eighth more of processors' time. Where
-    batches take longer than that, a pause of half as long as they take as a rule leaves a third of the time to others,
+    batches take longer than that, a pause of three fifths of what they take as a rule leaves time to others,
     while batches begin no more than five times that time apart. The first rows after a rest are read at once, and so is
     what a batch had no room for.
     Kafka's producers have ``linger.ms`` and Flink's edges a buffer timeout for the same reason.
