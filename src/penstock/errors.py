@@ -94,6 +94,12 @@ class SettingsError(PenstockError):
     domain = Domain.USER
 
 
+class UnknownName(PenstockError):
+    """A job, checkpoint, savepoint or step that is not there; the message has the nearest one."""
+
+    domain = Domain.USER
+
+
 class ConnectorError(PenstockError):
     """A source or sink could not do its work."""
 

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from penstock.checkpoint.entries import Claim, Stopped
 from penstock.cli.exits import ExitCode
-from penstock.cli.job_log import read_log
 from penstock.cli.live import count, size
+from penstock.operate.directory import JobDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,10 +68,10 @@ def show_checkpoints(output: Output, *, job: str, state: str, as_json: bool) -> 
     """Print them.
 
     Raises:
-        UsageError: there is no such job; with the nearest name.
+        UnknownName: there is no such job; with the nearest name.
         PenstockError: the log cannot be read.
     """
-    history = read_log(state, job)
+    history = JobDirectory(state, job).read()
     if as_json:
         output.out.file.write(json.dumps(document(history), indent=2) + "\n")
         return ExitCode.ENDED

@@ -16,7 +16,7 @@ from penstock.cli.demo_process import drive
 from penstock.cli.demo_verdict import tell_verdict
 from penstock.cli.exits import ExitCode, UsageError
 from penstock.cli.family import family, kill_family
-from penstock.cli.job_log import read_log
+from penstock.operate.directory import JobDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -96,7 +96,7 @@ class _Demo:
         return drive(self._output, "orders:orders", self._home, self._temporary, stop=stop)
 
     def _restore_point(self) -> Manifest | None:
-        return read_log(str(self._home / "state"), "orders").restore_point
+        return JobDirectory(self._home / "state", "orders").read().restore_point
 
     # --------------------------------------------------------------------------------------------------- the result
 

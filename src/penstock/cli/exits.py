@@ -20,6 +20,7 @@ from penstock.errors import (
     SinkIdentityConflict,
     StateDirectoryRefused,
     StateIncompatible,
+    UnknownName,
 )
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ _REFUSED: Final = (
 )
 
 _CODES: Final[tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], ExitCode], ...]] = (
-    ((UsageError, SettingsError), ExitCode.USAGE),
+    ((UsageError, SettingsError, UnknownName), ExitCode.USAGE),
     (_REFUSED, ExitCode.REFUSED),
     ((GenerationFenced, JobIsRunning), ExitCode.FENCED),
     (EngineDied, ExitCode.ENGINE_DIED),

@@ -8,13 +8,13 @@ import pkgutil
 import sys
 import sysconfig
 import traceback
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import penstock
 from penstock.cli.exits import UsageError
 from penstock.errors import GraphError, PenstockError
+from penstock.operate.names import near
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -109,16 +109,3 @@ def _is_pipeline(value: object) -> bool:
 
 def _hint(name: str, there: Iterable[str], none: str) -> str:
     return near(name, there) or f"; {none}"
-
-
-def near(name: str, there: Iterable[str]) -> str:
-    """The nearest of the names that are there, as the end of a message; empty if there are none.
-
-    >>> near("ordrs", ["orders", "late"])
-    "; did you mean 'orders'?"
-    """
-    known = sorted(there)
-    found = get_close_matches(name, known, n=1)
-    if found:
-        return f"; did you mean {found[0]!r}?"
-    return f"; there is {', '.join(known)}" if known else ""

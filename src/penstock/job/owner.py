@@ -85,15 +85,27 @@ class OwnerCheck:
             CheckpointError: whether there is an owner cannot be found out; nothing was claimed.
         """
         latest = self._clock.now() + int(STOPPING * 1_000_000)
-        while (history := self._owned_by_another()) is not None:
-            answer = self._ask(history)
-            if answer is None:
-                self._silent = history.tail
-                return
+        while (heard := self.hear()) is not None:
+            history, answer = heard
             is_ending = answer.me is not None and answer.me.state == JobState.STOPPING.value
             if not is_ending or self._clock.now() >= latest:
                 raise JobIsRunning(self._refusal(history, answer))
             self._pause(ASK_AGAIN)
+
+    def hear(self) -> tuple[History, ControlAnswer] | None:
+        """Ask once: what the newest claim's owner says, and the log; ``None`` if nobody is there.
+
+        Raises:
+            CheckpointError: whether there is an owner cannot be found out.
+        """
+        history = self._owned_by_another()
+        if history is None:
+            return None
+        answer = self._ask(history)
+        if answer is None:
+            self._silent = history.tail
+            return None
+        return history, answer
 
     def _owned_by_another(self) -> History | None:
         """The log, if somebody may have it who has not been silent yet; entries that cannot be read may be theirs."""
