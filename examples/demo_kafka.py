@@ -28,8 +28,8 @@ from penstock.cli.demo_orders import Totals, order_line, read_published  # noqa:
 from penstock.cli.demo_process import drive  # noqa: E402
 from penstock.cli.demo_verdict import tell_verdict  # noqa: E402
 from penstock.cli.family import family, kill_family  # noqa: E402
-from penstock.cli.job_log import read_log  # noqa: E402
 from penstock.cli.output import Output  # noqa: E402
+from penstock.operate.directory import JobDirectory  # noqa: E402
 
 PARTITIONS = 4
 
@@ -98,7 +98,7 @@ class _Demo:
 
     def open_or_kill(self, line: str, pid: int, shop: _Shop) -> bool:
         """At the first checkpoint orders begin to come; at one that has a sixth of them, whether all is killed."""
-        point = read_log(str(self.home / "state"), "orders").restore_point if " checkpoint " in line else None
+        point = JobDirectory(self.home / "state", "orders").read().restore_point if " checkpoint " in line else None
         if point is None:
             return False
         if not shop.ident:  # not started yet

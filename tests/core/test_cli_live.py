@@ -6,8 +6,9 @@ import time
 import pytest
 
 from core.cli_kit import Terminal
-from penstock.cli.live import LiveOutput, size
+from penstock.cli.live import LiveOutput
 from penstock.cli.output import Output
+from penstock.cli.words import size
 from penstock.facts import (
     BatchDone,
     CheckpointCompleted,

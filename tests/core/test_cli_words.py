@@ -26,10 +26,26 @@ def shop(tmp_path, monkeypatch):
     return name
 
 
-@pytest.mark.parametrize("command", ["", "run", "checkpoints", "demo"])
+COMMANDS = [
+    "",
+    "run",
+    "checkpoints",
+    "demo",
+    "savepoint",
+    "savepoint create",
+    "savepoint list",
+    "savepoint show",
+    "savepoint drop",
+    "stop",
+    "settle",
+    "rewind",
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_teaches_with_examples_and_exit_codes(command):
     said = say(*command.split(), "--help")
-    golden = GOLDEN / f"{command or 'penstock'}.txt"
+    golden = GOLDEN / f"{command.replace(' ', '-') or 'penstock'}.txt"
     if os.environ.get("WRITE_GOLDEN"):
         golden.write_text(said.out)
 

@@ -18,7 +18,8 @@ from penstock.runtime.drift_streams import READ_ON
 from penstock.runtime.inputs import Inputs, Upstream
 from penstock.runtime.output import Output, Path, Rewrite
 from penstock.runtime.pacing import Metronome, Pace
-from penstock.runtime.source_task import Finish, SourceTask
+from penstock.runtime.source_mail import Finish
+from penstock.runtime.source_task import SourceTask
 from penstock.runtime.task_protocols import Progress
 from penstock.sources.base import CaughtUp, Limits, Nothing, Poll, Rows
 

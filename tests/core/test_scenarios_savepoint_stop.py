@@ -1,5 +1,7 @@
 """Savepoints and stops, whole and half done. Numbers are Flink's scenarios; its drain is a source's own end here."""
 
+from dataclasses import replace
+
 import pytest
 
 from core.attempt_kit import Attempt, numbers
@@ -20,7 +22,7 @@ from penstock.checkpoint.messages import (
     WakeAt,
 )
 from penstock.elements import Barrier, Batch, EndOfStream, Watermark
-from penstock.errors import CheckpointAborted, ConnectorError, StorageFailed
+from penstock.errors import CheckpointAborted, ConnectorError, StateIncompatible, StorageFailed
 from penstock.facts import CheckpointFailed
 from penstock.ids import END_OF_TIME
 from penstock.testing.filesystem import MemoryFileSystem
@@ -130,7 +132,7 @@ def test_126_an_end_that_is_aborted_restarts_every_task_from_the_last_checkpoint
 
 @pytest.mark.mission("L1")
 def test_127_a_source_that_ends_closes_event_time_before_the_final_barrier_and_a_stopped_one_leaves_it():
-    def passed(*, ends):
+    def passed(*, ends, **stop):
         seen = []
         attempt = Attempt(MemoryFileSystem(), total=1, ends=ends, begin=False)
         output = attempt.wiring.tasks["in"]._output
@@ -139,13 +141,14 @@ def test_127_a_source_that_ends_closes_event_time_before_the_final_barrier_and_a
         attempt.supervisor.begin(attempt.wiring)
         attempt.settle()
         if not ends:
-            attempt.stop()
+            attempt.stop(**stop)
         assert attempt.published == [1]
         return [element if not isinstance(element, Batch) else "batch" for element in seen]
 
     first, final = Barrier(checkpoint=0), Barrier(checkpoint=1, kind=FINAL)
     assert passed(ends=True) == [first, "batch", Watermark(at=END_OF_TIME), final, EndOfStream()]
     assert passed(ends=False) == [first, "batch", final, EndOfStream()]
+    assert passed(ends=False, drain=True) == [first, "batch", Watermark(at=END_OF_TIME), final, EndOfStream()]
 
 
 def test_127_what_the_end_of_time_brings_about_is_in_the_final_snapshot():
@@ -157,6 +160,61 @@ def test_127_what_the_end_of_time_brings_about_is_in_the_final_snapshot():
     attempt.supervisor.begin(attempt.wiring)
     attempt.settle()
     assert order == [("snapshot", 0), ("advance", END_OF_TIME), ("snapshot", 1)]
+
+
+def test_126_a_drain_whose_savepoint_fails_has_drained_nothing():
+    filesystem = MemoryFileSystem()
+    first = Attempt(filesystem, total=2).settle()
+    first.writer._filesystem = broken = MemoryFileSystem()
+    broken.fail("create", DOWN)
+    first.stop("s", name="end", drain=True)
+    assert first.answers == [("s", Answer.FAILED, None)]
+    second = Attempt(filesystem, total=4).settle()
+    second.stop("t")
+    assert second.published == [1, 2, 3, 4], "the sources go on as if nothing had been asked"
+    assert "end" not in second.owned.history.pins
+
+
+def test_127_what_was_drained_refuses_more_rows_and_a_checkpoint_before_it_does_not():
+    filesystem = MemoryFileSystem()
+    first = Attempt(filesystem, total=2).settle().ask("r", name="open")
+    first.stop("s", name="end", drain=True)
+    assert first.answers[-1] == ("s", Answer.DONE, 2)
+    assert first.published == [1, 2]
+    second = Attempt(filesystem, total=4).settle()
+    assert isinstance(second.error, StateIncompatible)
+    assert "ended in an earlier run, or was drained" in str(second.error)
+    third = Attempt(filesystem, total=4, rewind={"rewind_to": 1}).settle()
+    third.stop("t")
+    assert third.published == [1, 2, 3, 4]
+
+
+def test_127_a_drain_that_comes_after_the_barriers_of_a_plain_stop_is_refused():
+    job = Job()
+    assert job.stop("s") == barrier(0, FINAL)
+    refused = answer("d", Answer.REFUSED, None, AbortReason.STOPPING.value)
+    assert job.stop("d", drain=True) == [refused]
+    job.complete(0)
+    assert job.stop("e", drain=True) == [replace(refused, request="e")]
+
+
+def test_127_a_second_drain_joins_the_first_and_a_plain_stop_joins_both():
+    job = Job()
+    [inject, _] = job.stop("s", drain=True)
+    assert inject.drain
+    assert job.stop("d", name="end", drain=True) == []
+    assert job.stop("p") == []
+    [write] = job.ack(0)
+    assert [pin.name for pin in write.manifest.pins] == ["end"]
+    assert job.written(0)[-1] == stopped(job, 0, "s", "d", "p")
+
+
+def test_127_a_drain_that_waits_for_a_checkpoint_ends_the_sources_only_with_the_last_one():
+    job = Job()
+    assert job.request("r", "save") == barrier(0, SAVEPOINT)
+    assert job.stop("s", drain=True) == []
+    *_, inject, _ = job.complete(0)
+    assert (inject.kind, inject.drain) == (FINAL, True)
 
 
 @pytest.mark.parametrize("first", ["commit", "patience"])

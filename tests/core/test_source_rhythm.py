@@ -17,7 +17,8 @@ from penstock.runtime.latency import MarkerRhythm
 from penstock.runtime.output import Output
 from penstock.runtime.pacing import Linger, Metronome, Pace
 from penstock.runtime.rate_control import RateControl
-from penstock.runtime.source_task import Finish, SourceTask
+from penstock.runtime.source_mail import Finish
+from penstock.runtime.source_task import SourceTask
 from penstock.runtime.task_protocols import Completed, Progress
 from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Poll, Rows
 

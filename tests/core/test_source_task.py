@@ -11,7 +11,8 @@ from penstock.handles import Position, TaskSnapshot
 from penstock.ids import END_OF_TIME, CheckpointId, Instant, WallTime
 from penstock.runtime.channel import Channel
 from penstock.runtime.inputs import Inputs
-from penstock.runtime.source_task import MOST_PENDING, Finish, SourceTask
+from penstock.runtime.source_mail import Finish
+from penstock.runtime.source_task import MOST_PENDING, SourceTask
 from penstock.runtime.task import StepTask
 from penstock.runtime.task_protocols import Completed, Progress
 from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Poll, Rows

@@ -22,8 +22,8 @@ from crash.kafka_producer import DELAYED
 from crash.waiting import clock, until
 from integration.broker import QUIET, Broker
 from integration.topics import Topics
-from penstock.cli.job_log import read_log
 from penstock.errors import PenstockError
+from penstock.operate.directory import JobDirectory
 
 PRODUCER = Path(__file__).with_name("kafka_producer.py")
 PATIENCE = 300
@@ -110,7 +110,7 @@ class KafkaFeed:
     def _is_known(self, partition: int) -> bool:
         """Whether the job's newest checkpoint has the partition."""
         with suppress(PenstockError, OSError):
-            point = read_log(str(self._home / "state"), "torture").restore_point
+            point = JobDirectory(str(self._home / "state"), "torture").read().restore_point
             for snapshot in point.tasks if point else ():
                 detail = snapshot.position.detail if snapshot.position else None
                 if isinstance(detail, dict) and str(partition) in detail["topics"][self.topic]["next"]:

@@ -9,7 +9,7 @@ from crash.aligned_job import FAST, HELD, SLOW
 from crash.driver import Driver
 from crash.waiting import until
 from penstock.checkpoint.entries import Manifest
-from penstock.cli.job_log import read_log
+from penstock.operate.directory import JobDirectory
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -20,7 +20,7 @@ def held(home):
     """The newest checkpoint, if its barriers left the sources seconds apart, once both are warm."""
     if not list((home / "state" / "aligned" / "log").glob("*.json")):
         return None
-    bodies = [entry.body for entry in read_log(str(home / "state"), "aligned").entries]
+    bodies = [entry.body for entry in JobDirectory(str(home / "state"), "aligned").read().entries]
     newest = next((body for body in reversed(bodies) if isinstance(body, Manifest)), None)
     is_held = newest is not None and newest.completed - newest.triggered > HELD / 3 * 1_000_000
     return newest if is_held and position(newest, "slow") > 2 else None

@@ -7,7 +7,7 @@ from crash.input_files import InputFiles
 from crash.verdict import judge
 from crash.waiting import until
 from penstock.checkpoint.entries import Manifest
-from penstock.cli.job_log import read_log
+from penstock.operate.directory import JobDirectory
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -20,7 +20,7 @@ def rows_in_state(home):
     """How many rows of state the newest checkpoint names."""
     if not list((home / "state" / "torture" / "log").glob("*.json")):
         return 0
-    found = [entry.body for entry in read_log(str(home / "state"), "torture").entries]
+    found = [entry.body for entry in JobDirectory(str(home / "state"), "torture").read().entries]
     newest = next((body for body in reversed(found) if isinstance(body, Manifest)), None)
     states = [task.state for task in newest.tasks if task.state is not None] if newest else []
     return sum(layer.rows for state in states for layer in state.layers)

@@ -10,7 +10,7 @@ import pytest
 from crash.driver import Driver, all_gone, entries
 from crash.input_files import InputFiles
 from crash.waiting import until
-from penstock.cli.job_log import read_log
+from penstock.operate.directory import JobDirectory
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -64,7 +64,7 @@ def child_of(driver):
 
 def stopped(driver):
     """Its last word in the log is that everything is published."""
-    history = read_log(str(driver.home / "state"), "torture")
+    history = JobDirectory(str(driver.home / "state"), "torture").read()
     return type(history.entries[-1].body).__name__ == "Stopped" and not history.open_committables
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.cli.demo_orders import read_published
-from penstock.cli.job_log import read_log
+from penstock.operate.directory import JobDirectory
 
 pytestmark = pytest.mark.spark
 
@@ -48,4 +48,4 @@ def test_the_demos_pipeline_counts_every_order_that_its_shop_appends(spark, brok
     assert report.state == "stopped"
     assert shop.totals.differs(found) == []
     assert (found.total, found.bad) == (ROWS - 1, 1)
-    assert demo._orders_read(read_log("state", "orders").restore_point) == ROWS
+    assert demo._orders_read(JobDirectory("state", "orders").read().restore_point) == ROWS

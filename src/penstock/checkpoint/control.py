@@ -31,6 +31,8 @@ class Kind(str, Enum):
     """Who are you? Changes nothing."""
     STOP = "stop"
     """Take a last checkpoint, publish, end. With a name that checkpoint is a savepoint."""
+    DRAIN = "drain"
+    """Stop, but have the sources end first, for good: all windows close and are published."""
     CHECKPOINT = "checkpoint"
     """Take a checkpoint now."""
     SAVEPOINT = "savepoint"
@@ -42,6 +44,7 @@ class Kind(str, Enum):
 
 
 _NAMED: Final = frozenset({Kind.SAVEPOINT, Kind.PIN, Kind.UNPIN})
+_STOPS: Final = frozenset({Kind.STOP, Kind.DRAIN})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +148,7 @@ def misfit(request: ControlRequest) -> str | None:
     if kind in _NAMED and request.name is None:
         return f"a {kind.value} needs a name"
     if request.name is not None:
-        if kind not in _NAMED and kind is not Kind.STOP:
+        if kind not in _NAMED and kind not in _STOPS:
             return f"a {kind.value} has no name"
         try:
             check_savepoint_name(request.name)
@@ -153,6 +156,6 @@ def misfit(request: ControlRequest) -> str | None:
             return str(error)
     if (request.checkpoint is not None) != (kind is Kind.PIN):
         return "a pin, and nothing else, names a checkpoint"
-    if request.patience is not None and (kind is not Kind.STOP or not 0 <= request.patience <= LONGEST_PATIENCE):
+    if request.patience is not None and (kind not in _STOPS or not 0 <= request.patience <= LONGEST_PATIENCE):
         return f"only a stop has patience, and it is not negative and at most {LONGEST_PATIENCE}"
     return None

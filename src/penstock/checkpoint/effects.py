@@ -17,11 +17,15 @@ from penstock.ids import CheckpointId, Instant
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InjectBarrier:
-    """Have each of ``sources`` send the barrier between two batches. After a final one they send no batch more."""
+    """Have each of ``sources`` send the barrier between two batches. After a final one they send no batch more.
+
+    With ``drain`` each source ends first, as if there were nothing more to read, ever.
+    """
 
     checkpoint: CheckpointId
     kind: CheckpointKind
     sources: tuple[str, ...]
+    drain: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

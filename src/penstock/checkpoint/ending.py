@@ -19,14 +19,20 @@ class Ending:
         """A final checkpoint is to be taken."""
         self.final: CheckpointId | None = None
         """The final checkpoint, once it is in the log."""
+        self._is_drained = False  # the sources have ended, or are about to
         self._is_impatient = False  # somebody does not wait longer for output to be published
         self._stops: list[StopRequested] = []
         self._is_writing = False
 
-    @property
-    def is_sealed(self) -> bool:
-        """The ``stopped`` entry is on its way: whoever asks from now on is not in it."""
-        return self._is_writing
+    def drain(self) -> bool:
+        """The final barriers leave: whether the sources are to end first, for good."""
+        self._is_drained = self._is_drained or any(stop.drain for stop in self._stops)
+        return self._is_drained
+
+    def is_too_late_for(self, stop: StopRequested, *, is_begun: bool, is_sent: bool) -> bool:
+        """Whether it cannot get what it asks for any more: the final barriers have left, or its manifest is sent."""
+        is_undrained = stop.drain and is_begun and not self._is_drained
+        return self._is_writing or is_undrained or (stop.name is not None and is_sent)
 
     def ask(self, stop: StopRequested) -> None:
         """Somebody asks the job to stop."""

@@ -122,7 +122,8 @@ class CheckpointRequested:
 class StopRequested:
     """Somebody asks the job to end after a final checkpoint; with a ``name`` that checkpoint is pinned.
 
-    ``patience`` is how many microseconds the asker waits for everything to be published; ``None`` is for ever.
+    ``patience`` is how many microseconds the asker waits for everything to be published; ``None`` is for ever. With
+    ``drain`` the sources end before that checkpoint, for good: all windows close, and nothing can be read after it.
     """
 
     at: Instant
@@ -131,6 +132,7 @@ class StopRequested:
     name: str | None = None
     owner: str = ""
     patience: int | None = None
+    drain: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

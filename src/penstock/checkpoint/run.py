@@ -67,8 +67,8 @@ class Run:
 
     def begin(self) -> list[Effect]:
         """What the start of the job brings about."""
-        start = self._start
-        return [*self._publication.publish(start.open), *self._agenda.arm(start.at), *self._next(start)]
+        at = self._start.at
+        return [*self._publication.publish(self._start.open), *self._agenda.arm(at), *self._next(self._start)]
 
     def handle(self, event: Event) -> list[Effect]:
         """Take in an event."""
@@ -131,32 +131,36 @@ class Run:
         self._agenda.is_changed = False
         self._calls.begin(checkpoint, due, event.wall)
         deadline = Instant(event.at + self._settings.timeout)
+        drain = due.kind is CheckpointKind.FINAL and self._agenda.ending.drain()
         return [
-            InjectBarrier(checkpoint=checkpoint, kind=due.kind, sources=self._start.sources),
+            InjectBarrier(checkpoint=checkpoint, kind=due.kind, sources=self._start.sources, drain=drain),
             WakeAt(at=deadline, timer=CheckpointDeadline(checkpoint=checkpoint)),
         ]
 
     def _requested(self, event: CheckpointRequested) -> list[Effect]:
-        if self._is_over or self._is_final(self._calls.pending) or self._is_final_sent:
+        if self._is_over or self._is_ending:
             return [_refused(event.request, AbortReason.STOPPING)]
         if not self._agenda.add(event):
             return [_refused(event.request, AbortReason.TOO_MANY_REQUESTS)]
         return self._next(event)
 
     def _stop(self, event: StopRequested) -> list[Effect]:
-        is_too_late = self._agenda.ending.is_sealed or (event.name is not None and self._is_final_sent)
-        if self._is_over or is_too_late:
+        ending = self._agenda.ending
+        if self._is_over or ending.is_too_late_for(event, is_begun=self._is_ending, is_sent=self._is_final_sent):
             return [_refused(event.request, AbortReason.STOPPING)]
-        self._agenda.ending.ask(event)
+        ending.ask(event)
         effects = self._next(event)
         if event.patience is not None:
-            timer = StopDeadline(request=event.request)
-            effects.append(WakeAt(at=Instant(event.at + event.patience), timer=timer))
+            effects.append(WakeAt(at=Instant(event.at + event.patience), timer=StopDeadline(request=event.request)))
         return effects
 
     @staticmethod
     def _is_final(pending: Pending | None) -> bool:
         return pending is not None and pending.kind is CheckpointKind.FINAL
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._is_final(self._calls.pending) or self._is_final_sent
 
     @property
     def _is_final_sent(self) -> bool:

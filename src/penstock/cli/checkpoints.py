@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Final
 
 from rich.table import Table
@@ -12,7 +11,7 @@ from rich.text import Text
 
 from penstock.checkpoint.entries import Claim, Stopped
 from penstock.cli.exits import ExitCode
-from penstock.cli.live import count, size
+from penstock.cli.words import count, size, when
 from penstock.operate.directory import JobDirectory
 
 if TYPE_CHECKING:
@@ -158,7 +157,7 @@ def _table(history: History) -> Table:
             "→" if row.is_restore_point else "",
             str(row.id),
             row.kind,
-            datetime.fromtimestamp(row.completed / 1_000_000, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ"),
+            when(row.completed),
             f"{row.duration_ms / 1_000:.2f} s",
             f"+{size(row.bytes)}",
             size(row.total_bytes),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from rich.live import Live
 from rich.text import Text
 
+from penstock.cli.words import clock_time, count, event_time, size
 from penstock.facts import (
     BatchDone,
     CheckpointCompleted,
@@ -176,41 +176,3 @@ class LiveOutput:
         if at == END_OF_TIME:
             return "at the end"
         return event_time(at)
-
-
-def clock_time(wall: int) -> str:
-    """The time of day where the user is."""
-    return datetime.fromtimestamp(wall / 1_000_000).astimezone().strftime("%H:%M:%S")
-
-
-def event_time(micros: int) -> str:
-    """A time that the data says, in UTC."""
-    from datetime import timedelta, timezone
-
-    try:
-        at = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=micros)
-    except OverflowError:
-        return f"{micros} us"
-    return at.strftime("%Y-%m-%d %H:%M:%S")
-
-
-def size(number: int) -> str:
-    """Bytes as people write them.
-
-    >>> size(2_100_000)
-    '2.1 MB'
-    """
-    value, units = float(number), ["B", "kB", "MB", "GB", "TB"]
-    while value >= 1_000 and len(units) > 1:  # noqa: PLR2004 - the step of the units
-        value /= 1_000
-        units.pop(0)
-    return f"{number} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
-
-
-def count(number: int, what: str) -> str:
-    """A number of things.
-
-    >>> count(1, "output"), count(2_000, "output")
-    ('1 output', '2,000 outputs')
-    """
-    return f"{number:,} {what}" + ("" if number == 1 else "s")

@@ -10,7 +10,7 @@ from typing import Final, NoReturn
 from cyclopts import App, CycloptsError
 from cyclopts.help import PlainFormatter
 
-from penstock.cli.commands import checkpoints, demo, run
+from penstock.cli.commands import checkpoints, demo, ending, run, savepoint
 from penstock.cli.commands.shared import Add, epilogue
 from penstock.cli.exits import ExitCode, UsageError
 from penstock.cli.output import Output
@@ -30,6 +30,8 @@ COMMANDS: Final[tuple[Add, ...]] = (
     run.add,
     demo.add,
     checkpoints.add,
+    savepoint.add,
+    ending.add,
 )
 """In the order of ``--help``, which sorts them."""
 

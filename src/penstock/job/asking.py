@@ -103,7 +103,7 @@ class Asking:
             raise InternalError(msg)
         return reply.checkpoint
 
-    def stop(self, name: str | None, patience: int | None) -> StopRequested:
+    def stop(self, name: str | None, patience: int | None, *, drain: bool = False) -> StopRequested:
         """The request of a stop; of the same name it is the same one, until it is answered that it came to nothing.
 
         Raises:
@@ -111,15 +111,15 @@ class Asking:
             RequestRefused: a savepoint is wanted of a job that does not run.
         """
         if name is None:
-            return self._new_stop(None, patience)
+            return self._new_stop(None, patience, drain=drain)
         check_savepoint_name(name)
         with self._lock:
             if name not in self._stops:
                 self._refuse_unless_alive("stop(savepoint=…)")
-                self._stops[name] = self._new_stop(name, patience), Waiter()
+                self._stops[name] = self._new_stop(name, patience, drain=drain), Waiter()
             return self._stops[name][0]
 
-    def _new_stop(self, name: str | None, patience: int | None) -> StopRequested:
+    def _new_stop(self, name: str | None, patience: int | None, *, drain: bool) -> StopRequested:
         return StopRequested(
             at=self._clock.now(),
             wall=self._clock.wall(),
@@ -127,6 +127,7 @@ class Asking:
             name=name,
             owner=platform.node(),
             patience=patience,
+            drain=drain,
         )
 
     def wait_for_stop(

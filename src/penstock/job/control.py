@@ -159,14 +159,14 @@ class ControlWatch:
             self._note(id, owned, reply_of_log(owned.history, id, cause))
         elif request.kind is Kind.HELLO:
             self._note(id, owned, Reply(answer=Answer.DONE, message="here I am"), me=self._me())
-        elif self._requests.are_taken_in or (request.kind is Kind.STOP and request.name is None):
+        elif self._requests.are_taken_in or (request.kind in {Kind.STOP, Kind.DRAIN} and request.name is None):
             self._known[id] = _Known()
             self._submit(request, lambda reply: self._note(id, owned, reply))
 
     def _submit(self, request: ControlRequest, tell: Tell) -> None:
         now, wall = self._clock.now(), self._clock.wall()
         match request.kind:
-            case Kind.STOP:
+            case Kind.STOP | Kind.DRAIN:
                 stop = StopRequested(
                     at=now,
                     wall=wall,
@@ -174,6 +174,7 @@ class ControlWatch:
                     name=request.name,
                     owner=request.owner,
                     patience=request.patience,
+                    drain=request.kind is Kind.DRAIN,
                 )
                 self._stop(stop, tell)
             case Kind.PIN | Kind.UNPIN:

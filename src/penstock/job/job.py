@@ -195,10 +195,12 @@ class Job:
         """Take a checkpoint now; as :meth:`savepoint`, without a name."""
         return self._asking.checkpoint(None, timeout)
 
-    def stop(self, timeout: float | None = None, *, savepoint: str | None = None) -> bool:
+    def stop(self, timeout: float | None = None, *, savepoint: str | None = None, drain: bool = False) -> bool:
         """Take a last checkpoint, publish, end, and wait for it. Harmless if it is over; may be repeated.
 
-        With ``savepoint`` that checkpoint keeps this name; if it cannot have it, the job goes on.
+        With ``savepoint`` that checkpoint keeps this name; if it cannot have it, the job goes on. With ``drain`` the
+        sources end first, for good: all windows close and are published, and a later start that finds more rows is
+        refused unless it goes back to a checkpoint before.
 
         Raises:
             InternalError: called from one of the job's own threads, which would wait for itself.
@@ -208,9 +210,9 @@ class Job:
         """
         refuse_own_threads("stop()", "use request_stop()")
         if savepoint is None:
-            self.request_stop()
+            self._request_stop(drain=drain)
             return self.wait(timeout)
-        event = self._asking.stop(savepoint, self._settings.stop_timeout)
+        event = self._asking.stop(savepoint, self._settings.stop_timeout, drain=drain)
         deadline = None if timeout is None else self._clock.now() + timeout * 1_000_000
         try:
             if not self._asking.wait_for_stop(event, self._ask_to_stop, timeout):
@@ -222,14 +224,18 @@ class Job:
 
     def request_stop(self) -> None:
         """As :meth:`stop`, without waiting; from any thread, a listener's too."""
+        self._request_stop(drain=False)
+
+    def _request_stop(self, *, drain: bool) -> None:
         with self._lock:
             first, self._is_asked = not self._is_asked, True
             if self._thread is None and not self._lifecycle.is_over:
                 self._stop.ask()
                 self._finish(JobState.STOPPED, None)
                 return
-        if first:
-            self._ask_to_stop(self._asking.stop(None, self._settings.stop_timeout), warn_if_unpublished)
+        if first or drain:
+            asked = self._asking.stop(None, self._settings.stop_timeout, drain=drain)
+            self._ask_to_stop(asked, warn_if_unpublished)
 
     def _ask_to_stop(self, stop: StopRequested, tell: Tell) -> None:
         """One that wants a name stops the job only once it is sure to get it."""

@@ -136,12 +136,12 @@ def _pin(job: JobDirectory, name: str, target: CheckpointId | None) -> Checkpoin
     with job.own() as owned:
         history = owned.history  # read again, under the claim (rule L5)
         _refuse_taken(history, name)
-        point = history.restore_point
-        if target is None and point is None:
+        if target is None and history.restore_point is not None:
+            target = history.restore_point.checkpoint
+        if target is None:
             msg = f"job {job.job!r} is not running and has no checkpoint that could have a name; run it first"
             raise RequestFailed(msg)
-        checkpoint = target if target is not None else point.checkpoint  # type: ignore[union-attr] - one of them is
-        which_checkpoint(history, str(checkpoint))
+        checkpoint = which_checkpoint(history, str(target))
         owned.append(Pin(name=name, checkpoint=checkpoint, at=job.now(), owner=me()))
         return checkpoint
 
@@ -172,4 +172,5 @@ def done(answer: ControlAnswer, what: str) -> ControlAnswer:
     """
     if answer.answer is Answer.DONE:
         return answer
-    raise (RequestRefused if answer.answer is Answer.REFUSED else RequestFailed)(f"{what}: {answer.message}")
+    msg = f"{what}: {answer.message}"
+    raise (RequestRefused if answer.answer is Answer.REFUSED else RequestFailed)(msg)

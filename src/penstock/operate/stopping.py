@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.checkpoint.control import Kind, check_savepoint_name
 from penstock.checkpoint.effects import Answer
 from penstock.checkpoint.recovery import Recovery, plan_rewind
+from penstock.errors import RequestRefused
 from penstock.failpoints import failpoint
 from penstock.job.recover import carry_out
 from penstock.operate.directory import is_at_rest
@@ -41,27 +42,36 @@ class Stopping:
 
 
 def stop(
-    job: JobDirectory, *, savepoint: str | None = None, patience: int | None = None, seconds: float | None = None
+    job: JobDirectory,
+    *,
+    savepoint: str | None = None,
+    drain: bool = False,
+    patience: int | None = None,
+    seconds: float | None = None,
 ) -> Stopping:
     """Have a running job take a last checkpoint, publish, and end; one that is stopped already only gets its savepoint.
 
     Args:
         job: which.
         savepoint: a name for the last checkpoint.
+        drain: have the sources end first, for good: all windows close and are published.
         patience: microseconds that the job waits for its last checkpoint and its output, before it ends without.
         seconds: how long to wait for the job's answer; for ever unless given.
 
     Raises:
         SettingsError: the name is none.
-        RequestRefused: the name is taken: the job goes on.
+        RequestRefused: the name is taken: the job goes on; or it is to be drained and does not run.
         RequestFailed: the last checkpoint failed, or the job ended without it; or no answer came in time.
     """
     if savepoint is not None:
         check_savepoint_name(savepoint)
     if job.owner() is None:
+        if drain:
+            msg = f"nobody runs job {job.job!r}, and only a running job can be drained: start it, then stop --drain"
+            raise RequestRefused(msg)
         checkpoint = create(job, savepoint) if savepoint is not None else _newest(job.read())
         return Stopping(checkpoint=checkpoint, was_running=False, unpublished=_waiting(job.read()))
-    answer = job.ask(Kind.STOP, name=savepoint, patience=patience, seconds=seconds)
+    answer = job.ask(Kind.DRAIN if drain else Kind.STOP, name=savepoint, patience=patience, seconds=seconds)
     if answer.answer is Answer.UNPUBLISHED:
         return Stopping(checkpoint=answer.checkpoint, was_running=True, unpublished=answer.message)
     done(answer, f"stopping job {job.job!r}")
@@ -159,5 +169,5 @@ def _carry_out(job: JobDirectory, owned: OwnedLog, recovery: Recovery) -> None:
     )
 
 
-def _nobody(_fact: Fact) -> None:
+def _nobody(fact: Fact) -> None:
     """The caller tells what was done, once all of it is."""

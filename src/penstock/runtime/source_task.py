@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from dataclasses import replace
+from typing import Final
 
 from penstock.elements import (
     Barrier,
@@ -30,6 +30,7 @@ from penstock.runtime.drift_streams import READ_ON, Hold
 from penstock.runtime.latency import MarkerRhythm
 from penstock.runtime.output import Output
 from penstock.runtime.pacing import Linger, Pace
+from penstock.runtime.source_mail import Drain, Finish, SourceMail
 from penstock.runtime.task_protocols import Completed, Progress, Shell
 from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Reader, Rows
 
@@ -37,14 +38,6 @@ log = logging.getLogger("penstock")
 
 MOST_PENDING: Final = 100
 """Positions kept of checkpoints of which nothing was heard; there is one at a time unless messages are lost."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """Mail: the job ends in order; tell everybody downstream."""
-
-
-Mail: TypeAlias = Barrier | CancelBarrier | Completed | Finish
 
 
 class SourceTask:
@@ -81,7 +74,7 @@ class SourceTask:
         self._hold = READ_ON
         self._shell = shell
         self._clock = clock
-        self._mail: deque[Mail] = deque()
+        self._mail: deque[SourceMail] = deque()
         self._cancelled: set[CheckpointId] = set()  # their cancellation is in the mail, perhaps behind the barrier
         self._positions: dict[CheckpointId, Position] = {}
         self._newest: CheckpointId | None = None  # that completed
@@ -95,7 +88,7 @@ class SourceTask:
         self._took_all = False
         self.doing = "starting"
 
-    def post(self, mail: Mail) -> None:
+    def post(self, mail: SourceMail) -> None:
         """Hand in mail; it is read before the next poll."""
         if isinstance(mail, CancelBarrier):
             self._cancelled.add(mail.checkpoint)
@@ -169,9 +162,7 @@ class SourceTask:
             case CaughtUp():
                 self._done(ended=False)
             case Ended():
-                self._has_ended = True
-                self._output.broadcast(Watermark(at=END_OF_TIME))
-                self._done(ended=True)
+                self._end()
             case _:
                 assert_never(poll)
         return Progress(worked=True)
@@ -229,8 +220,9 @@ class SourceTask:
         """Windows were closed for ever when the source ended: what it reads now would be late, all of it."""
         if self._has_ended:
             msg = (
-                f"source '{self.id}' ended in an earlier run, which closed all windows for ever; now it has more rows: "
-                "give it another uid, or begin again with --fresh; a source that will go on later must not be bounded"
+                f"source '{self.id}' ended in an earlier run, or was drained, which closed all windows for ever; now "
+                "it has more rows: give it another uid, rewind to a checkpoint before that, or begin again with --fresh; "
+                "a source that will go on later must not be bounded"
             )
             raise StateIncompatible(msg, uid=self.id)
 
@@ -246,13 +238,20 @@ class SourceTask:
                 log.warning("source %s could not send a latency marker", self.id, exc_info=True)
         return self._markers.next_at
 
+    def _end(self) -> None:
+        """Nothing more will come, ever: all windows close."""
+        self._has_ended = True
+        self._output.broadcast(Watermark(at=END_OF_TIME))
+        if self._reading:
+            self._done(ended=True)
+
     def _done(self, *, ended: bool) -> None:
         self._reading = False
         if self._gates is not None:
             self._gates.left(self.id)
         self._shell.source_done(self.id, ended=ended)
 
-    def _answer(self, mail: Mail) -> None:
+    def _answer(self, mail: SourceMail) -> None:
         match mail:
             case Barrier(checkpoint=checkpoint, kind=kind):
                 self._barrier(mail, checkpoint, kind)
@@ -262,6 +261,9 @@ class SourceTask:
                 self._output.broadcast(mail)
             case Completed(checkpoint=checkpoint):
                 self._completed(checkpoint)
+            case Drain():
+                if not self._has_ended:
+                    self._end()
             case Finish():
                 self._output.broadcast(EndOfStream())
                 self._finished = True

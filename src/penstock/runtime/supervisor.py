@@ -32,7 +32,7 @@ from penstock.checkpoint.messages import (
     WriteManifest,
     WriteStopped,
 )
-from penstock.elements import Barrier, CancelBarrier
+from penstock.elements import CancelBarrier
 from penstock.errors import PenstockError, assert_never
 from penstock.facts import BatchDone, BatchRead, CheckpointFailed, Fact, Listener, WatermarkAdvanced
 from penstock.handles import TaskSnapshot
@@ -43,7 +43,7 @@ from penstock.runtime.errands import Errands
 from penstock.runtime.inbox import Broke, Inbox, Item, Request
 from penstock.runtime.mail import Mail
 from penstock.runtime.roles import Wiring
-from penstock.runtime.source_task import Finish
+from penstock.runtime.source_mail import Finish
 from penstock.runtime.task_protocols import Completed
 
 log = logging.getLogger("penstock")
@@ -242,7 +242,7 @@ class Supervisor:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case InjectBarrier():
-                self._mail.to_sources(Barrier(checkpoint=effect.checkpoint, kind=effect.kind), effect.sources)
+                self._mail.inject(effect)
             case AbortCheckpoint():
                 self._abort(effect)
             case WriteManifest():

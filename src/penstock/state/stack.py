@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from penstock.handles import Json
     from penstock.state.loading import Coming, Loading
 
-FAN = 8
+FAN = 16
 """Layers of about the same size that are merged into one. A layer more costs whoever reads them the time for its rows
 only, a merge is a job: with 4, each third batch of a small state paid for one.
 """
 
-CROWDED = 24
+CROWDED = 40
 """Layers from which the background merges whatever it can."""
 
-LIMIT = 32
+LIMIT = 48
 """Layers at which the data path merges by itself before it adds one. Above ``CROWDED``, so that a merge may take as
 long as a few batches; beginning to merge earlier instead rewrites each row several times as often.
 """

@@ -7,8 +7,10 @@ from typing import Annotated, Final, TypeAlias
 
 from cyclopts import App, Parameter
 
-from penstock.cli.exits import table
+from penstock.cli.exits import UsageError, table
 from penstock.cli.output import Output
+from penstock.durations import parse_duration
+from penstock.errors import GraphError
 
 STATE: Final = ".penstock"
 
@@ -28,6 +30,11 @@ AsJson: TypeAlias = Annotated[
     ),
 ]
 
+Timeout: TypeAlias = Annotated[
+    str | None, Parameter(help="How long to wait for the job's answer, such as 30s; for ever by default.")
+]
+Yes: TypeAlias = Annotated[bool, Parameter(negative="", show_default=False, help="Do not ask; for scripts.")]
+
 Add: TypeAlias = Callable[[App, Output], None]
 """Adds a command, or a family of them, to the application."""
 
@@ -35,3 +42,17 @@ Add: TypeAlias = Callable[[App, Output], None]
 def epilogue(examples: str) -> str:
     """The end of a command's help."""
     return f"{examples}\n\n{EPILOGUE}"
+
+
+def seconds_of(text: str | None, option: str = "--timeout") -> float | None:
+    """A duration that was given on the command line.
+
+    Raises:
+        UsageError: it is none; with the option's name.
+    """
+    if text is None:
+        return None
+    try:
+        return parse_duration(option, text) / 1_000_000
+    except GraphError as error:
+        raise UsageError(str(error)) from error

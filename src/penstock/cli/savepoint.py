@@ -1,0 +1,113 @@
+"""``penstock savepoint``: prints what :mod:`penstock.operate.savepoints` does. Decides nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final
+
+from rich.table import Table
+
+from penstock.cli.confirm import confirm
+from penstock.cli.exits import ExitCode
+from penstock.cli.words import age, size, when
+from penstock.operate import savepoints
+from penstock.operate.directory import JobDirectory
+
+if TYPE_CHECKING:
+    from penstock.cli.output import Output
+    from penstock.ids import WallTime
+    from penstock.operate.savepoints import Savepoint
+
+SCHEMA: Final = "penstock.savepoints/1"
+"""Of the JSON documents: fields may be added under this name, never changed or taken away."""
+
+
+def create(output: Output, *, job: str, name: str, state: str, at: str | None, seconds: float | None) -> int:
+    """Give the name; its checkpoint's number is the only line on stdout.
+
+    Raises:
+        PenstockError: it could not be given, and why.
+    """
+    directory = JobDirectory(state, job)
+    output.note(f"penstock: asking for savepoint {name} of job {job} …")
+    checkpoint = savepoints.create(directory, name, at=at, seconds=seconds)
+    output.note(f"penstock: savepoint {name} is checkpoint {checkpoint}; penstock run … --from {name} restores it")
+    output.result(str(checkpoint))
+    return ExitCode.ENDED
+
+
+def show_all(output: Output, *, job: str, state: str, as_json: bool) -> int:
+    """Print all of a job.
+
+    Raises:
+        PenstockError: the log cannot be read.
+    """
+    directory = JobDirectory(state, job)
+    found = savepoints.savepoints_of(directory.read())
+    if as_json:
+        output.out.file.write(_document(job, found) + "\n")
+        return ExitCode.ENDED
+    if found:
+        output.result(_table(found, directory.now()))
+    else:
+        output.note(f"penstock: job {job} has no savepoints; penstock savepoint create {job} NAME makes one")
+    return ExitCode.ENDED
+
+
+def show_one(output: Output, *, job: str, name: str, state: str, as_json: bool) -> int:
+    """Print one.
+
+    Raises:
+        UnknownName: there is none of this name.
+    """
+    directory = JobDirectory(state, job)
+    found = savepoints.savepoint_of(directory.read(), name)
+    if as_json:
+        output.out.file.write(_document(job, (found,)) + "\n")
+    else:
+        output.result(_table((found,), directory.now()))
+    return ExitCode.ENDED
+
+
+def drop(output: Output, *, job: str, name: str, state: str, yes: bool, seconds: float | None) -> int:
+    """Take the name away, having asked.
+
+    Raises:
+        PenstockError: there is none, or it could not be done.
+    """
+    directory = JobDirectory(state, job)
+    found = savepoints.savepoint_of(directory.read(), name)
+    taken = age(directory.now() - found.taken)
+    question = f"Drop savepoint {name} of job {job}: checkpoint {found.checkpoint}, {taken} old, {size(found.bytes)}"
+    if not confirm(output, question, yes=yes):
+        return ExitCode.FAILED
+    savepoints.drop(directory, name, seconds=seconds)
+    output.note(f"penstock: {name} is gone; checkpoint {found.checkpoint} stays until newer ones take its place")
+    return ExitCode.ENDED
+
+
+def _document(job: str, found: tuple[Savepoint, ...]) -> str:
+    return json.dumps({"schema": SCHEMA, "job": job, "savepoints": [asdict(each) for each in found]}, indent=2)
+
+
+def _table(found: tuple[Savepoint, ...], now: WallTime) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    table.add_column("name")
+    table.add_column("checkpoint", justify="right")
+    table.add_column("taken")
+    table.add_column("age", justify="right")
+    table.add_column("size", justify="right")
+    table.add_column("by")
+    for each in found:
+        table.add_row(
+            "→" if each.is_restore_point else "",
+            each.name,
+            str(each.checkpoint),
+            when(each.taken),
+            age(now - each.taken),
+            size(each.bytes),
+            each.owner,
+        )
+    return table

@@ -1,0 +1,11 @@
+"""A job that passes lines on as they come: a batch of it takes little, and each line is to be published once."""
+
+from __future__ import annotations
+
+import penstock as ps
+
+
+@ps.pipeline("torture")
+def job(p: ps.Pipeline) -> None:
+    lines = p.read("lines", ps.files.Source("in", format="text", poll_interval_ms=50))
+    lines.write("out", ps.files.Sink("out", format="json"))
