@@ -221,8 +221,8 @@ class SourceTask:
         if self._has_ended:
             msg = (
                 f"source '{self.id}' ended in an earlier run, or was drained, which closed all windows for ever; now "
-                "it has more rows: give it another uid, rewind to a checkpoint before that, or begin again with --fresh; "
-                "a source that will go on later must not be bounded"
+                "it has more rows: give it another uid, rewind to a checkpoint before, or begin again with --fresh; a "
+                "source that will go on later must not be bounded"
             )
             raise StateIncompatible(msg, uid=self.id)
 
