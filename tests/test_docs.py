@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import pkgutil
 import re
+import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,8 @@ import pytest
 
 import penstock as ps
 from penstock.cli.locate import locate
+from penstock.cli.main import make_app
+from penstock.cli.output import Output
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,6 +54,28 @@ def test_the_examples_in_docstrings_that_ask_spark_hold(name: str) -> None:
 def test_every_module_opens_with_what_it_is_for(name: str) -> None:
     first = (importlib.import_module(name).__doc__ or "").split("\n")[0]
     assert first.endswith((".", ";", ":", ",")) or len(first) > 60, f"{name} opens with {first!r}"
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+HELP = sorted((ROOT / "tests" / "core" / "cli_golden").glob("*.txt"))
+
+
+def _command_lines(page: Path) -> list[str]:
+    """Lines of code blocks, and examples of a help text, that call penstock; without what follows them."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"```(?:\w*)\n(.*?)```", text, flags=re.DOTALL) if page.suffix == ".md" else [text]
+    found = re.findall(r"^ *(penstock [^\n]*)", "\n".join(blocks), flags=re.MULTILINE)
+    lines = [re.split(r" {2,}| *[|;&>#]|\[", line)[0].strip() for line in found]
+    return [line for line in lines if "…" not in line and ": " not in line]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *HELP], ids=lambda page: page.stem)
+def test_the_command_lines_that_are_shown_are_understood(page: Path) -> None:
+    app = make_app(Output())
+    for line in _command_lines(page):
+        words = [word for word in shlex.split(line)[1:] if word != "--traceback"]
+        _, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+        assert bound is not None, line
 
 
 @pytest.mark.spark

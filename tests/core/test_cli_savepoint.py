@@ -143,6 +143,36 @@ def test_a_dead_job_is_settled_without_pipeline_and_spark(state):
     assert history.restore_point.checkpoint == 2
 
 
+def test_documents_of_a_stop_and_of_a_settled_job(state):
+    stopped = say("stop", JOB, "--json", "--state", str(state))
+    settled = say("settle", JOB, "--json", "--state", str(state))
+    waits = "the log does not know these to be published: #1 of 'out', #2 of 'out'"
+
+    assert json.loads(stopped.out) == {
+        "schema": "penstock.stop/1",
+        "job": JOB,
+        "savepoint": None,
+        "checkpoint": 2,
+        "was_running": False,
+        "unpublished": waits,
+    }
+    assert json.loads(settled.out) == {
+        "schema": "penstock.settle/1",
+        "job": JOB,
+        "published": [
+            {"uid": "out", "checkpoint": 1, "kind": "files/1", "target": str(state / "out")},
+            {"uid": "out", "checkpoint": 2, "kind": "files/1", "target": str(state / "out")},
+        ],
+        "voided": [],
+    }
+
+
+def test_a_created_savepoint_has_a_document(at_rest):
+    said = say("savepoint", "create", JOB, "x", "--json", "--state", str(at_rest))
+
+    assert [(each["name"], each["checkpoint"]) for each in json.loads(said.out)["savepoints"]] == [("x", 1)]
+
+
 def test_settling_again_publishes_nothing_twice(state):
     say("settle", JOB, "--state", str(state))
     for path in (state / "out").glob("part-*"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -72,7 +71,7 @@ def show_checkpoints(output: Output, *, job: str, state: str, as_json: bool) -> 
     """
     history = JobDirectory(state, job).read()
     if as_json:
-        output.out.file.write(json.dumps(document(history), indent=2) + "\n")
+        output.document(SCHEMA, **document(history))
         return ExitCode.ENDED
     output.result(_table(history))
     output.result(Text(_summary(history)))
@@ -111,10 +110,9 @@ def rows(history: History) -> list[Row]:
 
 
 def document(history: History) -> dict[str, object]:
-    """The JSON document. Times are microseconds since 1970."""
+    """The JSON document's fields. Times are microseconds since 1970."""
     point, claim = history.restore_point, history.claim
     return {
-        "schema": SCHEMA,
         "job": history.job,
         "log": history.log_id,
         "generation": history.generation,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
@@ -22,8 +21,10 @@ if TYPE_CHECKING:
     from penstock.ids import CheckpointId
     from penstock.operate.rewinding import Consequences
 
-SCHEMA: Final = "penstock.rewind/1"
-"""Of the JSON document: fields may be added under this name, never changed or taken away."""
+STOP_SCHEMA: Final = "penstock.stop/1"
+SETTLE_SCHEMA: Final = "penstock.settle/1"
+REWIND_SCHEMA: Final = "penstock.rewind/1"
+"""Of the JSON documents: fields may be added under a name, never changed or taken away."""
 
 
 def stop(
@@ -35,8 +36,9 @@ def stop(
     drain: bool,
     patience: int | None,
     seconds: float | None,
+    as_json: bool,
 ) -> int:
-    """Stop it; the last checkpoint's number is the only line on stdout.
+    """Stop it; the last checkpoint's number, or the document, is all there is on stdout.
 
     Raises:
         PenstockError: it goes on, or ended otherwise, and why.
@@ -52,12 +54,14 @@ def stop(
         output.note(f"penstock: job {job} has stopped, everything is published{named}")
     else:
         output.note(f"penstock: nobody runs job {job}{named}")
-    if ended.checkpoint is not None:
+    if as_json:
+        output.document(STOP_SCHEMA, job=job, savepoint=savepoint, **asdict(ended))
+    elif ended.checkpoint is not None:
         output.result(str(ended.checkpoint))
     return ExitCode.ENDED if ended.unpublished is None else ExitCode.FAILED
 
 
-def settle(output: Output, *, job: str, state: str) -> int:
+def settle(output: Output, *, job: str, state: str, as_json: bool) -> int:
     """Bring a dead job to rest.
 
     Raises:
@@ -69,6 +73,8 @@ def settle(output: Output, *, job: str, state: str) -> int:
     for item in done.voided:
         output.note(f"penstock: voided #{item.checkpoint} of '{item.uid}'; it never will be published")
     output.note(f"penstock: job {job} is at rest, everything is published")
+    if as_json:
+        output.document(SETTLE_SCHEMA, job=job, published=_items(done.published), voided=_items(done.voided))
     return ExitCode.ENDED
 
 
@@ -97,7 +103,7 @@ def rewind(  # noqa: PLR0913 - the options of the command
     target = which_checkpoint(history, to) if to is not None else None
     means = consequences(history, target, discard_unpublished=discard)
     if as_json:
-        output.out.file.write(json.dumps(_document(job, means), indent=2) + "\n")
+        output.document(REWIND_SCHEMA, job=job, **_fields(means))
     else:
         for line in told(means):
             output.note(line)
@@ -141,11 +147,10 @@ def _span(ids: Sequence[CheckpointId]) -> str:
     return str(ids[0]) if len(ids) == 1 else f"{ids[0]} to {ids[-1]}"
 
 
-def _document(job: str, means: Consequences) -> dict[str, object]:
-    named = {"publish": means.publish, "void": means.void}
-    items = {
-        key: [{"uid": i.uid, "checkpoint": i.checkpoint, "kind": i.kind, "target": i.target} for i in found]
-        for key, found in named.items()
-    }
-    rest = {key: value for key, value in asdict(means).items() if key not in named}
-    return {"schema": SCHEMA, "job": job, **rest, **items}
+def _fields(means: Consequences) -> dict[str, object]:
+    rest = {key: value for key, value in asdict(means).items() if key not in {"publish", "void"}}
+    return {**rest, "publish": _items(means.publish), "void": _items(means.void)}
+
+
+def _items(items: Sequence[Committable]) -> list[dict[str, object]]:
+    return [{"uid": i.uid, "checkpoint": i.checkpoint, "kind": i.kind, "target": i.target} for i in items]

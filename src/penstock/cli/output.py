@@ -5,6 +5,7 @@ Off a terminal there are no control codes; with ``NO_COLOR`` there are no colour
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import traceback as tracebacks
@@ -43,6 +44,11 @@ class Output:
     def result(self, what: RenderableType) -> None:
         """Print what was asked for, to stdout."""
         _print(self.out, what)
+
+    def document(self, schema: str, **fields: object) -> None:
+        """Print what was asked for as one JSON document, to stdout; its schema comes first."""
+        self.out.file.write(json.dumps({"schema": schema, **fields}, indent=2, ensure_ascii=False) + "\n")
+        self.out.file.flush()
 
     def note(self, text: str, *, style: str = "") -> None:
         """Tell what goes on, one line, to stderr."""

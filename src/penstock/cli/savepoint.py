@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
@@ -23,8 +22,10 @@ SCHEMA: Final = "penstock.savepoints/1"
 """Of the JSON documents: fields may be added under this name, never changed or taken away."""
 
 
-def create(output: Output, *, job: str, name: str, state: str, at: str | None, seconds: float | None) -> int:
-    """Give the name; its checkpoint's number is the only line on stdout.
+def create(
+    output: Output, *, job: str, name: str, state: str, at: str | None, seconds: float | None, as_json: bool
+) -> int:
+    """Give the name; its checkpoint's number, or the document, is all there is on stdout.
 
     Raises:
         PenstockError: it could not be given, and why.
@@ -33,7 +34,10 @@ def create(output: Output, *, job: str, name: str, state: str, at: str | None, s
     output.note(f"penstock: asking for savepoint {name} of job {job} …")
     checkpoint = savepoints.create(directory, name, at=at, seconds=seconds)
     output.note(f"penstock: savepoint {name} is checkpoint {checkpoint}; penstock run … --from {name} restores it")
-    output.result(str(checkpoint))
+    if as_json:
+        output.document(SCHEMA, job=job, savepoints=[asdict(savepoints.savepoint_of(directory.read(), name))])
+    else:
+        output.result(str(checkpoint))
     return ExitCode.ENDED
 
 
@@ -46,7 +50,7 @@ def show_all(output: Output, *, job: str, state: str, as_json: bool) -> int:
     directory = JobDirectory(state, job)
     found = savepoints.savepoints_of(directory.read())
     if as_json:
-        output.out.file.write(_document(job, found) + "\n")
+        output.document(SCHEMA, job=job, savepoints=[asdict(each) for each in found])
         return ExitCode.ENDED
     if found:
         output.result(_table(found, directory.now()))
@@ -64,7 +68,7 @@ def show_one(output: Output, *, job: str, name: str, state: str, as_json: bool) 
     directory = JobDirectory(state, job)
     found = savepoints.savepoint_of(directory.read(), name)
     if as_json:
-        output.out.file.write(_document(job, (found,)) + "\n")
+        output.document(SCHEMA, job=job, savepoints=[asdict(found)])
     else:
         output.result(_table((found,), directory.now()))
     return ExitCode.ENDED
@@ -85,10 +89,6 @@ def drop(output: Output, *, job: str, name: str, state: str, yes: bool, seconds:
     savepoints.drop(directory, name, seconds=seconds)
     output.note(f"penstock: {name} is gone; checkpoint {found.checkpoint} stays until newer ones take its place")
     return ExitCode.ENDED
-
-
-def _document(job: str, found: tuple[Savepoint, ...]) -> str:
-    return json.dumps({"schema": SCHEMA, "job": job, "savepoints": [asdict(each) for each in found]}, indent=2)
 
 
 def _table(found: tuple[Savepoint, ...], now: WallTime) -> Table:

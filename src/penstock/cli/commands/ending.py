@@ -62,6 +62,7 @@ def add(app: App, output: Output) -> None:
         ] = None,
         timeout: Timeout = None,
         state: State = STATE,
+        as_json: AsJson = False,
     ) -> int:
         from penstock.cli import ending
 
@@ -74,12 +75,13 @@ def add(app: App, output: Output) -> None:
             drain=drain,
             patience=None if longest is None else int(longest * 1_000_000),
             seconds=seconds_of(timeout),
+            as_json=as_json,
         )
 
-    def settle(job: JobName, /, *, state: State = STATE) -> int:
+    def settle(job: JobName, /, *, state: State = STATE, as_json: AsJson = False) -> int:
         from penstock.cli import ending
 
-        return ending.settle(output, job=job, state=state)
+        return ending.settle(output, job=job, state=state, as_json=as_json)
 
     def rewind(
         job: JobName,

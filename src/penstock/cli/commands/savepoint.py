@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from cyclopts import App, Parameter
 from cyclopts.help import PlainFormatter
 
-from penstock.cli.commands.shared import STATE, AsJson, JobName, State, Timeout, Yes, epilogue
+from penstock.cli.commands.shared import STATE, AsJson, JobName, State, Timeout, Yes, epilogue, seconds_of
 from penstock.cli.output import Output
 
 HELP: Final = """\
@@ -77,11 +77,12 @@ def add(app: App, output: Output) -> None:
         at: Annotated[str | None, Parameter(help="An older checkpoint: its number, or another name.")] = None,
         timeout: Timeout = None,
         state: State = STATE,
+        as_json: AsJson = False,
     ) -> int:
         from penstock.cli import savepoint
-        from penstock.cli.commands.shared import seconds_of
 
-        return savepoint.create(output, job=job, name=name, state=state, at=at, seconds=seconds_of(timeout))
+        seconds = seconds_of(timeout)
+        return savepoint.create(output, job=job, name=name, state=state, at=at, seconds=seconds, as_json=as_json)
 
     def show_all(job: JobName, /, *, state: State = STATE, as_json: AsJson = False) -> int:
         from penstock.cli import savepoint
@@ -95,7 +96,6 @@ def add(app: App, output: Output) -> None:
 
     def drop(job: JobName, name: Name, /, *, yes: Yes = False, timeout: Timeout = None, state: State = STATE) -> int:
         from penstock.cli import savepoint
-        from penstock.cli.commands.shared import seconds_of
 
         return savepoint.drop(output, job=job, name=name, state=state, yes=yes, seconds=seconds_of(timeout))
 
