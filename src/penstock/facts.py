@@ -105,10 +105,18 @@ class RowsLate:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """How far reading is behind one partition's end: rows at most, and the age of the next one, if it can be told."""
+    """How far reading is behind one partition's end: rows at most, and the age of the next one, if it can be told.
+
+    ``position`` is the next to be read, ``end`` the first that is not there yet, ``rate`` the rows a second that were
+    read of late; ``name`` is what rows call the partition where facts of watermarks name it. Each only if known.
+    """
 
     rows: int
     seconds: float | None
+    position: int | None = None
+    end: int | None = None
+    rate: float | None = None
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

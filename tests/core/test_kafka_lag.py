@@ -24,7 +24,11 @@ def test_a_partition_that_is_read_to_its_end_has_no_lag_however_long_ago_that_wa
     meter = LagMeter()
     meter.observe(at(0), {A0: 5}, {A0: 5})
     assert meter.lag("in", at(3600), {A0: 5}, {A0: 5}) == SourceLag(
-        task="in", rows=0, seconds=0.0, eta_seconds=0.0, partitions={"a-0": PartitionLag(0, 0.0)}
+        task="in",
+        rows=0,
+        seconds=0.0,
+        eta_seconds=0.0,
+        partitions={"a-0": PartitionLag(0, 0.0, position=5, end=5, rate=0.0, name="a-0")},
     )
 
 
@@ -35,7 +39,8 @@ def test_lag_in_seconds_is_how_long_ago_the_next_record_came():
     lag = meter.lag("in", at(10), {A0: 650, A1: 100}, {A0: 1_000, A1: 100})
     assert lag.rows == 350
     assert lag.seconds == pytest.approx(3.5)
-    assert lag.partitions["a-1"] == PartitionLag(0, 0.0)
+    assert lag.partitions["a-0"].rate == pytest.approx(65), "what was read since the first look"
+    assert (lag.partitions["a-1"].rows, lag.partitions["a-1"].seconds) == (0, 0.0)
 
 
 def test_what_came_after_the_last_look_is_no_second_old_and_what_came_before_the_first_is_judged_by_the_rate():
@@ -61,7 +66,8 @@ def test_before_anything_was_seen_and_for_a_partition_that_was_never_seen_second
     assert LagMeter().lag("in", at(0), {A0: 0}, {A0: 9}).seconds is None
     meter = LagMeter()
     meter.observe(at(0), {A0: 0}, {A0: 9})
-    assert meter.lag("in", at(5), {A0: 9, A1: 0}, {A0: 9, A1: 9}).partitions["a-1"] == PartitionLag(9, None)
+    lag = meter.lag("in", at(5), {A0: 9, A1: 0}, {A0: 9, A1: 9}, named=lambda at: str(at.partition))
+    assert lag.partitions["a-1"] == PartitionLag(9, None, position=0, end=9, rate=None, name="1")
 
 
 def test_the_time_until_nothing_waits_is_by_what_is_gained_or_unknown_if_nothing_is():

@@ -575,6 +575,7 @@ def test_161_the_lag_of_each_partition_is_told():
     bench.poll()
     lag = bench.of(SourceLag)[-1]
     assert {name: each.rows for name, each in lag.partitions.items()} == {"orders-0": 5, "orders-1": 0}
+    assert [(each.position, each.end, each.name) for each in lag.partitions.values()] == [(4, 9, "0"), (0, 0, "1")]
 
 
 def test_closing_twice_releases_consumer_and_client_once():

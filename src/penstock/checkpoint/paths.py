@@ -7,6 +7,7 @@
     staged/<uid>/<generation>/…                  output waiting for its checkpoint
     wal/<uid>/<generation>/…                     received blocks
     control/<request>.request.json, .answer.json
+    control/report.json                          what a run has done so far: a hint, replaced again and again
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ STATE: Final = "state"
 STAGED: Final = "staged"
 WAL: Final = "wal"
 CONTROL: Final = "control"
+
+REPORT: Final = f"{CONTROL}/report.json"
+"""For people, and replaced: nothing is ever decided by it. No request can have this name."""
 
 _ENTRY = re.compile(r"log/(\d{20})\.json")
 _CONTROL = re.compile(r"control/([A-Za-z0-9-]{8,64})\.(request|answer)\.json")

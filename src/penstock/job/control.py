@@ -26,6 +26,10 @@ from penstock.runtime.clock import Clock
 
 log = logging.getLogger("penstock")
 
+def _nothing() -> None:
+    """Where nobody has anything to do between two looks."""
+
+
 LOOK_EVERY: Final = 0.3
 """Seconds from one listing to the next."""
 
@@ -55,6 +59,7 @@ class ControlWatch:
         stop: how the job is asked to stop; it marks the job as stopping, too.
         state: what the job is doing, in a word.
         clock: for times in answers, and for the clean-up.
+        beside: is called after each look, on the same thread; it must not raise.
     """
 
     def __init__(
@@ -65,12 +70,14 @@ class ControlWatch:
         stop: Callable[[StopRequested, Tell], None],
         state: Callable[[], str],
         clock: Clock,
+        beside: Callable[[], None] = _nothing,
     ) -> None:
         self._files = files
         self._requests = requests
         self._stop = stop
         self._state = state
         self._clock = clock
+        self._beside = beside
         self._began = clock.wall()
         self._known: dict[str, _Known] = {}
         self._lock = threading.Lock()
@@ -106,6 +113,7 @@ class ControlWatch:
                 said = str(error)
             except Exception:
                 log.exception("looking for requests to the job failed; it is tried again")
+            self._beside()
             if is_last:
                 return
             self._poke.wait(LOOK_EVERY)

@@ -20,9 +20,12 @@ from penstock.job.asking import new_id
 from penstock.job.attempt import Plan
 from penstock.job.attempts import Attempts, GivenUp, Stop
 from penstock.job.control import ControlWatch
+from penstock.job.hint import HintWriter
 from penstock.job.owner import OwnerCheck, note_over
+from penstock.job.report import Report
 from penstock.job.requests import Requests, Tell
 from penstock.job.session import activate, make_session, take_over
+from penstock.job.side_outputs import side_outputs
 from penstock.runtime.clock import Clock
 from penstock.runtime.lifecycle import JobState, Lifecycle
 from penstock.settings import Settings
@@ -58,6 +61,7 @@ class Drive:
         stop: whether it was asked to stop.
         requests: to the job, from anywhere.
         listener: gets every fact.
+        report: the numbers so far, for others to see.
         ask_to_stop: a request for that came through ``control/``.
         finish: gets the end, once.
     """
@@ -72,6 +76,7 @@ class Drive:
         stop: Stop,
         requests: Requests,
         listener: Listener,
+        report: Callable[[], Report],
         ask_to_stop: Callable[[StopRequested, Tell], None],
         finish: Callable[[JobState, PenstockError | None], None],
     ) -> None:
@@ -83,6 +88,8 @@ class Drive:
         self._stop = stop
         self._requests = requests
         self._listener = listener
+        self._report = report
+        self._hint: HintWriter | None = None
         self._ask_to_stop = ask_to_stop
         self._finish = finish
         self._attempts: Attempts | None = None
@@ -143,17 +150,21 @@ class Drive:
     def _end(self, state: JobState, error: PenstockError | None) -> None:
         self._requests.close(error)
         self._finish(state, error)
+        if self._hint is not None:
+            self._hint.finish()
 
     def _run_attempts(self, plan: Plan, place: _Place) -> None:
         self._attempts = Attempts(plan, lifecycle=self._lifecycle, stop=self._stop, fresh=self._orders.fresh)
         if self._is_given_up:  # it came before there was anybody to tell
             self._attempts.give_up()
+        self._hint = self._hint_writer(place)
         control = ControlWatch(
             place.files,
             self._requests,
             stop=self._ask_to_stop,
             state=self._word,
             clock=self._clock,
+            beside=self._hint.look,
         )
         control.start()
         try:
@@ -168,6 +179,16 @@ class Drive:
             self._note_over()
             with suppress(Exception):  # static tables, kept in blocks of a session that may be gone
                 plan.analysis.close()
+
+    def _hint_writer(self, place: _Place) -> HintWriter:
+        return HintWriter(
+            place.filesystem,
+            job=self._name,
+            report=self._report,
+            owned=lambda: self._requests.owned,
+            clock=self._clock,
+            side_outputs=side_outputs(self._orders.graph),
+        )
 
     def _word(self) -> str:
         """What it is doing, for others: a job that restores and then stops is one that stops."""

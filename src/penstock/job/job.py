@@ -156,6 +156,7 @@ class Job:
                 stop=self._stop,
                 requests=self._requests,
                 listener=self._tell,
+                report=self.report,
                 ask_to_stop=self._ask_to_stop,
                 finish=self._finish,
             )

@@ -18,10 +18,13 @@ from penstock.facts import (
     JobStarted,
     Published,
     Restarting,
+    RowsLate,
     RowsRead,
     SourceLag,
+    WatermarkAdvanced,
+    WatermarkHeld,
 )
-from penstock.ids import CheckpointId
+from penstock.ids import CheckpointId, EventTime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,11 @@ class Report:
         restarts: by how many failures the run was interrupted.
         lag: how far each source that knows it is behind, by partition too, and when nothing will be waiting; as it was
             told last, about a second ago while the job runs.
+        late_by: late rows by step and source partition (``("totals", "orders/3")``), where rows say which they are of.
+        watermarks: event time of each step and sink.
+        held_by: what holds a step's event time back: a partition of a source (``orders/3``), or a source or step;
+            nothing where there is no choice.
+        last_failure: the newest of all that went wrong, restarts and failed checkpoints, in words.
     """
 
     state: str
@@ -56,6 +64,10 @@ class Report:
     published: Mapping[str, int] = field(default_factory=dict)
     restarts: int = 0
     lag: Mapping[str, SourceLag] = field(default_factory=dict)
+    late_by: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    watermarks: Mapping[str, EventTime] = field(default_factory=dict)
+    held_by: Mapping[str, str] = field(default_factory=dict)
+    last_failure: str | None = None
 
 
 class Tally:
@@ -71,7 +83,11 @@ class Tally:
         self._counters: Counter[tuple[str, str]] = Counter()
         self._published: Counter[str] = Counter()
         self._events: Counter[str] = Counter()
+        self._late_by: Counter[tuple[str, str]] = Counter()
         self._lag: dict[str, SourceLag] = {}
+        self._watermarks: dict[str, EventTime] = {}
+        self._held_by: dict[str, str] = {}
+        self._failure: str | None = None
         self._state = "created"
         self._restored: CheckpointId | None = None
         self._last: CheckpointId | None = None
@@ -94,8 +110,14 @@ class Tally:
                 self._counters[fact.task, fact.name] += fact.amount
             case Published():
                 self._published[fact.task] += fact.outcome in {"done", "already done"}
+            case RowsLate():
+                self._late_by[fact.task, fact.partition] += fact.rows
             case SourceLag():
                 self._lag[fact.task] = fact
+            case WatermarkAdvanced():
+                self._watermarks[fact.task] = fact.at
+            case WatermarkHeld():
+                self._held_by[fact.task] = fact.by
             case _:
                 self._add_of_job(fact)
 
@@ -103,6 +125,8 @@ class Tally:
         match fact:
             case JobStarted():
                 self._state = "running"
+                self._watermarks.clear()  # those of the attempt before: this one begins where its checkpoint stands
+                self._held_by.clear()
                 if fact.attempt == 1:
                     self._restored = fact.restored
             case CheckpointCompleted():
@@ -110,10 +134,14 @@ class Tally:
                 self._last = fact.checkpoint
             case CheckpointFailed():
                 self._events["failed"] += 1
+                reason = f"{fact.reason.replace('_', ' ')}: {fact.message}" if fact.message else fact.reason
+                self._failure = f"checkpoint {fact.checkpoint} failed: {reason}"
             case Restarting():
                 self._events["restarts"] += 1
+                self._failure = fact.cause
             case JobEnded():
                 self._state = fact.state
+                self._failure = fact.cause or self._failure
             case _:
                 pass
 
@@ -133,4 +161,8 @@ class Tally:
                 published=dict(self._published),
                 restarts=self._events["restarts"],
                 lag=dict(self._lag),
+                late_by=dict(self._late_by),
+                watermarks=dict(self._watermarks),
+                held_by=dict(self._held_by),
+                last_failure=self._failure,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -49,11 +50,18 @@ class LagMeter:
             self._samples = self._samples[::2]
             self._every *= 2
 
-    def lag(self, task: str, now: Instant, next: Offsets, ends: Offsets) -> SourceLag:
-        """The lag of every partition that has an end, and of all together."""
+    def lag(
+        self, task: str, now: Instant, next: Offsets, ends: Offsets, *, named: Callable[[TopicPartition], str] = str
+    ) -> SourceLag:
+        """The lag of every partition that has an end, and of all together; ``named`` is what rows call a partition."""
         partitions = {
             str(at): PartitionLag(
-                rows=max(0, end - next.get(at, 0)), seconds=self._seconds(at, now, next.get(at, 0), end)
+                rows=max(0, end - next.get(at, 0)),
+                seconds=self._seconds(at, now, next.get(at, 0), end),
+                position=next.get(at, 0),
+                end=end,
+                rate=self._rate(at, now, next.get(at, 0)),
+                name=named(at),
             )
             for at, end in sorted(ends.items())
         }
@@ -84,6 +92,13 @@ class LagMeter:
         first = history[0]
         grown, took = end - first.ends[at], now - first.at
         return (end - next) * took / grown / _SECOND if grown > 0 and took > 0 else None
+
+    def _rate(self, at: TopicPartition, now: Instant, next: int) -> float | None:
+        """Rows a second that were read since the first sample; ``None`` as long as there is no time between."""
+        first = self._samples[0] if self._samples else None
+        if first is None or now <= first.at or at not in first.next:
+            return None
+        return max(0, next - first.next[at]) * _SECOND / (now - first.at)
 
     def _eta(self, rows: int, now: Instant, next: Offsets, ends: Offsets) -> float | None:
         """Seconds until nothing waits, at the pace since the first sample; ``None`` if it is not coming closer."""

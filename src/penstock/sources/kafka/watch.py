@@ -198,7 +198,8 @@ class ClusterWatch:
         self._lag.observe(now, self.progress.next, bounds)
         if self._told is None or now >= self._told + _SECOND:
             self._told = now
-            self._report(self._lag.lag(self._uid, now, self.progress.next, bounds))
+            lag = self._lag.lag(self._uid, now, self.progress.next, bounds, named=self._source.partition_name)
+            self._report(lag)
 
     def _tell_stalls(self, now: Instant, bounds: Offsets, paused: Collection[TopicPartition]) -> bool:
         reopen = False

@@ -1,0 +1,252 @@
+"""What a run has done so far, as a file that commands show: a hint, replaced every second. Nothing decides by it.
+
+It outlives its process, so that numbers of a dead job can be shown, with their age. A job never fails for it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.checkpoint import paths
+from penstock.facts import PartitionLag, SourceLag
+from penstock.ids import CheckpointId, EventTime, Generation, Instant, WallTime
+from penstock.job.report import Report
+from penstock.job.side_outputs import Outlet, SideOutput
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.log import OwnedLog
+    from penstock.filesystem.base import FileSystem
+    from penstock.runtime.clock import Clock
+
+log: Final = logging.getLogger("penstock")
+
+SCHEMA: Final = "penstock.report/1"
+"""Of the file: fields may be added under this name, never changed or taken away."""
+
+EVERY: Final = 1_000_000
+"""Microseconds from one writing to the next while something changes."""
+
+AT_LEAST: Final = 10_000_000
+"""And while nothing does: so its age says that the job lives."""
+
+LARGEST: Final = 16 * 1024 * 1024
+"""Bytes that are looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hint:
+    """What was last told of a run.
+
+    Attributes:
+        job: its name.
+        log_id: of the log that it had; another log's hint says nothing.
+        generation: under which it was written; that of the log is newer where a run died before it wrote any.
+        began: when the process took the job.
+        written: when this was written.
+        report: the numbers, as :meth:`penstock.Job.report` has them.
+        side_outputs: where late and bad rows go.
+    """
+
+    job: str
+    log_id: str
+    generation: Generation
+    began: WallTime
+    written: WallTime
+    report: Report
+    side_outputs: tuple[SideOutput, ...] = ()
+
+
+class HintWriter:
+    """Replaces the hint of a running job; called by one thread again and again, and once at its end.
+
+    Args:
+        filesystem: rooted at the job's directory.
+        job: its name.
+        report: the numbers so far.
+        owned: the log that the job has now, if it has one.
+        clock: for the pace, and for people.
+        side_outputs: of the pipeline.
+    """
+
+    def __init__(
+        self,
+        filesystem: FileSystem,
+        *,
+        job: str,
+        report: Callable[[], Report],
+        owned: Callable[[], OwnedLog | None],
+        clock: Clock,
+        side_outputs: tuple[SideOutput, ...] = (),
+    ) -> None:
+        self._filesystem = filesystem
+        self._job = job
+        self._report = report
+        self._owned = owned
+        self._clock = clock
+        self._side_outputs = side_outputs
+        self._began = clock.wall()
+        self._at: Instant | None = None
+        self._last: tuple[Generation, Report] | None = None
+        self._is_told = False
+
+    def look(self) -> None:
+        """Write it if it is time to; never raises."""
+        now = self._clock.now()
+        if self._at is None or now >= self._at + EVERY:
+            self._write(now, at_least=AT_LEAST)
+
+    def finish(self) -> None:
+        """Write it as it is at the end; never raises."""
+        self._write(self._clock.now(), at_least=0)
+
+    def _write(self, now: Instant, *, at_least: int) -> None:
+        try:
+            owned, report = self._owned(), self._report()
+            if owned is None:
+                return
+            is_news = self._last != (owned.generation, report)
+            if not is_news and self._at is not None and now < self._at + at_least:
+                return
+            self._at = now
+            if not self._is_superseded(owned):
+                self._filesystem.replace(paths.REPORT, encode(self._hint(owned, report)))
+            self._last = (owned.generation, report)
+        except Exception as error:  # whatever it is, nobody's rows depend on it
+            if not self._is_told:
+                log.warning("job %s cannot write its numbers for `penstock status`: %s", self._job, error)
+            self._is_told = True
+
+    def _is_superseded(self, owned: OwnedLog) -> bool:
+        """Whether a newer owner writes there: this process does not know yet that it is over."""
+        there = read_hint(self._filesystem)
+        return there is not None and there.log_id == owned.log_id and there.generation > owned.generation
+
+    def _hint(self, owned: OwnedLog, report: Report) -> Hint:
+        return Hint(
+            job=self._job,
+            log_id=owned.log_id,
+            generation=owned.generation,
+            began=self._began,
+            written=self._clock.wall(),
+            report=report,
+            side_outputs=self._side_outputs,
+        )
+
+
+def read_hint(filesystem: FileSystem) -> Hint | None:
+    """What lies there, if this version understands it.
+
+    Raises:
+        StorageFailed: the file cannot be read.
+    """
+    data = filesystem.read(paths.REPORT)
+    return None if data is None or len(data) > LARGEST else decode(data)
+
+
+def encode(hint: Hint) -> bytes:
+    """As JSON; times are microseconds since 1970."""
+    return json.dumps({"schema": SCHEMA, **_without(hint, "report"), "report": _report(hint.report)}).encode()
+
+
+def _without(hint: Hint, name: str) -> dict[str, object]:
+    return {key: value for key, value in asdict(hint).items() if key != name}
+
+
+def _report(report: Report) -> dict[str, object]:
+    """Pairs become nested objects, for JSON has only text for keys."""
+    plain = {**asdict(report), "counters": _nested(report.counters), "late_by": _nested(report.late_by)}
+    plain["lag"] = {task: {k: v for k, v in asdict(lag).items() if k != "task"} for task, lag in report.lag.items()}
+    return plain
+
+
+def _nested(pairs: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for (step, name), amount in pairs.items():
+        found.setdefault(step, {})[name] = amount
+    return found
+
+
+def decode(data: bytes) -> Hint | None:
+    """The inverse; ``None`` where these bytes are no hint of this version. Fields that it does not know are left out.
+
+    >>> decode(b"torn") is None
+    True
+    """
+    try:
+        told: Any = json.loads(data)
+        if told["schema"] != SCHEMA:
+            return None
+        return Hint(
+            job=str(told["job"]),
+            log_id=str(told["log_id"]),
+            generation=Generation(int(told["generation"])),
+            began=WallTime(int(told["began"])),
+            written=WallTime(int(told["written"])),
+            report=_read_report(told["report"]),
+            side_outputs=tuple(_read_side_output(each) for each in told["side_outputs"]),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+        return None
+
+
+def _read_report(told: Any) -> Report:
+    last, restored = told["last_checkpoint"], told["restored"]
+    failure = told["last_failure"]
+    return Report(
+        state=str(told["state"]),
+        restored=None if restored is None else CheckpointId(int(restored)),
+        batches=_read_numbers(told["batches"]),
+        rows_read=_read_numbers(told["rows_read"]),
+        rows_written=_read_numbers(told["rows_written"]),
+        counters=_read_pairs(told["counters"]),
+        checkpoints=int(told["checkpoints"]),
+        failed_checkpoints=int(told["failed_checkpoints"]),
+        last_checkpoint=None if last is None else CheckpointId(int(last)),
+        published=_read_numbers(told["published"]),
+        restarts=int(told["restarts"]),
+        lag={str(task): _read_lag(str(task), lag) for task, lag in told["lag"].items()},
+        late_by=_read_pairs(told["late_by"]),
+        watermarks={str(task): EventTime(int(at)) for task, at in told["watermarks"].items()},
+        held_by={str(task): str(by) for task, by in told["held_by"].items()},
+        last_failure=None if failure is None else str(failure),
+    )
+
+
+def _read_numbers(told: Any) -> dict[str, int]:
+    return {str(name): int(number) for name, number in told.items()}
+
+
+def _read_pairs(told: Any) -> dict[tuple[str, str], int]:
+    return {(str(step), str(name)): int(n) for step, names in told.items() for name, n in names.items()}
+
+
+def _read_lag(task: str, told: Any) -> SourceLag:
+    partitions = {
+        str(name): PartitionLag(
+            rows=int(lag["rows"]),
+            seconds=lag["seconds"],
+            position=lag["position"],
+            end=lag["end"],
+            rate=lag["rate"],
+            name=str(lag["name"]),
+        )
+        for name, lag in told["partitions"].items()
+    }
+    return SourceLag(
+        task=task,
+        rows=int(told["rows"]),
+        seconds=told["seconds"],
+        eta_seconds=told["eta_seconds"],
+        partitions=partitions,
+    )
+
+
+def _read_side_output(told: Any) -> SideOutput:
+    sinks = (
+        Outlet(uid=str(each["uid"]), to=str(each["to"]), is_direct=bool(each["is_direct"])) for each in told["sinks"]
+    )
+    return SideOutput(step=str(told["step"]), kind=str(told["kind"]), sinks=tuple(sinks))
