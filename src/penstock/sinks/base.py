@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from penstock.elements import Batch
 from penstock.filesystem.base import FileSystem
@@ -74,6 +74,19 @@ class Writer(Protocol):
 
     def close(self) -> None:
         """Release what is held; never publishes. May never be called."""
+        ...
+
+
+@runtime_checkable
+class ShowsOutput(Protocol):
+    """A committer whose staged files become the published ones: so what is published can be found and compared."""
+
+    def final(self, item: Committable, path: str) -> str | None:
+        """Where a staged file lies once it is published; ``None`` if that cannot be told."""
+        ...
+
+    def has_evidence(self, item: Committable) -> bool:
+        """Whether a staged file that is gone counts as published (its folder says that the target is there)."""
         ...
 
 

@@ -102,6 +102,21 @@ class FilesCommitter:
             self._filesystem.replace(first.path + _VOIDED, b"")  # the name is the evidence, the rows are not needed
         return CommitOutcome.DONE
 
+    def final(self, item: Committable, path: str) -> str | None:
+        """Where a staged file lies once it is published; ``None`` if the committable does not say."""
+        try:
+            return next((final for ref, final in _moves(item) if ref.path == path), None)
+        except StateIncompatible:
+            return None
+
+    def has_evidence(self, item: Committable) -> bool:
+        """Whether the folder of the generation is there: only then a staged file that is gone was published."""
+        try:
+            self._require_folder(item)
+        except CommitFailed:
+            return False
+        return True
+
     def _require_folder(self, item: Committable) -> None:
         """See that the folder of the generation is there: only then is a staged file that is not there published."""
         top = os.path.join(item.target, _HIDDEN)

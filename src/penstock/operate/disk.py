@@ -1,0 +1,129 @@
+"""Looks at files without changing them: length, age, content, and which there are. Knows no meaning of any."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+from penstock.checkpoint import paths
+from penstock.checkpoint.entries import Condemn, Manifest, Rewind
+from penstock.errors import StorageFailed
+from penstock.ids import WallTime
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.history import History
+    from penstock.filesystem.base import FileSystem
+
+_CHUNK: Final = 1 << 20
+_STAGES = re.compile(r"(/.*/\.penstock/([^/]+))/[^/]+/\d+/.+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A file that is there: its bytes, and when it was last written, as far as its file system tells."""
+
+    length: int
+    written: WallTime | None
+
+
+def find(filesystem: FileSystem, path: str) -> Found | None:
+    """What a file is from outside, or ``None`` if it is not there.
+
+    Raises:
+        StorageFailed: it cannot be looked at.
+    """
+    place = _place(filesystem, path)
+    if place is None:
+        data = filesystem.read(path)
+        return None if data is None else Found(length=len(data), written=None)
+    try:
+        told = os.stat(place)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise _failed(place, error) from error
+    return Found(length=told.st_size, written=WallTime(told.st_mtime_ns // 1_000))
+
+
+def digest(filesystem: FileSystem, path: str, read: Callable[[int], None] = lambda _bytes: None) -> str | None:
+    """The sha256 of a file's content, read piece by piece, or ``None`` if it is not there; ``read`` hears of each.
+
+    Raises:
+        StorageFailed: it cannot be read.
+    """
+    place = _place(filesystem, path)
+    if place is None:
+        data = filesystem.read(path)
+        return None if data is None else sha256(data).hexdigest()
+    found = sha256()
+    try:
+        with open(place, "rb") as content:
+            while chunk := content.read(_CHUNK):
+                found.update(chunk)
+                read(len(chunk))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise _failed(place, error) from error
+    return found.hexdigest()
+
+
+def files_of(filesystem: FileSystem, history: History) -> Iterator[str]:
+    """Every file in the job's directory, and what its sinks have staged beside their targets, as far as the log says.
+
+    Raises:
+        StorageFailed: a folder cannot be listed.
+    """
+    yield from filesystem.list("")
+    for folder in stages_of(history):
+        yield from filesystem.list(folder)
+
+
+def stages_of(history: History) -> tuple[str, ...]:
+    """Folders beside targets in which sinks of this log have staged something that an entry names.
+
+    >>> _STAGES.fullmatch("/out/.penstock/log-1/totals-out/7/3/part-0.json").groups()
+    ('/out/.penstock/log-1', 'log-1')
+    """
+    named = chain.from_iterable(_named(history))
+    matches = (_STAGES.fullmatch(path) for path in named)
+    return tuple(sorted({match[1] for match in matches if match is not None and match[2] == history.log_id}))
+
+
+def _named(history: History) -> Iterator[tuple[str, ...]]:
+    for entry in history.entries:
+        match entry.body:
+            case Manifest(open=items) as manifest:
+                yield tuple(file.path for item in items for file in item.files)
+                yield manifest.condemned_files
+            case Rewind(discard=items):
+                yield tuple(file.path for item in items for file in item.files)
+            case Condemn(files=files):
+                yield files
+
+
+def generation_below(path: str) -> int | None:
+    """The generation in whose folder a file lies, write-ahead blocks included.
+
+    >>> generation_below("wal/socket/7/0"), generation_below("control/report.json")
+    (7, None)
+    """
+    parts = path.split("/")
+    if parts[0] == paths.WAL and len(parts) > 3 and parts[2].isdecimal():  # noqa: PLR2004 - wal/uid/generation/block
+        return int(parts[2])
+    return paths.generation_of(path)
+
+
+def _place(filesystem: FileSystem, path: str) -> str | None:
+    """Where the operating system finds it; ``None`` if it does not."""
+    address = filesystem.url(path)
+    return address.removeprefix("file://") if address.startswith("file:") else None
+
+
+def _failed(place: str, error: OSError) -> StorageFailed:
+    return StorageFailed(f"cannot look at {place}: {error.strerror or error}")
