@@ -10,7 +10,20 @@ from typing import Final, NoReturn
 from cyclopts import App, CycloptsError
 from cyclopts.help import PlainFormatter
 
-from penstock.cli.commands import checkpoints, demo, ending, run, savepoint
+from penstock.cli.commands import (
+    checkpoint,
+    checkpoints,
+    demo,
+    ending,
+    gc,
+    lag,
+    late,
+    list_jobs,
+    run,
+    savepoint,
+    status,
+    verify,
+)
 from penstock.cli.commands.shared import Add, epilogue
 from penstock.cli.exits import ExitCode, UsageError
 from penstock.cli.output import Output
@@ -32,6 +45,13 @@ COMMANDS: Final[tuple[Add, ...]] = (
     checkpoints.add,
     savepoint.add,
     ending.add,
+    checkpoint.add,
+    list_jobs.add,
+    status.add,
+    lag.add,
+    late.add,
+    verify.add,
+    gc.add,
 )
 """In the order of ``--help``, which sorts them."""
 

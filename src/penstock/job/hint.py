@@ -149,15 +149,11 @@ def read_hint(filesystem: FileSystem) -> Hint | None:
 
 def encode(hint: Hint) -> bytes:
     """As JSON; times are microseconds since 1970."""
-    return json.dumps({"schema": SCHEMA, **_without(hint, "report"), "report": _report(hint.report)}).encode()
+    return json.dumps({"schema": SCHEMA, **asdict(hint), "report": numbers(hint.report)}).encode()
 
 
-def _without(hint: Hint, name: str) -> dict[str, object]:
-    return {key: value for key, value in asdict(hint).items() if key != name}
-
-
-def _report(report: Report) -> dict[str, object]:
-    """Pairs become nested objects, for JSON has only text for keys."""
+def numbers(report: Report) -> dict[str, object]:
+    """A report as JSON can say it: pairs become nested objects, for there keys are text."""
     plain = {**asdict(report), "counters": _nested(report.counters), "late_by": _nested(report.late_by)}
     plain["lag"] = {task: {k: v for k, v in asdict(lag).items() if k != "task"} for task, lag in report.lag.items()}
     return plain

@@ -1,0 +1,196 @@
+"""``penstock checkpoint``: one checkpoint in full, as its entry in the log says it. Changes nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+from rich.text import Text
+
+from penstock.checkpoint.gc import layers_of
+from penstock.cli.exits import ExitCode
+from penstock.cli.live import count, size
+from penstock.cli.shown import UNKNOWN, moment, number, plain_table, watermark, write_document
+from penstock.errors import UnknownName
+from penstock.ids import BEGINNING, END_OF_TIME, CheckpointId, Generation
+from penstock.operate.directory import JobDirectory
+from penstock.operate.names import which_checkpoint
+from penstock.operate.savepoints import bytes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.table import Table
+
+    from penstock.checkpoint.entries import Manifest, StepRecord
+    from penstock.checkpoint.history import History
+    from penstock.cli.output import Output
+    from penstock.handles import TaskSnapshot
+
+SCHEMA: Final = "penstock.checkpoint/1"
+
+
+def show_checkpoint(output: Output, *, job: str, which: str, state: str, as_json: bool) -> int:
+    """Print it; a condemned one too, as long as its entry is in the log.
+
+    Raises:
+        UnknownName: there is no such job, checkpoint or savepoint; with the nearest name.
+        CheckpointError: the log cannot be read.
+    """
+    history = JobDirectory(state, job).read()
+    checkpoint = _which(history, which)
+    if as_json:
+        write_document(output, SCHEMA, document(history, checkpoint))
+        return ExitCode.ENDED
+    manifest = history.manifests[checkpoint][1]
+    for line in _head(history, manifest):
+        output.result(line)
+    output.result(_table(manifest))
+    for line in _tail(manifest):
+        output.result(line)
+    return ExitCode.ENDED
+
+
+def _which(history: History, text: str) -> CheckpointId:
+    if text.isdecimal() and int(text) in history.manifests:
+        return CheckpointId(int(text))
+    try:
+        return which_checkpoint(history, text)
+    except UnknownName:
+        if not text.isdecimal():
+            raise
+        known = ", ".join(map(str, history.manifests)) or "none"
+        msg = f"checkpoint {text} is not in the log of job {history.job!r}; there is {known}"
+        raise UnknownName(msg) from None
+
+
+def document(history: History, checkpoint: CheckpointId) -> dict[str, object]:
+    """The JSON document, without its schema. Times are microseconds since 1970."""
+    entry, manifest = history.manifests[checkpoint]
+    steps = {step.uid: step for step in manifest.steps}
+    point = history.restore_point
+    return {
+        "job": history.job,
+        "id": checkpoint,
+        "kind": manifest.kind.value,
+        "entry": entry,
+        "generation": _generation(history, entry),
+        "parent": manifest.parent,
+        "triggered": manifest.triggered,
+        "completed": manifest.completed,
+        "duration_ms": (manifest.completed - manifest.triggered) / 1_000,
+        "status": "condemned" if checkpoint in history.condemned else "restorable",
+        "pins": _pins(history, checkpoint),
+        "is_restore_point": point is not None and point.checkpoint == checkpoint,
+        "bytes": bytes_of(manifest),
+        "tasks": [_task(task, steps.get(task.task)) for task in manifest.tasks],
+        "outputs": [
+            {
+                "uid": item.uid,
+                "checkpoint": item.checkpoint,
+                "kind": item.kind,
+                "target": item.target,
+                "files": len(item.files),
+                "bytes": sum(file.length for file in item.files),
+                "open": item in history.open_committables,
+            }
+            for item in manifest.open
+        ],
+        "condemned": list(manifest.condemned),
+        "condemned_files": list(manifest.condemned_files),
+        "floor": manifest.floor,
+    }
+
+
+def _generation(history: History, entry: int) -> Generation:
+    return next(each.generation for each in history.entries if each.number == entry)
+
+
+def _pins(history: History, checkpoint: CheckpointId) -> list[str]:
+    return sorted(pin.name for pin in history.pins.values() if pin.checkpoint == checkpoint)
+
+
+def _task(task: TaskSnapshot, step: StepRecord | None) -> dict[str, object]:
+    state = task.state
+    return {
+        "uid": task.task,
+        "role": step.role.value if step is not None else None,
+        "kind": step.kind if step is not None else None,
+        "position": None if task.position is None else {"kind": task.position.kind, "detail": task.position.detail},
+        "state": None
+        if state is None
+        else {
+            "kind": state.kind,
+            "schema": state.schema,
+            "detail": state.detail,
+            "layers": [
+                {
+                    "name": layer.name,
+                    "level": layer.level,
+                    "rows": layer.rows,
+                    "bytes": sum(file.length for file in layer.files),
+                    "files": [file.path for file in layer.files],
+                }
+                for layer in state.layers
+            ],
+        },
+        "watermark": task.watermark if task.watermark not in {BEGINNING, END_OF_TIME} else None,
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------ for people
+
+
+def _head(history: History, manifest: Manifest) -> Iterator[Text]:
+    entry = history.manifests[manifest.checkpoint][0]
+    names = "".join(f" · savepoint {name}" for name in _pins(history, manifest.checkpoint))
+    status = " · condemned, its files may be gone" if manifest.checkpoint in history.condemned else ""
+    point = history.restore_point
+    following = " · the next start continues it" if point and point.checkpoint == manifest.checkpoint else ""
+    title = f"{history.job}: checkpoint {manifest.checkpoint} ({manifest.kind.value}){names}{status}{following}"
+    yield Text(title, style="bold")
+    parent = "began empty" if manifest.parent is None else f"continues {manifest.parent}"
+    took = (manifest.completed - manifest.triggered) / 1_000_000
+    files = count(len(layers_of(manifest)), "file")
+    yield Text(
+        f"entry {entry} · generation {_generation(history, entry)} · {parent} · complete {moment(manifest.completed)} "
+        f"after {took:.2f} s · {files} of state, {size(bytes_of(manifest))}"
+    )
+
+
+def _table(manifest: Manifest) -> Table:
+    table = plain_table(
+        ("uid", "left"),
+        ("role", "left"),
+        ("kind", "left"),
+        ("layers", "right"),
+        ("rows", "right"),
+        ("size", "right"),
+        ("watermark", "left"),
+        ("position", "left"),
+    )
+    steps = {step.uid: step for step in manifest.steps}
+    for task in manifest.tasks:
+        step, layers = steps.get(task.task), task.state.layers if task.state is not None else ()
+        has_mark = task.watermarks and task.watermark != BEGINNING
+        table.add_row(
+            task.task,
+            step.role.value if step is not None else UNKNOWN,
+            (task.state.kind if task.state else task.position.kind if task.position else "") or UNKNOWN,
+            str(len(layers)) if task.state else "",
+            number(sum(layer.rows for layer in layers)) if task.state else "",
+            size(sum(file.length for layer in layers for file in layer.files)) if task.state else "",
+            watermark(task.watermark) if has_mark else "",
+            json.dumps(task.position.detail, sort_keys=True) if task.position else "",
+        )
+    return table
+
+
+def _tail(manifest: Manifest) -> Iterator[Text]:
+    for item in manifest.open:
+        of = "" if item.checkpoint == manifest.checkpoint else f" of checkpoint {item.checkpoint}"
+        length = size(sum(file.length for file in item.files))
+        yield Text(f"output {item.uid}{of}: {count(len(item.files), 'file')}, {length}, to {item.target}")
+    if manifest.condemned or manifest.condemned_files:
+        ids = ", ".join(map(str, manifest.condemned)) or "no checkpoint"
+        yield Text(f"condemned: {ids}; {count(len(manifest.condemned_files), 'file')}")

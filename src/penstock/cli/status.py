@@ -1,0 +1,214 @@
+"""``penstock list`` and ``penstock status``: how jobs stand, from their directories alone. Change nothing."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final
+
+from rich.text import Text
+
+from penstock.cli.exits import ExitCode
+from penstock.cli.live import count, size
+from penstock.cli.shown import UNKNOWN, as_of, number, plain_table, span, watermark, who, write_document
+from penstock.ids import BEGINNING, END_OF_TIME
+from penstock.job.hint import numbers
+from penstock.operate.directory import JobDirectory
+from penstock.operate.lateness import put_aside
+from penstock.operate.standing import Being, Standing, Unclear, all_jobs, standing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from penstock.cli.output import Output
+    from penstock.job.report import Report
+    from penstock.runtime.clock import Clock
+
+LIST_SCHEMA: Final = "penstock.list/1"
+STATUS_SCHEMA: Final = "penstock.status/1"
+
+
+# ----------------------------------------------------------------------------------------------------------------- list
+
+
+def show_jobs(output: Output, *, state: str, as_json: bool, clock: Clock | None = None) -> int:
+    """Print all jobs of a folder."""
+    found = all_jobs(state, clock=clock)
+    if as_json:
+        write_document(output, LIST_SCHEMA, {"state": state, "jobs": [_job(each) for each in found]})
+        return ExitCode.ENDED
+    if not found:
+        output.note(f"no job has any state in {state}")
+        return ExitCode.ENDED
+    columns = (("job", "left"), ("is", "left"), ("checkpoint", "right"), ("age", "right"), ("state", "right"))
+    table = plain_table(*columns, ("open", "right"), ("lag", "left"))  # type: ignore[arg-type] - words, not text
+    for each in found:
+        if isinstance(each, Unclear):
+            table.add_row(each.job, f"unreadable: {each.message}", *[UNKNOWN] * 5, style="red")
+        else:
+            table.add_row(*_row(each), style={Being.DEAD: "yellow", Being.STOPPED: "dim"}.get(each.being))
+    output.result(table)
+    return ExitCode.ENDED
+
+
+def _row(now: Standing) -> tuple[str, ...]:
+    return (
+        now.job,
+        now.word,
+        UNKNOWN if now.newest is None else str(now.newest.checkpoint),
+        span(now.checkpoint_age),
+        size(sum(now.state_bytes.values())),
+        str(len(now.history.open_committables)),
+        _lag_of(now),
+    )
+
+
+def _lag_of(now: Standing) -> str:
+    lags = now.hint.report.lag if now.hint is not None else {}
+    if not lags:
+        return UNKNOWN
+    rows = count(sum(lag.rows for lag in lags.values()), "row")
+    return rows if now.being is Being.RUNNING else f"{rows}, {as_of(now)}"
+
+
+def _job(each: Standing | Unclear) -> dict[str, object]:
+    if isinstance(each, Unclear):
+        return {"job": each.job, "is": "unreadable", "message": each.message}
+    lags = each.hint.report.lag if each.hint is not None else {}
+    return {
+        "job": each.job,
+        "is": each.being.value,
+        "doing": each.word,
+        "checkpoint": None if each.newest is None else each.newest.checkpoint,
+        "checkpoint_age_seconds": each.checkpoint_age,
+        "state_bytes": sum(each.state_bytes.values()),
+        "open": len(each.history.open_committables),
+        "lag_rows": sum(lag.rows for lag in lags.values()) if lags else None,
+        "numbers_age_seconds": each.hint_age,
+    }
+
+
+# --------------------------------------------------------------------------------------------------------------- status
+
+
+def show_status(output: Output, *, job: str, state: str, as_json: bool, clock: Clock | None = None) -> int:
+    """Print one page about a job.
+
+    Raises:
+        UnknownName: there is no such job; with the nearest name.
+        CheckpointError: its log cannot be read.
+    """
+    now = standing(JobDirectory(state, job, clock=clock))
+    if as_json:
+        write_document(output, STATUS_SCHEMA, document(now))
+        return ExitCode.ENDED
+    output.result(Text(_headline(now), style="bold"))
+    table = plain_table(("", "left"), ("", "left"))
+    table.show_header = False
+    for name, text in _page(now):
+        table.add_row(name, Text(text))
+    output.result(table)
+    return ExitCode.ENDED
+
+
+def document(now: Standing) -> dict[str, object]:
+    """The JSON document, without its schema. Times are microseconds since 1970."""
+    history, point = now.history, now.history.restore_point
+    return {
+        "job": now.job,
+        "is": now.being.value,
+        "doing": now.word,
+        "log": history.log_id,
+        "generation": history.generation,
+        "owner": None if now.claim is None else asdict(now.claim),
+        "uptime_seconds": now.uptime,
+        "checkpoint": None if now.newest is None else now.newest.checkpoint,
+        "checkpoint_age_seconds": now.checkpoint_age,
+        "restore_point": point.checkpoint if point else None,
+        "restorable": list(history.restorable),
+        "savepoints": {name: pin.checkpoint for name, pin in sorted(history.pins.items())},
+        "open": [{"uid": item.uid, "checkpoint": item.checkpoint} for item in history.open_committables],
+        "state_bytes": dict(now.state_bytes),
+        "run": _run(now),
+    }
+
+
+def _run(now: Standing) -> dict[str, object] | None:
+    """The numbers of the run whose they are, which is not always the newest."""
+    hint = now.hint
+    if hint is None:
+        return None
+    report = hint.report
+    return {
+        "generation": hint.generation,
+        "began": hint.began,
+        "written": hint.written,
+        "age_seconds": now.hint_age,
+        **numbers(report),
+        "watermarks": {task: _mark(report, task) for task in sorted(report.watermarks)},
+        "put_aside": [asdict(each) for each in put_aside(now)],
+    }
+
+
+def _mark(report: Report, task: str) -> dict[str, object]:
+    at = report.watermarks[task]
+    is_time = at not in {BEGINNING, END_OF_TIME}
+    return {"at": at if is_time else None, "at_end": at == END_OF_TIME, "held_by": report.held_by.get(task)}
+
+
+def _headline(now: Standing) -> str:
+    up = f" · up {span(now.uptime)}" if now.uptime is not None else ""
+    word = {Being.STOPPED: "stopped in order", Being.DEAD: "dead: nobody answers, no last word"}.get(now.being, now.word)
+    had = "" if now.being is Being.RUNNING else "last "
+    return f"{now.job}: {word} · {had}{who(now)} · generation {now.history.generation}{up}"
+
+
+def _page(now: Standing) -> Iterator[tuple[str, str]]:
+    yield from _page_of_log(now)
+    yield "numbers", as_of(now)
+    if now.hint is not None:
+        yield from _page_of_run(now, now.hint.report)
+
+
+def _page_of_log(now: Standing) -> Iterator[tuple[str, str]]:
+    history, point = now.history, now.history.restore_point
+    if now.newest is None:
+        yield "checkpoint", "none yet"
+    else:
+        kept = ", ".join(map(str, history.restorable)) or "none"
+        newest = f"{now.newest.checkpoint} ({now.newest.kind.value}), {span(now.checkpoint_age)} ago"
+        yield "checkpoint", f"{newest}; can be restored: {kept}"
+        next_one = f"checkpoint {point.checkpoint}" if point else "empty state"
+        yield "next start", f"continues {next_one}"
+    if history.pins:
+        yield "savepoints", ", ".join(f"{name} ({pin.checkpoint})" for name, pin in sorted(history.pins.items()))
+    waiting = ", ".join(f"#{item.checkpoint} of {item.uid}" for item in history.open_committables)
+    yield "open", f"not known to be published: {waiting}" if waiting else "everything is published"
+    parts = ", ".join(f"{uid} {size(length)}" for uid, length in sorted(now.state_bytes.items()))
+    yield "state", size(sum(now.state_bytes.values())) + (f": {parts}" if parts else "")
+
+
+def _page_of_run(now: Standing, report: Report) -> Iterator[tuple[str, str]]:
+    yield "rows", f"{_total(report.rows_read, 'read')} · {_total(report.rows_written, 'written')}"
+    yield "batches", _total(report.batches, "read")
+    aside = [f"{number(each.rows)} {each.kind} ({each.step})" for each in put_aside(now) if each.rows]
+    yield "put aside", ", ".join(aside) or "no row"
+    yield "lag", "; ".join(_lags(report)) or UNKNOWN
+    for task, at in sorted(report.watermarks.items()):
+        held = f", held by {report.held_by[task]}" if task in report.held_by else ""
+        yield "watermark", f"{task} {watermark(at)}{held}"
+    failed = f", {report.failed_checkpoints} failed" if report.failed_checkpoints else ""
+    yield "checkpoints", f"{report.checkpoints} complete{failed} · {count(report.restarts, 'restart')}"
+    if report.last_failure:
+        yield "failure", report.last_failure
+
+
+def _total(by: Mapping[str, int], what: str) -> str:
+    parts = ", ".join(f"{uid} {amount:,}" for uid, amount in sorted(by.items()))
+    return f"{sum(by.values()):,} {what}" + (f" ({parts})" if parts else "")
+
+
+def _lags(report: Report) -> Iterator[str]:
+    for source, lag in sorted(report.lag.items()):
+        age = f", {span(lag.seconds)}" if lag.seconds is not None else ""
+        end = f", caught up in {span(lag.eta_seconds)}" if lag.rows and lag.eta_seconds is not None else ""
+        yield f"{source} {count(lag.rows, 'row')}{age}{end}"

@@ -1,0 +1,115 @@
+"""``penstock verify``: whether a job could be restored, and its output published. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final
+
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from penstock.cli.exits import ExitCode
+from penstock.cli.live import count, size
+from penstock.cli.shown import write_document
+from penstock.operate.checking import silent
+from penstock.operate.directory import JobDirectory
+from penstock.operate.verify import verify
+
+if TYPE_CHECKING:
+    from penstock.cli.output import Output
+    from penstock.operate.checking import Progress as Told
+    from penstock.operate.verify import Broken, Verdict
+    from penstock.runtime.clock import Clock
+
+SCHEMA: Final = "penstock.verify/1"
+
+
+def show_verdict(
+    output: Output, *, job: str, state: str, quick: bool, as_json: bool, clock: Clock | None = None
+) -> int:
+    """Verify the job and print what was found; 1 if something is broken.
+
+    Raises:
+        UnknownName: there is no such job; with the nearest name.
+        StorageFailed: a folder cannot be listed.
+    """
+    directory = JobDirectory(state, job, clock=clock)
+    with _progress(output) as progress:
+        verdict = verify(directory, quick=quick, progress=progress)
+    if as_json:
+        write_document(output, SCHEMA, document(verdict))
+    else:
+        for line in lines(verdict):
+            output.result(line)
+    return ExitCode.ENDED if verdict.is_sound else ExitCode.FAILED
+
+
+@contextmanager
+def _progress(output: Output) -> Iterator[Told]:
+    """A bar on a terminal, for reading gigabytes takes its time; elsewhere nothing."""
+    console = output.err
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield silent
+        return
+    columns = (TextColumn("verifying"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("verifying", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def document(verdict: Verdict) -> dict[str, object]:
+    """The JSON document, without its schema."""
+    return {
+        **asdict(verdict),
+        "sound": verdict.is_sound,
+        "sound_checkpoints": list(verdict.sound),
+        "broken": [{**asdict(each), "fault": each.fault.value} for each in verdict.broken],
+        "remedies": list(verdict.remedies),
+    }
+
+
+def lines(verdict: Verdict) -> Iterator[Text]:
+    """The report for people."""
+    checked = f"{count(verdict.files, 'file')}, {size(verdict.bytes)}, {'lengths' if verdict.quick else 'contents'}"
+    scope = f"log to entry {verdict.tail}, {checked}" if verdict.log_id is not None else "the log cannot be read"
+    word = "sound" if verdict.is_sound else f"BROKEN, {count(len(verdict.broken), 'fault')}"
+    yield Text(f"{verdict.job}: {word} · {scope}", style="bold green" if verdict.is_sound else "bold red")
+    for each in verdict.broken:
+        yield Text(f"  {each.path}: {each.message}{_breaks(each)}")
+    for path in verdict.taken:
+        yield Text(f"  {path}: gone, and not published as it was; counts as published (a reader may have taken it)")
+    if verdict.log_id is not None:
+        yield Text(f"can be restored: {_numbers(verdict.sound)}{_point(verdict)}")
+        lost = [key for key in verdict.restorable if key not in verdict.sound]
+        if lost:
+            yield Text(f"cannot be restored: {_numbers(lost)}")
+        left = f"{count(len(verdict.orphans), 'orphan')}, {count(len(verdict.condemned), 'condemned file')} still there"
+        yield Text(f"not needed: {left}; penstock gc {verdict.job} --dry-run shows them")
+    for index, remedy in enumerate(verdict.remedies):
+        yield Text(f"{'remedy' if index == 0 else '    or'}: {remedy}")
+
+
+def _breaks(broken: Broken) -> str:
+    parts = []
+    if broken.checkpoints:
+        what = "checkpoint" if len(broken.checkpoints) == 1 else "checkpoints"
+        parts.append(f"{what} {_numbers(broken.checkpoints)}")
+    if broken.savepoints:
+        what = "savepoint" if len(broken.savepoints) == 1 else "savepoints"
+        parts.append(f"{what} {', '.join(broken.savepoints)}")
+    if broken.outputs:
+        parts.append(f"output {', '.join(broken.outputs)}")
+    return f"; breaks {', '.join(parts)}" if parts else ""
+
+
+def _point(verdict: Verdict) -> str:
+    point = verdict.restore_point
+    if point is None:
+        return "; the next start begins empty"
+    return f"; the next start continues {point}" + ("" if point in verdict.sound else ", which is broken")
+
+
+def _numbers(checkpoints: tuple[int, ...] | list[int]) -> str:
+    return ", ".join(map(str, checkpoints)) or "none"
