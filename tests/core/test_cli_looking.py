@@ -1,0 +1,257 @@
+"""What the commands that look say of a job that died, of one that stopped and of one that runs: text and JSON."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from core.cli_kit import say
+from core.control_kit import Driver
+from core.looking_kit import GONE, LAG, NOON, REPORT, Noon, a_job, leave_numbers, taken, without_machine, write_log
+from penstock.checkpoint.entries import Stopped
+from penstock.cli.main import dispatch
+from penstock.cli.output import Output
+from penstock.filesystem.local import LocalFileSystem
+from penstock.job.hint import decode
+from penstock.operate import directory as directories
+from penstock.operate.directory import JobDirectory
+from penstock.operate.standing import Being, standing
+
+GOLDEN = Path(__file__).parent / "cli_golden"
+COMMANDS = {
+    "list": ("list",),
+    "status": ("status", "orders"),
+    "checkpoint": ("checkpoint", "orders", "2"),
+    "lag": ("lag", "orders"),
+    "late": ("late", "orders"),
+    "verify": ("verify", "orders"),
+    "gc": ("gc", "orders", "--dry-run"),
+}
+
+
+@pytest.fixture
+def at_noon(monkeypatch):
+    """Commands look at their directories a quarter past twelve."""
+    monkeypatch.setattr(directories, "SystemClock", Noon)
+
+
+@pytest.fixture
+def state(tmp_path, at_noon):
+    job = a_job(tmp_path)
+    leave_numbers(job)
+    for path in job.rglob("*"):
+        if path.is_file():
+            os.utime(path, ns=(NOON * 1_000, NOON * 1_000))
+    return tmp_path
+
+
+def compare(name, said):
+    golden = GOLDEN / name
+    text = "".join(line.rstrip() + "\n" for line in without_machine(said).splitlines())
+    if os.environ.get("WRITE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+def of(state, *arguments):
+    return say(*arguments, "--state", str(state))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_dead_job_is_told_from_its_directory_alone(state, command):
+    before = {path: path.stat().st_mtime_ns for path in state.rglob("*")}
+
+    said = of(state, *COMMANDS[command])
+
+    assert (said.code, said.err) == (0, "")
+    compare(f"{command}-dead.txt", said.out)
+    assert {path: path.stat().st_mtime_ns for path in state.rglob("*")} == before
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_document_of_each_command_has_a_versioned_schema(state, command):
+    said = of(state, *COMMANDS[command], "--json")
+
+    assert said.code == 0
+    assert json.loads(said.out)["schema"] == f"penstock.{command}/1"
+    compare(f"{command}-dead.json", said.out.replace(str(state), "state"))
+
+
+def test_all_commands_tell_the_numbers_of_the_report(state):
+    documents = {name: json.loads(of(state, *words, "--json").out) for name, words in COMMANDS.items()}
+
+    run = documents["status"]["run"]
+    assert run["rows_read"] == dict(REPORT.rows_read)
+    assert run["rows_written"] == dict(REPORT.rows_written)
+    assert run["batches"] == dict(REPORT.batches)
+    assert (run["checkpoints"], run["failed_checkpoints"], run["restarts"]) == (2, 1, 1)
+    assert run["counters"] == {"totals": {"late": 7, "missing_time": 3, "fired": 9}}
+    assert run["lag"]["in"]["rows"] == LAG.rows == documents["lag"]["sources"][0]["rows"]
+    assert documents["list"]["jobs"][0]["lag_rows"] == LAG.rows
+    assert run["put_aside"] == documents["late"]["put_aside"]
+    assert {each["step"]: each["rows"] for each in run["put_aside"]} == {"totals": 7, "parse_json('value')": 2}
+    bytes = documents["list"]["jobs"][0]["state_bytes"]
+    assert bytes == sum(documents["status"]["state_bytes"].values()) == documents["checkpoint"]["bytes"]
+    owned = {each["owner"]: each for each in documents["gc"]["sums"]}
+    assert owned["checkpoint"]["bytes"] == bytes, "checkpoint 1 has a part of what 2 has"
+
+
+def test_a_job_that_stopped_says_so_and_one_without_numbers_says_that(tmp_path, at_noon):
+    write_log(tmp_path, GONE, taken(0, None), Stopped(checkpoint=0, at=NOON))
+
+    listed, said = of(tmp_path, "list"), of(tmp_path, "status", "orders")
+
+    assert "orders  stopped" in listed.out
+    assert "stopped in order" in said.out
+    assert "no run has left its numbers" in said.out
+    assert "everything is published" in said.out
+    assert of(tmp_path, "late", "orders").out == "orders: stopped · no run has left its numbers\n"
+
+
+def test_numbers_of_an_earlier_run_are_marked_and_those_of_another_log_are_nobodys(tmp_path, at_noon):
+    job = a_job(tmp_path, GONE)
+    leave_numbers(job, generation=0)
+
+    assert "of generation 0: the newest run has left none" in of(tmp_path, "status", "orders").out
+    leave_numbers(job, log_id="another")
+    assert "no run has left its numbers" in of(tmp_path, "status", "orders").out
+
+
+def test_a_running_job_is_asked_and_says_what_it_is_doing(tmp_path, at_noon):
+    job = a_job(tmp_path)
+    driver = Driver(LocalFileSystem(job)).claim()
+    leave_numbers(job, generation=driver.generation, seconds=899, log_id=driver.owned.log_id)
+    driver.watch.start()
+    try:
+        now = standing(JobDirectory(tmp_path, "orders"))
+        said, listed = of(tmp_path, "status", "orders"), of(tmp_path, "list")
+        swept = of(tmp_path, "gc", "orders", "--yes")
+    finally:
+        driver.watch.close()
+
+    assert now.being is Being.RUNNING
+    assert f"orders: running · process {os.getpid()} on " in said.out
+    assert "as of 1.0 s ago" in said.out
+    assert "orders  running" in listed.out
+    assert "1,204 rows" in listed.out
+    assert swept.code == 69
+    assert "cleans up by itself" in swept.err
+
+
+def test_a_folder_without_jobs_says_so(tmp_path):
+    said = of(tmp_path / "nowhere", "list")
+
+    assert (said.code, said.out) == (0, "")
+    assert "no job has any state in" in said.err
+
+
+def test_a_job_that_cannot_be_read_hides_no_other(state):
+    other = state / "broken" / "log"
+    other.mkdir(parents=True)
+    (other / f"{0:020d}.json").write_bytes(b"{}")
+
+    said = of(state, "list")
+    listed = json.loads(of(state, "list", "--json").out)["jobs"]
+
+    assert "broken  unreadable: " in said.out
+    assert "orders  dead" in said.out
+    assert [each["is"] for each in listed] == ["unreadable", "dead"]
+
+
+@pytest.mark.parametrize(
+    ("which", "expected"), [("before-v2", "checkpoint 1"), ("1", "checkpoint 1"), ("0", "condemned")]
+)
+def test_a_checkpoint_is_found_by_name_and_number_also_a_condemned_one(state, which, expected):
+    said = of(state, "checkpoint", "orders", which)
+
+    assert said.code == 0
+    assert expected in said.out
+
+
+@pytest.mark.parametrize(
+    ("which", "expected"),
+    [("befor-v2", "did you mean 'before-v2'?"), ("7", "checkpoint 7 is not in the log of job 'orders'; there is 0, 1, 2")],
+)
+def test_an_unknown_checkpoint_is_answered_with_what_there_is(state, which, expected):
+    said = of(state, "checkpoint", "orders", which)
+
+    assert said.code == 64
+    assert expected in said.err
+
+
+def test_every_command_answers_an_unknown_job_with_the_nearest_one(state):
+    for name, (command, *rest) in COMMANDS.items():
+        if name != "list":
+            said = of(state, command, "ordrs", *rest[1:])
+            assert said.code == 64
+            assert "did you mean 'orders'?" in said.err
+
+
+def test_looking_loads_no_spark(state):
+    script = (
+        "import sys\nfrom penstock.cli.main import dispatch\nfrom penstock.cli.output import Output\n"
+        f"for words in {[[*words] for words in COMMANDS.values()]!r}:\n"
+        f"    code = dispatch([*words, '--state', {str(state)!r}], Output())\n"
+        "    if code or 'pyspark' in sys.modules or 'pandas' in sys.modules:\n"
+        "        sys.exit(f'{words}: {code}')\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_hint_file_is_what_the_documents_are_made_of(state):
+    hint = decode((state / "orders" / "control" / "report.json").read_bytes())
+
+    assert hint is not None
+    assert hint.report == REPORT
+
+
+# ------------------------------------------------------------------------------------------------------------------ lag
+
+
+def limit(state, text):
+    said = of(state, "lag", "orders", "--max-lag", text)
+    return said.code, said.out.splitlines()[-1]
+
+
+def test_lag_of_a_job_that_does_not_run_is_over_any_limit(state):
+    code, said = limit(state, "1000000")
+
+    assert code == 4
+    assert said == "job 'orders' does not run (dead): how far it is behind now is not known"
+
+
+def test_lag_of_a_running_job_is_held_against_rows_or_time(tmp_path, at_noon):
+    job = a_job(tmp_path)
+    driver = Driver(LocalFileSystem(job)).claim()
+    driver.watch.start()
+    try:
+        assert limit(tmp_path, "5")[0] == 4, "it has told nothing yet"
+        leave_numbers(job, generation=driver.generation, seconds=890, log_id=driver.owned.log_id)
+        found = [limit(tmp_path, text) for text in ("1204", "1_203", "13s", "12s")]
+        leave_numbers(job, generation=driver.generation, seconds=100, log_id=driver.owned.log_id)
+        stale = limit(tmp_path, "1204")
+    finally:
+        driver.watch.close()
+
+    assert [code for code, _ in found] == [0, 4, 0, 4]
+    assert found[1][1] == "in: 1,204 rows behind, more than 1,203 rows"
+    assert found[3][1] == "in: 12.5 s behind, more than 12 seconds"
+    assert stale == (4, "job 'orders' has not told how far it is behind for more than 60 s")
+
+
+def test_a_limit_that_is_none_is_refused(state):
+    said = of(state, "lag", "orders", "--max-lag", "far")
+
+    assert said.code == 64
+    assert "give rows, as in 10000, or a length of time, as in 30s" in said.err
+
+
+def test_output_goes_where_it_belongs(state, capsys):
+    assert dispatch(["status", "orders", "--state", str(state)], Output()) == 0
+    assert "\x1b" not in capsys.readouterr().out

@@ -1,0 +1,163 @@
+"""The hint that a run leaves: its numbers come back as they were, it is paced, and it never harms the job."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from core.control_kit import Driver
+from core.looking_kit import NOON, REPORT, SECOND, SIDES
+from penstock.checkpoint import paths
+from penstock.checkpoint.control_files import ControlFiles
+from penstock.errors import StorageFailed
+from penstock.facts import (
+    CheckpointFailed,
+    JobEnded,
+    JobStarted,
+    Restarting,
+    RowsLate,
+    WatermarkAdvanced,
+    WatermarkHeld,
+)
+from penstock.ids import EventTime
+from penstock.job.hint import AT_LEAST, EVERY, Hint, HintWriter, decode, encode, read_hint
+from penstock.job.report import Report, Tally
+from penstock.testing.filesystem import MemoryFileSystem
+
+HINT = Hint(job="orders", log_id="log-1", generation=3, began=NOON, written=NOON + SECOND, report=REPORT)
+
+
+@pytest.fixture
+def disk():
+    return MemoryFileSystem()
+
+
+def writer(driver, report, **rest):
+    made = HintWriter(
+        driver.filesystem,
+        job="orders",
+        report=report,
+        owned=lambda: driver.requests.owned,
+        clock=driver.clock,
+        **rest,
+    )
+    return made
+
+
+def writes(disk):
+    return sum(each.name == "replace" for each in disk.operations)
+
+
+def test_every_number_comes_back_from_the_bytes():
+    hint = replace(HINT, side_outputs=SIDES)
+
+    assert decode(encode(hint)) == hint
+    assert decode(encode(replace(hint, report=Report(state="created")))).report == Report(state="created")
+
+
+def test_fields_of_a_newer_version_are_left_out_and_other_schemas_are_no_hint():
+    told = json.loads(encode(HINT))
+    told["report"]["mood"] = told["mood"] = "good"
+
+    assert decode(json.dumps(told).encode()) == HINT
+    assert decode(json.dumps(told | {"schema": "penstock.report/2"}).encode()) is None
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'"x"', b"\xff", encode(HINT)[:-30]])
+def test_bytes_that_are_no_hint_say_nothing(data):
+    assert decode(data) is None
+
+
+def test_no_request_can_have_its_name(disk):
+    disk.replace(paths.REPORT, encode(HINT))
+
+    scan = ControlFiles(disk).scan()
+
+    assert (scan.open, scan.answered) == ((), ())
+
+
+def test_it_is_written_each_second_while_something_changes_and_seldom_while_nothing_does(disk):
+    driver, told = Driver(disk).claim(), [REPORT]
+    hint = writer(driver, lambda: told[-1])
+    for _ in range(20):
+        hint.look()
+    assert writes(disk) == 1
+
+    driver.clock.at += EVERY
+    hint.look()
+    assert writes(disk) == 1, "nothing has changed"
+    told.append(replace(REPORT, restarts=2))
+    hint.look()
+    assert writes(disk) == 2
+    driver.clock.at += AT_LEAST
+    hint.look()
+    assert writes(disk) == 3, "so its age says that the job lives"
+    assert read_hint(disk).report.restarts == 2
+
+
+def test_nothing_is_written_before_a_claim_and_the_end_is_written_at_once(disk):
+    driver, told = Driver(disk), [REPORT]
+    hint = writer(driver, lambda: told[-1], side_outputs=SIDES)
+    hint.look()
+    hint.finish()
+    assert read_hint(disk) is None
+
+    driver.claim()
+    hint.look()
+    told.append(replace(REPORT, state="stopped"))
+    hint.finish()
+
+    found = read_hint(disk)
+    assert (found.report.state, found.generation, found.side_outputs) == ("stopped", driver.generation, SIDES)
+    assert found.log_id == driver.owned.log_id
+
+
+def test_a_driver_that_was_superseded_does_not_overwrite_the_numbers_of_the_next(disk):
+    first = Driver(disk, "first").claim()
+    zombie = writer(first, lambda: REPORT)
+    second = Driver(disk, "second").claim()
+    writer(second, lambda: replace(REPORT, restarts=9)).look()
+
+    zombie.look()
+    zombie.finish()
+
+    assert read_hint(disk).generation == second.generation
+
+
+def test_storage_that_refuses_is_told_of_once_and_harms_nobody(disk, caplog):
+    driver = Driver(disk).claim()
+    disk.fail("replace", StorageFailed("disk full"), times=3)
+    hint = writer(driver, lambda: REPORT)
+    for _ in range(4):
+        driver.clock.at += EVERY
+        hint.look()
+
+    assert [record.message for record in caplog.records] == [
+        "job orders cannot write its numbers for `penstock status`: disk full"
+    ]
+    assert read_hint(disk).report == REPORT
+
+
+def test_the_report_knows_what_holds_a_watermark_back_until_the_next_attempt_begins():
+    tally = Tally(sources=frozenset({"in"}), sinks=frozenset({"out"}))
+    start = JobStarted(job="orders", generation=0, restored=None, published=0, attempt=1)
+    for fact in (
+        start,
+        WatermarkAdvanced(task="totals", at=EventTime(5)),
+        WatermarkHeld(task="totals", by="in/3", at=EventTime(5)),
+        RowsLate(task="totals", partition="in/3", rows=2),
+        RowsLate(task="totals", partition="in/3", rows=1),
+        CheckpointFailed(checkpoint=4, reason="expired", message="'totals' is slow"),
+    ):
+        tally(fact)
+    told = tally.report()
+    assert (told.watermarks, told.held_by) == ({"totals": 5}, {"totals": "in/3"})
+    assert told.late_by == {("totals", "in/3"): 3}
+    assert told.last_failure == "checkpoint 4 failed: expired: 'totals' is slow"
+
+    tally(Restarting(cause="no space", delay_ms=1.0, attempt=1))
+    tally(replace(start, attempt=2))
+    assert (tally.report().watermarks, tally.report().held_by) == ({}, {})
+    assert tally.report().last_failure == "no space"
+    tally(JobEnded(state="stopped"))
+    assert tally.report().last_failure == "no space", "an orderly end is no failure"
