@@ -173,7 +173,10 @@ def test_a_checkpoint_is_found_by_name_and_number_also_a_condemned_one(state, wh
 
 @pytest.mark.parametrize(
     ("which", "expected"),
-    [("befor-v2", "did you mean 'before-v2'?"), ("7", "checkpoint 7 is not in the log of job 'orders'; there is 0, 1, 2")],
+    [
+        ("befor-v2", "did you mean 'before-v2'?"),
+        ("7", "checkpoint 7 is not in the log of job 'orders'; there is 0, 1, 2"),
+    ],
 )
 def test_an_unknown_checkpoint_is_answered_with_what_there_is(state, which, expected):
     said = of(state, "checkpoint", "orders", which)

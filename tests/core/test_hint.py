@@ -33,7 +33,7 @@ def disk():
 
 
 def writer(driver, report, **rest):
-    made = HintWriter(
+    return HintWriter(
         driver.filesystem,
         job="orders",
         report=report,
@@ -41,7 +41,6 @@ def writer(driver, report, **rest):
         clock=driver.clock,
         **rest,
     )
-    return made
 
 
 def writes(disk):

@@ -76,7 +76,8 @@ def test_a_truncated_file_is_found(job, quick):
     assert each.checkpoints == (1, 2)
     assert each.savepoints == ("before-v2",)
     assert found.sound == ()
-    assert found.remedies[1] == "no checkpoint is left that could be restored: start the pipeline of job 'orders' with --fresh"
+    assert "no checkpoint is left that could be restored" in found.remedies[1]
+    assert "--fresh" in found.remedies[1]
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -202,7 +203,7 @@ def test_output_that_was_published_but_not_confirmed_is_sound(tmp_path):
 
 
 def test_output_that_a_reader_took_counts_as_published_and_is_named(tmp_path):
-    job, staged, final = beside(tmp_path)
+    job, staged, _ = beside(tmp_path)
     shutil.move(staged, tmp_path / "elsewhere")
 
     found = verdict(job)

@@ -138,7 +138,7 @@ def _task(task: TaskSnapshot, step: StepRecord | None) -> dict[str, object]:
     }
 
 
-# ------------------------------------------------------------------------------------------------------------ for people
+# ---------------------------------------------------------------------------------------------------------- for people
 
 
 def _head(history: History, manifest: Manifest) -> Iterator[Text]:

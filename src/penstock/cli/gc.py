@@ -84,7 +84,9 @@ def document(job: str, found: Inventory) -> dict[str, object]:
         "job": job,
         "dry_run": True,
         "running": found.is_running,
-        "sums": [{**asdict(each), "owner": each.owner.value, "deletable": each.owner in DELETABLE} for each in found.sums],
+        "sums": [
+            {**asdict(each), "owner": each.owner.value, "deletable": each.owner in DELETABLE} for each in found.sums
+        ],
         "files": [{**asdict(file), "owner": file.owner.value} for file in found.files],
     }
 
@@ -110,7 +112,7 @@ def _owner(file: Owned) -> str:
         case Owner.ORPHAN if file.generation is not None:
             return f"orphan of generation {file.generation}"
         case _:
-            return file.owner.value
+            return str(file.owner.value)
 
 
 def sums_table(found: Inventory) -> Table:

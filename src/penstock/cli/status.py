@@ -39,8 +39,15 @@ def show_jobs(output: Output, *, state: str, as_json: bool, clock: Clock | None 
     if not found:
         output.note(f"no job has any state in {state}")
         return ExitCode.ENDED
-    columns = (("job", "left"), ("is", "left"), ("checkpoint", "right"), ("age", "right"), ("state", "right"))
-    table = plain_table(*columns, ("open", "right"), ("lag", "left"))  # type: ignore[arg-type] - words, not text
+    table = plain_table(
+        ("job", "left"),
+        ("is", "left"),
+        ("checkpoint", "right"),
+        ("age", "right"),
+        ("state", "right"),
+        ("open", "right"),
+        ("lag", "left"),
+    )
     for each in found:
         if isinstance(each, Unclear):
             table.add_row(each.job, f"unreadable: {each.message}", *[UNKNOWN] * 5, style="red")
@@ -157,7 +164,9 @@ def _mark(report: Report, task: str) -> dict[str, object]:
 
 def _headline(now: Standing) -> str:
     up = f" · up {span(now.uptime)}" if now.uptime is not None else ""
-    word = {Being.STOPPED: "stopped in order", Being.DEAD: "dead: nobody answers, no last word"}.get(now.being, now.word)
+    word = {Being.STOPPED: "stopped in order", Being.DEAD: "dead: nobody answers, no last word"}.get(
+        now.being, now.word
+    )
     had = "" if now.being is Being.RUNNING else "last "
     return f"{now.job}: {word} · {had}{who(now)} · generation {now.history.generation}{up}"
 

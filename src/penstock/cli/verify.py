@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
@@ -111,5 +111,5 @@ def _point(verdict: Verdict) -> str:
     return f"; the next start continues {point}" + ("" if point in verdict.sound else ", which is broken")
 
 
-def _numbers(checkpoints: tuple[int, ...] | list[int]) -> str:
+def _numbers(checkpoints: Sequence[int]) -> str:
     return ", ".join(map(str, checkpoints)) or "none"

@@ -26,6 +26,7 @@ from penstock.runtime.clock import Clock
 
 log = logging.getLogger("penstock")
 
+
 def _nothing() -> None:
     """Where nobody has anything to do between two looks."""
 

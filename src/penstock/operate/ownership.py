@@ -1,4 +1,4 @@
-"""Who owns each file of a job: what may be deleted, and what must not be. Decides for ``gc`` and shows it; deletes last.
+"""Who owns each file of a job: what may be deleted, and what must not be. Decides for ``gc``, and deletes last.
 
 Only what an entry condemns is deleted (rules G1 to G4): so a clean-up records first, under a claim, then deletes.
 """

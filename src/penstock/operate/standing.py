@@ -134,9 +134,7 @@ def standing(job: JobDirectory) -> Standing:
     history = job.read()
     hint = _hint(job)
     of_this_log = hint is not None and hint.log_id == history.log_id
-    return Standing(
-        job=job.job, history=history, owner=owner, hint=hint if of_this_log else None, now=job.clock.wall()
-    )
+    return Standing(job=job.job, history=history, owner=owner, hint=hint if of_this_log else None, now=job.clock.wall())
 
 
 def _hint(job: JobDirectory) -> Hint | None:

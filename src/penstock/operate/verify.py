@@ -158,7 +158,7 @@ def verify(job: JobDirectory, *, quick: bool = False, progress: Progress = silen
 
 
 def _needs(history: History) -> dict[str, FileRef]:
-    """Every file that a restore, or publishing, reads, as it was written down first. What is to be voided needs none."""
+    """Every file that a restore, or publishing, reads, as it was written down first. To void needs none."""
     found: dict[str, FileRef] = {}
     for file in _referenced(history):
         found.setdefault(file.path, file)

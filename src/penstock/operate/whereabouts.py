@@ -21,7 +21,7 @@ class Whereabouts(Enum):
     PUBLISHED = "published"
     """It lies under its final name, as it was staged."""
     TAKEN = "taken"
-    """It counts as published, but is not there as it was: a reader took or changed it, or it was removed unpublished."""
+    """It counts as published, but is not there as it was: a reader took it, or it was removed unpublished."""
     NO_TARGET = "no target"
     """It cannot be told: the target is not mounted, or was emptied."""
     LOST = "lost"
