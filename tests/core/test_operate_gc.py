@@ -66,7 +66,7 @@ def test_a_dry_run_changes_nothing_and_says_what_would_be_deleted(job):
 
     assert said.code == 0
     assert "orphan of generation 0" in said.out
-    assert "checkpoint 1, 2 before-v2" in said.out
+    assert "checkpoint 1, 2, savepoint before-v2" in said.out
     assert said.out.splitlines()[-1] == "orders: penstock gc orders would delete 2 files, 14 B"
     assert files(job) == before
 
@@ -137,7 +137,7 @@ def test_without_a_terminal_nothing_is_deleted_unless_told(job):
 
     assert said.code == 64
     assert "Delete 2 files, 14 B" in said.err
-    assert "give --yes to do it, or --dry-run to look" in said.err
+    assert "give --yes to do it without asking" in said.err
     assert NOBODYS in files(job)
 
 

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from penstock.checkpoint.gc import layers_of
 from penstock.cli.exits import ExitCode
-from penstock.cli.live import count, size
-from penstock.cli.shown import UNKNOWN, moment, number, plain_table, watermark, write_document
+from penstock.cli.shown import UNKNOWN, number, plain_table, watermark, write_document
+from penstock.cli.words import count, size, when
 from penstock.errors import UnknownName
 from penstock.ids import BEGINNING, END_OF_TIME, CheckpointId, Generation
 from penstock.operate.directory import JobDirectory
@@ -153,7 +153,7 @@ def _head(history: History, manifest: Manifest) -> Iterator[Text]:
     took = (manifest.completed - manifest.triggered) / 1_000_000
     files = count(len(layers_of(manifest)), "file")
     yield Text(
-        f"entry {entry} · generation {_generation(history, entry)} · {parent} · complete {moment(manifest.completed)} "
+        f"entry {entry} · generation {_generation(history, entry)} · {parent} · complete {when(manifest.completed)} "
         f"after {took:.2f} s · {files} of state, {size(bytes_of(manifest))}"
     )
 

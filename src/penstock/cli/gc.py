@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 
-from penstock.cli.confirm import confirmed
+from penstock.cli.confirm import confirm
 from penstock.cli.exits import ExitCode
-from penstock.cli.live import count, size
 from penstock.cli.shown import UNKNOWN, plain_table, span, write_document
+from penstock.cli.words import count, size
 from penstock.errors import JobIsRunning
 from penstock.operate.directory import JobDirectory
 from penstock.operate.ownership import DELETABLE, Owner, collect_garbage, inventory
@@ -57,8 +57,7 @@ def run_gc(
     if found.is_running:
         msg = f"job {job!r} is running and cleans up by itself, after each checkpoint; --dry-run shows what is there"
         raise JobIsRunning(msg)
-    if found.deletable and not confirmed(output, _question(found, directory.now()), yes=yes):
-        output.note("nothing was deleted")
+    if found.deletable and not confirm(output, _question(found, directory.now()), yes=yes):
         return ExitCode.FAILED
     done = collect_garbage(directory) if found.deletable else None
     if as_json:
@@ -105,7 +104,7 @@ def files_table(found: Inventory, now: WallTime) -> Table:
 def _owner(file: Owned) -> str:
     match file.owner:
         case Owner.CHECKPOINT:
-            names = "".join(f" {name}" for name in file.savepoints)
+            names = f", savepoint {', '.join(file.savepoints)}" if file.savepoints else ""
             return f"checkpoint {', '.join(map(str, file.checkpoints))}{names}"
         case Owner.OUTPUT:
             return f"output {', '.join(file.outputs)}"
@@ -136,7 +135,7 @@ def _question(found: Inventory, now: WallTime) -> str:
     total = sum(file.length for file in found.deletable)
     written = [file.written for file in found.deletable if file.written is not None]
     age = f", the newest {span(max(0, now - max(written)) / 1_000_000)} old" if written else ""
-    return f"Delete {count(len(found.deletable), 'file')}, {size(total)}{age}, that no checkpoint needs?"
+    return f"Delete {count(len(found.deletable), 'file')}, {size(total)}{age}, that no checkpoint needs"
 
 
 def _told(job: str, done: Collected | None) -> str:

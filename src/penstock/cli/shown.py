@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Final
 
 from rich.table import Table
 
 from penstock.checkpoint.entries import host_of
-from penstock.cli.live import event_time
+from penstock.cli.words import age, event_time
 from penstock.ids import BEGINNING, END_OF_TIME
 
 if TYPE_CHECKING:
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 UNKNOWN: Final = "-"
 """Where nothing is known."""
 
-_STEPS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
-
 
 def write_document(output: Output, schema: str, fields: Mapping[str, object]) -> None:
     """Print one JSON document; under one schema fields may be added, never changed or taken away."""
@@ -32,17 +29,12 @@ def write_document(output: Output, schema: str, fields: Mapping[str, object]) ->
 
 
 def span(seconds: float | None) -> str:
-    """A length of time, as short as it can be told.
+    """A length of time, if it is known.
 
-    >>> span(0.44), span(12), span(750), span(90_000), span(None)
-    ('0.4 s', '12 s', '12.5 min', '1.0 d', '-')
+    >>> span(0.44), span(750), span(None)
+    ('0.4 s', '12 min 30 s', '-')
     """
-    if seconds is None:
-        return UNKNOWN
-    for length, unit in _STEPS:
-        if seconds >= length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"  # noqa: PLR2004 - tenths of few seconds only
+    return UNKNOWN if seconds is None else age(int(seconds * 1_000_000))
 
 
 def number(value: float | None) -> str:
@@ -52,15 +44,6 @@ def number(value: float | None) -> str:
     ('12,345', '1,235', '-')
     """
     return UNKNOWN if value is None else f"{value:,.0f}"
-
-
-def moment(wall: int) -> str:
-    """A time in UTC.
-
-    >>> moment(1_767_268_800_000_000)
-    '2026-01-01 12:00:00Z'
-    """
-    return datetime.fromtimestamp(wall / 1_000_000, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def watermark(at: int) -> str:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 from rich.text import Text
 
 from penstock.cli.exits import ExitCode
-from penstock.cli.live import count, size
 from penstock.cli.shown import UNKNOWN, as_of, number, plain_table, span, watermark, who, write_document
+from penstock.cli.words import count, size
 from penstock.ids import BEGINNING, END_OF_TIME
 from penstock.job.hint import numbers
 from penstock.operate.directory import JobDirectory

@@ -11,8 +11,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.text import Text
 
 from penstock.cli.exits import ExitCode
-from penstock.cli.live import count, size
 from penstock.cli.shown import write_document
+from penstock.cli.words import count, size
 from penstock.operate.checking import silent
 from penstock.operate.directory import JobDirectory
 from penstock.operate.verify import verify
@@ -72,7 +72,7 @@ def document(verdict: Verdict) -> dict[str, object]:
 
 def lines(verdict: Verdict) -> Iterator[Text]:
     """The report for people."""
-    checked = f"{count(verdict.files, 'file')}, {size(verdict.bytes)}, {'lengths' if verdict.quick else 'contents'}"
+    checked = f"{'length' if verdict.quick else 'content'} of {count(verdict.files, 'file')}, {size(verdict.bytes)}"
     scope = f"log to entry {verdict.tail}, {checked}" if verdict.log_id is not None else "the log cannot be read"
     word = "sound" if verdict.is_sound else f"BROKEN, {count(len(verdict.broken), 'fault')}"
     yield Text(f"{verdict.job}: {word} · {scope}", style="bold green" if verdict.is_sound else "bold red")

@@ -107,7 +107,7 @@ def _remedies(verdict: Verdict) -> Iterable[str]:
         return
     discard = " --discard-unpublished" if is_output else ""
     if newest is None:
-        yield f"no checkpoint is left that could be restored: start the pipeline of job {job!r} with --fresh"
+        yield f"no checkpoint is left; begin with empty state: penstock rewind {job} --fresh{discard}"
     else:
         yield f"begin again at checkpoint {newest}: penstock rewind {job} {newest}{discard}"
 

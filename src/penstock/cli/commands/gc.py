@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 
-from penstock.cli.commands.shared import STATE, AsJson, Flag, JobName, State, epilogue
+from penstock.cli.commands.shared import STATE, AsJson, Flag, JobName, State, Yes, epilogue
 from penstock.cli.output import Output
 
 HELP: Final = """\
@@ -30,7 +30,7 @@ def add(app: App, output: Output) -> None:
         *,
         state: State = STATE,
         dry_run: Annotated[bool, Flag, Parameter(help="Delete nothing, only show; also of a running job.")] = False,
-        yes: Annotated[bool, Flag, Parameter(help="Do not ask.")] = False,
+        yes: Yes = False,
         as_json: AsJson = False,
     ) -> int:
         from penstock.cli.gc import run_gc
