@@ -123,7 +123,7 @@ REPORT = Report(
 )
 
 SIDES = (
-    SideOutput(step="parse_json('value')", kind="bad", sinks=(Outlet(uid="bad-out", to="files bad", is_direct=True),)),
+    SideOutput(step="parse_json value", kind="bad", sinks=(Outlet(uid="bad-out", to="files bad", is_direct=True),)),
     SideOutput(step="totals", kind="late", sinks=()),
 )
 

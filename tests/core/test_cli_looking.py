@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from penstock.operate.directory import JobDirectory
 from penstock.operate.standing import Being, standing
 
 GOLDEN = Path(__file__).parent / "cli_golden"
+OPERATING = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
 COMMANDS = {
     "list": ("list",),
     "status": ("status", "orders"),
@@ -94,7 +97,7 @@ def test_all_commands_tell_the_numbers_of_the_report(state):
     assert run["lag"]["in"]["rows"] == LAG.rows == documents["lag"]["sources"][0]["rows"]
     assert documents["list"]["jobs"][0]["lag_rows"] == LAG.rows
     assert run["put_aside"] == documents["late"]["put_aside"]
-    assert {each["step"]: each["rows"] for each in run["put_aside"]} == {"totals": 7, "parse_json('value')": 2}
+    assert {each["step"]: each["rows"] for each in run["put_aside"]} == {"totals": 7, "parse_json value": 2}
     bytes = documents["list"]["jobs"][0]["state_bytes"]
     assert bytes == sum(documents["status"]["state_bytes"].values()) == documents["checkpoint"]["bytes"]
     owned = {each["owner"]: each for each in documents["gc"]["sums"]}
@@ -217,6 +220,27 @@ def test_the_hint_file_is_what_the_documents_are_made_of(state):
     assert hint.report == REPORT
 
 
+# ---------------------------------------------------------------------------------------------------------- in the docs
+
+
+def test_every_command_in_the_docs_works_as_it_stands_there(tmp_path, at_noon, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    leave_numbers(a_job(tmp_path / ".penstock"))
+    commands = re.findall(r"^penstock (.+?)(?:  +#.*)?$", OPERATING, flags=re.MULTILINE)
+    assert len(commands) >= 10
+
+    for command in commands:
+        assert (command, say(*command.split()).code) == (command, 0)
+
+
+@pytest.mark.parametrize("name", ["status-dead.txt", "lag-dead.txt"])
+def test_what_the_docs_show_is_what_is_said(name):
+    shown = re.findall(r"^```\n(.*?)^```$", OPERATING, flags=re.MULTILINE | re.DOTALL)
+    said = (GOLDEN / name).read_text()
+
+    assert any(said.startswith(block) for block in shown)
+
+
 # ------------------------------------------------------------------------------------------------------------------ lag
 
 
@@ -242,12 +266,20 @@ def test_lag_of_a_running_job_is_held_against_rows_or_time(tmp_path, at_noon):
         found = [limit(tmp_path, text) for text in ("1204", "1_203", "13s", "12s")]
         leave_numbers(job, generation=driver.generation, seconds=100, log_id=driver.owned.log_id)
         stale = limit(tmp_path, "1204")
+        quiet = replace(REPORT, lag={"lines": replace(LAG, task="lines", rows=0)})
+        leave_numbers(job, generation=driver.generation, seconds=890, log_id=driver.owned.log_id, report=quiet)
+        beside = limit(tmp_path, "0")
+        untold = replace(REPORT, lag={})
+        leave_numbers(job, generation=driver.generation, seconds=890, log_id=driver.owned.log_id, report=untold)
+        nobody = limit(tmp_path, "0")
     finally:
         driver.watch.close()
 
     assert [code for code, _ in found] == [0, 4, 0, 4]
     assert found[1][1] == "in: 1,204 rows behind, more than 1,203 rows"
     assert found[3][1] == "in: 12.5 s behind, more than 12 seconds"
+    assert beside[0] == 0, "the other source never tells"
+    assert nobody == (4, "no source of job 'orders' has told how far it is behind")
     assert stale == (4, "job 'orders' has not told how far it is behind for more than 60 s")
 
 

@@ -120,20 +120,25 @@ def read_limit(text: str) -> Limit:
 
 
 def over(now: Standing, limit: Limit) -> list[str]:
-    """Which sources are further behind than that, in words. A check must not pass on what nobody knows."""
+    """Which sources are further behind than that, in words. A check must not pass on what nobody knows.
+
+    A source of a kind that never tells is left out, unless there is no other.
+    """
     if now.being is not Being.RUNNING:
         return [f"job {now.job!r} does not run ({now.being.value}): how far it is behind now is not known"]
     if not now.is_hint_of_now or (now.hint_age or 0.0) > STALE:
         return [f"job {now.job!r} has not told how far it is behind for more than {STALE:g} s"]
-    return [said for each in lags(now) if (said := _over(each, limit)) is not None]
+    telling = [each for each in lags(now) if each.rows is not None]
+    if not telling:
+        return [f"no source of job {now.job!r} has told how far it is behind"]
+    return [said for each in telling if (said := _over(each, limit)) is not None]
 
 
 def _over(each: SourceBehind, limit: Limit) -> str | None:
+    assert each.rows is not None  # it has told
     if each.rows == 0:
         return None
     if limit.rows is not None:
-        if each.rows is None:
-            return f"{each.source}: how many rows it is behind is not known"
         return f"{each.source}: {each.rows:,} rows behind, more than {limit}" if each.rows > limit.rows else None
     assert limit.micros is not None  # it is one of the two
     if each.seconds is None:
