@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.checkpoint import paths
@@ -122,8 +122,14 @@ class HintWriter:
 
     def _is_superseded(self, owned: OwnedLog) -> bool:
         """Whether a newer owner writes there: this process does not know yet that it is over."""
-        there = read_hint(self._filesystem)
-        return there is not None and there.log_id == owned.log_id and there.generation > owned.generation
+        data = self._filesystem.read(paths.REPORT)
+        if data is None or len(data) > LARGEST:
+            return False
+        try:
+            told: Any = json.loads(data)
+            return bool(told["log_id"] == owned.log_id and told["generation"] > owned.generation)
+        except (KeyError, TypeError, ValueError, RecursionError):
+            return False
 
     def _hint(self, owned: OwnedLog, report: Report) -> Hint:
         return Hint(
@@ -149,14 +155,26 @@ def read_hint(filesystem: FileSystem) -> Hint | None:
 
 def encode(hint: Hint) -> bytes:
     """As JSON; times are microseconds since 1970."""
-    return json.dumps({"schema": SCHEMA, **asdict(hint), "report": numbers(hint.report)}).encode()
+    sides = [asdict(each) for each in hint.side_outputs]
+    plain = {**_fields(hint), "schema": SCHEMA, "report": numbers(hint.report), "side_outputs": sides}
+    return json.dumps(plain).encode()
 
 
 def numbers(report: Report) -> dict[str, object]:
     """A report as JSON can say it: pairs become nested objects, for there keys are text."""
-    plain = {**asdict(report), "counters": _nested(report.counters), "late_by": _nested(report.late_by)}
-    plain["lag"] = {task: {k: v for k, v in asdict(lag).items() if k != "task"} for task, lag in report.lag.items()}
+    plain = {**_fields(report), "counters": _nested(report.counters), "late_by": _nested(report.late_by)}
+    plain["lag"] = {task: _lag(lag) for task, lag in report.lag.items()}
     return plain
+
+
+def _lag(lag: SourceLag) -> dict[str, object]:
+    plain = _fields(lag) | {"partitions": {name: _fields(each) for name, each in lag.partitions.items()}}
+    return {key: value for key, value in plain.items() if key != "task"}
+
+
+def _fields(value: Hint | Report | SourceLag | PartitionLag) -> dict[str, object]:
+    """One level deep: a job writes this each second, and ``asdict`` copies everything below."""
+    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def _nested(pairs: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
