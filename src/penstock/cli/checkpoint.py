@@ -9,7 +9,7 @@ from rich.text import Text
 
 from penstock.checkpoint.gc import layers_of
 from penstock.cli.exits import ExitCode
-from penstock.cli.shown import UNKNOWN, number, plain_table, watermark, write_document
+from penstock.cli.shown import UNKNOWN, number, plain_table, watermark
 from penstock.cli.words import count, size, when
 from penstock.errors import UnknownName
 from penstock.ids import BEGINNING, END_OF_TIME, CheckpointId, Generation
@@ -40,7 +40,7 @@ def show_checkpoint(output: Output, *, job: str, which: str, state: str, as_json
     history = JobDirectory(state, job).read()
     checkpoint = _which(history, which)
     if as_json:
-        write_document(output, SCHEMA, document(history, checkpoint))
+        output.document(SCHEMA, **document(history, checkpoint))
         return ExitCode.ENDED
     manifest = history.manifests[checkpoint][1]
     for line in _head(history, manifest):
@@ -65,7 +65,7 @@ def _which(history: History, text: str) -> CheckpointId:
 
 
 def document(history: History, checkpoint: CheckpointId) -> dict[str, object]:
-    """The JSON document, without its schema. Times are microseconds since 1970."""
+    """The JSON document's fields. Times are microseconds since 1970."""
     entry, manifest = history.manifests[checkpoint]
     steps = {step.uid: step for step in manifest.steps}
     point = history.restore_point

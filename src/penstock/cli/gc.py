@@ -9,7 +9,7 @@ from rich.text import Text
 
 from penstock.cli.confirm import confirm
 from penstock.cli.exits import ExitCode
-from penstock.cli.shown import UNKNOWN, plain_table, span, write_document
+from penstock.cli.shown import UNKNOWN, plain_table, span
 from penstock.cli.words import count, size
 from penstock.errors import JobIsRunning
 from penstock.operate.directory import JobDirectory
@@ -61,7 +61,7 @@ def run_gc(
         return ExitCode.FAILED
     done = collect_garbage(directory) if found.deletable else None
     if as_json:
-        write_document(output, SCHEMA, {"job": job, "dry_run": False, "deleted": asdict(done) if done else None})
+        output.document(SCHEMA, job=job, dry_run=False, deleted=asdict(done) if done else None)
     else:
         output.result(Text(_told(job, done)))
     return ExitCode.ENDED
@@ -69,7 +69,7 @@ def run_gc(
 
 def _show(output: Output, directory: JobDirectory, found: Inventory, *, as_json: bool) -> None:
     if as_json:
-        write_document(output, SCHEMA, document(directory.job, found))
+        output.document(SCHEMA, **document(directory.job, found))
         return
     now = directory.now()
     output.result(files_table(found, now))
@@ -78,7 +78,7 @@ def _show(output: Output, directory: JobDirectory, found: Inventory, *, as_json:
 
 
 def document(job: str, found: Inventory) -> dict[str, object]:
-    """The JSON document of a dry run, without its schema."""
+    """The fields of a dry run's JSON document."""
     return {
         "job": job,
         "dry_run": True,

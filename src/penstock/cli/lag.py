@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from rich.text import Text
 
 from penstock.cli.exits import ExitCode
-from penstock.cli.shown import as_of, number, plain_table, span, write_document
+from penstock.cli.shown import as_of, number, plain_table, span
 from penstock.operate.directory import JobDirectory
 from penstock.operate.lags import lags, over, read_limit
 from penstock.operate.standing import Being, standing
@@ -40,15 +40,9 @@ def show_lag(
     found = lags(now)
     too_far = [] if limit is None else over(now, limit)
     if as_json:
-        fields = {
-            "job": job,
-            "is": now.being.value,
-            "age_seconds": now.hint_age,
-            "sources": [asdict(each) for each in found],
-            "max_lag": max_lag,
-            "over": too_far,
-        }
-        write_document(output, SCHEMA, fields)
+        fields: dict[str, object] = {"job": job, "is": now.being.value, "age_seconds": now.hint_age}
+        sources = [asdict(each) for each in found]
+        output.document(SCHEMA, **fields, sources=sources, max_lag=max_lag, over=too_far)
     else:
         output.result(table_of(found))
         word = now.word if now.being is Being.RUNNING else f"{now.being.value}: nothing is read"

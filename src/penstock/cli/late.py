@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from rich.text import Text
 
 from penstock.cli.exits import ExitCode
-from penstock.cli.shown import as_of, number, plain_table, write_document
+from penstock.cli.shown import as_of, number, plain_table
 from penstock.operate.directory import JobDirectory
 from penstock.operate.lateness import put_aside
 from penstock.operate.standing import standing
@@ -35,8 +35,8 @@ def show_late(output: Output, *, job: str, state: str, as_json: bool, clock: Clo
     now = standing(JobDirectory(state, job, clock=clock))
     found = put_aside(now)
     if as_json:
-        fields = {"job": job, "is": now.being.value, "age_seconds": now.hint_age}
-        write_document(output, SCHEMA, {**fields, "put_aside": [asdict(each) for each in found]})
+        fields: dict[str, object] = {"job": job, "is": now.being.value, "age_seconds": now.hint_age}
+        output.document(SCHEMA, **fields, put_aside=[asdict(each) for each in found])
         return ExitCode.ENDED
     if found:
         output.result(table_of(found))

@@ -1,8 +1,7 @@
-"""How values look to people and to scripts: ages, times, tables, documents. Knows no command."""
+"""How values look to people: ages, times, tables, who has a job. Knows no command."""
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Final
 
 from rich.table import Table
@@ -12,20 +11,12 @@ from penstock.cli.words import age, event_time
 from penstock.ids import BEGINNING, END_OF_TIME
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from rich.console import JustifyMethod
 
-    from penstock.cli.output import Output
     from penstock.operate.standing import Standing
 
 UNKNOWN: Final = "-"
 """Where nothing is known."""
-
-
-def write_document(output: Output, schema: str, fields: Mapping[str, object]) -> None:
-    """Print one JSON document; under one schema fields may be added, never changed or taken away."""
-    output.out.file.write(json.dumps({"schema": schema, **fields}, indent=2) + "\n")
 
 
 def span(seconds: float | None) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from rich.text import Text
 
 from penstock.cli.exits import ExitCode
-from penstock.cli.shown import UNKNOWN, as_of, number, plain_table, span, watermark, who, write_document
+from penstock.cli.shown import UNKNOWN, as_of, number, plain_table, span, watermark, who
 from penstock.cli.words import count, size
 from penstock.ids import BEGINNING, END_OF_TIME
 from penstock.job.hint import numbers
@@ -34,7 +34,7 @@ def show_jobs(output: Output, *, state: str, as_json: bool, clock: Clock | None 
     """Print all jobs of a folder."""
     found = all_jobs(state, clock=clock)
     if as_json:
-        write_document(output, LIST_SCHEMA, {"state": state, "jobs": [_job(each) for each in found]})
+        output.document(LIST_SCHEMA, state=state, jobs=[_job(each) for each in found])
         return ExitCode.ENDED
     if not found:
         output.note(f"no job has any state in {state}")
@@ -106,7 +106,7 @@ def show_status(output: Output, *, job: str, state: str, as_json: bool, clock: C
     """
     now = standing(JobDirectory(state, job, clock=clock))
     if as_json:
-        write_document(output, STATUS_SCHEMA, document(now))
+        output.document(STATUS_SCHEMA, **document(now))
         return ExitCode.ENDED
     output.result(Text(_headline(now), style="bold"))
     table = plain_table(("", "left"), ("", "left"))
@@ -118,7 +118,7 @@ def show_status(output: Output, *, job: str, state: str, as_json: bool, clock: C
 
 
 def document(now: Standing) -> dict[str, object]:
-    """The JSON document, without its schema. Times are microseconds since 1970."""
+    """The JSON document's fields. Times are microseconds since 1970."""
     history, point = now.history, now.history.restore_point
     return {
         "job": now.job,

@@ -11,7 +11,6 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.text import Text
 
 from penstock.cli.exits import ExitCode
-from penstock.cli.shown import write_document
 from penstock.cli.words import count, size
 from penstock.operate.checking import silent
 from penstock.operate.directory import JobDirectory
@@ -39,7 +38,7 @@ def show_verdict(
     with _progress(output) as progress:
         verdict = verify(directory, quick=quick, progress=progress)
     if as_json:
-        write_document(output, SCHEMA, document(verdict))
+        output.document(SCHEMA, **document(verdict))
     else:
         for line in lines(verdict):
             output.result(line)
@@ -60,7 +59,7 @@ def _progress(output: Output) -> Iterator[Told]:
 
 
 def document(verdict: Verdict) -> dict[str, object]:
-    """The JSON document, without its schema."""
+    """The JSON document's fields."""
     return {
         **asdict(verdict),
         "sound": verdict.is_sound,
