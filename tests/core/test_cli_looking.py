@@ -120,7 +120,7 @@ def test_numbers_of_an_earlier_run_are_marked_and_those_of_another_log_are_nobod
     job = a_job(tmp_path, GONE)
     leave_numbers(job, generation=0)
 
-    assert "of generation 0: the newest run has left none" in of(tmp_path, "status", "orders").out
+    assert "as of 14 min 50 s ago, by generation 0" in of(tmp_path, "status", "orders").out
     leave_numbers(job, log_id="another")
     assert "no run has left its numbers" in of(tmp_path, "status", "orders").out
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -63,6 +64,13 @@ def test_a_flipped_byte_is_found_but_not_by_a_quick_look(job):
     assert "; breaks checkpoint 2\n" in said
     assert "can be restored: 1; the next start continues 2, which is broken" in said
     assert "begin again at checkpoint 1: penstock rewind orders 1\n" in said
+
+
+def test_the_docs_show_what_is_said_of_a_broken_file(job):
+    (job / LAYER_C).write_bytes(b"rows of twO")
+    page = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+
+    assert f"```\n{lines(job)[1]}```" in page
 
 
 @pytest.mark.parametrize("quick", [False, True])

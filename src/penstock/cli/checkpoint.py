@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = "penstock.checkpoint/1"
 
+SHOWN: Final = 72
+"""Characters of a position; all of it is in the document."""
+
 
 def show_checkpoint(output: Output, *, job: str, which: str, state: str, as_json: bool) -> int:
     """Print it; a condemned one too, as long as its entry is in the log.
@@ -181,9 +184,14 @@ def _table(manifest: Manifest) -> Table:
             number(sum(layer.rows for layer in layers)) if task.state else "",
             size(sum(file.length for layer in layers for file in layer.files)) if task.state else "",
             watermark(task.watermark) if has_mark else "",
-            json.dumps(task.position.detail, sort_keys=True) if task.position else "",
+            _clipped(json.dumps(task.position.detail, sort_keys=True)) if task.position else "",
         )
     return table
+
+
+def _clipped(text: str) -> str:
+    """A files source remembers many names; the document has them all."""
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
 
 
 def _tail(manifest: Manifest) -> Iterator[Text]:

@@ -9,6 +9,7 @@ from rich.table import Table
 from penstock.checkpoint.entries import host_of
 from penstock.cli.words import age, event_time
 from penstock.ids import BEGINNING, END_OF_TIME
+from penstock.operate.standing import Being
 
 if TYPE_CHECKING:
     from rich.console import JustifyMethod
@@ -66,5 +67,7 @@ def as_of(now: Standing) -> str:
     """How old the numbers of the run are, and that they are of a run before, if so."""
     if now.hint is None:
         return "no run has left its numbers"
-    of = "" if now.is_hint_of_now else f", of generation {now.hint.generation}: the newest run has left none"
+    of = "" if now.is_hint_of_now else f", by generation {now.hint.generation}"
+    if of and now.being is Being.RUNNING:
+        of += ": this one has told none yet"
     return f"as of {span(now.hint_age)} ago{of}"
