@@ -1,16 +1,21 @@
 """``gc``: whose each file is, and that only what an entry condemns is deleted, under a claim, after asking."""
 
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from core.cli_kit import Terminal, say
 from core.control_kit import Driver
 from core.looking_kit import GONE, NOON, a_job, layer_in, put, staged_in, taken, write_log
-from penstock.checkpoint.entries import Claim, Condemn, Stopped
+from penstock.checkpoint.entries import Claim, Condemn, Rewind, Stopped
 from penstock.checkpoint.reading import read_history
 from penstock.cli.main import dispatch
 from penstock.cli.output import Output
 from penstock.errors import JobIsRunning
 from penstock.filesystem.local import LocalFileSystem
+from penstock.handles import Committable
 from penstock.operate.directory import JobDirectory, is_at_rest
 from penstock.operate.ownership import Owner, collect_garbage, inventory, owners
 
@@ -25,6 +30,13 @@ def job(tmp_path):
     put(made, "wal/socket/0/7", b"received")
     put(made, "notes.txt", b"of a person")
     return made
+
+
+def beside(folder, checkpoint, name):
+    """Output that is staged beside its target."""
+    path = f"{folder}/out/.penstock/log-1/out/0/{checkpoint}/{name}.json"
+    ref = put(folder, path, name.encode())
+    return Committable(uid="out", kind="files/1", checkpoint=checkpoint, target=f"{folder}/out", files=(ref,))
 
 
 def directory(job):
@@ -130,6 +142,21 @@ def test_what_somebody_needs_is_never_deletable_whatever_an_entry_says_of_it(tmp
 
     assert of[one.files[0].path] is Owner.CHECKPOINT
     assert of[item.files[0].path] is Owner.OUTPUT
+
+
+def test_the_evidence_that_output_was_voided_stays_until_all_of_it_is(tmp_path):
+    """Without it, whoever goes on with a void that was cut short would publish what is left of the output."""
+    first, second = beside(tmp_path, 2, "a"), beside(tmp_path, 2, "b")
+    item = replace(first, files=(*first.files, *second.files), detail={"moves": {}})
+    voided = f"{first.files[0].path}.voided"
+    rewind = Rewind(to=1, left=2, at=NOON, discard=(item,), condemned=(2,))
+    job = write_log(tmp_path, GONE, taken(1, None), taken(2, 1, open=(item,)), rewind)
+    shutil.move(first.files[0].path, voided)
+
+    collect_garbage(directory(job))
+
+    assert Path(voided).exists()
+    assert Path(second.files[0].path).exists()
 
 
 def test_without_a_terminal_nothing_is_deleted_unless_told(job):

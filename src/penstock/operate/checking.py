@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
-from penstock.errors import StorageFailed
+from penstock.errors import CheckpointError
 from penstock.operate.disk import digest, find
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _check(filesystem: FileSystem, file: FileRef, *, quick: bool, read: Callable
             message = f"has {there.length:,} bytes, {file.length:,} were written"
             return Problem(path=file.path, fault=Fault.LENGTH, message=message)
         content = None if quick else digest(filesystem, file.path, read)
-    except StorageFailed as error:
+    except CheckpointError as error:
         return Problem(path=file.path, fault=Fault.UNREADABLE, message=str(error))
     if content is None and not quick:
         return Problem(path=file.path, fault=Fault.MISSING, message="went away while it was checked")

@@ -125,7 +125,7 @@ def owners(history: History, files: Iterable[str], *, own: Generation) -> dict[s
     def owner(path: str) -> Owner:
         if path in state:
             return Owner.CHECKPOINT
-        if path in staged:
+        if path in staged or _stem(path) in staged:
             return Owner.OUTPUT
         if path in condemned:
             return Owner.CONDEMNED
@@ -134,6 +134,15 @@ def owners(history: History, files: Iterable[str], *, own: Generation) -> dict[s
         return Owner.WRITING if paths.generation_of(path) is not None else _by_folder(path)
 
     return {path: owner(path) for path in there}
+
+
+def _stem(path: str) -> str:
+    """What a sink leaves beside a staged file under its name and an ending says what became of it: it stays as long.
+
+    >>> _stem("/out/.penstock/log-1/out/7/3/part-0.json.voided")
+    '/out/.penstock/log-1/out/7/3/part-0.json'
+    """
+    return path.rpartition(".")[0]
 
 
 def _by_folder(path: str) -> Owner:
