@@ -20,7 +20,7 @@ from penstock.checkpoint.entries import (
     Stopped,
     Unpin,
 )
-from penstock.checkpoint.fields import Fields, read_text, read_whole
+from penstock.checkpoint.fields import Fields, plain, read_object, read_text, read_whole
 from penstock.checkpoint.handle_codec import read_committable, read_snapshot, write_committable, write_snapshot
 from penstock.elements.control import CheckpointKind
 from penstock.errors import CheckpointUnreadable, assert_never
@@ -138,6 +138,7 @@ def _write_manifest(body: Manifest) -> object:
         "condemned_files": list(body.condemned_files),
         "deleted": body.deleted,
         "floor": body.floor,
+        **({"settings": plain(body.settings, "settings")} if body.settings else {}),
     }
 
 
@@ -158,6 +159,7 @@ def _read_manifest(value: object, where: str) -> Manifest:
             condemned_files=fields.items("condemned_files", read_text),
             deleted=EntryNumber(fields.whole("deleted", least=-1)),
             floor=EntryNumber(fields.whole("floor", least=0)),
+            settings=fields.one("settings", read_object) if "settings" in fields else {},
         )
 
 

@@ -5,12 +5,13 @@ Knows nothing of bytes, files or who writes; see ``codec`` and ``log``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, TypeAlias
 
 from penstock.elements.control import CheckpointKind
-from penstock.handles import Committable, TaskSnapshot
+from penstock.handles import Committable, Json, TaskSnapshot
 from penstock.ids import CheckpointId, EntryNumber, Generation, WallTime
 
 NOTHING: Final = EntryNumber(-1)
@@ -121,6 +122,8 @@ class Manifest:
         condemned_files: files that may be deleted from now on.
         deleted: every deletion recorded in entries up to this number is done.
         floor: entries below this number are no longer needed, and may be deleted once this entry is in the log.
+        settings: of the run, for people: a start takes its own, and ``plan`` shows what differs. Empty where whoever
+            wrote it did not say.
     """
 
     checkpoint: CheckpointId
@@ -137,6 +140,7 @@ class Manifest:
     condemned_files: tuple[str, ...] = ()
     deleted: EntryNumber = NOTHING
     floor: EntryNumber = FIRST
+    settings: Mapping[str, Json] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

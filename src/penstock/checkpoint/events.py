@@ -13,7 +13,7 @@ from typing import NewType, TypeAlias
 
 from penstock.checkpoint.entries import StepRecord
 from penstock.checkpoint.timers import Timer
-from penstock.handles import CommitOutcome, Committable, TaskSnapshot
+from penstock.handles import CommitOutcome, Committable, Json, TaskSnapshot
 from penstock.ids import CheckpointId, EntryNumber, Instant, WallTime
 
 AttemptId = NewType("AttemptId", str)
@@ -93,6 +93,7 @@ class JobStarted:
             ``NotifyCompleted`` (C4).
         settled: the recovery has published what the newest entry calls open; the next checkpoint, which records that,
             is worth while even if no row comes (S5).
+        settings: of the run, written into every manifest.
     """
 
     at: Instant
@@ -105,6 +106,7 @@ class JobStarted:
     open: tuple[Committable, ...] = ()
     initial: bool = False
     settled: bool = False
+    settings: Mapping[str, Json] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

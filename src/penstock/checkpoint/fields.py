@@ -43,6 +43,10 @@ class Fields:
             msg = f"{self.where}: unknown field {name!r} with value {_shown(value)}"
             raise CheckpointUnreadable(msg)
 
+    def __contains__(self, name: str) -> bool:
+        """Whether the field is there: for those that entries of before do not have."""
+        return name in self._rest
+
     def take(self, name: str) -> object:
         """The raw value of a field."""
         if name not in self._rest:
@@ -116,6 +120,13 @@ def read_text(value: object, where: str) -> str:
 def read_whole(value: object, where: str) -> int:
     """An element of an array that must be a whole number."""
     return _whole(value, where, None)
+
+
+def read_object(value: object, where: str) -> Mapping[str, Json]:
+    """An object of whatever its owner keeps there."""
+    if not isinstance(value, dict):
+        raise _wrong(where, "an object", value)
+    return value
 
 
 def plain(value: Json, where: str) -> object:

@@ -54,6 +54,7 @@ class Log:
         *,
         take_over: bool = False,
         expect_tail: EntryNumber | None = None,
+        expect_hash: str | None = None,
         after: Generation | None = None,
         past_unreadable: bool = False,
     ) -> OwnedLog:
@@ -63,6 +64,7 @@ class Log:
             claim: who claims.
             take_over: go on even if another claim was made since this call began (L9).
             expect_tail: refuse if the log has moved since somebody looked at it.
+            expect_hash: of that entry's bytes, so that no other log will do.
             after: our own last generation, for a restart within a process: if somebody else has claimed since then,
                 we were fenced without noticing, and do not take the job back.
             past_unreadable: for a rewind: entries that cannot be read do not refuse.
@@ -77,7 +79,7 @@ class Log:
             raise fenced_by(history.claim, EntryNumber(after + 1), "the job was taken over while this process paused")
         began = history.tail
         while True:
-            self._refuse_strange(history, expect_tail)
+            self._refuse_strange(history, expect_tail, expect_hash)
             entry = self._claim_entry(history, claim)
             failpoint("log.claim.before")
             if self._numbers.take(entry):
@@ -108,9 +110,12 @@ class Log:
             body=claim,
         )
 
-    def _refuse_strange(self, history: History, expect_tail: EntryNumber | None) -> None:
+    def _refuse_strange(self, history: History, expect_tail: EntryNumber | None, expect_hash: str | None) -> None:
         if expect_tail is not None and history.tail != expect_tail:
             msg = f"the log has moved: entry {expect_tail} was expected to be the newest, {history.tail} is; plan again"
+            raise StateDirectoryRefused(msg)
+        if expect_hash is not None and history.tail_hash != expect_hash:
+            msg = f"this is another log: entry {history.tail} is not the one that was looked at; plan again"
             raise StateDirectoryRefused(msg)
         if not history.is_empty:
             return

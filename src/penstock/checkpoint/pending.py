@@ -19,7 +19,7 @@ from penstock.checkpoint.messages import (
 from penstock.checkpoint.policy import Due, Request
 from penstock.elements.control import CheckpointKind
 from penstock.errors import InternalError
-from penstock.handles import Committable, TaskSnapshot
+from penstock.handles import Committable, Json, TaskSnapshot
 from penstock.ids import CheckpointId, WallTime
 
 REMEMBERED: Final = 16
@@ -74,6 +74,7 @@ class Pending:
         steps: tuple[StepRecord, ...],
         open: tuple[Committable, ...],
         pins: tuple[Pin, ...],
+        settings: Mapping[str, Json],
     ) -> Manifest:
         """What goes to the log: tasks are sorted, ``pins`` stand beside the name that it was asked to have."""
         snapshots = (replace(snapshot, committables=()) for _, snapshot in sorted(self._snapshots.items()))
@@ -87,6 +88,7 @@ class Pending:
             tasks=tuple(snapshots),
             open=open,
             pins=(*self._pins(completed), *pins),
+            settings=settings,
             fulfils=(self.request.request,) if self.request else (),
         )
 

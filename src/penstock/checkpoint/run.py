@@ -209,6 +209,7 @@ class Run:
             steps=self._start.steps,
             open=self._publication.send(pending.checkpoint),
             pins=self._agenda.ending.pins(pending.checkpoint, event.wall) if self._is_final(pending) else (),
+            settings=self._start.settings,
         )
         return [WriteManifest(manifest=manifest)]
 

@@ -111,7 +111,7 @@ class OwnerCheck:
         """The log, if somebody may have it who has not been silent yet; entries that cannot be read may be theirs."""
         history = self._patiently(lambda: self._log.read(past_unreadable=True))
         claimed = history.generation if _is_newest_readable(history) else history.tail
-        if history.is_empty or (claimed is not None and claimed <= self._silent) or _has_ended(history):
+        if history.is_empty or (claimed is not None and claimed <= self._silent) or has_ended(history):
             return None
         return history
 
@@ -170,7 +170,7 @@ class OwnerCheck:
         )
 
 
-def _has_ended(history: History) -> bool:
+def has_ended(history: History) -> bool:
     """Whether nobody can answer: an orderly end, a claim of ours that is over, a process that does not exist."""
     if not _is_newest_readable(history):
         return False  # it may be a claim

@@ -187,6 +187,39 @@ class PrunesColumns(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """What a reader that went on at a position would find, as far as it is known without reading.
+
+    Attributes:
+        rows: at most so many; ``None`` if only reading tells.
+        files: so many of them, one that is partly read included.
+        bytes: of these files.
+        partitions: by name, where each would be read on, and its end now.
+        warnings: what may go wrong, each a sentence.
+    """
+
+    rows: int | None = None
+    files: int | None = None
+    bytes: int | None = None
+    partitions: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class TellsWaiting(Protocol):
+    """A source that can be asked what waits for it, without a session and without changing anything anywhere."""
+
+    def waiting(self, resume: Position | None) -> Waiting:
+        """What a reader opened with this position would find.
+
+        Raises:
+            StateIncompatible: the position is of another kind.
+            ConnectorError: it cannot be told; a start may fail the same way.
+        """
+        ...
+
+
 class Source(Protocol):
     """A frozen description of where rows come from."""
 

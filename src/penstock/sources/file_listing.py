@@ -122,6 +122,20 @@ def reconcile(listing: Mapping[str, Signature], progress: Progress) -> Progress:
     return replace(progress, done={name: s for name, s in progress.done.items() if name in listing})
 
 
+def left_to_read(listing: Mapping[str, Signature], progress: Progress, *, bounded: bool) -> tuple[int, int]:
+    """How many files wait, the one that is partly read included, and how many bytes of them.
+
+    Raises:
+        SourceChanged: what was read is no longer what it was.
+    """
+    progress = reconcile(listing, progress)
+    fixed = progress.remaining if bounded else None  # what is there at its first start is all that a bounded one reads
+    files = outstanding(listing if fixed is None else fixed, progress)
+    partial = progress.partial
+    begun = 0 if partial is None else partial.end - partial.start
+    return len(files) + (partial is not None), begun + sum(signature.size for _, signature in files)
+
+
 def decide(progress: Progress, candidates: Iterable[tuple[str, Signature]], caps: Caps) -> Decision:
     """The next batch: the next cut of the file that was begun, else whole files while under the caps.
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final
 from penstock import formats
 from penstock.errors import GraphError, SourceUnavailable
 from penstock.handles import Guarantee
+from penstock.sources.base import Waiting
 from penstock.sources.file_frames import Content, explain, parquet_schema
-from penstock.sources.file_listing import Progress, Signature, decode, ordered
+from penstock.sources.file_listing import Progress, Signature, decode, left_to_read, ordered
 from penstock.sources.file_reader import FilesReader
 from penstock.sources.file_scan import scan
 
@@ -147,6 +148,18 @@ class Source:
             SourceChanged: a file that was read, or partly read, is no longer what it was.
         """
         return FilesReader(self, context, Progress() if resume is None else decode(resume))
+
+    def waiting(self, resume: Position | None) -> Waiting:
+        """The files that are there and not yet read, and their bytes.
+
+        Raises:
+            StateIncompatible: the position is not one of a files source.
+            SourceUnavailable: the directory is missing.
+            SourceChanged: a file that was read, or partly read, is no longer what it was.
+        """
+        progress = Progress() if resume is None else decode(resume)
+        files, size = left_to_read(self.listing(), progress, bounded=self.bounded)
+        return Waiting(files=files, bytes=size)
 
     def listing(self) -> dict[str, Signature]:
         """The files that are there now."""

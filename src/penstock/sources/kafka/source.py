@@ -39,13 +39,14 @@ from penstock.sources.kafka.offsets import TopicPartition, decode
 from penstock.sources.kafka.options import check_options
 from penstock.sources.kafka.secrets import Option
 from penstock.sources.kafka.stalls import Patience
+from penstock.sources.kafka.waiting import waiting_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
     from penstock.handles import Position
-    from penstock.sources.base import SourceContext
+    from penstock.sources.base import SourceContext, Waiting
     from penstock.sources.json_blocks import JsonDecoder
     from penstock.sources.kafka.reader import KafkaReader
 
@@ -283,6 +284,10 @@ class Source:
         if progress is None:
             log.info("source %s has no position: it starts at %s", context.uid, self.start)
         return KafkaReader(self, context, progress)
+
+    def waiting(self, resume: Position | None) -> Waiting:
+        """What a reader at this position would find; asks the brokers and commits nothing."""
+        return waiting_of(self, resume)
 
     def describe(self) -> str:
         """For people: topics and servers, none of the client's properties."""

@@ -1,0 +1,171 @@
+"""Digests of a graph's steps, so that a saved plan can tell which of them were changed since. Runs nothing.
+
+Two processes that read the same code with the same Python get the same digests; lines that only moved, and comments,
+change none. A step's functions count with their code, their arguments, what they close over, and what they use of their
+modules, as far as that is plain values and functions of the user's own. Of an object that is none of these only the
+type counts; of libraries, penstock among them, only names.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from hashlib import sha256
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, Final
+
+from penstock.graph.nodes import Graph, Keyed, Node, Origin, Read, Write
+from penstock.graph.parts import TableRef, is_column
+from penstock.graph.steps import title
+
+_LIBRARIES: Final = (
+    str(Path(__file__).resolve().parent.parent) + "/",
+    sysconfig.get_path("stdlib") + "/",
+    "<frozen",
+)
+
+
+def fingerprint(graph: Graph) -> dict[str, str]:
+    """A digest for each step: by its uid, or what has none by what it does.
+
+    >>> import penstock as ps
+    >>> def made(condition):
+    ...     p = ps.Pipeline("demo")
+    ...     p.read("numbers", ps.rate.Source(10)).where(condition).write("even", ps.console.Sink())
+    ...     return fingerprint(p.graph())
+    >>> list(made("value > 1"))
+    ['numbers', 'where value > 1', 'even']
+    >>> made("value > 1") == made("value > 1"), made("value > 1") == made("value > 2")
+    (True, False)
+    """
+    names: dict[int, str] = {}
+    for node in graph.nodes:
+        name = node.uid if isinstance(node, (Read, Keyed, Write)) else title(node)
+        twins = sum(other == name or other.startswith(f"{name} #") for other in names.values())
+        names[node.id] = f"{name} #{twins + 1}" if twins else name
+    return {names[node.id]: _digest(node, names) for node in graph.nodes}
+
+
+def moved(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """What is not the same any more, in words; empty if everything is.
+
+    >>> moved({"totals": "a", "out": "b"}, {"totals": "c", "where n > 1": "d"})
+    ["'totals' was changed", "'where n > 1' is new", "'out' is gone"]
+    """
+    changed = [f"'{name}' was changed" for name in now if name in before and before[name] != now[name]]
+    new = [f"'{name}' is new" for name in now if name not in before]
+    return [*changed, *new, *(f"'{name}' is gone" for name in before if name not in now)]
+
+
+def _digest(node: Node, names: Mapping[int, str]) -> str:
+    told = {"type": type(node).__name__, "inputs": [[names[ref.node], ref.port] for ref in node.inputs]}
+    seen = _Walk()
+    rest = {field.name: getattr(node, field.name) for field in fields(node)}
+    values = {name: seen.of(value) for name, value in rest.items() if name not in ("id", "origin", "inputs")}
+    return sha256(_text({**told, **values}).encode()).hexdigest()[:16]
+
+
+class _Walk:
+    """Turns values into what JSON can say, the same in every process; each function and object once."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+
+    def of(self, value: object) -> object:  # noqa: PLR0911 - one case a kind of value
+        match value:
+            case Enum():
+                return [type(value).__qualname__, value.name]
+            case None | bool() | int() | float() | complex() | str() | bytes():
+                return _plain(value)
+            case Origin():
+                return None
+            case Mapping():
+                pairs = [[self.of(key), self.of(item)] for key, item in value.items()]
+                return [type(value).__name__, sorted(pairs, key=_text)]
+            case list() | tuple():
+                return [type(value).__name__, *map(self.of, value)]
+            case set() | frozenset():
+                return [type(value).__name__, *sorted(map(self.of, value), key=_text)]
+            case TableRef():
+                return self.of(value.table)
+            case type():
+                return ["class", value.__module__, value.__qualname__]
+            case ModuleType():
+                return ["module", value.__name__]
+        return self._once(value)
+
+    def _once(self, value: object) -> object:
+        if id(value) in self._seen:
+            return ["again", type(value).__qualname__]
+        self._seen.add(id(value))
+        match value:
+            case FunctionType():
+                return self._function(value)
+            case MethodType():
+                return ["method", self.of(value.__func__), self.of(value.__self__)]
+            case functools.partial():
+                return ["partial", self.of(value.func), self.of(value.args), self.of(value.keywords)]
+        return self._object(value)
+
+    def _object(self, value: Any) -> object:
+        kind = type(value)
+        name = [kind.__module__, kind.__qualname__]
+        if is_column(value):
+            return [*name, str(value)]
+        if kind.__name__ == "_lru_cache_wrapper":
+            return [*name, self.of(value.__wrapped__)]
+        if hasattr(value, "jsonValue") and kind.__module__.startswith("pyspark."):  # a schema
+            return [*name, value.jsonValue()]
+        if is_dataclass(value):
+            return [*name, {field.name: self.of(getattr(value, field.name, None)) for field in fields(value)}]
+        if callable(value) and isinstance(getattr(kind, "__call__", None), FunctionType):  # noqa: B004 - its code is asked for
+            return [*name, self.of(kind.__call__), self.of(getattr(value, "__dict__", None))]
+        return name
+
+    def _function(self, function: FunctionType) -> object:
+        closed = [self.of(_content(cell)) for cell in function.__closure__ or ()]
+        given = [closed, self.of(function.__defaults__), self.of(function.__kwdefaults__)]
+        if _is_of_library(function.__code__):
+            wrapped = self.of(getattr(function, "__wrapped__", None))  # a UDF is a function of Spark around the user's
+            return ["function", function.__module__, function.__qualname__, *given, wrapped]
+        return ["function", self._code(function.__code__, function.__globals__), *given]
+
+    def _code(self, code: CodeType, module: Mapping[str, object]) -> object:
+        constants = [self._code(each, module) if isinstance(each, CodeType) else self.of(each) for each in code.co_consts]
+        used = {name: self._used(module[name]) for name in sorted(code.co_names) if name in module}
+        names = [*code.co_names, "|", *code.co_varnames, "|", *code.co_freevars]
+        return [code.co_code.hex(), names, constants, used]
+
+    def _used(self, value: object) -> object:
+        """What a function finds in its module: the user's functions and plain values by what they are."""
+        if isinstance(value, (bool, int, float, str, bytes, tuple, frozenset)) or value is None:
+            return self.of(value)
+        wrapped = getattr(value, "__wrapped__", None) if isinstance(value, FunctionType) else None
+        if isinstance(value, FunctionType) and (wrapped is not None or not _is_of_library(value.__code__)):
+            return self.of(value)
+        return ["other", getattr(value, "__module__", None), getattr(value, "__qualname__", type(value).__qualname__)]
+
+
+def _is_of_library(code: CodeType) -> bool:
+    name = code.co_filename
+    return name.startswith(_LIBRARIES) or "/site-packages/" in name or "/dist-packages/" in name
+
+
+def _content(cell: Any) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a name that is not bound yet
+        return None
+
+
+def _plain(value: object) -> object:
+    return [type(value).__name__, repr(value)]
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, sort_keys=True)
