@@ -21,6 +21,7 @@
     │   ├── RequestRefused             user: a running job does not do what it was asked; the message says why
     │   ├── RequestFailed              external: it tried and failed, or has not answered in time
     │   ├── StateDirectoryRefused      user: the directory cannot hold this job's log
+    │   ├── PlanOutdated               user: what a saved plan was made from is no longer so
     │   ├── StorageFailed              external, retry: full, read-only, input/output error; nothing was lost
     │   ├── CommitFailed               external, retry
     │   ├── CommitUnknown              external: ask, then decide; never repeat blindly
@@ -172,6 +173,12 @@ class RequestFailed(CheckpointError):
 
 class StateDirectoryRefused(CheckpointError):
     """The state directory cannot hold this job's log: another job's, not writable, or not a safe file system."""
+
+    domain = Domain.USER
+
+
+class PlanOutdated(CheckpointError):
+    """The log, the code or the settings are not what a saved plan was made from; the message says what moved."""
 
     domain = Domain.USER
 

@@ -17,7 +17,8 @@ class JobStarted:
     """A driver owns the job and its tasks run.
 
     ``restored`` is the checkpoint it continues, ``None`` for an empty start; ``published`` counts the open outputs
-    that were committed before anything else.
+    that were committed before anything else. ``age_ms`` is how old that checkpoint is; ``new``, ``migrated`` and
+    ``dropped`` are the steps whose state is not simply taken over.
     """
 
     job: str
@@ -25,6 +26,10 @@ class JobStarted:
     restored: CheckpointId | None
     published: int
     attempt: int
+    age_ms: float | None = None
+    new: tuple[str, ...] = ()
+    migrated: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

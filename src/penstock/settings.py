@@ -123,6 +123,15 @@ def read_settings(given: Mapping[str, object], *, environment: Mapping[str, str]
     return Settings(**{name: _value(name, value) for name, value in merged.items()})  # type: ignore[arg-type]
 
 
+def is_duration(name: str) -> bool:
+    """Whether this setting is a length of time: microseconds here, text outside.
+
+    >>> is_duration("checkpoint_every"), is_duration("retained")
+    (True, False)
+    """
+    return name in _DURATIONS
+
+
 def _value(name: str, value: object) -> object:
     if not isinstance(value, str) or name in _TEXTS:
         return value

@@ -159,7 +159,7 @@ def _read_manifest(value: object, where: str) -> Manifest:
             condemned_files=fields.items("condemned_files", read_text),
             deleted=EntryNumber(fields.whole("deleted", least=-1)),
             floor=EntryNumber(fields.whole("floor", least=0)),
-            settings=fields.one("settings", read_object) if "settings" in fields else {},
+            settings=fields.one("settings", read_object) if fields.has("settings") else {},
         )
 
 

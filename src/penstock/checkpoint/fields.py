@@ -43,8 +43,8 @@ class Fields:
             msg = f"{self.where}: unknown field {name!r} with value {_shown(value)}"
             raise CheckpointUnreadable(msg)
 
-    def __contains__(self, name: str) -> bool:
-        """Whether the field is there: for those that entries of before do not have."""
+    def has(self, name: str) -> bool:
+        """Whether a field is there that may be absent."""
         return name in self._rest
 
     def take(self, name: str) -> object:

@@ -28,6 +28,18 @@ class Unreadable:
     message: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogMark:
+    """How far a log was when somebody looked: its newest entry by number and by its bytes, so nothing else will do."""
+
+    log_id: str | None
+    tail: EntryNumber
+    tail_hash: str
+
+    def __str__(self) -> str:
+        return f"entry {self.tail} ({self.tail_hash[:12]})" if self.tail_hash else "no entry"
+
+
 @dataclass(frozen=True, kw_only=True)
 class History:
     """The entries at and above the floor, in order, and everything that follows from them.
@@ -50,6 +62,11 @@ class History:
     def is_empty(self) -> bool:
         """Whether nobody has ever claimed this log."""
         return self.tail == NOTHING
+
+    @property
+    def mark(self) -> LogMark:
+        """How far the log is."""
+        return LogMark(log_id=self.log_id, tail=self.tail, tail_hash=self.tail_hash)
 
     @property
     def log_id(self) -> str | None:

@@ -13,7 +13,7 @@ from hashlib import sha256
 from penstock.checkpoint import paths
 from penstock.checkpoint.codec import encode
 from penstock.checkpoint.entries import Body, Claim, Entry, Manifest
-from penstock.checkpoint.history import History
+from penstock.checkpoint.history import History, LogMark
 from penstock.checkpoint.numbers import Numbers, Pause, fenced_by
 from penstock.checkpoint.reading import numbers_in_log, read_history
 from penstock.errors import CheckpointUnreadable, GenerationFenced, PenstockError, StateDirectoryRefused
@@ -54,7 +54,7 @@ class Log:
         *,
         take_over: bool = False,
         expect_tail: EntryNumber | None = None,
-        expect_hash: str | None = None,
+        expect: LogMark | None = None,
         after: Generation | None = None,
         past_unreadable: bool = False,
     ) -> OwnedLog:
@@ -64,7 +64,7 @@ class Log:
             claim: who claims.
             take_over: go on even if another claim was made since this call began (L9).
             expect_tail: refuse if the log has moved since somebody looked at it.
-            expect_hash: of that entry's bytes, so that no other log will do.
+            expect: the same, and no other log will do.
             after: our own last generation, for a restart within a process: if somebody else has claimed since then,
                 we were fenced without noticing, and do not take the job back.
             past_unreadable: for a rewind: entries that cannot be read do not refuse.
@@ -79,7 +79,7 @@ class Log:
             raise fenced_by(history.claim, EntryNumber(after + 1), "the job was taken over while this process paused")
         began = history.tail
         while True:
-            self._refuse_strange(history, expect_tail, expect_hash)
+            self._refuse_strange(history, expect_tail, expect)
             entry = self._claim_entry(history, claim)
             failpoint("log.claim.before")
             if self._numbers.take(entry):
@@ -110,12 +110,12 @@ class Log:
             body=claim,
         )
 
-    def _refuse_strange(self, history: History, expect_tail: EntryNumber | None, expect_hash: str | None) -> None:
+    def _refuse_strange(self, history: History, expect_tail: EntryNumber | None, expect: LogMark | None) -> None:
         if expect_tail is not None and history.tail != expect_tail:
             msg = f"the log has moved: entry {expect_tail} was expected to be the newest, {history.tail} is; plan again"
             raise StateDirectoryRefused(msg)
-        if expect_hash is not None and history.tail_hash != expect_hash:
-            msg = f"this is another log: entry {history.tail} is not the one that was looked at; plan again"
+        if expect is not None and history.mark != expect:
+            msg = f"the log has moved: {expect} was expected, it ends with {history.mark}; plan again"
             raise StateDirectoryRefused(msg)
         if not history.is_empty:
             return
@@ -151,6 +151,11 @@ class OwnedLog:
     def log_id(self) -> str:
         """A part of every identity in a sink (S4)."""
         return self._claim.log_id
+
+    @property
+    def job(self) -> str:
+        """Whose log it is."""
+        return self._claim.job
 
     @property
     def token(self) -> str:

@@ -16,6 +16,7 @@ from penstock.errors import (
     JobIsRunning,
     LogGap,
     PenstockError,
+    PlanOutdated,
     SettingsError,
     SinkIdentityConflict,
     StateDirectoryRefused,
@@ -38,7 +39,7 @@ class ExitCode(IntEnum):
 
     ENDED = 0
     FAILED = 1
-    BEHIND = 4
+    CHANGES = 2
     USAGE = 64
     REFUSED = 65
     FENCED = 69
@@ -51,7 +52,7 @@ MEANINGS: Final[Mapping[ExitCode, str]] = MappingProxyType(
     {
         ExitCode.ENDED: "It ended in order: for run, everything read is in a checkpoint and published.",
         ExitCode.FAILED: "It failed; the next start goes on from the last complete checkpoint.",
-        ExitCode.BEHIND: "Of lag alone: a source is further behind than --max-lag, or that cannot be known.",
+        ExitCode.CHANGES: "Of plan alone: a start would change something, and nothing refuses it.",
         ExitCode.USAGE: "The command line or a setting is wrong; nothing was touched.",
         ExitCode.REFUSED: "The pipeline, or the state it should continue, was refused before anything was read.",
         ExitCode.FENCED: "Another process has this job, or has taken it over; this one published nothing more.",
@@ -69,6 +70,7 @@ _REFUSED: Final = (
     SinkIdentityConflict,
     CheckpointUnreadable,
     LogGap,
+    PlanOutdated,
 )
 
 _CODES: Final[tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], ExitCode], ...]] = (

@@ -107,7 +107,11 @@ class LiveOutput:
 
     def _started(self, fact: JobStarted) -> None:
         how = "starting empty" if fact.restored is None else f"restoring from checkpoint {fact.restored}"
-        parts = [f"{self._job}: {how}", f"generation {fact.generation}"]
+        if fact.age_ms is not None:
+            how += f" ({age(fact.age_ms)} old)"
+        named = {"new": fact.new, "migrated": fact.migrated, "dropped": fact.dropped}
+        told = [f"{what} {', '.join(uids)}" for what, uids in named.items() if uids]
+        parts = [f"{self._job}: {how}", *told, f"generation {fact.generation}"]
         if fact.published:
             parts.append(f"published {count(fact.published, 'output')} that the log held open")
         self._output.note(" · ".join(parts), style="bold")

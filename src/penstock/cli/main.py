@@ -10,20 +10,7 @@ from typing import Final, NoReturn
 from cyclopts import App, CycloptsError
 from cyclopts.help import PlainFormatter
 
-from penstock.cli.commands import (
-    checkpoint,
-    checkpoints,
-    demo,
-    ending,
-    gc,
-    lag,
-    late,
-    list_jobs,
-    run,
-    savepoint,
-    status,
-    verify,
-)
+from penstock.cli.commands import checkpoints, demo, ending, plan, run, savepoint
 from penstock.cli.commands.shared import Add, epilogue
 from penstock.cli.exits import ExitCode, UsageError
 from penstock.cli.output import Output
@@ -37,10 +24,12 @@ Examples:
   penstock demo                                        kill a pipeline, restart it, count its rows
   penstock run shop:orders --state ./state             run the pipeline `orders` of shop.py
   penstock run shop:orders --until caught-up           read what is there now, publish, end
+  penstock plan shop:orders --state ./state            what a start would do
   penstock checkpoints orders --state ./state          what its log says, running or dead"""
 
 COMMANDS: Final[tuple[Add, ...]] = (
     run.add,
+    plan.add,
     demo.add,
     checkpoints.add,
     savepoint.add,

@@ -16,6 +16,7 @@ from penstock.cli.exits import ExitCode
 from penstock.cli.lifeline import StopRequests
 from penstock.cli.live import LiveOutput
 from penstock.cli.locate import locate, refused
+from penstock.cli.planned import as_planned, expected
 from penstock.cli.process import Parent
 from penstock.errors import EngineDied, PenstockError
 from penstock.facts import Fact, JobStarted
@@ -23,8 +24,9 @@ from penstock.runtime.clock import SystemClock
 from penstock.settings import read_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from penstock.checkpoint.history import LogMark
     from penstock.cli.output import Output
     from penstock.job import Job
 
@@ -46,6 +48,7 @@ class RunOptions:
     allow_non_restored_state: bool = False
     take_over: bool = False
     master: str | None = None
+    plan: str | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
 
     def command(self, *, fresh: bool, take_over: bool, traceback: bool) -> list[str]:
@@ -59,7 +62,7 @@ class RunOptions:
             "--traceback": traceback,
         }
         parts += [name for name, is_set in flags.items() if is_set]
-        given = {"master": self.master, **self.settings}
+        given = {"plan": self.plan, "master": self.master, **self.settings}
         for name, value in given.items():
             if value is not None:
                 parts += [f"--{name.replace('_', '-')}", str(value)]
@@ -70,16 +73,24 @@ def run_as_parent(options: RunOptions, output: Output) -> int:
     """Watch a child that runs the job.
 
     ``--fresh`` counts until a child had begun to read. ``--take-over`` counts for the first child only: whoever takes
-    the job from that one meanwhile keeps it.
+    the job from that one meanwhile keeps it. ``--plan`` likewise: the log moves on with that one. Those after it begin
+    as was planned.
     """
     read_settings(options.settings)
+    later = options if options.plan is None else as_planned(options)
     starts = itertools.count()
-    parent = Parent(
-        lambda has_run: options.command(
-            fresh=options.fresh and not has_run,
-            take_over=options.take_over and next(starts) == 0,
+
+    def command(has_run: bool) -> Sequence[str]:  # noqa: FBT001 - the parent says it so
+        is_first = next(starts) == 0
+        given = options if is_first else later
+        return given.command(
+            fresh=given.fresh and not has_run,
+            take_over=given.take_over and is_first,
             traceback=output.traceback,
-        ),
+        )
+
+    parent = Parent(
+        command,
         tell=lambda text: output.note(f"penstock: {text}", style="yellow"),
     )
     code = parent.run()
@@ -99,6 +110,7 @@ class _Runner:
         self._options = options
         self._output = output
         self._live: LiveOutput | None = None
+        self._expect: LogMark | None = None
         self._over = threading.Event()
         self._requests = StopRequests(at_once=self._end_at_once, tell=lambda text: output.note(f"penstock: {text}"))
         self._engine = EngineWatch(self._engine_died)
@@ -125,8 +137,11 @@ class _Runner:
     def _job(self) -> Job:
         from penstock.job import Job
 
-        options = self._options
+        options = self._options if self._options.plan is None else as_planned(self._options)
+        settings = run_settings(options.settings)
         definition = locate(options.pipeline)
+        if self._options.plan is not None:
+            self._expect = expected(self._options, definition.graph(), read_settings(settings))
         engine_log = log_to_file(definition.name, options.state)
         logging.getLogger("penstock").debug("the engine writes its log to %s", engine_log)
         try:
@@ -136,8 +151,9 @@ class _Runner:
                 fresh=options.fresh,
                 allow_non_restored_state=options.allow_non_restored_state,
                 take_over=options.take_over,
+                expect=self._expect,
                 listener=self._listen,
-                **cast("Any", _with_default_stop_timeout(options.settings)),
+                **cast("Any", settings),
             )
         except PenstockError:
             raise
@@ -182,8 +198,8 @@ class _Runner:
         os._exit(code)
 
 
-def _with_default_stop_timeout(given: Mapping[str, object]) -> Mapping[str, object]:
-    """Those of the command line; what is set in the environment counts before our own default."""
+def run_settings(given: Mapping[str, object]) -> Mapping[str, object]:
+    """Those of the command line, and how long a stop may take; the environment counts before our own default of it."""
     if read_settings(given).stop_timeout is None:
         return {**given, "stop_timeout": STOP_TIMEOUT}
     return given

@@ -129,8 +129,14 @@ def validate_mode(graph: Graph, best: Guarantee) -> None:
 
 def guarantee_of(graph: Graph, node: Write) -> Guarantee:
     """What the rows of a sink get in the end: the least of the sink and the sources behind it."""
-    found = [node.sink.guarantee, *(source.source.guarantee for source in _sources(graph, node))]
-    return min(found, key=_RANK.__getitem__)
+    return weakest(graph, node)[0]
+
+
+def weakest(graph: Graph, node: Write, mode: Guarantee = Guarantee.EXACTLY_ONCE) -> tuple[Guarantee, str]:
+    """What the rows of a sink get in the end in a job of this mode, and which part gives no more."""
+    found = [(node.sink.guarantee, "the sink")]
+    found += [(source.source.guarantee, f"source '{source.uid}'") for source in _sources(graph, node)]
+    return min([*found, (mode, f"mode {mode.value}")], key=lambda part: _RANK[part[0]])
 
 
 def _sources(graph: Graph, node: Node) -> Iterator[Read]:

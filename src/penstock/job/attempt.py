@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.coordinator import Coordinator, CoordinatorSettings
 from penstock.checkpoint.entries import Claim, StepRecord, StepRole
+from penstock.checkpoint.history import LogMark
 from penstock.checkpoint.journal import Journal
 from penstock.checkpoint.log import Log, OwnedLog
 from penstock.checkpoint.messages import AnswerRequest, AttemptId, EndJob, JobStarted
 from penstock.checkpoint.recovery import Recovery, decide_recovery
 from penstock.errors import GenerationFenced, PenstockError
-from penstock.facts import JobStarted as JobStartedFact
 from penstock.facts import Listener
 from penstock.failpoints import failpoint
 from penstock.filesystem.base import FileSystem
@@ -28,6 +28,7 @@ from penstock.job.recover import carry_out
 from penstock.job.requests import Hands, Requests
 from penstock.job.session import cores_of
 from penstock.job.spark_edge import SparkEdge
+from penstock.job.started import started
 from penstock.job.wiring import Assembly, Surroundings
 from penstock.runtime.clock import Clock
 from penstock.runtime.plan import TaskPlan, plan_tasks
@@ -67,6 +68,7 @@ class Plan:
     workers: Callable[[Callable[[str, BaseException], None]], WorkerPool] = Workers
     requests: Requests = field(default_factory=Requests)
     before_claim: Callable[[], None] = lambda: None
+    expect: LogMark | None = None
 
 
 class Attempt:
@@ -130,15 +132,7 @@ class Attempt:
         assembly = self._assemble(owned, recovery)
         try:
             failpoint("recovery.restored")
-            self._plan.listener(
-                JobStartedFact(
-                    job=self._plan.name,
-                    generation=owned.generation,
-                    restored=recovery.restored,
-                    published=len(recovery.commit),
-                    attempt=self._number,
-                )
-            )
+            self._plan.listener(started(owned, recovery, attempt=self._number, wall=self._plan.clock.wall()))
             running()
             return self._wire(owned, recovery, assembly)
         except BaseException:
@@ -147,12 +141,14 @@ class Attempt:
 
     def _claim(self) -> OwnedLog:
         plan = self._plan
-        if self.generation is None:
+        is_first = self.generation is None
+        if is_first:
             plan.before_claim()
         claim = Claim(host=here(), pid=os.getpid(), started=plan.clock.wall(), version=version("penstock"))
         owned = plan.log.claim(
             claim,
             take_over=plan.take_over,
+            expect=plan.expect if is_first else None,
             after=self.generation,
             past_unreadable=self._fresh,  # an empty start is a rewind, which alone goes past what cannot be read
         )
@@ -262,6 +258,7 @@ class Attempt:
             parent=recovery.restored,
             initial=recovery.initial,
             settled=bool(recovery.commit),
+            settings=asdict(self._plan.settings),
         )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.control_files import ControlFiles
+from penstock.checkpoint.history import LogMark
 from penstock.checkpoint.log import Log
 from penstock.checkpoint.messages import StopRequested
 from penstock.errors import GenerationFenced, PenstockError
@@ -48,6 +49,7 @@ class Orders:
     fresh: bool
     allow_non_restored_state: bool
     take_over: bool
+    expect: LogMark | None = None
 
 
 class Drive:
@@ -216,6 +218,7 @@ class Drive:
             before_claim=place.check_owner,
             allow_non_restored_state=self._orders.allow_non_restored_state,
             take_over=self._orders.take_over,
+            expect=self._orders.expect,
         )
 
 

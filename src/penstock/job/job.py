@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.checkpoint.history import LogMark
 from penstock.checkpoint.messages import StopRequested
 from penstock.errors import PenstockError, RequestFailed, SettingsError
 from penstock.facts import Fact, JobEnded, Listener
@@ -42,6 +43,7 @@ class Job:
         fresh: begin empty though there is state; what is there stays, and ``rewind`` can go back to it.
         allow_non_restored_state: leave state unused whose step the pipeline no longer has.
         take_over: claim the job even if a living process has it, which that process notices and ends.
+        expect: refuse if the log is not as it was when somebody looked (``history.mark``); for the first attempt.
         listener: gets every fact, from any thread.
         settings: options of :class:`penstock.settings.Settings`, durations as text: ``checkpoint_every="5s"``.
 
@@ -65,6 +67,7 @@ class Job:
         fresh: bool = False,
         allow_non_restored_state: bool = False,
         take_over: bool = False,
+        expect: LogMark | None = None,
         listener: Listener | None = None,
         **settings: object,
     ) -> None:
@@ -88,6 +91,7 @@ class Job:
             fresh=fresh,
             allow_non_restored_state=allow_non_restored_state,
             take_over=take_over,
+            expect=expect,
         )
         self._drive: Drive | None = None
         self._thread: threading.Thread | None = None

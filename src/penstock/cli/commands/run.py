@@ -40,6 +40,9 @@ def add(app: App, output: Output) -> None:
         allow_non_restored_state: Annotated[
             bool, Flag, Parameter(help="Leave state unused whose step the pipeline no longer has.")
         ] = False,
+        plan: Annotated[
+            str | None, Parameter(help="What `penstock plan --out` wrote: refuse if log, code or settings moved since.")
+        ] = None,
         take_over: Annotated[bool, Flag, Parameter(help="Claim the job even if a living process has it.")] = False,
         stop_timeout: Annotated[str | None, Parameter(help="Most time for a stop; 8s by default.")] = None,
         max_rows_per_batch: Annotated[int | None, Parameter(help="Most rows of a batch.")] = None,
@@ -59,6 +62,7 @@ def add(app: App, output: Output) -> None:
             allow_non_restored_state=allow_non_restored_state,
             take_over=take_over,
             master=master,
+            plan=plan,
             settings={
                 "checkpoint_every": checkpoint_every,
                 "stop_timeout": stop_timeout,

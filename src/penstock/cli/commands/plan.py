@@ -1,0 +1,71 @@
+"""``penstock plan``: its words and options."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from cyclopts import App, Parameter
+
+from penstock.cli.commands.shared import STATE, AsJson, Flag, State, epilogue
+from penstock.cli.output import Output
+
+HELP: Final = """\
+Say what a start of a pipeline would do, and change nothing.
+
+What it restores, what becomes of each step's state, where sources go on and what waits for them, what is published
+before they start, what readers see again. Ends with 0 if all goes on as before, 2 if something changes, 65 if a start
+would be refused."""
+
+EXAMPLES: Final = """\
+Examples:
+  penstock plan shop:orders                            what `penstock run shop:orders` would do
+  penstock plan shop:orders --from before-v2           going back to a savepoint: rows that readers see again
+  penstock plan shop:orders --out plan.json && penstock run shop:orders --plan plan.json
+  penstock plan shop:orders --json | jq .summary"""
+
+
+def add(app: App, output: Output) -> None:
+    """Add ``plan``."""
+
+    def plan(  # noqa: PLR0913 - the options of the command
+        pipeline: Annotated[str, Parameter(help="module:pipeline, also from the current folder.")],
+        /,
+        *,
+        state: State = STATE,
+        start_at: Annotated[
+            str | None, Parameter(name="--from", help="A savepoint's name or a checkpoint's number, to go back to.")
+        ] = None,
+        fresh: Annotated[bool, Flag, Parameter(help="Begin empty, beside the state that is there.")] = False,
+        discard_unpublished: Annotated[
+            bool, Flag, Parameter(help="With --from or --fresh: void what is open above, instead of publishing it.")
+        ] = False,
+        allow_non_restored_state: Annotated[
+            bool, Flag, Parameter(help="Leave state unused whose step the pipeline no longer has.")
+        ] = False,
+        checkpoint_every: Annotated[str | None, Parameter(help="As for run.")] = None,
+        stop_timeout: Annotated[str | None, Parameter(help="As for run.")] = None,
+        max_rows_per_batch: Annotated[int | None, Parameter(help="As for run.")] = None,
+        retained: Annotated[int | None, Parameter(help="As for run.")] = None,
+        all: Annotated[bool, Flag, Parameter(help="List steps that are kept as they are, too.")] = False,
+        as_json: AsJson = False,
+        out: Annotated[str | None, Parameter(help="File to write the plan to, for `penstock run --plan`.")] = None,
+    ) -> int:
+        from penstock.cli.plan import PlanOptions, show_plan
+
+        options = PlanOptions(
+            pipeline=pipeline,
+            state=state,
+            start_at=start_at,
+            fresh=fresh,
+            discard_unpublished=discard_unpublished,
+            allow_non_restored_state=allow_non_restored_state,
+            settings={
+                "checkpoint_every": checkpoint_every,
+                "stop_timeout": stop_timeout,
+                "max_rows_per_batch": max_rows_per_batch,
+                "retained": retained,
+            },
+        )
+        return show_plan(options, output, lists_kept=all, as_json=as_json, out=out)
+
+    app.command(plan, help=HELP, help_epilogue=epilogue(EXAMPLES))

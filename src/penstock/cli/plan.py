@@ -1,0 +1,236 @@
+"""``penstock plan``: the plan of a start as text for people, or as a document. Decides nothing; makes no session."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from rich.text import Text
+
+from penstock.cli.exits import ExitCode, UsageError
+from penstock.cli.live import age, count, size
+from penstock.cli.locate import locate
+from penstock.cli.run import run_settings
+from penstock.durations import format_duration
+from penstock.operate.plan_document import document
+from penstock.operate.plan_steps import Verdict
+from penstock.operate.planning import plan
+from penstock.settings import is_duration, read_settings
+
+if TYPE_CHECKING:
+    from penstock.cli.output import Output
+    from penstock.handles import Json
+    from penstock.operate.plan import SourcePlan, StartPlan
+    from penstock.operate.plan_outputs import OutputPlan
+    from penstock.operate.plan_steps import StepPlan
+    from penstock.runtime.clock import Clock
+    from penstock.sources.base import Waiting
+
+MARKS: Final = {
+    Verdict.NEW: "+",
+    Verdict.MIGRATED: "~",
+    Verdict.DROPPED: "-",
+    Verdict.KEPT: "=",
+    Verdict.REFUSED: "!",
+}
+"""In front of each step, and in the legend."""
+
+_STYLES: Final = {"+": "green", "~": "yellow", "-": "red", "!": "bold red", "=": "dim"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """What was asked for on the command line."""
+
+    pipeline: str
+    state: str
+    start_at: str | None = None
+    fresh: bool = False
+    discard_unpublished: bool = False
+    allow_non_restored_state: bool = False
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+
+def show_plan(
+    options: PlanOptions,
+    output: Output,
+    *,
+    lists_kept: bool = False,
+    as_json: bool = False,
+    out: str | None = None,
+    clock: Clock | None = None,
+) -> int:
+    """Plan, and print it.
+
+    Args:
+        options: what was asked for.
+        output: where to.
+        lists_kept: list the steps that are kept, too.
+        as_json: the document instead of text.
+        out: a file for the document.
+        clock: for the age of checkpoints.
+
+    Raises:
+        PenstockError: there is nothing to plan: no such pipeline, no such checkpoint, a log that cannot be read.
+    """
+    found = plan(
+        locate(options.pipeline).graph(),
+        state=options.state,
+        settings=read_settings(run_settings(options.settings)),
+        start_at=options.start_at,
+        fresh=options.fresh,
+        discard_unpublished=options.discard_unpublished,
+        allow_non_restored_state=options.allow_non_restored_state,
+        clock=clock,
+    )
+    text = json.dumps(document(found), indent=2) + "\n"
+    if as_json:
+        output.out.file.write(text)
+    else:
+        for line in lines(found, lists_kept=lists_kept):
+            output.result(line)
+    if out is not None:
+        _write(out, text)
+        output.note(f"penstock: written to {out}; penstock run {options.pipeline} --plan {out} carries it out")
+    if found.is_refused:
+        return ExitCode.REFUSED
+    return ExitCode.CHANGES if found.is_change else ExitCode.ENDED
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        msg = f"--out {path} cannot be written ({error.strerror or error}): name a file in a folder that is there"
+        raise UsageError(msg) from error
+
+
+# ------------------------------------------------------------------------------------------------------------ the text
+
+
+def lines(found: StartPlan, *, lists_kept: bool = False) -> Iterator[Text]:
+    """The plan for people, line by line."""
+    yield Text(_first(found), style="bold")
+    for title, section in (
+        ("Steps  " + "  ".join(f"{mark} {verdict.value}" for verdict, mark in MARKS.items()), _steps(found, lists_kept)),
+        ("Sources", _sources(found)),
+        ("Published before the sources start", _outputs(found.publish)),
+        ("Voided before the sources start, never published", _outputs(found.void)),
+        ("Readers see again", _again(found)),
+        ("Sinks", [f"{each.uid}  {each.describe}: {_guarantee(each.guarantee, each.because)}" for each in found.sinks]),
+        ("Settings that differ from the last run's", _settings(found)),
+        ("Warnings", found.warnings),
+        ("Refused", found.refused),
+    ):
+        rows = list(section)
+        if rows:
+            yield Text("")
+            yield Text(title, style="bold")
+            for row in rows:
+                yield row if isinstance(row, Text) else Text(f"  {row}")
+    yield Text("")
+    yield Text(summary(found), style="bold")
+
+
+def summary(found: StartPlan) -> str:
+    """The last line."""
+    counts = found.counts
+    shown = [f"{counts[name]} {name}" for name in ("new", "migrated", "dropped", "kept")]
+    refused = counts["refused"] + len(found.refused)
+    return f"Plan: {', '.join(shown)}" + (f", {refused} refused" if refused else "")
+
+
+def _first(found: StartPlan) -> str:
+    restored = found.restored
+    if restored is None:
+        beside = " beside the state that is there" if found.rewind is not None else ""
+        return f"{found.job}: a start would begin empty{beside}"
+    kind = "" if restored.kind == "periodic" else f", {restored.kind}"
+    names = f", {', '.join(restored.names)}" if restored.names else ""
+    old = age(max(0, found.at - restored.completed) / 1_000)
+    back = "go back to" if found.rewind is not None else "restore"
+    return f"{found.job}: a start would {back} checkpoint {restored.checkpoint} ({old} old{kind}{names})"
+
+
+def _steps(found: StartPlan, lists_kept: bool) -> Iterator[Text]:  # noqa: FBT001 - it is its only option
+    order = list(MARKS)
+    shown = [step for step in found.steps if lists_kept or step.verdict is not Verdict.KEPT]
+    wide = max((len(step.uid) for step in shown), default=0)
+    kinds = max((len(_kind(step)) for step in shown), default=0)
+    for step in sorted(shown, key=lambda step: order.index(step.verdict)):
+        mark = MARKS[step.verdict]
+        text = f"  {mark} {step.uid:<{wide}}  {_kind(step):<{kinds}}  {step.reason}{_held(step)}"
+        yield Text(text, style=_STYLES[mark])
+    kept = found.counts["kept"]
+    if kept and not lists_kept:
+        yield Text(f"  = {kept} kept as they are (--all lists them)", style=_STYLES["="])
+
+
+def _kind(step: StepPlan) -> str:
+    return f"{step.role} {step.kind}".rstrip()
+
+
+def _held(step: StepPlan) -> str:
+    return "" if step.rows is None else f" ({count(step.rows, 'row')}, {size(step.bytes or 0)})"
+
+
+def _sources(found: StartPlan) -> Iterator[str]:
+    for source in found.sources:
+        where = "goes on" if source.resumes else "begins at its start"
+        yield f"{source.uid}  {source.describe}: {where}, {_waiting(source)}"
+        if source.waiting is not None:
+            yield from _partitions(source.waiting)
+
+
+def _waiting(source: SourcePlan) -> str:
+    waiting = source.waiting
+    if waiting is None:
+        return f"how much waits is not known: {source.unknown}"
+    parts = []
+    if waiting.rows is not None:
+        parts.append(f"at most {count(waiting.rows, 'row')}" if waiting.rows else "no row")
+    if waiting.files is not None:
+        parts.append(f"{count(waiting.files, 'file')}, {size(waiting.bytes or 0)}" if waiting.files else "no file")
+    return f"{' and '.join(parts)} waiting"
+
+
+def _partitions(waiting: Waiting) -> Iterator[str]:
+    wide = max((len(name) for name in waiting.partitions), default=0)
+    for name, (position, end) in waiting.partitions.items():
+        yield f"  {name:<{wide}}  {position:,} → {end:,}"
+
+
+def _outputs(items: tuple[OutputPlan, ...]) -> Iterator[str]:
+    for item in items:
+        yield (
+            f"{item.uid}  checkpoint {item.checkpoint}: {count(item.files, 'file')}, {size(item.bytes)} → {item.target}"
+        )
+
+
+def _again(found: StartPlan) -> Iterator[str]:
+    rewind = found.rewind
+    if rewind is None:
+        return
+    for each in rewind.again:
+        ids = ", ".join(map(str, each.checkpoints))
+        yield f"{each.uid}  output of checkpoints {ids}: {count(each.files, 'file')}, {size(each.bytes)} in {each.target}"
+    if rewind.is_more_published:
+        yield "and what was published for checkpoints that the log no longer names"
+
+
+def _guarantee(guarantee: str, because: str) -> str:
+    return f"{guarantee}, {because}" if because else guarantee
+
+
+def _settings(found: StartPlan) -> Iterator[str]:
+    for change in found.changed or ():
+        yield f"{change.name}  {_setting(change.name, change.before)} → {_setting(change.name, change.now)}"
+
+
+def _setting(name: str, value: Json) -> str:
+    if value is None:
+        return "none"
+    return format_duration(value) if is_duration(name) and isinstance(value, int) else str(value)

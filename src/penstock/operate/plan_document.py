@@ -1,0 +1,160 @@
+"""A plan as a JSON document, for scripts and to be carried out later; and whether what it was made from has moved since.
+
+The document has no secrets: of connectors it holds what they say of themselves, of code digests only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.checkpoint.entries import Claim, Condemn, Manifest, Pin, Rewind, Stopped, Unpin, host_of
+from penstock.checkpoint.history import LogMark
+from penstock.errors import PlanOutdated, SettingsError
+from penstock.graph.fingerprint import moved
+from penstock.ids import CheckpointId, EntryNumber
+from penstock.operate.plan import changed_settings
+from penstock.operate.plan_steps import Beginning
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.entries import Body
+    from penstock.checkpoint.history import History
+    from penstock.handles import Json
+    from penstock.operate.plan import StartPlan
+
+SCHEMA: Final = "penstock.plan/1"
+"""Of the document: fields may be added under this name, never changed or taken away."""
+
+SHOWN: Final = 5
+"""How many entries a message lists."""
+
+
+def document(plan: StartPlan) -> dict[str, object]:
+    """The document. Times are microseconds since 1970, settings' durations microseconds."""
+    restored = plan.restored
+    age = None if restored is None else max(0, plan.at - restored.completed) / 1_000_000
+    verdict = "refused" if plan.is_refused else "changes" if plan.is_change else "no change"
+    return {
+        "schema": SCHEMA,
+        "job": plan.job,
+        "verdict": verdict,
+        "at": plan.at,
+        "log": asdict(plan.log),
+        "beginning": asdict(plan.beginning),
+        "restore": None if restored is None else {**asdict(restored), "age_seconds": age},
+        "steps": [asdict(step) for step in plan.steps],
+        "summary": plan.counts,
+        "sources": [asdict(source) for source in plan.sources],
+        "publish": [asdict(item) for item in plan.publish],
+        "rewind": None if plan.rewind is None else asdict(plan.rewind),
+        "void": [asdict(item) for item in plan.void],
+        "sinks": [asdict(sink) for sink in plan.sinks],
+        "settings": dict(plan.settings),
+        "changed_settings": None if plan.changed is None else [asdict(change) for change in plan.changed],
+        "warnings": list(plan.warnings),
+        "refused": list(plan.refused),
+        "code": dict(plan.code),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedPlan:
+    """What of a saved plan counts when it is carried out."""
+
+    job: str
+    log: LogMark
+    beginning: Beginning
+    settings: Mapping[str, Json]
+    code: Mapping[str, str]
+    is_refused: bool
+
+
+def read_plan(text: str, where: str) -> SavedPlan:
+    """The plan of a document.
+
+    Raises:
+        SettingsError: it is none that this penstock has made.
+    """
+    try:
+        held: Any = json.loads(text)
+        if held["schema"] != SCHEMA:
+            msg = f"{where} is of schema {held['schema']!r}, this penstock carries out {SCHEMA!r}: plan again"
+            raise SettingsError(msg)
+        log, begin = held["log"], held["beginning"]
+        at = begin["checkpoint"]
+        return SavedPlan(
+            job=str(held["job"]),
+            log=LogMark(log_id=log["log_id"], tail=EntryNumber(int(log["tail"])), tail_hash=str(log["tail_hash"])),
+            beginning=Beginning(
+                fresh=bool(begin["fresh"]),
+                checkpoint=None if at is None else CheckpointId(int(at)),
+                discard_unpublished=bool(begin["discard_unpublished"]),
+                allow_non_restored_state=bool(begin["allow_non_restored_state"]),
+            ),
+            settings=dict(held["settings"]),
+            code=dict(held["code"]),
+            is_refused=held["verdict"] == "refused",
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        msg = f"{where} is not a plan that penstock plan --out has written ({error!r}): plan again"
+        raise SettingsError(msg) from error
+
+
+def require_unmoved(
+    saved: SavedPlan, *, job: str, history: History, settings: Mapping[str, Json], code: Mapping[str, str]
+) -> None:
+    """Refuse to carry out a plan of something else than what is there now.
+
+    The log may move until it is claimed; the claim looks again (rule L2).
+
+    Raises:
+        PlanOutdated: with everything that has moved.
+    """
+    if saved.job != job:
+        msg = f"the plan is of job {saved.job!r}, not of {job!r}"
+        raise PlanOutdated(msg)
+    if saved.is_refused:
+        msg = "the plan says that a start would be refused: mend what it names, and plan again"
+        raise PlanOutdated(msg)
+    found = [
+        *([f"the log: {log_since(saved.log, history)}"] if saved.log != history.mark else []),
+        *(f"the code: {what}" for what in moved(saved.code, code)),
+        *(
+            f"the setting {change.name}: {change.before!r} was planned, it is {change.now!r}"
+            for change in changed_settings(saved.settings, settings) or ()
+        ),
+    ]
+    if found:
+        msg = f"since the plan was made has moved {'; '.join(found)}; plan again"
+        raise PlanOutdated(msg)
+
+
+def log_since(mark: LogMark, history: History) -> str:
+    """What has come since, in words."""
+    if mark.log_id is not None and mark.log_id != history.log_id:
+        return "it is another one"
+    came = [_entry(entry.body) for entry in history.entries if entry.number > mark.tail]
+    if not came:
+        return f"it ends at entry {history.tail}, it ended at {mark.tail}"
+    more = f" and {len(came) - SHOWN} more" if len(came) > SHOWN else ""
+    return f"entries after {mark.tail}: {', '.join(came[:SHOWN])}{more}"
+
+
+def _entry(body: Body) -> str:  # noqa: PLR0911 - one for each kind of entry
+    match body:
+        case Claim():
+            return f"a claim of process {body.pid} on {host_of(body.host)}"
+        case Manifest():
+            return f"checkpoint {body.checkpoint}"
+        case Rewind():
+            return "a rewind to empty state" if body.to is None else f"a rewind to checkpoint {body.to}"
+        case Pin():
+            return f"savepoint {body.name}"
+        case Unpin():
+            return f"savepoint {body.name} dropped"
+        case Condemn():
+            return "a condemnation"
+        case Stopped():
+            return "a stop"

@@ -1,0 +1,220 @@
+"""What a start does with each step's state: every verdict, where a start would stop at the first refusal. Pure.
+
+Nothing is decided here: :func:`~penstock.checkpoint.recovery.decide_recovery` is asked one step at a time, so that the
+two cannot say different things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from penstock.checkpoint.entries import Manifest, StepRecord, StepRole
+from penstock.checkpoint.history import History
+from penstock.checkpoint.recovery import Recovery, decide_recovery
+from penstock.errors import GraphError, StateIncompatible
+from penstock.handles import Position, TaskSnapshot
+from penstock.ids import CheckpointId, WallTime
+
+_NO_TIME = WallTime(0)
+"""A plan writes no entry, so what would be written into one does not matter."""
+
+
+class Verdict(str, Enum):
+    """What becomes of a step's state."""
+
+    NEW = "new"
+    MIGRATED = "migrated"
+    DROPPED = "dropped"
+    KEPT = "kept"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """How a start is to begin, if not with what the log says.
+
+    Attributes:
+        fresh: empty.
+        checkpoint: at this one.
+        discard_unpublished: with either: what is open above is voided, not published.
+        allow_non_restored_state: leave state unused whose step the pipeline no longer has.
+    """
+
+    fresh: bool = False
+    checkpoint: CheckpointId | None = None
+    discard_unpublished: bool = False
+    allow_non_restored_state: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """What becomes of one step.
+
+    Attributes:
+        uid: of the step.
+        role: ``source``, ``step`` or ``sink``.
+        kind: of its state's format, where it has one.
+        verdict: what becomes of its state.
+        reason: why, in words.
+        rows: that its layers hold; ``None`` where it keeps none.
+        bytes: of its layers.
+    """
+
+    uid: str
+    role: str
+    kind: str
+    verdict: Verdict
+    reason: str
+    rows: int | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deciding:
+    """A start as far as it is the same for all steps: :func:`decide` asks about some of them."""
+
+    history: History
+    beginning: Beginning = field(default_factory=Beginning)
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """What else :func:`decide_recovery` is told."""
+
+    def decide(self, steps: Sequence[StepRecord], *, allow: bool | None = None) -> Recovery:
+        """What a start of these steps does.
+
+        Raises:
+            StateIncompatible: it is refused.
+            GraphError: there is no going to that checkpoint, or to that discard.
+        """
+        begin = self.beginning
+        return decide_recovery(
+            self.history,
+            steps,
+            at=_NO_TIME,
+            fresh=begin.fresh,
+            rewind_to=begin.checkpoint,
+            discard_unpublished=begin.discard_unpublished,
+            allow_non_restored_state=begin.allow_non_restored_state if allow is None else allow,
+            **self.more,
+        )
+
+    def target(self) -> tuple[Recovery, Manifest | None]:
+        """What it does whatever the steps are, and the checkpoint that is restored.
+
+        Raises:
+            GraphError: there is no going there.
+        """
+        bare = self.decide((), allow=True)
+        return bare, None if bare.restored is None else self.history.manifests[bare.restored][1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Where a start goes, before any source is asked: what it does whatever the steps are, and what it restores."""
+
+    deciding: Deciding
+    bare: Recovery | None
+    target: Manifest | None
+    steps: tuple[StepPlan, ...]
+    refused: tuple[str, ...]
+
+    def positions(self) -> dict[str, Position | None]:
+        """By uid, where the sources of the pipeline go on; those whose state is refused go nowhere."""
+        held = {} if self.target is None else {snapshot.task: snapshot.position for snapshot in self.target.tasks}
+        sources = [step for step in self.steps if step.role == "source"]
+        return {
+            step.uid: held.get(step.uid) if step.verdict in (Verdict.KEPT, Verdict.MIGRATED) else None
+            for step in sources
+            if step.verdict not in (Verdict.REFUSED, Verdict.DROPPED)
+        }
+
+
+def route(deciding: Deciding, steps: Sequence[StepRecord]) -> Route:
+    """Where a start goes. A refusal is part of the answer, never raised."""
+    try:
+        bare, target = deciding.target()
+    except (GraphError, StateIncompatible) as error:
+        return Route(deciding=deciding, bare=None, target=None, steps=(), refused=(str(error),))
+    found = verdicts(deciding, steps, target)
+    refused: tuple[str, ...] = ()
+    if not any(step.verdict is Verdict.REFUSED for step in found):
+        try:  # all steps together, which may be refused where each alone is not
+            deciding.decide(steps)
+        except (GraphError, StateIncompatible) as error:
+            refused = (str(error),)
+    return Route(deciding=deciding, bare=bare, target=target, steps=found, refused=refused)
+
+
+def verdicts(deciding: Deciding, steps: Sequence[StepRecord], target: Manifest | None) -> tuple[StepPlan, ...]:
+    """What becomes of every step of the pipeline, in its order, and then of those that it no longer has.
+
+    Unions are left out: they have no uid, and keep nothing but how far event time was.
+    """
+    found = {} if target is None else {snapshot.task: snapshot for snapshot in target.tasks}
+    declared = [_declared(deciding, step, target, found.get(step.uid)) for step in _named(steps)]
+    return (*declared, *_gone(deciding, steps, target, found))
+
+
+def _named(steps: Iterable[StepRecord]) -> Iterator[StepRecord]:
+    return (step for step in steps if not step.uid.startswith("union@"))
+
+
+def _declared(
+    deciding: Deciding, step: StepRecord, target: Manifest | None, snapshot: TaskSnapshot | None
+) -> StepPlan:
+    rows, size = _held(snapshot)
+    made = StepPlan(
+        uid=step.uid, role=step.role.value, kind=step.kind, verdict=Verdict.KEPT, reason="", rows=rows, bytes=size
+    )
+    try:
+        alone = deciding.decide((step,), allow=True)
+    except StateIncompatible as error:
+        return _with(made, Verdict.REFUSED, error.args[0])
+    if target is None or step.uid in alone.fresh:
+        return _with(made, Verdict.NEW, "begins empty" if step.role.value != "source" else "reads from its start on")
+    if alone.changes:
+        (change,) = alone.changes
+        return _with(made, Verdict.MIGRATED, f"from {change.recorded} to {change.declared}")
+    return _with(made, Verdict.KEPT, f"goes on from checkpoint {target.checkpoint}")
+
+
+def _gone(
+    deciding: Deciding, steps: Sequence[StepRecord], target: Manifest | None, found: Mapping[str, TaskSnapshot]
+) -> Iterator[StepPlan]:
+    """Steps that the checkpoint has and the pipeline has not."""
+    if target is None:
+        return
+    recorded = {step.uid: step for step in target.steps}
+    held = frozenset(deciding.decide((), allow=True).dropped)
+    gone = sorted(found.keys() - {step.uid for step in steps})
+    for step in _named(recorded.get(uid, StepRecord(uid=uid, role=StepRole.STEP)) for uid in gone):
+        rows, size = _held(found[step.uid])
+        made = StepPlan(
+            uid=step.uid, role=step.role.value, kind=step.kind, verdict=Verdict.DROPPED, reason="", rows=rows, bytes=size
+        )
+        if step.uid not in held:
+            yield _with(made, Verdict.DROPPED, "the pipeline no longer has it, and it keeps nothing")
+        elif deciding.beginning.allow_non_restored_state:
+            yield _with(made, Verdict.DROPPED, "the pipeline no longer has it: its state is left unused")
+        else:
+            yield _with(
+                made,
+                Verdict.REFUSED,
+                f"checkpoint {target.checkpoint} holds its state, and the pipeline no longer has it; give a step this "
+                "uid, or leave the state unused with --allow-non-restored-state",
+            )
+
+
+def _held(snapshot: TaskSnapshot | None) -> tuple[int | None, int | None]:
+    """Rows and bytes of the layers of a step."""
+    state = snapshot.state if snapshot is not None else None
+    if state is None:
+        return None, None
+    rows = sum(layer.rows for layer in state.layers)
+    return rows, sum(file.length for layer in state.layers for file in layer.files)
+
+
+def _with(plan: StepPlan, verdict: Verdict, reason: str) -> StepPlan:
+    return replace(plan, verdict=verdict, reason=reason)

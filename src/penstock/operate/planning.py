@@ -1,0 +1,192 @@
+"""Gathers what a plan of a start is decided from: the log, the pipeline, what its sources say. Changes nothing anywhere.
+
+The state directory is only read, and no Spark session is made. Whether another process runs the job is judged by the log
+and by process numbers; nobody is asked.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final
+
+from penstock.checkpoint import paths
+from penstock.checkpoint.entries import Claim, host_of
+from penstock.checkpoint.history import History
+from penstock.checkpoint.reading import read_history
+from penstock.errors import PenstockError, SettingsError, StateDirectoryRefused, UnknownName
+from penstock.filesystem.local import LocalFileSystem
+from penstock.graph.fingerprint import fingerprint
+from penstock.graph.nodes import Read, Write
+from penstock.graph.validate import validate_mode, weakest
+from penstock.handles import Guarantee
+from penstock.job.attempt import step_records
+from penstock.job.here import is_here
+from penstock.job.owner import has_ended
+from penstock.operate.directory import root_of
+from penstock.operate.names import which_checkpoint
+from penstock.operate.plan import PipelineFacts, SinkPlan, StartPlan, plan_start
+from penstock.operate.plan_steps import Beginning, Deciding, route
+from penstock.runtime.clock import Clock, SystemClock
+from penstock.runtime.plan import plan_tasks
+from penstock.sources.base import TellsWaiting
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from penstock.graph.nodes import Graph
+    from penstock.handles import Position
+    from penstock.operate.plan import Told
+    from penstock.settings import Settings
+
+ONLY_READING_TELLS: Final = "only reading tells"
+"""Of sources that cannot be asked."""
+
+
+def plan(
+    graph: Graph,
+    *,
+    state: str | Path,
+    settings: Settings,
+    start_at: str | None = None,
+    fresh: bool = False,
+    discard_unpublished: bool = False,
+    allow_non_restored_state: bool = False,
+    clock: Clock | None = None,
+) -> StartPlan:
+    """What a start of this pipeline would do now.
+
+    Args:
+        graph: the pipeline as frozen data, ``definition.graph()``.
+        state: the folder that holds the state of jobs.
+        settings: that it would start with.
+        start_at: a savepoint's name or a checkpoint's number, instead of the newest checkpoint.
+        fresh: begin empty.
+        discard_unpublished: with either: void what is open above, instead of publishing it.
+        allow_non_restored_state: leave state unused whose step the pipeline no longer has.
+        clock: for the age of checkpoints.
+
+    Raises:
+        SettingsError: what is asked for contradicts itself.
+        UnknownName: there is no such checkpoint.
+        CheckpointError: the log cannot be read.
+        GraphError: the settings cannot give what a sink asks for.
+
+    Example::
+
+        found = plan(orders.graph(), state="./state", settings=read_settings({}))
+        print(found.counts)
+    """
+    _refuse_contradictions(start_at=start_at, fresh=fresh, discard_unpublished=discard_unpublished)
+    validate_mode(graph, Guarantee(settings.mode))
+    history, refused = _read(graph.name, state, past_unreadable=fresh)
+    beginning = Beginning(
+        fresh=fresh,
+        checkpoint=None if start_at is None else _checkpoint(history, graph.name, start_at),
+        discard_unpublished=discard_unpublished,
+        allow_non_restored_state=allow_non_restored_state,
+    )
+    facts = facts_of(graph, settings)
+    way = route(Deciding(history=history, beginning=beginning), facts.steps)
+    return plan_start(
+        facts,
+        way,
+        told=_told(graph, way.positions()),
+        settings=asdict(settings),
+        at=(clock or SystemClock()).wall(),
+        warnings=_running(history),
+        refused=refused,
+    )
+
+
+def facts_of(graph: Graph, settings: Settings) -> PipelineFacts:
+    """What is known of a pipeline without Spark."""
+    sinks = []
+    for node in graph.nodes:
+        if isinstance(node, Write):
+            best, part = weakest(graph, node, Guarantee(settings.mode))
+            is_best = best is Guarantee.EXACTLY_ONCE
+            because = "" if is_best else f"{part} gives no more"
+            sinks.append(
+                SinkPlan(uid=node.uid, describe=node.sink.describe(), guarantee=best.value, because=because)
+            )
+    return PipelineFacts(
+        job=graph.name,
+        steps=step_records(plan_tasks(graph)),
+        sources={node.uid: node.source.describe() for node in graph.nodes if isinstance(node, Read)},
+        sinks=tuple(sinks),
+        code=fingerprint(graph),
+    )
+
+
+def read_log(job: str, state: str | Path, *, past_unreadable: bool = False) -> History:
+    """The log of a job as it is now; an empty one if there is none. Makes no folder.
+
+    Raises:
+        StateDirectoryRefused: nothing here knows such a place.
+        CheckpointError: the log cannot be read.
+    """
+    root = root_of(state)
+    if root is None:
+        msg = f"{str(state)!r}: no file system for it; the state directory is a path or a file:// address"
+        raise StateDirectoryRefused(msg)
+    return read_history(LocalFileSystem(root / job), job, past_unreadable=past_unreadable)
+
+
+def _refuse_contradictions(*, start_at: str | None, fresh: bool, discard_unpublished: bool) -> None:
+    if fresh and start_at is not None:
+        msg = f"a start is either fresh or from {start_at!r}: leave one of them out"
+        raise SettingsError(msg)
+    if discard_unpublished and not fresh and start_at is None:
+        msg = "only a start that goes back can discard what is not published: say from which checkpoint, or fresh"
+        raise SettingsError(msg)
+
+
+def _read(job: str, state: str | Path, *, past_unreadable: bool) -> tuple[History, tuple[str, ...]]:
+    history = read_log(job, state, past_unreadable=past_unreadable)
+    root = root_of(state)
+    if history.is_empty and root is not None:
+        files = LocalFileSystem(root / job)
+        for folder in (paths.STATE, paths.STAGED, paths.WAL):
+            for found in files.list(folder):
+                return history, (f"the directory holds {found} but no log: the log was lost; restore it from a copy",)
+    return history, ()
+
+
+def _checkpoint(history: History, job: str, text: str) -> int:
+    if history.is_empty:
+        msg = f"job {job!r} has no state, so there is no checkpoint {text!r} to start from"
+        raise UnknownName(msg)
+    return which_checkpoint(history, text)
+
+
+def _told(graph: Graph, positions: Mapping[str, Position | None]) -> dict[str, Told]:
+    """What each source says that waits at its position, or why it cannot."""
+    found: dict[str, Told] = {}
+    for node in graph.nodes:
+        if not isinstance(node, Read) or node.uid not in positions:
+            continue
+        found[node.uid] = ONLY_READING_TELLS
+        if isinstance(node.source, TellsWaiting):
+            try:
+                found[node.uid] = node.source.waiting(positions[node.uid])
+            except PenstockError as error:
+                found[node.uid] = str(error)
+    return found
+
+
+def _running(history: History) -> tuple[str, ...]:
+    """A word of warning if somebody has the job, or may have it."""
+    if history.is_empty or has_ended(history):
+        return ()
+    claim = history.claim.body if history.claim is not None else None
+    if not isinstance(claim, Claim):
+        return ("it is not known whether the job runs: a start would ask, and refuse if it does",)
+    who = f"process {claim.pid} on {host_of(claim.host)} (generation {history.generation})"
+    if is_here(claim.host):
+        with suppress(OSError, OverflowError):
+            os.kill(claim.pid, 0)
+            return (f"the job runs: {who}; a start would be refused, and the log moves on",)
+    return (f"{who} had the job last and has not ended it in order; a start would ask whether it lives",)
