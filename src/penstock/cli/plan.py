@@ -155,7 +155,7 @@ def _first(found: StartPlan) -> str:
     return f"{found.job}: a start would {back} checkpoint {restored.checkpoint} ({old} old{kind}{names})"
 
 
-def _steps(found: StartPlan, lists_kept: bool) -> Iterator[Text]:  # noqa: FBT001 - it is its only option
+def _steps(found: StartPlan, lists_kept: bool) -> Iterator[Text]:
     order = list(MARKS)
     shown = [step for step in found.steps if lists_kept or step.verdict is not Verdict.KEPT]
     wide = max((len(step.uid) for step in shown), default=0)

@@ -80,7 +80,7 @@ def run_as_parent(options: RunOptions, output: Output) -> int:
     later = options if options.plan is None else as_planned(options)
     starts = itertools.count()
 
-    def command(has_run: bool) -> Sequence[str]:  # noqa: FBT001 - the parent says it so
+    def command(has_run: bool) -> Sequence[str]:
         is_first = next(starts) == 0
         given = options if is_first else later
         return given.command(

@@ -1,0 +1,81 @@
+"""Logs and pipelines that plans are made of: three checkpoints, a savepoint, output that is open, and code that moves."""
+
+import re
+from dataclasses import replace
+
+from core.checkpoint_values import CLAIM, entries, keyed, layer, manifest, output, pin, wrote
+from penstock.checkpoint import paths
+from penstock.checkpoint.codec import encode
+from penstock.checkpoint.entries import StepRecord, StepRole, Stopped
+from penstock.handles import Position, TaskSnapshot
+
+SECOND = 1_000_000
+NOON = 1_767_268_800 * SECOND
+SETTINGS = {"checkpoint_every": 5 * SECOND, "retained": 3, "stop_timeout": 8 * SECOND}
+
+STEPS = (
+    StepRecord(uid="in", role=StepRole.SOURCE),
+    StepRecord(uid="totals", role=StepRole.STEP, kind="window/1"),
+    StepRecord(uid="out", role=StepRole.SINK),
+)
+
+SHOP = """\
+import penstock as ps
+
+
+@ps.pipeline("orders")
+def orders(p):
+    numbers = p.read("in", ps.rate.Source(10)).with_watermark("at", delay="1 second")
+    totals = numbers.group_by("value", ps.tumbling("1 minute")).agg("totals", ps.agg.count().alias("n"))
+    totals.write("out", ps.console.Sink())
+"""
+"""Of the same steps as :data:`STEPS`."""
+
+
+def counted(next, task="in"):
+    return TaskSnapshot(task=task, position=Position(kind="rate/1", detail={"next": next, "started": NOON}))
+
+
+def at(number, parent=None, *, steps=STEPS, tasks=None, seconds=0.25, **rest):
+    """A checkpoint of :data:`STEPS`, a second after the one of the number below."""
+    if tasks is None:
+        tasks = (counted(number * 10), keyed(layer(f"layer-{number}")), wrote())
+    triggered = NOON + number * SECOND
+    completed = triggered + int(seconds * SECOND)
+    made = manifest(number, parent, steps=steps, tasks=tasks, settings=SETTINGS, **rest)
+    return replace(made, triggered=triggered, completed=completed)
+
+
+def story(*, stopped=False):
+    """A claim, three checkpoints, the second with a name, the third with output that is open."""
+    bodies = [
+        CLAIM,
+        at(0),
+        at(1, 0, open=(output(1),)),
+        pin("before-v2", 1),
+        at(2, 1, open=(output(2),)),
+    ]
+    return [*bodies, Stopped(checkpoint=2, at=NOON + 3 * SECOND)] if stopped else bodies
+
+
+def write_log(state, bodies):
+    """The log in a state folder, as its owners would have written it."""
+    for entry in entries(*bodies):
+        path = state / entry.job / paths.entry(entry.number)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode(entry))
+
+
+def module(folder, source=SHOP):
+    """A module of its own name in the folder, for modules are cached; its name."""
+    name = "m_" + re.sub(r"\W", "_", folder.name) + f"_{abs(hash(source)) % 10**8}"
+    (folder / f"{name}.py").write_text(source)
+    return name
+
+
+def tree(folder):
+    """Every file below a folder with its bytes and time: what a plan must leave alone."""
+    return {
+        str(path.relative_to(folder)): (path.read_bytes() if path.is_file() else None, path.stat().st_mtime_ns)
+        for path in sorted(folder.rglob("*"))
+    }

@@ -1,0 +1,273 @@
+"""What a plan says of hand-made logs: verdicts, what is published and seen again, warnings; and that a start agrees."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.checkpoint_values import CLAIM, history, keyed, layer, output, pin, rewind, unpin, wrote
+from core.plan_kit import NOON, SECOND, SETTINGS, STEPS, at, counted, story
+from penstock.checkpoint.entries import StepRecord, StepRole, Stopped
+from penstock.checkpoint.history import History
+from penstock.checkpoint.recovery import decide_recovery
+from penstock.errors import GraphError, StateIncompatible
+from penstock.handles import StateHandle, TaskSnapshot
+from penstock.operate.plan import PipelineFacts, plan_start
+from penstock.operate.plan_outputs import SeenAgain
+from penstock.operate.plan_steps import Beginning, Deciding, Verdict, route
+from penstock.sources.base import Waiting
+
+NEW = StepRecord(uid="new", role=StepRole.STEP, kind="dedup/1")
+
+
+def plan(found, steps=STEPS, *, told=None, settings=SETTINGS, **beginning):
+    facts = PipelineFacts(
+        job="orders",
+        steps=tuple(steps),
+        sources={step.uid: "numbers" for step in steps if step.role is StepRole.SOURCE},
+        sinks=(),
+        code={},
+    )
+    way = route(Deciding(history=found, beginning=Beginning(**beginning)), facts.steps)
+    return plan_start(facts, way, told=told or {}, settings=settings, at=NOON + 12 * SECOND)
+
+
+def verdicts(found):
+    return {step.uid: step.verdict.value for step in found.steps}
+
+
+def test_a_new_job_begins_everything_empty():
+    found = plan(History())
+
+    assert verdicts(found) == {"in": "new", "totals": "new", "out": "new"}
+    assert (found.restored, found.is_change, found.is_refused, found.changed) == (None, True, False, None)
+
+
+@pytest.mark.mission("D7")
+def test_the_same_pipeline_goes_on_and_nothing_changes():
+    found = plan(history(*story()))
+
+    assert verdicts(found) == {"in": "kept", "totals": "kept", "out": "kept"}
+    assert (found.restored.checkpoint, found.is_change, found.is_refused) == (2, False, False)
+    assert [(item.uid, item.checkpoint, item.files) for item in found.publish] == [("out", 2, 1)]
+    assert found.counts == {"new": 0, "migrated": 0, "dropped": 0, "kept": 3, "refused": 0}
+
+
+def test_a_step_keeps_rows_and_bytes_that_its_layers_hold():
+    [_, totals, _] = plan(history(*story())).steps
+
+    assert (totals.rows, totals.bytes, totals.reason) == (3, 3, "goes on from checkpoint 2")
+
+
+def test_each_step_that_is_refused_is_named_with_its_reason_not_only_the_first():
+    steps = (replace(STEPS[0], role=StepRole.SINK), replace(STEPS[1], kind="dedup/1"), STEPS[2])
+
+    found = plan(history(*story()), steps)
+
+    assert verdicts(found) == {"in": "refused", "totals": "refused", "out": "kept"}
+    assert "recorded a step of kind 'window/1', the pipeline has a step of kind 'dedup/1'" in found.steps[1].reason
+    assert found.is_refused
+
+
+def test_state_of_a_step_that_is_gone_is_refused_until_it_is_let_go():
+    found = plan(history(*story()), (STEPS[0], NEW, STEPS[2]))
+    allowed = plan(history(*story()), (STEPS[0], NEW, STEPS[2]), allow_non_restored_state=True)
+
+    assert verdicts(found) == {"in": "kept", "new": "new", "out": "kept", "totals": "refused"}
+    assert "--allow-non-restored-state" in found.steps[3].reason
+    assert verdicts(allowed) == {"in": "kept", "new": "new", "out": "kept", "totals": "dropped"}
+    assert not allowed.is_refused
+
+
+def test_a_sink_that_is_gone_is_dropped_without_being_asked_for_and_its_open_output_is_published():
+    found = plan(history(*story()), STEPS[:2])
+
+    assert verdicts(found) == {"in": "kept", "totals": "kept", "out": "dropped"}
+    assert found.steps[2].reason == "the pipeline no longer has it, and it keeps nothing"
+    assert [item.uid for item in found.publish] == ["out"]
+    assert not found.is_refused
+
+
+def test_unions_have_no_uid_and_are_not_listed():
+    union = StepRecord(uid="union@in+other", role=StepRole.STEP)
+
+    assert verdicts(plan(history(*story()), (*STEPS, union))) == {"in": "kept", "totals": "kept", "out": "kept"}
+
+
+# ----------------------------------------------------------------------------------------------------- going back
+
+
+def test_a_rewind_lists_the_output_that_readers_see_again():
+    found = plan(history(*story()), checkpoint=1)
+
+    assert (found.rewind.to, found.rewind.left) == (1, 2)
+    assert found.rewind.again == (SeenAgain(uid="out", checkpoints=(2,), target="there", files=1, bytes=3),)
+    assert (found.restored.checkpoint, found.restored.names) == (1, ("before-v2",))
+    assert found.is_change
+
+
+def test_a_fresh_start_lists_all_output_and_says_if_more_was_published_than_the_log_still_names():
+    kept = plan(history(*story()), fresh=True)
+    trimmed = plan(history(CLAIM, at(8), at(9, 8, open=(output(9),), floor=7), first=7), fresh=True)
+
+    assert kept.rewind.again == (SeenAgain(uid="out", checkpoints=(1, 2), target="there", files=2, bytes=6),)
+    assert not kept.rewind.is_more_published
+    assert trimmed.rewind.is_more_published
+    assert verdicts(kept) == {"in": "new", "totals": "new", "out": "new"}
+
+
+def test_what_is_discarded_is_voided_and_nobody_sees_it_again():
+    found = plan(history(*story()), checkpoint=1, discard_unpublished=True)
+
+    assert found.publish == ()
+    assert [item.checkpoint for item in found.void] == [2]
+    assert (found.rewind.again, found.rewind.condemned) == ((), (2,))
+
+
+def test_output_of_an_aborted_checkpoint_is_that_of_the_one_that_carried_it():
+    found = history(CLAIM, at(0), at(1, 0), at(3, 1, open=(output(2), output(3))))
+
+    assert plan(found, checkpoint=1).rewind.again[0].checkpoints == (2, 3)
+    assert plan(history(CLAIM, at(0), at(3, 0, open=(output(2),)), at(4, 3)), checkpoint=3).rewind.again == ()
+
+
+def test_output_of_an_abandoned_timeline_is_seen_again_unless_it_was_discarded():
+    bodies = [CLAIM, at(0), at(1, 0, open=(output(1),)), rewind(0, 1), at(2, 0, open=(output(2),))]
+    discarded = [CLAIM, at(0), at(1, 0, open=(output(1),)), rewind(0, 1, discard=(output(1),), condemned=(1,))]
+
+    assert plan(history(*bodies), checkpoint=0).rewind.again[0].checkpoints == (1, 2)
+    assert plan(history(*discarded, at(2, 0)), checkpoint=0).rewind.again == ()
+
+
+def test_a_discard_that_would_condemn_a_savepoint_is_refused_as_a_whole():
+    found = plan(history(*story(), pin("keep", 2)), checkpoint=1, discard_unpublished=True)
+
+    assert found.is_refused
+    assert "would condemn checkpoints that have names: keep" in found.refused[0]
+    assert found.steps == ()
+
+
+# ----------------------------------------------------------------------------------------- sources, settings, warnings
+
+
+def test_what_sources_tell_is_shown_and_their_warnings_are_among_the_plans():
+    told = {"in": Waiting(rows=7, warnings=("retention is near",))}
+
+    found = plan(history(*story()), told=told)
+
+    assert (found.sources[0].waiting.rows, found.sources[0].resumes) == (7, True)
+    assert found.warnings == ("source 'in': retention is near",)
+
+
+def test_a_source_that_cannot_tell_says_why():
+    [source] = plan(history(*story()), told={"in": "the broker is away"}).sources
+
+    assert (source.waiting, source.unknown) == (None, "the broker is away")
+
+
+@pytest.mark.mission("D9")
+def test_settings_that_the_last_run_had_otherwise_are_shown_as_a_difference():
+    found = plan(history(*story()), settings={**SETTINGS, "retained": 5, "newer": 1})
+
+    assert [(each.name, each.before, each.now) for each in found.changed] == [("retained", 3, 5)]
+    assert found.is_change
+
+
+def test_settings_of_a_log_that_does_not_tell_them_are_not_known():
+    silent = replace(at(0), settings={})
+
+    assert plan(history(CLAIM, silent)).changed is None
+
+
+@pytest.mark.parametrize("name", ["checkpoint_timeout", "stop_timeout"])
+def test_a_time_out_that_checkpoints_of_late_would_not_have_kept_is_warned_of(name):
+    slow = history(CLAIM, at(0), at(1, 0, seconds=9))
+
+    [warning] = plan(slow, settings={"checkpoint_timeout": 60 * SECOND, name: 2 * SECOND}).warnings
+
+    assert warning.startswith(f"{name} is 2 seconds, and a checkpoint of late took 9.00 s: ")
+
+
+# ---------------------------------------------------------------------------------------- a start does what is planned
+
+uids = ["a", "b", "c", "d"]
+kinds = st.sampled_from(["", "window/1", "window/2"])
+records = st.builds(StepRecord, uid=st.sampled_from(uids), role=st.sampled_from(StepRole), kind=kinds)
+steps = st.lists(records, max_size=4, unique_by=lambda step: step.uid).map(tuple)
+
+
+@st.composite
+def checkpoints(draw, number, parent):
+    recorded = draw(steps)
+    held = [task for task in (draw(st.sampled_from([None, *_held(step.uid)])) for step in recorded) if task]
+    stray = draw(st.sampled_from([(), (TaskSnapshot(task="stray", state=_state(1)),)]))
+    items = draw(st.sampled_from([(), (output(number),), (output(number, "a"), output(number, "b"))]))
+    return at(number, parent, steps=recorded, tasks=(*held, *stray), open=items)
+
+
+def _state(layers):
+    return StateHandle(kind="window/1", schema="", layers=tuple(layer(f"l{n}") for n in range(layers)))
+
+
+def _held(uid):
+    yield counted(3, uid)
+    yield replace(keyed(layer("x")), task=uid)
+    yield TaskSnapshot(task=uid, state=_state(0))
+    yield wrote(task=uid)
+
+
+@st.composite
+def logs(draw):
+    bodies = [CLAIM]
+    for number in range(draw(st.integers(0, 3))):
+        bodies.append(draw(checkpoints(number, number - 1 if number else None)))
+        bodies += draw(st.sampled_from([[], [pin("p", number), unpin("q")], [Stopped(checkpoint=number, at=1)], [CLAIM]]))
+    return history(*bodies)
+
+
+beginnings = st.one_of(
+    st.builds(Beginning, allow_non_restored_state=st.booleans()),
+    st.builds(Beginning, fresh=st.just(True), discard_unpublished=st.booleans()),
+    st.builds(
+        Beginning, checkpoint=st.integers(0, 4), discard_unpublished=st.booleans(), allow_non_restored_state=st.booleans()
+    ),
+)
+
+
+@given(logs(), steps, beginnings)
+def test_a_start_does_what_the_plan_says(found, declared, begin):
+    planned = plan(
+        found,
+        declared,
+        fresh=begin.fresh,
+        checkpoint=begin.checkpoint,
+        discard_unpublished=begin.discard_unpublished,
+        allow_non_restored_state=begin.allow_non_restored_state,
+    )
+    try:
+        done = decide_recovery(
+            found,
+            declared,
+            at=0,
+            fresh=begin.fresh,
+            rewind_to=begin.checkpoint,
+            discard_unpublished=begin.discard_unpublished,
+            allow_non_restored_state=begin.allow_non_restored_state,
+        )
+    except (StateIncompatible, GraphError) as error:
+        assert planned.is_refused
+        told = [*planned.refused, *(step.reason for step in planned.steps if step.verdict is Verdict.REFUSED)]
+        assert any(error.args[0] in reason or "leave the state unused" in reason for reason in told)
+        return
+    by = {verdict: [step.uid for step in planned.steps if step.verdict is verdict] for verdict in Verdict}
+    assert not planned.is_refused
+    assert (planned.restored and planned.restored.checkpoint) == done.restored
+    assert by[Verdict.NEW] == (list(done.fresh) if done.restored is not None else [step.uid for step in declared])
+    assert sorted(by[Verdict.KEPT] + by[Verdict.MIGRATED]) == sorted(done.snapshots)
+    assert by[Verdict.MIGRATED] == [change.uid for change in done.changes]
+    assert set(done.dropped) <= set(by[Verdict.DROPPED])
+    assert not set(done.snapshots) & set(by[Verdict.DROPPED])
+    assert [(item.uid, item.checkpoint) for item in planned.publish] == [(o.uid, o.checkpoint) for o in done.commit]
+    assert [(item.uid, item.checkpoint) for item in planned.void] == [(o.uid, o.checkpoint) for o in done.void]
+    assert (planned.rewind is None) == (done.rewind is None)
