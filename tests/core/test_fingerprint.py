@@ -41,10 +41,7 @@ def digests(tmp_path, monkeypatch):
     def of(source):
         made.append(f"printed_{tmp_path.name.replace('-', '_')}_{len(made)}")
         (tmp_path / f"{made[-1]}.py").write_text(source)
-        return {
-            name.replace(made[-1], "shop"): digest
-            for name, digest in fingerprint(locate(f"{made[-1]}:orders").graph()).items()
-        }
+        return fingerprint(locate(f"{made[-1]}:orders").graph())
 
     return of
 
@@ -54,7 +51,7 @@ def changed(digests, old, new, source=SHOP):
     return moved(digests(source), digests(source.replace(old, new)))
 
 
-TAX = "'transform shop.add_tax(rate=3)' was changed"
+TAX = "'transform' was changed"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +62,8 @@ TAX = "'transform shop.add_tax(rate=3)' was changed"
         ("RATE = 2", "RATE = 4", [TAX]),
         ('{"a", "b"}', '{"a", "c"}', [TAX]),
         ("ps.rate.Source(10)", "ps.rate.Source(11)", ["'in' was changed"]),
-        ("value > 1", "value > 2", ["'out' was changed", "'where value > 2' is new", "'where value > 1' is gone"]),
+        ("value > 1", "value > 2", ["'where' was changed"]),
+        ("rate=3", "rate=4", [TAX]),
         ('"out"', '"sink"', ["'sink' is new", "'out' is gone"]),
     ],
 )

@@ -19,9 +19,8 @@ from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
-from penstock.graph.nodes import Graph, Keyed, Node, Origin, Read, Write
+from penstock.graph.nodes import Graph, Keyed, Node, Origin, Read, RowWise, Write
 from penstock.graph.parts import TableRef, is_column
-from penstock.graph.steps import title
 
 _LIBRARIES: Final = (
     str(Path(__file__).resolve().parent.parent) + "/",
@@ -31,7 +30,7 @@ _LIBRARIES: Final = (
 
 
 def fingerprint(graph: Graph) -> dict[str, str]:
-    """A digest for each step: by its uid, or what has none by what it does.
+    """A digest for each step: by its uid, or what has none by its verb.
 
     >>> import penstock as ps
     >>> def made(condition):
@@ -39,13 +38,13 @@ def fingerprint(graph: Graph) -> dict[str, str]:
     ...     p.read("numbers", ps.rate.Source(10)).where(condition).write("even", ps.console.Sink())
     ...     return fingerprint(p.graph())
     >>> list(made("value > 1"))
-    ['numbers', 'where value > 1', 'even']
+    ['numbers', 'where', 'even']
     >>> made("value > 1") == made("value > 1"), made("value > 1") == made("value > 2")
     (True, False)
     """
     names: dict[int, str] = {}
     for node in graph.nodes:
-        name = node.uid if isinstance(node, (Read, Keyed, Write)) else title(node)
+        name = _name(node)
         twins = sum(other == name or other.startswith(f"{name} #") for other in names.values())
         names[node.id] = f"{name} #{twins + 1}" if twins else name
     return {names[node.id]: _digest(node, names) for node in graph.nodes}
@@ -54,19 +53,30 @@ def fingerprint(graph: Graph) -> dict[str, str]:
 def moved(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """What is not the same any more, in words; empty if everything is.
 
-    >>> moved({"totals": "a", "out": "b"}, {"totals": "c", "where n > 1": "d"})
-    ["'totals' was changed", "'where n > 1' is new", "'out' is gone"]
+    >>> moved({"totals": "a", "out": "b"}, {"totals": "c", "where": "d"})
+    ["'totals' was changed", "'where' is new", "'out' is gone"]
     """
     changed = [f"'{name}' was changed" for name in now if name in before and before[name] != now[name]]
     new = [f"'{name}' is new" for name in now if name not in before]
     return [*changed, *new, *(f"'{name}' is gone" for name in before if name not in now)]
 
 
+def _name(node: Node) -> str:
+    match node:
+        case Read(uid=uid) | Keyed(uid=uid) | Write(uid=uid):
+            return uid
+        case RowWise(verb=verb):
+            return verb
+        case _:
+            return type(node).__name__
+
+
 def _digest(node: Node, names: Mapping[int, str]) -> str:
     told = {"type": type(node).__name__, "inputs": [[names[ref.node], ref.port] for ref in node.inputs]}
     seen = _Walk()
     rest = {field.name: getattr(node, field.name) for field in fields(node)}
-    values = {name: seen.of(value) for name, value in rest.items() if name not in ("id", "origin", "inputs")}
+    shown = ("id", "origin", "inputs", "text")  # the text of a step is for people, what it is made of is in ``build``
+    values = {name: seen.of(value) for name, value in rest.items() if name not in shown}
     return sha256(_text({**told, **values}).encode()).hexdigest()[:16]
 
 

@@ -1,0 +1,316 @@
+"""``penstock plan`` on logs made by hand: golden text and documents, exit codes, and that it changes nothing."""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from core.checkpoint_values import CLAIM, history, rewind
+from core.cli_kit import say
+from core.plan_kit import NOON, SHOP, at, module, story, tree, write_log
+from penstock.checkpoint import paths
+from penstock.checkpoint.entries import Stopped
+from penstock.cli.output import Output
+from penstock.cli.plan import PlanOptions, show_plan
+from penstock.errors import PlanOutdated, SettingsError
+from penstock.operate.plan_document import SCHEMA, read_plan, require_unmoved
+from penstock.settings import MODES
+from penstock.testing import ManualClock
+
+GOLDEN = Path(__file__).parent / "cli_golden"
+
+CHANGED = """\
+import penstock as ps
+
+
+@ps.pipeline("orders")
+def orders(p):
+    p.read("more", ps.files.Source("more", format="text")).write("lines", ps.console.Sink())
+    numbers = p.read("in", ps.rate.Source(10)).with_watermark("at", delay="1 second")
+    totals = numbers.group_by("value", ps.tumbling("1 minute")).agg("sums", ps.agg.count().alias("n"))
+    totals.write("again", ps.files.Sink("again"))
+"""
+"""Another step, another sink, and a source of files, beside what there was."""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in list(os.environ):
+        if name.startswith("PENSTOCK_"):
+            monkeypatch.delenv(name)
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "a.txt").write_text("one\ntwo\n")
+    write_log(tmp_path / "state", story(stopped=True))
+    return tmp_path
+
+
+def planned(folder, source=SHOP, *, lists_kept=False, as_json=False, **options):
+    """What it prints, and the exit code."""
+    out = io.StringIO()
+    code = show_plan(
+        PlanOptions(pipeline=f"{module(folder, source)}:orders", state="state", **options),
+        Output(out=out, err=io.StringIO()),
+        lists_kept=lists_kept,
+        as_json=as_json,
+        clock=ManualClock("2026-01-01T12:00:14Z"),
+    )
+    return code, out.getvalue()
+
+
+def shown(text, folder):
+    """The text without what differs from machine to machine, or with each release."""
+    text = text.replace(str(folder), "/shop")
+    text = re.sub(r'("code": \{)[^}]*\}', r"\1}", text)
+    return re.sub(r'("(?:tail_hash|log_id)": )"[0-9a-z-]+"', r'\1"…"', text)
+
+
+def golden(name, text):
+    place = GOLDEN / name
+    if os.environ.get("WRITE_GOLDEN"):
+        place.write_text(text)
+    assert text == place.read_text()
+
+
+CASES = {
+    "goes_on": ({}, SHOP, 2),
+    "changed": ({"allow_non_restored_state": True}, CHANGED, 2),
+    "refused": ({}, CHANGED, 65),
+    "back": ({"start_at": "before-v2"}, SHOP, 2),
+    "fresh": ({"fresh": True, "discard_unpublished": True}, SHOP, 2),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_text_and_the_document_say_the_same_golden_things(folder, case):
+    options, source, expected = CASES[case]
+    write_log(folder / "state", story())  # killed, with output that is open
+
+    code, text = planned(folder, source, lists_kept=case == "goes_on", **options)
+    again, document = planned(folder, source, as_json=True, **options)
+
+    assert (code, again) == (expected, expected)
+    golden(f"plan_{case}.out", shown(text, folder))
+    golden(f"plan_{case}.json", shown(document, folder))
+    assert json.loads(document)["schema"] == SCHEMA
+
+
+@pytest.mark.mission("D7")
+def test_a_pipeline_that_goes_on_as_it_was_ends_with_0(folder):
+    settings = {"checkpoint_every": "5s", "retained": 3}
+
+    code, text = planned(folder, settings=settings, lists_kept=True)
+
+    assert code == 0
+    assert text.splitlines()[0] == "orders: a start would restore checkpoint 2 (12 s old)"
+    assert text.splitlines()[-1] == "Plan: 0 new, 0 migrated, 0 dropped, 3 kept"
+
+
+def test_a_new_job_is_planned_without_making_its_folder(folder):
+    code, text = planned(folder, SHOP.replace('"orders"', '"others"'))
+
+    assert code == 2
+    assert text.splitlines()[0] == "others: a start would begin empty"
+    assert not (folder / "state" / "others").exists()
+
+
+@pytest.mark.parametrize("options", [[], ["--from", "1"], ["--fresh", "--discard-unpublished"], ["--json"]])
+def test_it_changes_nothing_and_loads_no_spark(folder, options):
+    write_log(folder / "state", story())
+    name = module(folder)
+    before = tree(folder / "state")
+    script = (
+        "import sys\nfrom penstock.cli.main import dispatch\nfrom penstock.cli.output import Output\n"
+        f"code = dispatch(['plan', {name + ':orders'!r}, '--state', 'state', *{options!r}], Output())\n"
+        "sys.exit(code != 2 or 'pyspark' in sys.modules)\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert tree(folder / "state") == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--from", "9"], 64, "checkpoint 9 is not in the log; restorable are: 0, 1, 2"),
+        (["--from", "befor-v2"], 64, "did you mean 'before-v2'?"),
+        (["--from", "1", "--fresh"], 64, "a start is either fresh or from '1': leave one of them out"),
+        (["--discard-unpublished"], 64, "only a start that goes back can discard what is not published"),
+        (["--retained", "0"], 64, "retained is 0"),
+        (["--out", "nowhere/plan.json"], 64, "--out nowhere/plan.json cannot be written"),
+    ],
+)
+def test_what_cannot_be_planned_is_said(folder, arguments, code, says):
+    said = say("plan", f"{module(folder)}:orders", "--state", "state", *arguments)
+
+    assert said.code == code
+    assert says in said.err
+
+
+def test_a_damaged_entry_is_named(folder):
+    path = folder / "state" / "orders" / paths.entry(4)
+    path.write_bytes(path.read_bytes()[:-9])
+
+    said = say("plan", f"{module(folder)}:orders", "--state", "state")
+
+    assert said.code == 65
+    assert "log/00000000000000000004.json" in said.err
+
+
+def test_a_directory_that_has_lost_its_log_is_refused(folder):
+    for path in (folder / "state" / "orders" / "log").iterdir():
+        path.unlink()
+    (folder / "state" / "orders" / "state" / "totals").mkdir(parents=True)
+    (folder / "state" / "orders" / "state" / "totals" / "part-0").write_bytes(b"x")
+
+    code, text = planned(folder)
+
+    assert code == 65
+    assert "the directory holds state/totals/part-0 but no log" in text
+
+
+def test_a_job_that_was_not_ended_in_order_is_said_to_be_so(folder):
+    write_log(folder / "state", story()[:-1])
+
+    _, text = planned(folder)
+
+    assert "process 7 on here (generation 0) had the job last and has not ended it in order" in text
+
+
+def test_a_job_that_runs_is_said_to_run(folder):
+    from penstock.job.here import here
+
+    write_log(folder / "state", [replace(CLAIM, host=here(), pid=os.getpid()), at(0)])
+
+    _, text = planned(folder)
+
+    assert f"the job runs: process {os.getpid()} on " in text
+
+
+def test_a_sink_that_gets_less_than_exactly_once_says_whose_doing_it_is(folder, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_MODE", MODES[1])
+    _, text = planned(folder, SHOP.replace("ps.console.Sink()", 'ps.files.Sink("out")'))
+
+    assert "files /shop/out (parquet): at-least-once, mode at-least-once gives no more" in shown(text, folder)
+
+
+# ---------------------------------------------------------------------------------------------------- carrying it out
+
+
+def saved(folder, source=SHOP, **options):
+    code, text = planned(folder, source, as_json=True, **options)
+    (folder / "plan.json").write_text(text)
+    return code
+
+
+def run(folder, source=SHOP, *more):
+    name = module(folder, source)
+    return say("run", f"{name}:orders", "--state", "state", "--no-parent", "--plan", "plan.json", *more)
+
+
+def test_a_plan_is_refused_once_the_log_has_moved_and_says_by_what(folder):
+    saved(folder)
+    write_log(folder / "state", [*story(stopped=True), CLAIM, rewind(1, 2), at(3, 1), Stopped(checkpoint=3, at=NOON)])
+
+    said = run(folder)
+
+    assert said.code == 65
+    assert "the log: entries after 5: a claim of process 7 on here, a rewind to checkpoint 1, checkpoint 3" in said.err
+
+
+def test_a_plan_is_refused_once_the_code_has_moved_and_names_the_steps(folder):
+    saved(folder)
+
+    said = run(folder, SHOP.replace("1 minute", "2 minutes"))
+
+    assert said.code == 65
+    assert "since the plan was made has moved the code: 'totals' was changed; plan again" in said.err
+
+
+def test_a_plan_is_refused_with_other_settings(folder):
+    saved(folder, settings={"checkpoint_every": "1s"})
+
+    said = run(folder)
+
+    assert said.code == 65
+    assert "the setting checkpoint_every: 1000000 was planned, it is 5000000" in said.err
+
+
+def test_a_plan_of_another_job_or_one_that_was_refused_is_not_run(folder):
+    assert saved(folder, CHANGED) == 65
+    refused = run(folder, CHANGED)
+    saved(folder)
+    other = run(folder, SHOP.replace('"orders"', '"others"'))
+
+    assert (refused.code, other.code) == (65, 65)
+    assert "the plan says that a start would be refused" in refused.err
+    assert "the plan is of job 'orders', not of 'others'" in other.err
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "--plan plan.json cannot be read"),
+        ("{", "plan.json is not a plan that penstock plan --out has written"),
+        ("[]", "plan.json is not a plan"),
+        ('{"schema": "penstock.plan/9"}', "plan.json is of schema 'penstock.plan/9'"),
+        ('{"schema": "penstock.plan/1"}', "plan.json is not a plan"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_refused_by_parent_and_child_alike(folder, content, says):
+    if content is not None:
+        (folder / "plan.json").write_text(content)
+    command = ["run", f"{module(folder)}:orders", "--state", "state", "--plan", "plan.json"]
+
+    for said in (say(*command), say(*command, "--no-parent")):
+        assert said.code == 64
+        assert says in said.err
+
+
+def test_a_plan_says_where_to_begin_and_the_command_line_does_not(folder):
+    saved(folder)
+
+    said = run(folder, SHOP, "--fresh")
+
+    assert said.code == 64
+    assert "give --plan without --fresh" in said.err
+
+
+def test_only_the_first_process_of_a_run_is_held_to_the_plan(folder):
+    from penstock.cli.planned import as_planned
+    from penstock.cli.run import RunOptions
+
+    saved(folder, fresh=True)
+    asked = RunOptions(pipeline="shop:orders", state="state", plan="plan.json")
+    later = as_planned(asked)
+
+    assert "--plan" in asked.command(fresh=False, take_over=False, traceback=False)
+    assert (later.plan, later.fresh) == (None, True)
+
+
+def test_the_claim_looks_again(folder):
+    text = planned(folder, as_json=True)[1]
+    plan = read_plan(text, "plan.json")
+    found = history(*story(stopped=True))
+
+    require_unmoved(plan, job="orders", history=found, settings=plan.settings, code=plan.code)
+
+    assert plan.log == found.mark
+    with pytest.raises(PlanOutdated, match="it is another one"):
+        other = replace(found, entries=tuple(replace(entry, log_id="log-2") for entry in found.entries))
+        require_unmoved(plan, job="orders", history=other, settings=plan.settings, code=plan.code)
+    with pytest.raises(PlanOutdated, match="it ends at entry 5, it ended at 5"):
+        require_unmoved(
+            plan, job="orders", history=replace(found, tail_hash="x"), settings=plan.settings, code=plan.code
+        )
+    with pytest.raises(SettingsError, match="is not a plan"):
+        read_plan("null", "plan.json")
+
