@@ -1,6 +1,7 @@
-"""Logs and pipelines that plans are made of: three checkpoints, a savepoint, output that is open, and code that moves."""
+"""Logs and pipelines that plans are made of: checkpoints, a savepoint, output that is open, code that moves."""
 
 import re
+import shutil
 from dataclasses import replace
 
 from core.checkpoint_values import CLAIM, entries, keyed, layer, manifest, output, pin, wrote
@@ -59,7 +60,8 @@ def story(*, stopped=False):
 
 
 def write_log(state, bodies):
-    """The log in a state folder, as its owners would have written it."""
+    """The log in a state folder, as its owners would have written it; in place of the one that is there."""
+    shutil.rmtree(state / "orders", ignore_errors=True)
     for entry in entries(*bodies):
         path = state / entry.job / paths.entry(entry.number)
         path.parent.mkdir(parents=True, exist_ok=True)

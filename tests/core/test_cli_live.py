@@ -2,6 +2,7 @@
 
 import io
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -85,6 +86,17 @@ def test_a_run_reads_as_plain_lines():
         "12:00:05 restarting in 1.5 s: a Spark job failed",
         "orders: stopped · 1,204 rows read · 12 written · 4 late · 2 checkpoints",
     ]
+
+
+def test_the_header_says_how_old_the_checkpoint_is_and_what_is_not_simply_taken_over():
+    fact = replace(
+        started(restored=41, published=2), age_ms=12_400, new=("dedup",), migrated=("totals",), dropped=("x",)
+    )
+
+    assert lines_of(fact) == (
+        "orders: restoring from checkpoint 41 (12 s old) · new dedup · migrated totals · dropped x · generation 7 · "
+        "published 2 outputs that the log held open\n"
+    )
 
 
 def test_an_empty_start_says_so():

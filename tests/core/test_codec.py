@@ -89,6 +89,7 @@ bodies = st.one_of(
         condemned_files=some(texts),
         deleted=st.integers(min_value=-1, max_value=2**40),
         floor=numbers,
+        settings=st.dictionaries(texts, details, max_size=3),
     ),
 )
 any_entry = st.builds(
@@ -115,6 +116,7 @@ RICH = manifest(
     fulfils=("r",),
     condemned=(1,),
     condemned_files=("state/totals/0/a",),
+    settings={"retained": 3, "mode": "exactly-once", "stop_timeout": None},
 )
 BODIES = [
     CLAIM,
@@ -176,6 +178,15 @@ def test_any_flipped_bit_at_any_offset_is_noticed(body):
             data[offset] ^= 1 << bit
 
 
+def test_a_manifest_of_before_settings_were_recorded_is_read_and_written_as_it_was():
+    [entry] = entries(manifest(1))
+    data = encode(entry)
+
+    assert b"settings" not in data
+    assert decode(data, 0).body.settings == {}
+    assert encode(decode(data, 0)) == data
+
+
 def test_an_entry_under_another_number_is_refused():
     [entry] = entries(CLAIM)
 
@@ -217,6 +228,7 @@ WRONG = [
     (("body", "tasks", 0, "watermarks"), ["x"], r"\.watermarks\[0\]: must be a whole number, is 'x'"),
     (("body", "tasks", 1, "state", "layers", 0, "files", 0, "length"), -3, r"\.length: must be a whole number from 0"),
     (("body", "open", 0, "uid"), 5, r"\.body\.open\[0\]\.uid: must be a string, is 5 \(int\)"),
+    (("body", "settings"), [], r"\.body\.settings: must be an object, is \[\] \(list\)"),
     (("body", "fulfils"), [None], r"\.body\.fulfils\[0\]: must be a string"),
     (("body", "pins", 0, "expires"), "soon", r"\.body\.pins\[0\]\.expires: must be a whole number, is 'soon'"),
     (("body", "steps", 0, "note"), "x" * 90, r"\.body\.steps\[0\]: unknown field 'note' with value 'x{59}…"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -23,11 +23,10 @@ from penstock.settings import is_duration, read_settings
 if TYPE_CHECKING:
     from penstock.cli.output import Output
     from penstock.handles import Json
-    from penstock.operate.plan import SourcePlan, StartPlan
+    from penstock.operate.plan import SinkPlan, SourcePlan, StartPlan
     from penstock.operate.plan_outputs import OutputPlan
     from penstock.operate.plan_steps import StepPlan
     from penstock.runtime.clock import Clock
-    from penstock.sources.base import Waiting
 
 MARKS: Final = {
     Verdict.NEW: "+",
@@ -115,12 +114,16 @@ def lines(found: StartPlan, *, lists_kept: bool = False) -> Iterator[Text]:
     """The plan for people, line by line."""
     yield Text(_first(found), style="bold")
     for title, section in (
-        ("Steps  " + "  ".join(f"{mark} {verdict.value}" for verdict, mark in MARKS.items()), _steps(found, lists_kept)),
+        (
+            "Steps  " + "  ".join(f"{mark} {verdict.value}" for verdict, mark in MARKS.items()),
+            _steps(found, lists_kept),
+        ),
         ("Sources", _sources(found)),
         ("Published before the sources start", _outputs(found.publish)),
         ("Voided before the sources start, never published", _outputs(found.void)),
+        ("Given up for good", _given_up(found)),
         ("Readers see again", _again(found)),
-        ("Sinks", [f"{each.uid}  {each.describe}: {_guarantee(each.guarantee, each.because)}" for each in found.sinks]),
+        ("Sinks", _aligned((each.uid, f"{each.describe}: {_guarantee(each)}") for each in found.sinks)),
         ("Settings that differ from the last run's", _settings(found)),
         ("Warnings", found.warnings),
         ("Refused", found.refused),
@@ -145,14 +148,24 @@ def summary(found: StartPlan) -> str:
 
 def _first(found: StartPlan) -> str:
     restored = found.restored
+    if found.refused:
+        return f"{found.job}: a start would be refused"
+    refused = "would be refused; else it " if found.is_refused else ""
     if restored is None:
         beside = " beside the state that is there" if found.rewind is not None else ""
-        return f"{found.job}: a start would begin empty{beside}"
+        return f"{found.job}: a start {refused}would begin empty{beside}"
     kind = "" if restored.kind == "periodic" else f", {restored.kind}"
     names = f", {', '.join(restored.names)}" if restored.names else ""
     old = age(max(0, found.at - restored.completed) / 1_000)
     back = "go back to" if found.rewind is not None else "restore"
-    return f"{found.job}: a start would {back} checkpoint {restored.checkpoint} ({old} old{kind}{names})"
+    return f"{found.job}: a start {refused}would {back} checkpoint {restored.checkpoint} ({old} old{kind}{names})"
+
+
+def _aligned(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Rows of which the first part is as wide as the widest."""
+    held = list(rows)
+    wide = max((len(name) for name, _ in held), default=0)
+    return (f"{name:<{wide}}  {text}" for name, text in held)
 
 
 def _steps(found: StartPlan, lists_kept: bool) -> Iterator[Text]:
@@ -178,11 +191,15 @@ def _held(step: StepPlan) -> str:
 
 
 def _sources(found: StartPlan) -> Iterator[str]:
+    rows = []
     for source in found.sources:
         where = "goes on" if source.resumes else "begins at its start"
-        yield f"{source.uid}  {source.describe}: {where}, {_waiting(source)}"
+        rows.append((source.uid, f"{source.describe}: {where}, {_waiting(source)}"))
+    for source, row in zip(found.sources, _aligned(rows), strict=True):
+        yield row
         if source.waiting is not None:
-            yield from _partitions(source.waiting)
+            ends = source.waiting.partitions.items()
+            yield from (f"  {text}" for text in _aligned((name, f"{at:,} → {end:,}") for name, (at, end) in ends))
 
 
 def _waiting(source: SourcePlan) -> str:
@@ -193,41 +210,58 @@ def _waiting(source: SourcePlan) -> str:
     if waiting.rows is not None:
         parts.append(f"at most {count(waiting.rows, 'row')}" if waiting.rows else "no row")
     if waiting.files is not None:
-        parts.append(f"{count(waiting.files, 'file')}, {size(waiting.bytes or 0)}" if waiting.files else "no file")
+        parts.append(_files(waiting.files, waiting.bytes or 0) if waiting.files else "no file")
     return f"{' and '.join(parts)} waiting"
 
 
-def _partitions(waiting: Waiting) -> Iterator[str]:
-    wide = max((len(name) for name in waiting.partitions), default=0)
-    for name, (position, end) in waiting.partitions.items():
-        yield f"  {name:<{wide}}  {position:,} → {end:,}"
+def _outputs(items: Sequence[OutputPlan]) -> Iterator[str]:
+    return _aligned(
+        (item.uid, f"checkpoint {item.checkpoint}: {_files(item.files, item.bytes)} → {item.target}") for item in items
+    )
 
 
-def _outputs(items: tuple[OutputPlan, ...]) -> Iterator[str]:
-    for item in items:
-        yield (
-            f"{item.uid}  checkpoint {item.checkpoint}: {count(item.files, 'file')}, {size(item.bytes)} → {item.target}"
-        )
+def _files(files: int, bytes: int) -> str:
+    return f"{count(files, 'file')}, {size(bytes)}"
+
+
+def _given_up(found: StartPlan) -> Iterator[str]:
+    """What can never be had again after a rewind."""
+    rewind = found.rewind
+    if rewind is not None and rewind.condemned:
+        yield f"{_checkpoints(rewind.condemned)}: discarding condemns what was built on it"
+    if rewind is not None and rewind.lost:
+        yield f"{_numbers('entry', 'entries', rewind.lost)} of the log, which cannot be read"
 
 
 def _again(found: StartPlan) -> Iterator[str]:
     rewind = found.rewind
     if rewind is None:
         return
-    for each in rewind.again:
-        ids = ", ".join(map(str, each.checkpoints))
-        yield f"{each.uid}  output of checkpoints {ids}: {count(each.files, 'file')}, {size(each.bytes)} in {each.target}"
+    yield from _aligned(
+        (each.uid, f"output of {_checkpoints(each.checkpoints)}: {_files(each.files, each.bytes)} in {each.target}")
+        for each in rewind.again
+    )
     if rewind.is_more_published:
         yield "and what was published for checkpoints that the log no longer names"
 
 
-def _guarantee(guarantee: str, because: str) -> str:
-    return f"{guarantee}, {because}" if because else guarantee
+def _checkpoints(ids: Sequence[int]) -> str:
+    return _numbers("checkpoint", "checkpoints", ids)
+
+
+def _numbers(one: str, several: str, numbers: Sequence[int]) -> str:
+    return f"{one if len(numbers) == 1 else several} {', '.join(map(str, numbers))}"
+
+
+def _guarantee(sink: SinkPlan) -> str:
+    return f"{sink.guarantee}, {sink.because}" if sink.because else sink.guarantee
 
 
 def _settings(found: StartPlan) -> Iterator[str]:
-    for change in found.changed or ():
-        yield f"{change.name}  {_setting(change.name, change.before)} → {_setting(change.name, change.now)}"
+    return _aligned(
+        (change.name, f"{_setting(change.name, change.before)} → {_setting(change.name, change.now)}")
+        for change in found.changed or ()
+    )
 
 
 def _setting(name: str, value: Json) -> str:

@@ -31,9 +31,7 @@ def as_planned(options: RunOptions) -> RunOptions:
     if begin.checkpoint is not None or begin.discard_unpublished:
         msg = "a plan that goes back to a checkpoint cannot be run: rewind to it, plan again without --from, run that"
         raise UsageError(msg)
-    return replace(
-        options, plan=None, fresh=begin.fresh, allow_non_restored_state=begin.allow_non_restored_state
-    )
+    return replace(options, plan=None, fresh=begin.fresh, allow_non_restored_state=begin.allow_non_restored_state)
 
 
 def read_saved(options: RunOptions) -> SavedPlan:
@@ -64,7 +62,5 @@ def expected(options: RunOptions, graph: Graph, settings: Settings) -> LogMark:
 
     saved = read_saved(options)
     history = read_log(graph.name, options.state, past_unreadable=saved.beginning.fresh)
-    require_unmoved(
-        saved, job=graph.name, history=history, settings=asdict(settings), code=fingerprint(graph)
-    )
+    require_unmoved(saved, job=graph.name, history=history, settings=asdict(settings), code=fingerprint(graph))
     return saved.log

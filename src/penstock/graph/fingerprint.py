@@ -146,7 +146,9 @@ class _Walk:
         return ["function", self._code(function.__code__, function.__globals__), *given]
 
     def _code(self, code: CodeType, module: Mapping[str, object]) -> object:
-        constants = [self._code(each, module) if isinstance(each, CodeType) else self.of(each) for each in code.co_consts]
+        constants = [
+            self._code(each, module) if isinstance(each, CodeType) else self.of(each) for each in code.co_consts
+        ]
         used = {name: self._used(module[name]) for name in sorted(code.co_names) if name in module}
         names = [*code.co_names, "|", *code.co_varnames, "|", *code.co_freevars]
         return [code.co_code.hex(), names, constants, used]

@@ -1,4 +1,4 @@
-"""A plan as a JSON document, for scripts and to be carried out later; and whether what it was made from has moved since.
+"""A plan as a JSON document, for scripts and to be carried out later; and whether what it was made from has moved.
 
 The document has no secrets: of connectors it holds what they say of themselves, of code digests only.
 """

@@ -161,9 +161,7 @@ def _named(steps: Iterable[StepRecord]) -> Iterator[StepRecord]:
     return (step for step in steps if not step.uid.startswith("union@"))
 
 
-def _declared(
-    deciding: Deciding, step: StepRecord, target: Manifest | None, snapshot: TaskSnapshot | None
-) -> StepPlan:
+def _declared(deciding: Deciding, step: StepRecord, target: Manifest | None, snapshot: TaskSnapshot | None) -> StepPlan:
     rows, size = _held(snapshot)
     made = StepPlan(
         uid=step.uid, role=step.role.value, kind=step.kind, verdict=Verdict.KEPT, reason="", rows=rows, bytes=size
@@ -192,7 +190,13 @@ def _gone(
     for step in _named(recorded.get(uid, StepRecord(uid=uid, role=StepRole.STEP)) for uid in gone):
         rows, size = _held(found[step.uid])
         made = StepPlan(
-            uid=step.uid, role=step.role.value, kind=step.kind, verdict=Verdict.DROPPED, reason="", rows=rows, bytes=size
+            uid=step.uid,
+            role=step.role.value,
+            kind=step.kind,
+            verdict=Verdict.DROPPED,
+            reason="",
+            rows=rows,
+            bytes=size,
         )
         if step.uid not in held:
             yield _with(made, Verdict.DROPPED, "the pipeline no longer has it, and it keeps nothing")

@@ -1,7 +1,7 @@
-"""Gathers what a plan of a start is decided from: the log, the pipeline, what its sources say. Changes nothing anywhere.
+"""Gathers what a plan of a start is decided from: the log, the pipeline, what its sources say. Changes nothing.
 
-The state directory is only read, and no Spark session is made. Whether another process runs the job is judged by the log
-and by process numbers; nobody is asked.
+The state directory is only read, and no Spark session is made. Whether another process runs the job is judged by the
+log and by process numbers; nobody is asked.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from penstock.graph.nodes import Graph
     from penstock.handles import Position
+    from penstock.ids import CheckpointId
     from penstock.operate.plan import Told
     from penstock.settings import Settings
 
@@ -109,9 +110,7 @@ def facts_of(graph: Graph, settings: Settings) -> PipelineFacts:
             best, part = weakest(graph, node, Guarantee(settings.mode))
             is_best = best is Guarantee.EXACTLY_ONCE
             because = "" if is_best else f"{part} gives no more"
-            sinks.append(
-                SinkPlan(uid=node.uid, describe=node.sink.describe(), guarantee=best.value, because=because)
-            )
+            sinks.append(SinkPlan(uid=node.uid, describe=node.sink.describe(), guarantee=best.value, because=because))
     return PipelineFacts(
         job=graph.name,
         steps=step_records(plan_tasks(graph)),
@@ -155,7 +154,7 @@ def _read(job: str, state: str | Path, *, past_unreadable: bool) -> tuple[Histor
     return history, ()
 
 
-def _checkpoint(history: History, job: str, text: str) -> int:
+def _checkpoint(history: History, job: str, text: str) -> CheckpointId:
     if history.is_empty:
         msg = f"job {job!r} has no state, so there is no checkpoint {text!r} to start from"
         raise UnknownName(msg)

@@ -63,7 +63,7 @@ def compare(source: Source, progress: Progress, topics: Topics, *, resumed: bool
 
 
 def _near_the_edge(progress: Progress, topics: Topics, waiting: frozenset[TopicPartition]) -> Iterator[str]:
-    """Partitions whose retention is close behind the position: it has deleted before, and most of what is left waits."""
+    """Partitions whose retention is close behind the position: it has deleted before, most of what is left waits."""
     for at in sorted(waiting):
         extent = topics[at.topic].partitions[at.partition]
         behind, kept = progress.next[at] - extent.earliest, extent.latest - extent.earliest
