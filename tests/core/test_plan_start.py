@@ -16,6 +16,7 @@ from penstock.handles import StateHandle, TaskSnapshot
 from penstock.operate.plan import PipelineFacts, plan_start
 from penstock.operate.plan_outputs import SeenAgain
 from penstock.operate.plan_steps import Beginning, Deciding, Verdict, route
+from penstock.operate.rewinding import consequences
 from penstock.sources.base import Waiting
 
 NEW = StepRecord(uid="new", role=StepRole.STEP, kind="dedup/1")
@@ -128,16 +129,22 @@ def test_what_is_discarded_is_voided_and_nobody_sees_it_again():
 def test_output_of_an_aborted_checkpoint_is_that_of_the_one_that_carried_it():
     found = history(CLAIM, at(0), at(1, 0), at(3, 1, open=(output(2), output(3))))
 
-    assert plan(found, checkpoint=1).rewind.again[0].checkpoints == (2, 3)
+    again = plan(found, checkpoint=1).rewind.again[0]
+    assert (again.checkpoints, again.files) == ((3,), 2)
     assert plan(history(CLAIM, at(0), at(3, 0, open=(output(2),)), at(4, 3)), checkpoint=3).rewind.again == ()
 
 
-def test_output_of_an_abandoned_timeline_is_seen_again_unless_it_was_discarded():
-    bodies = [CLAIM, at(0), at(1, 0, open=(output(1),)), rewind(0, 1), at(2, 0, open=(output(2),))]
-    discarded = [CLAIM, at(0), at(1, 0, open=(output(1),)), rewind(0, 1, discard=(output(1),), condemned=(1,))]
+def test_the_rewind_command_says_the_same():
+    for target in (0, 1, None):
+        planned = plan(history(*story()), fresh=target is None, checkpoint=target).rewind
+        told = consequences(history(*story()), target)
+        assert {each.uid: each.checkpoints for each in planned.again} == dict(told.again)
 
-    assert plan(history(*bodies), checkpoint=0).rewind.again[0].checkpoints == (1, 2)
-    assert plan(history(*discarded, at(2, 0)), checkpoint=0).rewind.again == ()
+
+def test_output_that_is_not_of_the_timeline_that_is_left_was_seen_again_before():
+    bodies = [CLAIM, at(0), at(1, 0, open=(output(1),)), rewind(0, 1), at(2, 0, open=(output(2),))]
+
+    assert plan(history(*bodies), checkpoint=0).rewind.again[0].checkpoints == (2,)
 
 
 def test_a_discard_that_would_condemn_a_savepoint_is_refused_as_a_whole():

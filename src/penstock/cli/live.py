@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from rich.live import Live
 from rich.text import Text
 
-from penstock.cli.words import clock_time, count, event_time, size
+from penstock.cli.words import age, clock_time, count, event_time, size
 from penstock.facts import (
     BatchDone,
     CheckpointCompleted,
@@ -108,7 +108,7 @@ class LiveOutput:
     def _started(self, fact: JobStarted) -> None:
         how = "starting empty" if fact.restored is None else f"restoring from checkpoint {fact.restored}"
         if fact.age_ms is not None:
-            how += f" ({age(fact.age_ms)} old)"
+            how += f" ({age(round(fact.age_ms * 1_000))} old)"
         named = {"new": fact.new, "migrated": fact.migrated, "dropped": fact.dropped}
         told = [f"{what} {', '.join(uids)}" for what, uids in named.items() if uids]
         parts = [f"{self._job}: {how}", *told, f"generation {fact.generation}"]

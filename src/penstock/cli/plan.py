@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 from rich.text import Text
 
 from penstock.cli.exits import ExitCode, UsageError
-from penstock.cli.live import age, count, size
 from penstock.cli.locate import locate
 from penstock.cli.run import run_settings
+from penstock.cli.words import age, count, size
 from penstock.durations import format_duration
 from penstock.operate.plan_document import document
 from penstock.operate.plan_steps import Verdict
@@ -156,7 +156,7 @@ def _first(found: StartPlan) -> str:
         return f"{found.job}: a start {refused}would begin empty{beside}"
     kind = "" if restored.kind == "periodic" else f", {restored.kind}"
     names = f", {', '.join(restored.names)}" if restored.names else ""
-    old = age(max(0, found.at - restored.completed) / 1_000)
+    old = age(found.at - restored.completed)
     back = "go back to" if found.rewind is not None else "restore"
     return f"{found.job}: a start {refused}would {back} checkpoint {restored.checkpoint} ({old} old{kind}{names})"
 

@@ -178,7 +178,7 @@ def plan_start(
         beginning=way.deciding.beginning,
         at=at,
         publish=outputs(bare.commit) if bare else (),
-        rewind=rewinding(history, bare.rewind) if bare and bare.rewind else None,
+        rewind=rewinding(history, bare.rewind, bare.void) if bare and bare.rewind else None,
         void=outputs(bare.void) if bare else (),
         restored=_restored(history, way.target),
         steps=way.steps,

@@ -9,6 +9,7 @@ from penstock.checkpoint.entries import FIRST, Rewind
 from penstock.checkpoint.history import History
 from penstock.handles import Committable
 from penstock.ids import CheckpointId, EntryNumber
+from penstock.operate.rewinding import seen_again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ class SeenAgain:
 
     Attributes:
         uid: of the sink.
-        checkpoints: whose output it is: the epochs.
+        checkpoints: with which it came into the log: the epochs, as ``penstock rewind`` names them.
         target: where it went.
         files: how many.
         bytes: of them.
@@ -87,57 +88,30 @@ def outputs(items: Sequence[Committable]) -> tuple[OutputPlan, ...]:
     )
 
 
-def rewinding(history: History, rewind: Rewind) -> RewindPlan:
-    """What going back there means for readers (rule R2, hole 16)."""
+def rewinding(history: History, rewind: Rewind, voided: Sequence[Committable]) -> RewindPlan:
+    """What going back there means for readers (rule R2, hole 16).
+
+    Args:
+        history: the log.
+        rewind: the entry.
+        voided: what is never published: discarded by this entry or by one before.
+    """
+    again = seen_again(history, rewind.to, voided)
     return RewindPlan(
         to=rewind.to,
         left=rewind.left,
         condemned=rewind.condemned,
         lost=rewind.lost,
-        again=seen_again(history, rewind),
+        again=tuple(_again(uid, found) for uid, found in again.items()),
         is_more_published=rewind.to is None and history.floor > FIRST,
     )
 
 
-def seen_again(history: History, rewind: Rewind) -> tuple[SeenAgain, ...]:
-    """By sink, the output published for checkpoints that are neither the target nor before it on its timeline.
-
-    What is open is published before the rewind, so it counts; what a rewind discards, this one or an earlier one, was
-    never seen.
-    """
-    kept = _timeline(history, rewind.to)
-    earlier = (entry.body.discard for entry in history.entries if isinstance(entry.body, Rewind))
-    never = {_name(item) for items in (rewind.discard, *earlier) for item in items}
-    first: dict[tuple[str, CheckpointId, str], tuple[CheckpointId, Committable]] = {}
-    for checkpoint, (_, manifest) in history.manifests.items():
-        for item in manifest.open:  # what an aborted checkpoint made is first held by a later one, and is its output
-            first.setdefault(_name(item), (checkpoint, item))
-    by_sink: dict[str, list[Committable]] = {}
-    for name, (holder, item) in first.items():
-        if holder not in kept and name not in never:
-            by_sink.setdefault(item.uid, []).append(item)
-    return tuple(_again(uid, items) for uid, items in sorted(by_sink.items()))
-
-
-def _again(uid: str, items: Sequence[Committable]) -> SeenAgain:
+def _again(uid: str, found: Sequence[tuple[CheckpointId, Committable]]) -> SeenAgain:
     return SeenAgain(
         uid=uid,
-        checkpoints=tuple(sorted({item.checkpoint for item in items})),
-        target=items[-1].target,
-        files=sum(len(item.files) for item in items),
-        bytes=sum(file.length for item in items for file in item.files),
+        checkpoints=tuple(dict.fromkeys(checkpoint for checkpoint, _ in found)),
+        target=found[-1][1].target,
+        files=sum(len(item.files) for _, item in found),
+        bytes=sum(file.length for _, item in found for file in item.files),
     )
-
-
-def _timeline(history: History, to: CheckpointId | None) -> frozenset[CheckpointId]:
-    """The target and all that it was built on, as far as the log has it."""
-    found: set[CheckpointId] = set()
-    while to is not None and to not in found:
-        found.add(to)
-        to = history.manifests[to][1].parent if to in history.manifests else None
-    return frozenset(found)
-
-
-def _name(item: Committable) -> tuple[str, CheckpointId, str]:
-    """What tells one committable from another: a sink may hand over several for one checkpoint."""
-    return item.uid, item.checkpoint, item.files[0].path if item.files else repr(item.detail)

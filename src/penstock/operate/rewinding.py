@@ -43,6 +43,7 @@ def consequences(history: History, to: CheckpointId | None, *, discard_unpublish
     """
     entry = plan_rewind(history, to, at=WallTime(0), discard_unpublished=discard_unpublished)
     voided = (*history.to_void, *entry.discard)
+    again = seen_again(history, to, voided)
     return Consequences(
         to=entry.to,
         left=entry.left,
@@ -50,21 +51,22 @@ def consequences(history: History, to: CheckpointId | None, *, discard_unpublish
         void=voided,
         condemned=entry.condemned,
         lost=entry.lost,
-        again=_seen_again(history, to, voided),
+        again={uid: tuple(dict.fromkeys(key for key, _ in found)) for uid, found in again.items()},
     )
 
 
-def _seen_again(
+def seen_again(
     history: History, to: CheckpointId | None, voided: Sequence[Committable]
-) -> Mapping[str, tuple[CheckpointId, ...]]:
-    """By sink, the epochs on the way from here back to where both timelines were one."""
-    found: dict[str, list[CheckpointId]] = {}
+) -> Mapping[str, Sequence[tuple[CheckpointId, Committable]]]:
+    """By sink, the output of each epoch on the way from here back to where both timelines were one."""
+    found: dict[str, list[tuple[CheckpointId, Committable]]] = {}
     kept = frozenset(_line(history, to))
     for checkpoint in reversed(_line(history, restore_point_of(history))):
         if checkpoint not in kept:
-            for uid in sorted({item.uid for item in _made_by(history, checkpoint) if item not in voided}):
-                found.setdefault(uid, []).append(checkpoint)
-    return {uid: tuple(ids) for uid, ids in sorted(found.items())}
+            for item in _made_by(history, checkpoint):
+                if item not in voided:
+                    found.setdefault(item.uid, []).append((checkpoint, item))
+    return dict(sorted(found.items()))
 
 
 def restore_point_of(history: History) -> CheckpointId | None:
