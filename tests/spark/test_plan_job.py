@@ -1,0 +1,125 @@
+"""A plan of a real job: the run that carries it out does what it says, and none does once the log has moved."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import penstock as ps
+from core.cli_kit import say
+from core.plan_kit import tree
+from penstock.cli.locate import locate
+from penstock.cli.planned import expected
+from penstock.cli.run import RunOptions, run_settings
+from penstock.errors import StateDirectoryRefused
+from penstock.facts import JobStarted
+from penstock.operate.planning import plan
+from penstock.settings import read_settings
+from spark.job_kit import Watch, drop, published
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+ROOT = Path(__file__).parents[2]
+
+V1 = """\
+import penstock as ps
+
+
+@ps.pipeline("shop")
+def shop(p):
+    orders = p.read("orders", ps.files.Source("in", format="json", schema="user STRING, amount LONG, at TIMESTAMP"))
+    timed = orders.with_watermark("at", delay="0 seconds")
+    totals = timed.group_by("user", ps.tumbling("1 minute")).agg("totals", ps.agg.sum("amount").alias("amount"))
+    totals.write("totals-out", ps.files.Sink("out", format="json"))
+    orders.write("archive", ps.files.Sink("archive", format="json"))
+"""
+
+V2 = V1.replace('    orders.write("archive", ps.files.Sink("archive", format="json"))\n', "") + (
+    '    counts = timed.group_by("user", ps.tumbling("1 minute")).agg("counts", ps.agg.count().alias("n"))\n'
+    '    counts.write("counts-out", ps.files.Sink("counts", format="json"))\n'
+)
+"""A new step with a sink of its own; the archive is given up."""
+
+
+def order(minute: int, user: str = "u1", amount: int = 1) -> dict[str, object]:
+    return {"user": user, "amount": amount, "at": f"2026-01-01T00:{minute:02}:00Z"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan_shop_v1.py").write_text(V1)
+    (tmp_path / "plan_shop_v2.py").write_text(V2)
+    drop(tmp_path / "in", "a.json", [order(0), order(1, amount=2), order(2)])
+    return tmp_path
+
+
+@pytest.mark.mission("D7")
+def test_a_run_does_what_was_planned_and_is_refused_once_the_log_has_moved(spark: SparkSession, folder: Path) -> None:
+    settings = run_settings({})
+    ps.Job(locate("plan_shop_v1:shop"), state="state", spark=spark, **settings).run(until="caught-up")
+    drop(folder / "in", "b.json", [order(3), order(4)])
+    before = tree(folder / "state")
+
+    said = say("plan", "plan_shop_v2:shop", "--state", "state", "--out", "plan.json")
+
+    assert tree(folder / "state") == before
+    assert said.code == 2
+    assert said.out.splitlines()[-1] == "Plan: 2 new, 0 migrated, 1 dropped, 3 kept"
+    saved = json.loads((folder / "plan.json").read_text())
+    assert {step["uid"]: step["verdict"] for step in saved["steps"]} == {
+        "orders": "kept",
+        "totals": "kept",
+        "totals-out": "kept",
+        "counts": "new",
+        "counts-out": "new",
+        "archive": "dropped",
+    }
+    assert saved["sources"][0]["waiting"]["files"] == 1
+    assert saved["changed_settings"] == []
+    assert [sink["guarantee"] for sink in saved["sinks"]] == ["exactly-once", "exactly-once"]
+
+    asked = RunOptions(pipeline="plan_shop_v2:shop", state="state", plan="plan.json")
+    definition, watch = locate("plan_shop_v2:shop"), Watch()
+    mark = expected(asked, definition.graph(), read_settings(settings))
+    ps.Job(definition, state="state", spark=spark, expect=mark, listener=watch, **settings).run(until="caught-up")
+
+    started = watch.of(JobStarted)[0]
+    assert (started.restored, started.new) == (saved["restore"]["checkpoint"], ("counts", "counts-out"))
+    assert started.age_ms >= 0
+    rows = [(row["user"], row["amount"]) for row in published(folder / "out")]
+    assert rows == [("u1", 1), ("u1", 2), ("u1", 1), ("u1", 1)], "each window once, over both versions"
+
+    late = say("run", "plan_shop_v2:shop", "--state", "state", "--no-parent", "--plan", "plan.json")
+    assert late.code == 65
+    assert f"since the plan was made has moved the log: entries after {saved['log']['tail']}: a claim of" in late.err
+    job = ps.Job(definition, state="state", spark=spark, expect=mark, **settings)
+    with pytest.raises(StateDirectoryRefused, match="the log has moved"):
+        job.run(until="caught-up")
+
+
+def test_the_example_of_the_docs_runs(spark: SparkSession, folder: Path) -> None:
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "plan.md").read_text(), flags=re.DOTALL)
+
+    exec(compile(code, "plan.md", "exec"), {"ps": ps, "spark": spark, "orders": locate("plan_shop_v1:shop")})
+
+    assert [row["user"] for row in published(folder / "out")] == ["u1", "u1"]
+
+
+def test_settings_of_a_run_are_in_its_checkpoints_and_the_next_start_takes_its_own(
+    spark: SparkSession, folder: Path
+) -> None:
+    ps.Job(locate("plan_shop_v1:shop"), state="state", spark=spark, retained=5).run(until="caught-up")
+
+    found = plan(locate("plan_shop_v1:shop").graph(), state="state", settings=read_settings({"retained": 2}))
+
+    assert [asdict(change) for change in found.changed or ()] == [{"name": "retained", "before": 5, "now": 2}]
+    assert (found.settings["retained"], found.is_change) == (2, True)
