@@ -21,7 +21,7 @@ def pending(request=None):
 
 
 def manifest(of, **rest):
-    return of.manifest(parent=2, completed=9, steps=STEPS, open=(), pins=(), **rest)
+    return of.manifest(**{"parent": 2, "completed": 9, "steps": STEPS, "open": (), "pins": (), "settings": {}} | rest)
 
 
 def test_57_a_task_without_state_acknowledges_as_well_as_one_with_state():

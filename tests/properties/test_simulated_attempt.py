@@ -28,7 +28,9 @@ DECIDED = ("recovery", "owned")
 """Of what the claim and the recovery have found the very same must be handed on."""
 
 ONLY_OF_THE_PRODUCT = {
-    "claim": {"past_unreadable"},  # a simulated driver does not begin with --fresh; the rewind tool does
+    # A simulated driver does not begin with --fresh; the rewind tool does. Nor does it carry out a saved plan.
+    "claim": {"past_unreadable", "expect"},
+    "JobStarted": {"settings"},
     "decide_recovery": {"fresh", "allow_non_restored_state"},  # the simulation gives these as a dictionary
 }
 
