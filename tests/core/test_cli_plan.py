@@ -275,13 +275,14 @@ def test_a_file_that_is_no_plan_is_refused_by_parent_and_child_alike(folder, con
         assert says in said.err
 
 
-def test_a_plan_says_where_to_begin_and_the_command_line_does_not(folder):
+@pytest.mark.parametrize("option", ["--fresh", "--allow-non-restored-state"])
+def test_the_command_line_may_say_no_more_of_where_to_begin_than_the_plan(folder, option):
     saved(folder)
 
-    said = run(folder, SHOP, "--fresh")
+    said = run(folder, SHOP, option)
 
     assert said.code == 64
-    assert "give --plan without --fresh" in said.err
+    assert f"{option} was not planned: leave it out" in said.err
 
 
 def test_only_the_first_process_of_a_run_is_held_to_the_plan(folder):

@@ -57,7 +57,7 @@ def test_57_an_abort_tells_the_tasks_and_whoever_asked_and_nobody_else():
 def test_57_only_a_request_with_a_name_is_pinned_beside_names_of_others():
     stop = Pin(name="end", checkpoint=3, at=9)
     assert manifest(pending(Request(request="r"))).pins == ()
-    named = pending(SAVE).manifest(parent=2, completed=9, steps=STEPS, open=(), pins=(stop,))
+    named = pending(SAVE).manifest(parent=2, completed=9, steps=STEPS, open=(), pins=(stop,), settings={})
     assert named.pins == (Pin(name="save", checkpoint=3, at=9, owner="me", request="r"), stop)
     assert (named.fulfils, named.kind, named.triggered) == (("r",), CheckpointKind.SAVEPOINT, 7)
 

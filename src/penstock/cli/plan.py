@@ -15,7 +15,7 @@ from penstock.cli.locate import locate
 from penstock.cli.run import run_settings
 from penstock.cli.words import age, count, size
 from penstock.durations import format_duration
-from penstock.operate.plan_document import document
+from penstock.operate.plan_document import SCHEMA, document
 from penstock.operate.plan_steps import Verdict
 from penstock.operate.planning import plan
 from penstock.settings import is_duration, read_settings
@@ -85,14 +85,14 @@ def show_plan(
         allow_non_restored_state=options.allow_non_restored_state,
         clock=clock,
     )
-    text = json.dumps(document(found), indent=2) + "\n"
+    told = document(found)
     if as_json:
-        output.out.file.write(text)
+        output.document(SCHEMA, **told)
     else:
         for line in lines(found, lists_kept=lists_kept):
             output.result(line)
     if out is not None:
-        _write(out, text)
+        _write(out, json.dumps({"schema": SCHEMA, **told}, indent=2, ensure_ascii=False) + "\n")
         output.note(f"penstock: written to {out}; penstock run {options.pipeline} --plan {out} carries it out")
     if found.is_refused:
         return ExitCode.REFUSED

@@ -20,18 +20,25 @@ def as_planned(options: RunOptions) -> RunOptions:
     """The options with which the plan was made, and none of a plan any more.
 
     Raises:
-        UsageError: there is no such file, or the command line says how to begin, too.
+        UsageError: there is no such file, or the command line says otherwise how to begin.
         SettingsError: it holds no plan.
     """
-    saved = read_saved(options)
-    if options.fresh or options.allow_non_restored_state:
-        msg = "the plan says where to begin and what to leave: give --plan without --fresh and its like, or plan again"
-        raise UsageError(msg)
-    begin = saved.beginning
+    begin = read_saved(options).beginning
+    _refuse_others(fresh=(options.fresh, begin.fresh))
+    _refuse_others(allow_non_restored_state=(options.allow_non_restored_state, begin.allow_non_restored_state))
     if begin.checkpoint is not None or begin.discard_unpublished:
         msg = "a plan that goes back to a checkpoint cannot be run: rewind to it, plan again without --from, run that"
         raise UsageError(msg)
     return replace(options, plan=None, fresh=begin.fresh, allow_non_restored_state=begin.allow_non_restored_state)
+
+
+def _refuse_others(**given: tuple[object, object]) -> None:
+    """Refuse what the command line says otherwise than the plan; what it leaves out is as was planned."""
+    for name, (here, planned) in given.items():
+        if here and here != planned:
+            option = f"--{name.replace('_', '-')}"
+            msg = f"{option} was not planned: leave it out, for the plan says where to begin, or plan again with it"
+            raise UsageError(msg)
 
 
 def read_saved(options: RunOptions) -> SavedPlan:

@@ -32,12 +32,11 @@ SHOWN: Final = 5
 
 
 def document(plan: StartPlan) -> dict[str, object]:
-    """The document. Times are microseconds since 1970, settings' durations microseconds."""
+    """The document's fields. Times are microseconds since 1970, settings' durations microseconds."""
     restored = plan.restored
     age = None if restored is None else max(0, plan.at - restored.completed) / 1_000_000
     verdict = "refused" if plan.is_refused else "changes" if plan.is_change else "no change"
     return {
-        "schema": SCHEMA,
         "job": plan.job,
         "verdict": verdict,
         "at": plan.at,
