@@ -189,7 +189,7 @@ def test_each_error_has_its_exit_code(error, code):
 
 
 def test_exit_codes_are_frozen_and_each_has_a_sentence_here_and_in_the_docs():
-    assert {code.value for code in ExitCode} == {0, 1, 2, 64, 65, 69, 70, 75, 130}
+    assert {code.value for code in ExitCode} == {0, 1, 2, 4, 64, 65, 69, 70, 75, 130}
     assert set(MEANINGS) == set(ExitCode)
     with pytest.raises(TypeError):
         MEANINGS[ExitCode.ENDED] = "?"

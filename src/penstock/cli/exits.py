@@ -40,6 +40,7 @@ class ExitCode(IntEnum):
     ENDED = 0
     FAILED = 1
     CHANGES = 2
+    BEHIND = 4
     USAGE = 64
     REFUSED = 65
     FENCED = 69
@@ -53,6 +54,7 @@ MEANINGS: Final[Mapping[ExitCode, str]] = MappingProxyType(
         ExitCode.ENDED: "It ended in order: for run, everything read is in a checkpoint and published.",
         ExitCode.FAILED: "It failed; the next start goes on from the last complete checkpoint.",
         ExitCode.CHANGES: "Of plan alone: a start would change something, and nothing refuses it.",
+        ExitCode.BEHIND: "Of lag alone: a source is further behind than --max-lag, or that cannot be known.",
         ExitCode.USAGE: "The command line or a setting is wrong; nothing was touched.",
         ExitCode.REFUSED: "The pipeline, or the state it should continue, was refused before anything was read.",
         ExitCode.FENCED: "Another process has this job, or has taken it over; this one published nothing more.",

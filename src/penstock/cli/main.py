@@ -10,7 +10,21 @@ from typing import Final, NoReturn
 from cyclopts import App, CycloptsError
 from cyclopts.help import PlainFormatter
 
-from penstock.cli.commands import checkpoints, demo, ending, plan, run, savepoint
+from penstock.cli.commands import (
+    checkpoint,
+    checkpoints,
+    demo,
+    ending,
+    gc,
+    lag,
+    late,
+    list_jobs,
+    plan,
+    run,
+    savepoint,
+    status,
+    verify,
+)
 from penstock.cli.commands.shared import Add, epilogue
 from penstock.cli.exits import ExitCode, UsageError
 from penstock.cli.output import Output
