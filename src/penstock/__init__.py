@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.graph.pipeline import Pipeline, PipelineDefinition, pipeline
     from penstock.graph.stream import Stream
     from penstock.job import Job, Report, get_or_create
+    from penstock.operate.shadow import shadow
     from penstock.operators import aggregates as agg
     from penstock.operators.windows import (
         count_window,
@@ -69,6 +70,7 @@ __all__ = [
     "pipeline",
     "rate",
     "session",
+    "shadow",
     "sliding",
     "testing",
     "tumbling",
@@ -103,6 +105,7 @@ _HOMES: Final = {
     "linger": "penstock.graph.pace",
     "pipeline": "penstock.graph.pipeline",
     "session": "penstock.operators.windows",
+    "shadow": "penstock.operate.shadow",
     "sliding": "penstock.operators.windows",
     "tumbling": "penstock.operators.windows",
     "when_ready": "penstock.graph.pace",

@@ -18,7 +18,8 @@ class JobStarted:
 
     ``restored`` is the checkpoint it continues, ``None`` for an empty start; ``published`` counts the open outputs
     that were committed before anything else. ``age_ms`` is how old that checkpoint is; ``new``, ``migrated`` and
-    ``dropped`` are the steps whose state is not simply taken over.
+    ``dropped`` are the steps whose state is not simply taken over; ``imported`` is the folder that
+    the checkpoint was brought from just now.
     """
 
     job: str
@@ -30,6 +31,7 @@ class JobStarted:
     new: tuple[str, ...] = ()
     migrated: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    imported: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

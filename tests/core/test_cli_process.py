@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from crash.waiting import until
+from penstock.cli.run import RunOptions
 
 PARENT = str(Path(__file__).with_name("cli_parent.py"))
 
@@ -202,3 +203,13 @@ def test_a_child_killed_after_a_stop_was_asked_for_is_not_started_again(run):
     assert code == 75
     assert len(made.starts) == 1
     assert "before its last checkpoint" in said
+
+
+def test_where_a_job_begins_is_told_to_its_process_until_it_has_begun():
+    options = RunOptions(pipeline="shop:orders", state="s", restore_from="./copy", claim=True, take_over=False)
+
+    begins = options.command(begins=True, take_over=False, traceback=False)
+    assert begins[begins.index("--from") + 1] == "./copy"
+    assert "--claim" in begins
+    goes_on = options.command(begins=False, take_over=False, traceback=False)
+    assert not {"--from", "--claim", "--discard-unpublished"}.intersection(goes_on)

@@ -37,6 +37,7 @@ COMMANDS = [
     "savepoint list",
     "savepoint show",
     "savepoint drop",
+    "savepoint export",
     "stop",
     "settle",
     "rewind",
@@ -47,6 +48,7 @@ COMMANDS = [
     "late",
     "verify",
     "gc",
+    "shadow",
 ]
 
 

@@ -13,6 +13,7 @@ from penstock.checkpoint.entries import (
     Condemn,
     Entry,
     Manifest,
+    Origin,
     Pin,
     Rewind,
     StepRecord,
@@ -94,7 +95,7 @@ def _write_body(body: Body) -> tuple[str, object]:  # noqa: PLR0911 - one case a
         case Claim():
             return "claim", {"host": body.host, "pid": body.pid, "started": body.started, "version": body.version}
         case Manifest():
-            return "checkpoint", _write_manifest(body)
+            return "checkpoint", write_manifest(body)
         case Rewind():
             return "rewind", _write_rewind(body)
         case Pin():
@@ -120,7 +121,9 @@ def _read_claim(value: object, where: str) -> Claim:
         )
 
 
-def _write_manifest(body: Manifest) -> object:
+def write_manifest(body: Manifest) -> object:
+    """A checkpoint as JSON; what only one that was brought here has is left out elsewhere."""
+    origin = {} if body.origin is None else {"origin": _write_origin(body.origin)}
     return {
         "checkpoint": body.checkpoint,
         "kind": body.kind.value,
@@ -139,10 +142,12 @@ def _write_manifest(body: Manifest) -> object:
         "deleted": body.deleted,
         "floor": body.floor,
         **({"settings": plain(body.settings, "settings")} if body.settings else {}),
+        **origin,
     }
 
 
-def _read_manifest(value: object, where: str) -> Manifest:
+def read_manifest(value: object, where: str) -> Manifest:
+    """A checkpoint from JSON."""
     with Fields(value, where) as fields:
         return Manifest(
             checkpoint=CheckpointId(fields.whole("checkpoint", least=0)),
@@ -160,6 +165,23 @@ def _read_manifest(value: object, where: str) -> Manifest:
             deleted=EntryNumber(fields.whole("deleted", least=-1)),
             floor=EntryNumber(fields.whole("floor", least=0)),
             settings=fields.one("settings", read_object) if fields.has("settings") else {},
+            origin=fields.one("origin", _read_origin) if fields.has("origin") else None,
+        )
+
+
+def _write_origin(origin: Origin) -> object:
+    rest = {"export": origin.export, "claimed": origin.claimed}
+    return {"log": origin.log_id, "job": origin.job, "checkpoint": origin.checkpoint, **rest}
+
+
+def _read_origin(value: object, where: str) -> Origin:
+    with Fields(value, where) as fields:
+        return Origin(
+            log_id=fields.text("log"),
+            job=fields.text("job"),
+            checkpoint=CheckpointId(fields.whole("checkpoint", least=0)),
+            export=fields.text("export"),
+            claimed=fields.flag("claimed"),
         )
 
 
@@ -258,7 +280,7 @@ def _checkpoint_or_none(fields: Fields, name: str) -> CheckpointId | None:
 
 _READERS: Final[dict[str, Callable[[object, str], Body]]] = {
     "claim": _read_claim,
-    "checkpoint": _read_manifest,
+    "checkpoint": read_manifest,
     "rewind": _read_rewind,
     "pin": _read_pin,
     "unpin": _read_unpin,

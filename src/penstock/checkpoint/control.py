@@ -61,6 +61,7 @@ class ControlRequest:
         name: of the savepoint or pin.
         checkpoint: which one to pin.
         patience: microseconds that a stop waits for its last checkpoint and its output; ``None`` is for ever.
+        expires: of a pin, until when it is meant to be needed; shown to people, and not enforced.
     """
 
     request: str
@@ -72,6 +73,7 @@ class ControlRequest:
     checkpoint: CheckpointId | None = None
     patience: int | None = None
     log_id: str | None = None
+    expires: WallTime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,8 +156,9 @@ def misfit(request: ControlRequest) -> str | None:
             check_savepoint_name(request.name)
         except SettingsError as error:
             return str(error)
-    if (request.checkpoint is not None) != (kind is Kind.PIN):
-        return "a pin, and nothing else, names a checkpoint"
+    is_pin = kind is Kind.PIN
+    if (request.checkpoint is not None) != is_pin or (request.expires is not None and not is_pin):
+        return "a pin, and nothing else, names a checkpoint and may expire"
     if request.patience is not None and (kind not in _STOPS or not 0 <= request.patience <= LONGEST_PATIENCE):
         return f"only a stop has patience, and it is not negative and at most {LONGEST_PATIENCE}"
     return None

@@ -38,8 +38,10 @@ def encode_request(request: ControlRequest) -> bytes:
     wrong = misfit(request)
     if wrong is not None:
         raise InternalError(wrong)
+    expires = {} if request.expires is None else {"expires": request.expires}
     return _line(
         {
+            **expires,
             "format": FORMAT,
             "request": request.request,
             "kind": request.kind.value,
@@ -73,6 +75,7 @@ def decode_request(data: bytes, request: str) -> ControlRequest:
             checkpoint=None if checkpoint is None else CheckpointId(checkpoint),
             patience=fields.whole_or_none("patience"),
             log_id=fields.text_or_none("log"),
+            expires=WallTime(fields.whole("expires")) if fields.has("expires") else None,
         )
     wrong = misfit(read)
     if wrong is not None:

@@ -103,6 +103,25 @@ class Condemn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a checkpoint was brought from: another log, or an older day of this one, by way of an exported folder.
+
+    Attributes:
+        log_id: of the log in which it was taken.
+        job: that log's job.
+        checkpoint: its id there.
+        export: sha256 of the bytes of the folder's ``export.json``.
+        claimed: whether the folder's files were taken over, so that nobody else can have them.
+    """
+
+    log_id: str
+    job: str
+    checkpoint: CheckpointId
+    export: str
+    claimed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """One complete checkpoint. Its entry is the commit point.
 
@@ -124,6 +143,7 @@ class Manifest:
         floor: entries below this number are no longer needed, and may be deleted once this entry is in the log.
         settings: of the run, for people: a start takes its own, and ``plan`` shows what differs. Empty where whoever
             wrote it did not say.
+        origin: of a checkpoint that was brought here; ``None`` if it was taken here.
     """
 
     checkpoint: CheckpointId
@@ -141,6 +161,7 @@ class Manifest:
     deleted: EntryNumber = NOTHING
     floor: EntryNumber = FIRST
     settings: Mapping[str, Json] = field(default_factory=dict)
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

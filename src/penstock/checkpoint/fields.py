@@ -74,6 +74,14 @@ class Fields:
         """A whole number or null."""
         return None if self._is_null(name) else self.whole(name)
 
+    def flag(self, name: str) -> bool:
+        """True or false."""
+        value = self.take(name)
+        if not isinstance(value, bool):
+            place = f"{self.where}.{name}"
+            raise _wrong(place, "true or false", value)
+        return value
+
     def choice(self, name: str, kinds: type[E]) -> E:
         """One of an enumeration, by its value."""
         value = self.text(name)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from penstock.checkpoint.entries import Manifest, Rewind, StepRecord, StepRole
 from penstock.checkpoint.history import History
+from penstock.checkpoint.importing import Import
 from penstock.errors import CheckpointUnreadable, GraphError, StateIncompatible
 from penstock.handles import Committable, TaskSnapshot
 from penstock.ids import CheckpointId, EntryNumber, WallTime
@@ -36,6 +37,7 @@ class Recovery:
             tried again before anything else of the same uid.
         rewind: then append this entry, if there is one.
         void: then make sure that these can never publish.
+        bring: then bring this exported checkpoint into the log, if there is one.
         delete: files whose deletion is recorded but perhaps not done; delete them again.
         restored: the checkpoint that is restored, ``None`` for empty state: the parent of the next.
         snapshots: by uid, what to restore; a step that is not here begins empty.
@@ -49,6 +51,7 @@ class Recovery:
     commit: tuple[Committable, ...] = ()
     rewind: Rewind | None = None
     void: tuple[Committable, ...] = ()
+    bring: Import | None = None
     delete: tuple[str, ...] = ()
     restored: CheckpointId | None = None
     snapshots: Mapping[str, TaskSnapshot] = field(default_factory=dict)
@@ -59,7 +62,7 @@ class Recovery:
     initial: bool
 
 
-def decide_recovery(
+def decide_recovery(  # noqa: PLR0913 - all that a start may be told
     history: History,
     steps: Sequence[StepRecord],
     *,
@@ -67,6 +70,7 @@ def decide_recovery(
     fresh: bool = False,
     rewind_to: CheckpointId | None = None,
     discard_unpublished: bool = False,
+    bring: Import | None = None,
     allow_non_restored_state: bool = False,
     judge: Judge = lambda _recorded, _declared: None,
 ) -> Recovery:
@@ -79,6 +83,7 @@ def decide_recovery(
         fresh: begin empty beside what is there.
         rewind_to: begin at this checkpoint instead of the newest.
         discard_unpublished: with either of the two: what is open above the target is voided, not published.
+        bring: begin with this exported checkpoint instead; alone, for it abandons nothing that could be discarded.
         allow_non_restored_state: leave state of uids unused that the graph no longer has.
         judge: refuses schemas that no step could migrate, before anything runs.
 
@@ -89,20 +94,21 @@ def decide_recovery(
     rewind = None
     if (fresh and _leaves_something(history)) or rewind_to is not None:
         rewind = plan_rewind(history, None if fresh else rewind_to, at=at, discard_unpublished=discard_unpublished)
-    target = _target(history, rewind)
+    target = bring.manifest if bring is not None else _target(history, rewind)
     matched = _match(target, steps, allow_non_restored_state=allow_non_restored_state, judge=judge)
     discarded = rewind.discard if rewind else ()
     return Recovery(
         commit=tuple(item for item in history.open_committables if item not in discarded),
         rewind=rewind,
         void=(*history.to_void, *discarded),
+        bring=bring,
         delete=history.condemned_files(after=history.deleted),
         restored=target.checkpoint if target else None,
         snapshots=matched.snapshots,
         fresh=matched.fresh,
         dropped=matched.dropped,
         changes=matched.changes,
-        next_checkpoint=_next_checkpoint(history, rewind),
+        next_checkpoint=_next_checkpoint(history, rewind, bring),
         initial=target is None or any(step.role is StepRole.SOURCE and step.uid in matched.fresh for step in steps),
     )
 
@@ -166,8 +172,10 @@ def plan_rewind(
     )
 
 
-def _next_checkpoint(history: History, rewind: Rewind | None) -> CheckpointId:
+def _next_checkpoint(history: History, rewind: Rewind | None, bring: Import | None) -> CheckpointId:
     """A rewind that goes past entries and the run after it may be one start: it jumps as the next one will."""
+    if bring is not None:
+        return max(history.next_checkpoint, CheckpointId(bring.manifest.checkpoint + 1))
     if rewind is None or not rewind.lost:
         return history.next_checkpoint
     return history.next_checkpoint_past(history.lost.union(rewind.lost))

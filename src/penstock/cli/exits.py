@@ -53,7 +53,9 @@ MEANINGS: Final[Mapping[ExitCode, str]] = MappingProxyType(
     {
         ExitCode.ENDED: "It ended in order: for run, everything read is in a checkpoint and published.",
         ExitCode.FAILED: "It failed; the next start goes on from the last complete checkpoint.",
-        ExitCode.CHANGES: "Of plan alone: a start would change something, and nothing refuses it.",
+        ExitCode.CHANGES: (
+            "Of plan: a start would change something, and nothing refuses it. Of shadow: what the codes write differs."
+        ),
         ExitCode.BEHIND: "Of lag alone: a source is further behind than --max-lag, or that cannot be known.",
         ExitCode.USAGE: "The command line or a setting is wrong; nothing was touched.",
         ExitCode.REFUSED: "The pipeline, or the state it should continue, was refused before anything was read.",

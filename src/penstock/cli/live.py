@@ -109,6 +109,8 @@ class LiveOutput:
         how = "starting empty" if fact.restored is None else f"restoring from checkpoint {fact.restored}"
         if fact.age_ms is not None:
             how += f" ({age(round(fact.age_ms * 1_000))} old)"
+        if fact.imported is not None:
+            how += f", brought from {fact.imported}"
         named = {"new": fact.new, "migrated": fact.migrated, "dropped": fact.dropped}
         told = [f"{what} {', '.join(uids)}" for what, uids in named.items() if uids]
         parts = [f"{self._job}: {how}", *told, f"generation {fact.generation}"]

@@ -26,6 +26,9 @@ def as_planned(options: RunOptions) -> RunOptions:
     begin = read_saved(options).beginning
     _refuse_others(fresh=(options.fresh, begin.fresh))
     _refuse_others(allow_non_restored_state=(options.allow_non_restored_state, begin.allow_non_restored_state))
+    if options.restore_from is not None or options.discard_unpublished:
+        msg = "--from and --discard-unpublished go without --plan: the plan says where to begin"
+        raise UsageError(msg)
     if begin.checkpoint is not None or begin.discard_unpublished:
         msg = "a plan that goes back to a checkpoint cannot be run: rewind to it, plan again without --from, run that"
         raise UsageError(msg)

@@ -45,24 +45,29 @@ class RunOptions:
     state: str
     until: str = "stopped"
     fresh: bool = False
+    restore_from: str | None = None
+    claim: bool = False
+    discard_unpublished: bool = False
     allow_non_restored_state: bool = False
     take_over: bool = False
     master: str | None = None
     plan: str | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
 
-    def command(self, *, fresh: bool, take_over: bool, traceback: bool) -> list[str]:
-        """The command line of the process that does it."""
+    def command(self, *, begins: bool, take_over: bool, traceback: bool) -> list[str]:
+        """The command line of the process that does it; ``begins``: where it begins is not in the log yet."""
         parts = [sys.executable, "-m", "penstock", "run", self.pipeline, "--no-parent", "--state", self.state]
         parts += ["--until", self.until]
         flags = {
-            "--fresh": fresh,
+            "--fresh": self.fresh and begins,
+            "--claim": self.claim and begins,
+            "--discard-unpublished": self.discard_unpublished and begins,
             "--allow-non-restored-state": self.allow_non_restored_state,
             "--take-over": take_over,
             "--traceback": traceback,
         }
         parts += [name for name, is_set in flags.items() if is_set]
-        given = {"plan": self.plan, "master": self.master, **self.settings}
+        given = {"from": self.restore_from if begins else None, "plan": self.plan, "master": self.master, **self.settings}
         for name, value in given.items():
             if value is not None:
                 parts += [f"--{name.replace('_', '-')}", str(value)]
@@ -72,11 +77,19 @@ class RunOptions:
 def run_as_parent(options: RunOptions, output: Output) -> int:
     """Watch a child that runs the job.
 
-    ``--fresh`` counts until a child had begun to read. ``--take-over`` counts for the first child only: whoever takes
-    the job from that one meanwhile keeps it. ``--plan`` likewise: the log moves on with that one. Those after it begin
-    as was planned.
+    ``--fresh`` and ``--from`` count until a child had begun to read. ``--take-over`` counts for the first child only:
+    whoever takes the job from that one meanwhile keeps it. ``--plan`` likewise: the log moves on with that one. Those
+    after it begin as was planned.
     """
+    from penstock.job.beginning import read_beginning
+
     read_settings(options.settings)
+    read_beginning(
+        fresh=options.fresh,
+        restore_from=options.restore_from,
+        claim=options.claim,
+        discard_unpublished=options.discard_unpublished,
+    )
     later = options if options.plan is None else as_planned(options)
     starts = itertools.count()
 
@@ -84,7 +97,7 @@ def run_as_parent(options: RunOptions, output: Output) -> int:
         is_first = next(starts) == 0
         given = options if is_first else later
         return given.command(
-            fresh=given.fresh and not has_run,
+            begins=not has_run,
             take_over=given.take_over and is_first,
             traceback=output.traceback,
         )
@@ -149,6 +162,9 @@ class _Runner:
                 definition,
                 state=options.state,
                 fresh=options.fresh,
+                restore_from=options.restore_from,
+                claim=options.claim,
+                discard_unpublished=options.discard_unpublished,
                 allow_non_restored_state=options.allow_non_restored_state,
                 take_over=options.take_over,
                 expect=self._expect,

@@ -14,6 +14,8 @@ class CheckpointKind(str, Enum):
     PERIODIC = "periodic"
     SAVEPOINT = "savepoint"
     FINAL = "final"
+    IMPORT = "import"
+    """Brought from an exported folder: no task ever took it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

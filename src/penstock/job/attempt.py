@@ -22,6 +22,7 @@ from penstock.filesystem.base import FileSystem
 from penstock.graph.nodes import Keyed, Read, Union, Write
 from penstock.handles import Committable
 from penstock.ids import Generation, Instant
+from penstock.job.beginning import CONTINUE, Beginning, decided
 from penstock.job.explain import explain
 from penstock.job.here import here
 from penstock.job.recover import carry_out
@@ -79,13 +80,13 @@ class Attempt:
         number: 1, 2, … within this process.
         after: the generation of the attempt before, if there was one: a claim of anybody else since then is a fence,
             not something to take back (rule L9).
-        fresh: begin empty; :attr:`is_begun` tells when that is in the log.
+        beginning: where, unless at the newest checkpoint; :attr:`is_begun` tells when that is in the log.
     """
 
-    def __init__(self, plan: Plan, *, number: int, after: Generation | None, fresh: bool) -> None:
+    def __init__(self, plan: Plan, *, number: int, after: Generation | None, beginning: Beginning = CONTINUE) -> None:
         self._plan = plan
         self._number = number
-        self._fresh = fresh
+        self._beginning = beginning
         self._tasks = plan_tasks(plan.analysis.graph)
         self._edge: SparkEdge | None = None
         self._owned: OwnedLog | None = None
@@ -150,7 +151,7 @@ class Attempt:
             take_over=plan.take_over,
             expect=plan.expect if is_first else None,
             after=self.generation,
-            past_unreadable=self._fresh,  # an empty start is a rewind, which alone goes past what cannot be read
+            past_unreadable=self._beginning.is_rewind,
         )
         self._owned = owned
         self.generation = owned.generation
@@ -160,13 +161,13 @@ class Attempt:
 
     def _recover(self, owned: OwnedLog) -> Recovery:
         """Publish, void and delete what the log says, and say what is restored."""
-        plan = self._plan
+        plan, at = self._plan, self._plan.clock.wall()
         recovery = decide_recovery(
             owned.history,
             step_records(self._tasks),
-            fresh=self._fresh,
             allow_non_restored_state=plan.allow_non_restored_state,
-            at=plan.clock.wall(),
+            at=at,
+            **decided(self._beginning, owned.history, job=plan.name, at=at, generation=owned.generation),
         )
         carry_out(
             recovery,

@@ -14,6 +14,7 @@ from typing import Final
 from penstock.errors import Domain, EngineDied, GenerationFenced, PenstockError
 from penstock.facts import Restarting
 from penstock.job.attempt import Attempt, Plan
+from penstock.job.beginning import CONTINUE, Beginning
 from penstock.runtime.clock import LONGEST_WAIT
 from penstock.runtime.lifecycle import JobState, Lifecycle
 from penstock.runtime.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
@@ -67,11 +68,11 @@ class Stop:
 class Attempts:
     """The attempts of one job, one after the other, on the thread that calls :meth:`run`."""
 
-    def __init__(self, plan: Plan, *, lifecycle: Lifecycle, stop: Stop, fresh: bool) -> None:
+    def __init__(self, plan: Plan, *, lifecycle: Lifecycle, stop: Stop, beginning: Beginning = CONTINUE) -> None:
         self._plan = plan
         self._lifecycle = lifecycle
         self._stop = stop
-        self._fresh = fresh
+        self._beginning = beginning
         self._strategy = STRATEGIES[plan.settings.restart]
         self._current: Attempt | None = None
         self._is_given_up = False
@@ -124,11 +125,13 @@ class Attempts:
             GivenUp: it came before.
         """
         before = self._current
+        if before is not None and before.is_begun:
+            self._beginning = CONTINUE  # and for good: the next one may fail before it has begun anything
         attempt = Attempt(
             self._plan,
             number=number,
             after=before.generation if before else None,
-            fresh=self._fresh and (before is None or not before.is_begun),
+            beginning=self._beginning,
         )
         with self._lock:
             if self._is_given_up:

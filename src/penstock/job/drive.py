@@ -20,6 +20,7 @@ from penstock.graph.nodes import Graph
 from penstock.job.asking import new_id
 from penstock.job.attempt import Plan
 from penstock.job.attempts import Attempts, GivenUp, Stop
+from penstock.job.beginning import CONTINUE, Beginning, decided
 from penstock.job.control import ControlWatch
 from penstock.job.hint import HintWriter
 from penstock.job.owner import OwnerCheck, note_over
@@ -46,7 +47,7 @@ class Orders:
     state: str
     spark: SparkSession | None
     settings: Settings
-    fresh: bool
+    beginning: Beginning
     allow_non_restored_state: bool
     take_over: bool
     expect: LogMark | None = None
@@ -121,6 +122,7 @@ class Drive:
             self._lifecycle.to(JobState.RESTORING)
             place = _Place(self._orders, self._clock, self._stop)
             place.check_owner()  # before a session is made, which takes seconds
+            place.check_beginning()
             given = self._orders.spark
             made = None if given else make_session(self._name)
             spark = take_over(given) if given else made
@@ -156,7 +158,7 @@ class Drive:
             self._hint.finish()
 
     def _run_attempts(self, plan: Plan, place: _Place) -> None:
-        self._attempts = Attempts(plan, lifecycle=self._lifecycle, stop=self._stop, fresh=self._orders.fresh)
+        self._attempts = Attempts(plan, lifecycle=self._lifecycle, stop=self._stop, beginning=self._orders.beginning)
         if self._is_given_up:  # it came before there was anybody to tell
             self._attempts.give_up()
         self._hint = self._hint_writer(place)
@@ -231,7 +233,15 @@ class _Place:
         self.log = Log(self.filesystem, job=name, new_id=new_id, pause=stop.pause)
         self.files = ControlFiles(self.filesystem)
         self._is_taken_over = orders.take_over
+        self._beginning = orders.beginning
+        self._name, self._clock = name, clock
         self._check = OwnerCheck(job=name, log=self.log, files=self.files, clock=clock, new_id=new_id, pause=stop.pause)
+
+    def check_beginning(self) -> None:
+        """Refuse what surely cannot be begun with; what the log says then is looked at again under the claim."""
+        if self._beginning != CONTINUE:
+            history = self.log.read(past_unreadable=True)
+            decided(self._beginning, history, job=self._name, at=self._clock.wall())
 
     def check_owner(self) -> None:
         """Refuse while a living owner answers, unless told to take over."""

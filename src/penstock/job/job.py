@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from penstock.handles import Guarantee
 from penstock.ids import CheckpointId
 from penstock.job.asking import Asking, refuse_own_threads, warn_if_unpublished
 from penstock.job.attempts import Stop, watch
+from penstock.job.beginning import read_beginning
 from penstock.job.drive import Drive, Orders
 from penstock.job.report import Report, Tally
 from penstock.job.requests import Requests, Tell
@@ -41,6 +43,10 @@ class Job:
         spark: a session to run on; it is neither stopped nor changed. Without one the job makes its own, and stops
             it at the end.
         fresh: begin empty though there is state; what is there stays, and ``rewind`` can go back to it.
+        restore_from: begin at this savepoint or checkpoint of the job, or with the exported one in this folder: a
+            ``Path``, or a text with a slash. Its files are copied; the folder is not needed afterwards.
+        claim: take the folder's files over: they are deleted there, and nobody else can begin with them.
+        discard_unpublished: output above ``restore_from`` that is not published yet never will be.
         allow_non_restored_state: leave state unused whose step the pipeline no longer has.
         take_over: claim the job even if a living process has it, which that process notices and ends.
         expect: refuse if the log is not as it was when somebody looked (``history.mark``); for the first attempt.
@@ -58,13 +64,16 @@ class Job:
         print(report.rows_written)
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the options of a job
         self,
         pipeline: PipelineDefinition,
         *,
         state: str | Path,
         spark: SparkSession | None = None,
         fresh: bool = False,
+        restore_from: str | int | os.PathLike[str] | None = None,
+        claim: bool = False,
+        discard_unpublished: bool = False,
         allow_non_restored_state: bool = False,
         take_over: bool = False,
         expect: LogMark | None = None,
@@ -88,7 +97,9 @@ class Job:
             state=str(state),
             spark=spark,
             settings=self._settings,
-            fresh=fresh,
+            beginning=read_beginning(
+                fresh=fresh, restore_from=restore_from, claim=claim, discard_unpublished=discard_unpublished
+            ),
             allow_non_restored_state=allow_non_restored_state,
             take_over=take_over,
             expect=expect,

@@ -24,4 +24,11 @@ def entry_of(request: ControlRequest, at: WallTime) -> Pin | Unpin:
     assert request.name is not None  # checked by the codec
     if request.checkpoint is None:
         return Unpin(name=request.name, at=at, request=request.request)
-    return Pin(name=request.name, checkpoint=request.checkpoint, at=at, owner=request.owner, request=request.request)
+    return Pin(
+        name=request.name,
+        checkpoint=request.checkpoint,
+        at=at,
+        owner=request.owner,
+        expires=request.expires,
+        request=request.request,
+    )

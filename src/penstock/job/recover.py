@@ -17,6 +17,7 @@ from penstock.facts import Listener, Published
 from penstock.failpoints import failpoint
 from penstock.filesystem.base import FileSystem
 from penstock.handles import CommitOutcome, Committable
+from penstock.job.importing import bring_in
 
 Publish = Callable[[Committable], CommitOutcome]
 log_to = logging.getLogger("penstock")
@@ -48,6 +49,8 @@ def carry_out(
     for item in recovery.void:
         _until_settled(item, void, log, pause)
         failpoint("sink.voided")
+    if recovery.bring is not None:
+        bring_in(recovery.bring, log=log, filesystem=filesystem, pause=pause)
     for path in recovery.delete:
         failpoint("recovery.delete.before")
         filesystem.delete(path)

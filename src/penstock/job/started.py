@@ -28,4 +28,5 @@ def started(owned: OwnedLog, recovery: Recovery, *, attempt: int, wall: WallTime
         new=recovery.fresh,
         migrated=tuple(change.uid for change in recovery.changes),
         dropped=recovery.dropped,
+        imported=recovery.bring.folder if recovery.bring is not None else None,
     )

@@ -88,6 +88,7 @@ class JobDirectory:
         name: str | None = None,
         checkpoint: CheckpointId | None = None,
         patience: int | None = None,
+        expires: WallTime | None = None,
         seconds: float | None = None,
     ) -> ControlAnswer:
         """Ask the process that runs the job, and wait for its answer; what it says, be it no.
@@ -99,6 +100,7 @@ class JobDirectory:
             name: of the savepoint or pin.
             checkpoint: which one to pin.
             patience: microseconds that a stop waits for its last checkpoint and its output.
+            expires: until when a pin is meant to be needed; for people.
             seconds: how long to wait for the answer; for ever unless given.
 
         Raises:
@@ -115,6 +117,7 @@ class JobDirectory:
             checkpoint=checkpoint,
             patience=patience,
             log_id=history.log_id,
+            expires=expires,
         )
         self.files.ask(request, pause=pause)
         answer = self._wait(request, seconds)

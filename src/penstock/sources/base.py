@@ -220,6 +220,19 @@ class TellsWaiting(Protocol):
         ...
 
 
+@runtime_checkable
+class Replayable(Protocol):
+    """A source that can be read by a run of which nobody outside learns, and up to where another run has read it."""
+
+    def replayed(self, end: Position | None) -> Source:
+        """The same source, which tells the outside nothing. With ``end``, a run until caught up ends there.
+
+        Raises:
+            StateIncompatible: that position is of another kind.
+        """
+        ...
+
+
 class Source(Protocol):
     """A frozen description of where rows come from."""
 

@@ -45,11 +45,15 @@ def numbers(spark: SparkSession, first: int, end: int) -> DataFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """How much is counted: to ``limit`` (or for ever), at ``rate`` (or as fast as taken), so many a batch."""
+    """How much is counted: to ``limit`` (or for ever), at ``rate`` (or as fast as taken), so many a batch.
+
+    ``end`` is where a run until caught up ends, if not at what is due when it begins.
+    """
 
     limit: int | None
     rate: Rate | None
     per_batch: int | None
+    end: int | None = None
 
 
 class CountingReader:
@@ -69,7 +73,7 @@ class CountingReader:
         self._count = Count.resume(kind, resume)
         self._caught_up_at: int | None = None
         self._catching_up = context.until is Until.CAUGHT_UP
-        if self._catching_up and extent.limit is None and extent.rate is None:
+        if self._catching_up and extent.limit is None and extent.rate is None and extent.end is None:
             msg = "a source without limit and rate is never caught up: limit its rows, or give rows_per_second"
             raise GraphError(msg)
 
@@ -95,7 +99,9 @@ class CountingReader:
         """Below which number may be read now."""
         extent = self._extent
         bounds = [extent.limit] if extent.limit is not None else []
-        if extent.rate is not None:
+        if self._catching_up and extent.end is not None:
+            bounds.append(extent.end)
+        elif extent.rate is not None:
             due = extent.rate.due(elapsed)
             if self._catching_up:
                 if self._caught_up_at is None:

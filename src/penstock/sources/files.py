@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final
 
 from penstock import formats
@@ -81,6 +81,7 @@ class Source:
     max_files_per_batch: int | None
     split_bytes: int
     poll_interval_ms: int
+    end: Mapping[str, Signature] | None
 
     def __init__(  # noqa: PLR0913 - what can be said about a directory
         self,
@@ -114,6 +115,7 @@ class Source:
             "max_files_per_batch": max_files_per_batch,
             "split_bytes": split_bytes,
             "poll_interval_ms": poll_interval_ms,
+            "end": None,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -133,7 +135,7 @@ class Source:
             return formats.struct_type(spark, "value STRING")
         if self.declared is not None:
             return formats.struct_type(spark, self.declared)
-        files = ordered(self.listing())
+        files = ordered(self._there())
         if not files:
             msg = f"{self.describe()} has no file to take the columns from: give schema=, or put a file there first"
             raise SourceUnavailable(msg)
@@ -162,8 +164,24 @@ class Source:
         return Waiting(files=files, bytes=size)
 
     def listing(self) -> dict[str, Signature]:
-        """The files that are there now."""
+        """The files that are there now; of a source that is read up to where another run has read it, only those."""
+        there, end = self._there(), self.end
+        return there if end is None else {name: found for name, found in there.items() if name in end}
+
+    def _there(self) -> dict[str, Signature]:
         return scan(self.path, pattern=self.pattern, recursive=self.recursive)
+
+    def replayed(self, end: Position | None) -> Source:
+        """The same files; those that were read at ``end``, if that is given, and no others.
+
+        Raises:
+            StateIncompatible: the position is not one of a files source.
+        """
+        other = object.__new__(Source)
+        for name in fields(self):
+            object.__setattr__(other, name.name, getattr(self, name.name))
+        object.__setattr__(other, "end", None if end is None else decode(end).done)
+        return other
 
     def describe(self) -> str:
         """For people, with the path as it was resolved."""

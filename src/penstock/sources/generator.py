@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import GraphError, PenstockError, UserFunctionError
 from penstock.handles import Guarantee, Position
 from penstock.sources.counting import CountingReader, Extent, Numbers, numbers
-from penstock.sources.pace import Rate
+from penstock.sources.pace import Count, Rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +46,7 @@ class Source:
     rows_per_second: float | None = field(default=None, kw_only=True)
     rows: int | None = field(default=None, kw_only=True)
     per_batch: int = field(default=10_000, kw_only=True)
+    _end: int | None = field(default=None, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         if self.rows_per_second is not None:
@@ -77,7 +78,7 @@ class Source:
             StateIncompatible: the position is of another kind.
         """
         rate = None if self.rows_per_second is None else Rate.of(self.rows_per_second)
-        extent = Extent(limit=self.rows, rate=rate, per_batch=self.per_batch)
+        extent = Extent(limit=self.rows, rate=rate, per_batch=self.per_batch, end=self._end)
         return CountingReader(context, extent, KIND, resume, lambda plan: self._built(context.spark, plan))
 
     def _built(self, spark: SparkSession, plan: Numbers) -> DataFrame:
@@ -96,6 +97,10 @@ class Source:
             msg = f"the generator's function must return a DataFrame, it gave {type(made).__name__}"
             raise UserFunctionError(msg, where=where)
         return made
+
+    def replayed(self, end: Position | None) -> Source:
+        """The same numbers; a run until caught up ends at ``end``, if that is given."""
+        return replace(self, _end=None if end is None else Count.resume(KIND, end).next)
 
     def describe(self) -> str:
         """For people."""

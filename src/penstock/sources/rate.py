@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import GraphError
 from penstock.handles import Guarantee, Position
 from penstock.sources.counting import CountingReader, Extent, Numbers, numbers
-from penstock.sources.pace import SECOND, Rate
+from penstock.sources.pace import SECOND, Count, Rate
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,6 +39,7 @@ class Source:
 
     rows_per_second: float
     limit: int | None = field(default=None, kw_only=True)
+    _end: int | None = field(default=None, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         Rate.of(self.rows_per_second)
@@ -70,8 +71,12 @@ class Source:
             frame = numbers(context.spark, plan.first, plan.end)
             return frame.selectExpr("n AS value", f"timestamp_micros({micros}) AS at")
 
-        extent = Extent(limit=self.limit, rate=rate, per_batch=None)
+        extent = Extent(limit=self.limit, rate=rate, per_batch=None, end=self._end)
         return CountingReader(context, extent, KIND, resume, rows)
+
+    def replayed(self, end: Position | None) -> Source:
+        """The same numbers; a run until caught up ends at ``end``, if that is given."""
+        return replace(self, _end=None if end is None else Count.resume(KIND, end).next)
 
     def describe(self) -> str:
         """For people."""

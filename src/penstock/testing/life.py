@@ -163,7 +163,7 @@ class Life:
         self.restarts_then = False
         self.requests = Requests()  # those of the process before died with it
         plan = replace(self._plan, requests=self.requests, answered=self.requests.answered)
-        attempt = Attempt(plan, number=self.number, after=None, fresh=False)
+        attempt = Attempt(plan, number=self.number, after=None)
 
         def start() -> None:
             try:

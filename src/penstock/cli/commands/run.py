@@ -21,6 +21,8 @@ Examples:
   penstock run shop:orders --state s --checkpoint-every 1s
   penstock run shop:orders --until caught-up           like a batch job, again and again, only new rows
   penstock run shop:orders --fresh                     begin empty beside the state that is there
+  penstock run shop:orders --from before-v2            go back to a savepoint, or a checkpoint's number
+  penstock run shop:orders --from ./exports/orders     begin with a checkpoint that was exported there
   penstock run shop:orders --master spark://host:7077  on a cluster"""
 
 
@@ -37,6 +39,14 @@ def add(app: App, output: Output) -> None:
         ] = "stopped",
         checkpoint_every: Annotated[str | None, Parameter(help="From trigger to trigger, such as 5s.")] = None,
         fresh: Annotated[bool, Flag, Parameter(help="Begin empty, beside the state that is there.")] = False,
+        restore_from: Annotated[
+            str | None,
+            Parameter(name="--from", help="Savepoint or checkpoint to begin at, or an exported folder (with a slash)."),
+        ] = None,
+        claim: Annotated[bool, Flag, Parameter(help="Take the exported folder's files over.")] = False,
+        discard_unpublished: Annotated[
+            bool, Flag, Parameter(help="Output above --from that is not published yet never will be.")
+        ] = False,
         allow_non_restored_state: Annotated[
             bool, Flag, Parameter(help="Leave state unused whose step the pipeline no longer has.")
         ] = False,
@@ -59,6 +69,9 @@ def add(app: App, output: Output) -> None:
             state=state,
             until=until,
             fresh=fresh,
+            restore_from=restore_from,
+            claim=claim,
+            discard_unpublished=discard_unpublished,
             allow_non_restored_state=allow_non_restored_state,
             take_over=take_over,
             master=master,

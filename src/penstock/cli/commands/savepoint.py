@@ -7,6 +7,7 @@ from typing import Annotated, Final
 from cyclopts import App, Parameter
 from cyclopts.help import PlainFormatter
 
+from penstock.cli.commands.export import add_export
 from penstock.cli.commands.shared import STATE, AsJson, JobName, State, Timeout, Yes, epilogue, seconds_of
 from penstock.cli.output import Output
 
@@ -19,6 +20,7 @@ EXAMPLES: Final = """\
 Examples:
   penstock savepoint create orders before-v2           a new checkpoint of a running job, the newest of a stopped one
   penstock savepoint list orders
+  penstock savepoint export orders before-v2 ./exports/orders
   penstock run shop:orders --from before-v2            go back to it"""
 
 CREATE_HELP: Final = """\
@@ -103,4 +105,5 @@ def add(app: App, output: Output) -> None:
     family.command(show_all, name="list", help=LIST_HELP, help_epilogue=epilogue(LIST_EXAMPLES))
     family.command(show, help=SHOW_HELP, help_epilogue=epilogue(SHOW_EXAMPLES))
     family.command(drop, help=DROP_HELP, help_epilogue=epilogue(DROP_EXAMPLES))
+    add_export(family, output)
     app.command(family)

@@ -89,7 +89,7 @@ class KafkaReader:
         self._fixed = source.stop is not None or context.until is Until.CAUGHT_UP
         self._caught_up: Offsets | None = None
         if context.until is Until.CAUGHT_UP:
-            self._caught_up = ends(self._watch.progress, topics)
+            self._caught_up = ends(self._watch.progress, topics) if source.end is None else source.end
         self._frames = frames or Frames(context.spark, source, connection)
         self._hands = Hands(self._cluster.live, servers=source.servers)
         self._sizes = RowSizes()

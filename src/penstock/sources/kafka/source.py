@@ -35,7 +35,7 @@ from penstock.sources.kafka.bounds import (
 )
 from penstock.sources.kafka.commits import Choice, CommitMode, choose
 from penstock.sources.kafka.errors import explain
-from penstock.sources.kafka.offsets import TopicPartition, decode
+from penstock.sources.kafka.offsets import Offsets, TopicPartition, decode
 from penstock.sources.kafka.options import check_options
 from penstock.sources.kafka.secrets import Option
 from penstock.sources.kafka.stalls import Patience
@@ -138,6 +138,7 @@ class Source:
     options: Mapping[str, Option] = field(repr=False)
     json: JsonColumn | None
     wanted: frozenset[str] | None
+    end: Offsets | None
 
     def __init__(  # noqa: PLR0913 - what can be said about topics
         self,
@@ -191,6 +192,7 @@ class Source:
             "options": check_options(options or {}),
             "json": None,
             "wanted": None,
+            "end": None,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -258,6 +260,10 @@ class Source:
     def only(self, columns: Collection[str]) -> Source:
         """The same source, whose rows have ``NULL`` in all other columns: they need not be fetched from records."""
         return self._but(wanted=frozenset(columns))
+
+    def replayed(self, end: Position | None) -> Source:
+        """The same topics, nothing committed to a group; a run until caught up ends at ``end``, if that is given."""
+        return self._but(committing=Choice(CommitMode.DISABLED), end=None if end is None else decode(end).next)
 
     def _but(self, **changes: object) -> Source:
         """The same, with other values of some fields; what it was made with is not checked again."""

@@ -1,0 +1,81 @@
+"""``penstock savepoint export``: says what was copied where. No Spark, no pipeline."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+from rich.text import Text
+
+from penstock.cli.exits import ExitCode
+from penstock.cli.words import count, size
+from penstock.operate.directory import JobDirectory
+from penstock.operate.export import export_checkpoint
+
+if TYPE_CHECKING:
+    from penstock.cli.output import Output
+    from penstock.operate.export import Exported
+
+SCHEMA: Final = "penstock.savepoint-export/1"
+"""Of the JSON document: fields may be added under this name, never changed or taken away."""
+
+
+def export(output: Output, *, job: str, checkpoint: str, folder: str, state: str, wait: float, as_json: bool) -> int:
+    """Export, and print what is in the folder.
+
+    Raises:
+        UnknownName: there is no such job or checkpoint; with the nearest name.
+        PenstockError: it could not be exported; the folder holds no export.
+    """
+    made = export_checkpoint(JobDirectory(state, job), checkpoint, folder, wait=wait)
+    if as_json:
+        output.out.file.write(json.dumps(document(made), indent=2) + "\n")
+        return ExitCode.ENDED
+    output.result(Text(summary(made)))
+    for line in warnings(made):
+        output.note(f"penstock: {line}", style="yellow")
+    return ExitCode.ENDED
+
+
+def document(made: Exported) -> dict[str, object]:
+    """The JSON document. Times are microseconds since 1970."""
+    export = made.export
+    return {
+        "schema": SCHEMA,
+        "folder": made.folder,
+        "job": export.job,
+        "log": export.log_id,
+        "checkpoint": export.checkpoint,
+        "names": list(export.names),
+        "exported": export.at,
+        "files": len(export.files),
+        "bytes": export.bytes,
+        "sha256": export.sha256,
+        "left_open": [
+            {"uid": item.uid, "checkpoint": item.checkpoint, "kind": item.kind, "target": item.target}
+            for item in export.left_open
+        ],
+    }
+
+
+def summary(made: Exported) -> str:
+    """In one line."""
+    export = made.export
+    called = f" ({', '.join(export.names)})" if export.names else ""
+    return (
+        f"{export.job}: checkpoint {export.checkpoint}{called} is in {made.folder} · {count(len(export.files), 'file')}"
+        f", {size(export.bytes)} · sha256 {export.sha256[:12]}"
+    )
+
+
+def warnings(made: Exported) -> list[str]:
+    """What the reader has to know of output that is not in it."""
+    left = made.export.left_open
+    if not left:
+        return []
+    named = ", ".join(f"#{item.checkpoint} of '{item.uid}'" for item in left)
+    job = made.export.job
+    return [
+        f"the log does not know {count(len(left), 'output')} of it to be published: {named}. The export does not hold "
+        f"them, job {job!r} publishes them: by itself if it runs, else by penstock settle {job}"
+    ]

@@ -1,0 +1,240 @@
+"""``penstock shadow``: finds both codes, has them run, and shows how their outputs differ. Thin: all work is below."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from rich.table import Table
+from rich.text import Text
+
+from penstock.cli.engine import log_to_file
+from penstock.cli.exits import ExitCode, UsageError
+from penstock.cli.locate import locate, refused
+from penstock.cli.words import count
+from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from penstock.cli.output import Output
+    from penstock.operate.comparing import Columns, Sample
+    from penstock.operate.shadow import ShadowResult, SinkShadow
+
+SCHEMA: Final = "penstock.shadow/1"
+"""Of the JSON document: fields may be added under this name, never changed or taken away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowOptions:
+    """What was asked for on the command line."""
+
+    pipeline: str
+    against: str | None
+    restore_from: str
+    state: str
+    out: str | None = None
+    key: Sequence[str] = ()
+    rename: Sequence[str] = ()
+    allow_non_restored_state: bool = False
+    master: str | None = None
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+
+def run_shadow(output: Output, options: ShadowOptions, *, as_json: bool) -> int:
+    """Run, compare, print; the exit code says whether anything differs.
+
+    Raises:
+        UsageError: a pipeline or a key cannot be understood.
+        PenstockError: what kept it from comparing.
+    """
+    from penstock.operate.shadow import shadow
+
+    keys, rename = keys_of(options.key), renames_of(options.rename)
+    new = locate(options.pipeline)
+    old = locate(options.against) if options.against is not None else None
+    if options.master is not None:
+        os.environ["PENSTOCK_MASTER"] = options.master
+    out = Path(options.out or f"shadow-{new.name}")
+    log_to_file(out.name, str(out.parent))
+    output.note(f"penstock: a copy of {options.restore_from} is run through {_codes(options)}; this may take a while")
+    try:
+        result = shadow(
+            new,
+            against=old,
+            restore_from=options.restore_from,
+            state=options.state,
+            out=out,
+            key=keys,
+            rename=rename,
+            allow_non_restored_state=options.allow_non_restored_state,
+            **cast("Any", options.settings),
+        )
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise refused(error) from error
+    if as_json:
+        output.out.file.write(json.dumps(document(result), indent=2) + "\n")
+    else:
+        for part in story(result):
+            output.result(part)
+    return ExitCode.ENDED if result.is_same or not result.is_compared else ExitCode.CHANGES
+
+
+def keys_of(given: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """The key columns by sink.
+
+    Raises:
+        UsageError: one of them is not ``sink=column,…``.
+
+    >>> keys_of(["totals-out=user,window_start"])
+    {'totals-out': ('user', 'window_start')}
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for text in given:
+        sink, equals, names = text.partition("=")
+        columns = tuple(name.strip() for name in names.split(",") if name.strip())
+        if not sink or not equals or not columns:
+            msg = f"--key {text!r} is not sink=column,column; write for example --key totals-out=user,window_start"
+            raise UsageError(msg)
+        found[sink] = columns
+    return found
+
+
+def renames_of(given: Iterable[str]) -> dict[str, str]:
+    """The new uids by the old ones.
+
+    Raises:
+        UsageError: one of them is not ``old=new``.
+
+    >>> renames_of(["totals=sums"])
+    {'totals': 'sums'}
+    """
+    found: dict[str, str] = {}
+    for text in given:
+        old, equals, new = text.partition("=")
+        if not old or not equals or not new or old in found:
+            msg = f"--rename {text!r} is not old=new, each old uid once; write for example --rename totals=sums"
+            raise UsageError(msg)
+        found[old] = new
+    return found
+
+
+def _codes(options: ShadowOptions) -> str:
+    return options.pipeline if options.against is None else f"{options.against}, then through {options.pipeline}"
+
+
+# ----------------------------------------------------------------------------------------------------------- as JSON
+
+
+def document(result: ShadowResult) -> dict[str, object]:
+    """The JSON document."""
+    return {
+        "schema": SCHEMA,
+        "job": result.job,
+        "checkpoint": result.checkpoint,
+        "compared": result.is_compared,
+        "same": result.is_same,
+        "folder": result.folder,
+        "runs": {
+            side: {"rows_read": dict(report.rows_read), "rows_written": dict(report.rows_written)}
+            for side, report in result.reports.items()
+        },
+        "sinks": [_sink(sink) for sink in result.sinks],
+        "notes": list(result.notes),
+    }
+
+
+def _sink(sink: SinkShadow) -> dict[str, object]:
+    found: dict[str, object] = {"uid": sink.uid, "rows": dict(sink.rows), "key": list(sink.key), "same": sink.is_same}
+    held = sink.comparison
+    if held is None:
+        return {**found, "comparison": None}
+    counts = {name: getattr(held, name) for name in ("old", "new", "equal", "only_old", "only_new")}
+    return {
+        **found,
+        "comparison": {
+            **counts,
+            "changed": held.changed if sink.key else None,
+            "columns": asdict(held.columns),
+            "samples": [asdict(sample) for sample in held.samples],
+        },
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------- as text
+
+
+def story(result: ShadowResult) -> Iterator[Table | Text]:
+    """What a person reads: a table of sinks, what differs, and a last line that says it all."""
+    yield Text(_read(result))
+    yield _table(result)
+    for sink in result.sinks:
+        yield from (Text(line) for line in _differences(sink))
+    for note in result.notes:
+        yield Text(f"note: {note}", style="yellow")
+    yield Text(_verdict(result), style="bold")
+
+
+def _read(result: ShadowResult) -> str:
+    read = {side: sum(report.rows_read.values()) for side, report in result.reports.items()}
+    rows = ", ".join(f"{count(number, 'row')} read by the {side} code" for side, number in read.items())
+    return f"{result.job}: from checkpoint {result.checkpoint} on, {rows}"
+
+
+def _table(result: ShadowResult) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("sink")
+    for name in ("old", "new", "equal", "only old", "only new", "changed"):
+        table.add_column(name, justify="right")
+    for sink in result.sinks:
+        held = sink.comparison
+        if held is None:
+            cells = [f"{sink.rows[side]:,}" if side in sink.rows else "-" for side in ("old", "new")]
+            table.add_row(sink.uid, *cells, "-", "-", "-", "-")
+            continue
+        numbers = [held.old, held.new, held.equal, held.only_old, held.only_new]
+        changed = f"{held.changed:,}" if sink.key else "-"
+        table.add_row(sink.uid, *(f"{number:,}" for number in numbers), changed)
+    return table
+
+
+def _differences(sink: SinkShadow) -> Iterator[str]:
+    held = sink.comparison
+    if held is None:
+        return
+    lines = [*_columns(held.columns), *(line for sample in held.samples for line in _sample(sample))]
+    if lines:
+        yield f"{sink.uid}:"
+        yield from (f"  {line}" for line in lines)
+
+
+def _columns(columns: Columns) -> Iterator[str]:
+    for what, names in (
+        ("only in the new code", columns.added),
+        ("only in the old code", columns.removed),
+        ("of another type, not compared", columns.retyped),
+        ("not comparable", columns.left_out),
+    ):
+        if names:
+            yield f"columns {what}: {', '.join(names)}"
+
+
+def _sample(sample: Sample) -> Iterator[str]:
+    for sign, row in (("-", sample.old), ("+", sample.new)):
+        if row is not None:
+            yield f"{sign} {json.dumps(row, ensure_ascii=False)}"
+
+
+def _verdict(result: ShadowResult) -> str:
+    if not result.is_compared:
+        return f"nothing to compare with (--against); what the new code wrote is in {result.folder}"
+    if result.is_same:
+        return f"the same rows in every sink; they are in {result.folder}"
+    differing = [sink.uid for sink in result.sinks if not sink.is_same]
+    return f"the outputs differ in {', '.join(differing)}; both are in {result.folder}"

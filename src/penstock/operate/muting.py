@@ -1,0 +1,66 @@
+"""A user's pipeline whose sinks write into a folder and whose sources tell nobody; all other steps stay as they are.
+
+Pure: a graph in, a graph out. Knows nothing of runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from penstock.graph.nodes import Graph, Node, Read, Write
+from penstock.graph.pipeline import PipelineDefinition
+from penstock.handles import Position
+from penstock.sinks.files import Sink as FilesSink
+from penstock.sources.base import Replayable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Muting:
+    """What becomes of a graph.
+
+    Attributes:
+        folder: sinks write Parquet into folders below it that are called after their uids.
+        ends: where sources end, by uid; one that is not here ends at what is there when it is opened.
+    """
+
+    folder: Path
+    ends: Mapping[str, Position]
+
+    def graph(self, graph: Graph) -> Graph:
+        """The same graph, muted."""
+        return replace(graph, nodes=tuple(self._node(node) for node in graph.nodes))
+
+    def _node(self, node: Node) -> Node:
+        match node:
+            case Write(uid=uid):
+                return replace(node, sink=FilesSink(self.folder / uid, format="parquet"), guarantee=None)
+            case Read(uid=uid, source=source) if isinstance(source, Replayable):
+                return replace(node, source=source.replayed(self.ends.get(uid)))
+            case _:
+                return node
+
+    def unbounded(self, graph: Graph) -> tuple[str, ...]:
+        """Sources of the graph that cannot be made to end where the other run has ended."""
+        return tuple(
+            node.uid
+            for node in graph.nodes
+            if isinstance(node, Read) and not (isinstance(node.source, Replayable) and node.uid in self.ends)
+        )
+
+
+class Muted(PipelineDefinition):
+    """A pipeline that is muted whenever its graph is asked for."""
+
+    def __init__(self, of: PipelineDefinition, muting: Muting) -> None:
+        super().__init__(of.name, of.function, of.origin)
+        self._muting = muting
+
+    def graph(self) -> Graph:
+        """The pipeline's graph, muted.
+
+        Raises:
+            GraphError: the pipeline is refused.
+        """
+        return self._muting.graph(super().graph())

@@ -1,0 +1,76 @@
+"""``penstock savepoint export`` on a log made by hand: text, document, exit codes."""
+
+import io
+import json
+import re
+
+import pytest
+from cyclopts import App
+
+from core.checkpoint_values import CLAIM, output, pin
+from core.copies_kit import JOB, at, layer, write
+from penstock.checkpoint.entries import Stopped
+from penstock.cli.commands.export import add_export
+from penstock.cli.export import document, summary, warnings
+from penstock.cli.output import Output
+from penstock.operate.directory import JobDirectory
+from penstock.operate.export import export_checkpoint
+
+FIRST = layer("g0-000001")
+
+
+@pytest.fixture
+def state(tmp_path):
+    open_now = {"open": (output(1),)}
+    return write(tmp_path / "state", CLAIM, at(0), at(1, 0, layers=[FIRST], **open_now), pin("before-v2", 1))
+
+
+def exported(state, folder):
+    return export_checkpoint(JobDirectory(state, JOB), "before-v2", folder)
+
+
+def test_a_person_reads_what_is_where_and_what_is_not(state, tmp_path):
+    made = exported(state, tmp_path / "out")
+
+    assert summary(made) == (
+        f"orders: checkpoint 1 (before-v2) is in {tmp_path / 'out'} · 2 files, 44 B · sha256 {made.export.sha256[:12]}"
+    )
+    assert warnings(made) == [
+        "the log does not know 1 output of it to be published: #1 of 'out'. The export does not hold them, job "
+        "'orders' publishes them: by itself if it runs, else by penstock settle orders"
+    ]
+
+
+def test_the_document_has_a_versioned_schema(state, tmp_path):
+    made = exported(state, tmp_path / "out")
+
+    assert document(made) == {
+        "schema": "penstock.savepoint-export/1",
+        "folder": str(tmp_path / "out"),
+        "job": "orders",
+        "log": "log-1",
+        "checkpoint": 1,
+        "names": ["before-v2"],
+        "exported": made.export.at,
+        "files": 2,
+        "bytes": 44,
+        "sha256": made.export.sha256,
+        "left_open": [{"uid": "out", "checkpoint": 1, "kind": "files/1", "target": "there"}],
+    }
+
+
+def family(out):
+    """The command as its family will have it."""
+    app = App(name="savepoint", result_action="return_value", exit_on_error=False, print_error=False)
+    add_export(app, Output(out=out, err=io.StringIO()))
+    return app
+
+
+def test_the_command_exports_and_says_so(tmp_path):
+    state = write(tmp_path / "state", CLAIM, at(0), at(1, 0, layers=[FIRST]), Stopped(checkpoint=1, at=3))
+    out = io.StringIO()
+    code = family(out)(["export", JOB, "1", str(tmp_path / "out"), "--state", str(state), "--json"])
+
+    assert code == 0
+    assert json.loads(out.getvalue())["left_open"] == []
+    assert re.fullmatch("[0-9a-f]{64}", json.loads(out.getvalue())["sha256"])
