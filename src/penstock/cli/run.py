@@ -67,7 +67,12 @@ class RunOptions:
             "--traceback": traceback,
         }
         parts += [name for name, is_set in flags.items() if is_set]
-        given = {"from": self.restore_from if begins else None, "plan": self.plan, "master": self.master, **self.settings}
+        given = {
+            "from": self.restore_from if begins else None,
+            "plan": self.plan,
+            "master": self.master,
+            **self.settings,
+        }
         for name, value in given.items():
             if value is not None:
                 parts += [f"--{name.replace('_', '-')}", str(value)]
