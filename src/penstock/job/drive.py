@@ -12,7 +12,7 @@ from penstock.checkpoint.control_files import ControlFiles
 from penstock.checkpoint.history import LogMark
 from penstock.checkpoint.log import Log
 from penstock.checkpoint.messages import StopRequested
-from penstock.errors import GenerationFenced, PenstockError
+from penstock.errors import GenerationFenced, PenstockError, SettingsError
 from penstock.facts import Listener
 from penstock.filesystem.resolve import resolve
 from penstock.graph.analyze import analyze
@@ -254,3 +254,16 @@ def _stop_session(spark: SparkSession) -> None:
         spark.stop()
     except Exception:
         log.debug("the Spark session was gone already")
+
+
+def read_until(text: str) -> Until:
+    """How far a run reads, as users write it.
+
+    Raises:
+        SettingsError: it says nothing of that kind.
+    """
+    try:
+        return Until(text)
+    except ValueError as error:
+        msg = f"until is {text!r}, but must be one of {', '.join(each.value for each in Until)}"
+        raise SettingsError(msg) from error

@@ -19,14 +19,13 @@ from penstock.ids import CheckpointId
 from penstock.job.asking import Asking, refuse_own_threads, warn_if_unpublished
 from penstock.job.attempts import Stop, watch
 from penstock.job.beginning import read_beginning
-from penstock.job.drive import Drive, Orders
+from penstock.job.drive import Drive, Orders, read_until
 from penstock.job.report import Report, Tally
 from penstock.job.requests import Requests, Tell
 from penstock.job.signals import stopping_on_signals
 from penstock.runtime.clock import SystemClock
 from penstock.runtime.lifecycle import JobState, Lifecycle
 from penstock.settings import read_settings
-from penstock.sources.base import Until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -155,7 +154,7 @@ class Job:
         Raises:
             SettingsError: it is over: a stopped job does not come back, make a new one.
         """
-        goal = _until(until)
+        goal = read_until(until)
         with self._lock:
             if self._lifecycle.is_over:
                 msg = f"job {self.name!r} is {self.state.value} and does not start again; make a new Job, it continues"
@@ -298,11 +297,3 @@ class Job:
         self._error = error
         self._lifecycle.to(state)
         self._tell(JobEnded(state=state.value, cause=str(error) if error else None))
-
-
-def _until(text: str) -> Until:
-    try:
-        return Until(text)
-    except ValueError as error:
-        msg = f"until is {text!r}, but must be one of {', '.join(each.value for each in Until)}"
-        raise SettingsError(msg) from error

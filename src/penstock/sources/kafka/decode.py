@@ -15,9 +15,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
+    from pyspark.sql.types import StructType
 
     from penstock.sources.json_blocks import JsonDecoder
     from penstock.sources.kafka.fetch import Message, Run
+
+
+@dataclass(frozen=True, slots=True)
+class JsonColumn:
+    """A column that is decoded while it is read, and by what."""
+
+    name: str
+    record: StructType
+    decoder: JsonDecoder
+
 
 _NO_TIME: Final = 0
 """The kind of timestamp of a record that has none."""

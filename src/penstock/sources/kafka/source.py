@@ -34,6 +34,7 @@ from penstock.sources.kafka.bounds import (
     parse_stop,
 )
 from penstock.sources.kafka.commits import Choice, CommitMode, choose
+from penstock.sources.kafka.decode import JsonColumn
 from penstock.sources.kafka.errors import explain
 from penstock.sources.kafka.offsets import Offsets, TopicPartition, decode
 from penstock.sources.kafka.options import check_options
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
     from penstock.handles import Position
     from penstock.sources.base import SourceContext, Waiting
-    from penstock.sources.json_blocks import JsonDecoder
     from penstock.sources.kafka.reader import KafkaReader
 
 __all__ = ["Source", "explain"]
@@ -56,15 +56,6 @@ log = logging.getLogger("penstock")
 
 TOPIC_PARTITION: Final = "topic_partition"
 """The column that sources of several topics have besides: ``orders-3``."""
-
-
-@dataclass(frozen=True, slots=True)
-class JsonColumn:
-    """A column that is decoded while it is read, and by what."""
-
-    name: str
-    record: StructType
-    decoder: JsonDecoder
 
 
 @dataclass(frozen=True, init=False)
