@@ -121,7 +121,7 @@ def test_a_stop_whose_time_is_up_while_the_session_is_made_ends_the_job_after_th
 
 def test_attempts_that_were_given_up_before_the_first_make_none() -> None:
     plan = SimpleNamespace(name="orders", settings=SimpleNamespace(restart="none"))
-    attempts = Attempts(cast("Any", plan), lifecycle=Lifecycle(), stop=Stop(), fresh=False)
+    attempts = Attempts(cast("Any", plan), lifecycle=Lifecycle(), stop=Stop())
     attempts.give_up()
     with mock.patch("penstock.job.attempts.Attempt") as made:
         attempts.run()
