@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from penstock.cli.engine import EngineWatch, log_to_file
-from penstock.cli.exits import ExitCode
+from penstock.checkpoint.renaming import check_rename
+from penstock.cli.exits import ExitCode, UsageError
 from penstock.cli.lifeline import StopRequests
 from penstock.cli.live import LiveOutput
 from penstock.cli.locate import locate, refused
@@ -46,6 +47,7 @@ class RunOptions:
     until: str = "stopped"
     fresh: bool = False
     allow_non_restored_state: bool = False
+    rename: tuple[str, ...] = ()
     take_over: bool = False
     master: str | None = None
     plan: str | None = None
@@ -62,6 +64,8 @@ class RunOptions:
             "--traceback": traceback,
         }
         parts += [name for name, is_set in flags.items() if is_set]
+        for pair in self.rename:  # always: harmless once a checkpoint names the new uids, and needed until then
+            parts += ["--rename", pair]
         given = {"plan": self.plan, "master": self.master, **self.settings}
         for name, value in given.items():
             if value is not None:
@@ -77,6 +81,7 @@ def run_as_parent(options: RunOptions, output: Output) -> int:
     as was planned.
     """
     read_settings(options.settings)
+    renames_of(options.rename)
     later = options if options.plan is None else as_planned(options)
     starts = itertools.count()
 
@@ -101,6 +106,25 @@ def run_as_parent(options: RunOptions, output: Output) -> int:
 def run_as_child(options: RunOptions, output: Output) -> int:
     """Run the job in this process."""
     return _Runner(options, output).run()
+
+
+def renames_of(pairs: Sequence[str]) -> dict[str, str]:
+    """What ``--rename OLD=NEW`` says, as often as it was given.
+
+    Raises:
+        UsageError: it is not written so.
+
+    >>> renames_of(["totals=sums", "in=orders"])
+    {'totals': 'sums', 'in': 'orders'}
+    """
+    found: dict[str, str] = {}
+    for pair in pairs:
+        old, is_there, new = pair.partition("=")
+        if not (old and is_there and new) or old in found:
+            msg = f"--rename {pair}: write each as OLD=NEW, such as --rename totals=sums, and each old uid once"
+            raise UsageError(msg)
+        found[old] = new
+    return check_rename(found)
 
 
 class _Runner:
@@ -150,6 +174,7 @@ class _Runner:
                 state=options.state,
                 fresh=options.fresh,
                 allow_non_restored_state=options.allow_non_restored_state,
+                rename=renames_of(options.rename),
                 take_over=options.take_over,
                 expect=self._expect,
                 listener=self._listen,

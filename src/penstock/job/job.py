@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.history import LogMark
 from penstock.checkpoint.messages import StopRequested
+from penstock.checkpoint.renaming import check_rename
 from penstock.errors import PenstockError, RequestFailed, SettingsError
 from penstock.facts import Fact, JobEnded, Listener
 from penstock.graph.pipeline import PipelineDefinition
@@ -42,6 +44,8 @@ class Job:
             it at the end.
         fresh: begin empty though there is state; what is there stays, and ``rewind`` can go back to it.
         allow_non_restored_state: leave state unused whose step the pipeline no longer has.
+        rename: steps that have another uid now, old to new: the new one goes on with the state and position of the
+            old. It counts for the restore; once a checkpoint names the new uid it does nothing.
         take_over: claim the job even if a living process has it, which that process notices and ends.
         expect: refuse if the log is not as it was when somebody looked (``history.mark``); for the first attempt.
         listener: gets every fact, from any thread.
@@ -49,7 +53,7 @@ class Job:
 
     Raises:
         GraphError: the pipeline is refused, before anything runs.
-        SettingsError: an unknown or impossible option.
+        SettingsError: an unknown or impossible option, or a rename beside ``fresh``.
 
     Example::
 
@@ -66,6 +70,7 @@ class Job:
         spark: SparkSession | None = None,
         fresh: bool = False,
         allow_non_restored_state: bool = False,
+        rename: Mapping[str, str] | None = None,
         take_over: bool = False,
         expect: LogMark | None = None,
         listener: Listener | None = None,
@@ -92,6 +97,7 @@ class Job:
             allow_non_restored_state=allow_non_restored_state,
             take_over=take_over,
             expect=expect,
+            rename=_read_rename(rename, fresh=fresh),
         )
         self._drive: Drive | None = None
         self._thread: threading.Thread | None = None
@@ -287,6 +293,13 @@ class Job:
         self._error = error
         self._lifecycle.to(state)
         self._tell(JobEnded(state=state.value, cause=str(error) if error else None))
+
+
+def _read_rename(rename: Mapping[str, str] | None, *, fresh: bool) -> Mapping[str, str]:
+    if rename and fresh:
+        msg = "rename says whose state is restored as whose, fresh that none is: leave one of them out"
+        raise SettingsError(msg)
+    return check_rename(rename or {})
 
 
 def _until(text: str) -> Until:

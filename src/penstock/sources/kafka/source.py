@@ -35,7 +35,7 @@ from penstock.sources.kafka.bounds import (
 )
 from penstock.sources.kafka.commits import Choice, CommitMode, choose
 from penstock.sources.kafka.errors import explain
-from penstock.sources.kafka.offsets import TopicPartition, decode
+from penstock.sources.kafka.offsets import KIND, TopicPartition, decode
 from penstock.sources.kafka.options import check_options
 from penstock.sources.kafka.secrets import Option
 from penstock.sources.kafka.stalls import Patience
@@ -199,6 +199,11 @@ class Source:
     def guarantee(self) -> Guarantee:
         """Replaying a position reads the same offsets again; of a compacted topic fewer records may be left."""
         return Guarantee.EXACTLY_ONCE
+
+    @property
+    def position_kind(self) -> str:
+        """The kind of its positions."""
+        return KIND
 
     @property
     def has_one_topic(self) -> bool:
