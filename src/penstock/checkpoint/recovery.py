@@ -15,6 +15,7 @@ from penstock.errors import CheckpointUnreadable, GraphError
 from penstock.handles import Committable, TaskSnapshot
 from penstock.ids import CheckpointId, EntryNumber, WallTime
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
     """What a start does, in this order.
@@ -49,7 +50,7 @@ class Recovery:
     initial: bool
 
 
-def decide_recovery(
+def decide_recovery(  # noqa: PLR0913 - all that can be asked of a start
     history: History,
     steps: Sequence[StepRecord],
     *,
@@ -83,9 +84,7 @@ def decide_recovery(
     if (fresh and _leaves_something(history)) or rewind_to is not None:
         rewind = plan_rewind(history, None if fresh else rewind_to, at=at, discard_unpublished=discard_unpublished)
     target = _target(history, rewind)
-    matched = match(
-        target, steps, allow_non_restored_state=allow_non_restored_state, rename=rename or {}, judge=judge
-    )
+    matched = match(target, steps, allow_non_restored_state=allow_non_restored_state, rename=rename or {}, judge=judge)
     discarded = rewind.discard if rewind else ()
     return Recovery(
         commit=tuple(item for item in history.open_committables if item not in discarded),

@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
-from penstock.cli.engine import EngineWatch, log_to_file
 from penstock.checkpoint.renaming import check_rename
+from penstock.cli.engine import EngineWatch, log_to_file
 from penstock.cli.exits import ExitCode, UsageError
 from penstock.cli.lifeline import StopRequests
 from penstock.cli.live import LiveOutput

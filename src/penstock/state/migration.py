@@ -54,9 +54,7 @@ def judge(held: StateHandle, keeps: Keeps, *, uid: str) -> tuple[ColumnMove, ...
         raise StateIncompatible(msg, uid=uid)
     window = held.detail.get("window") if isinstance(held.detail, dict) else None
     if window != keeps.window:
-        msg = (
-            f"the checkpoint's state is cut for windows {window!r}; the pipeline declares {keeps.window!r}: {_REMEDY}"
-        )
+        msg = f"the checkpoint's state is cut for windows {window!r}; the pipeline declares {keeps.window!r}: {_REMEDY}"
         raise StateIncompatible(msg, uid=uid)
     try:
         for ref in held.layers:
