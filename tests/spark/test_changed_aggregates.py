@@ -136,5 +136,5 @@ def test_whoever_opens_the_step_itself_is_refused_too(spark, tmp_path):
     held = rig.checkpoint()
     with pytest.raises(StateIncompatible, match="'low__min' was bigint and would be int"):
         changed(rig, held, over(KINDS["tumbling"], LEAST), OLD)
-    with pytest.raises(StateIncompatible, match="cut for windows 'tumbling 1 minute'.* declares 'tumbling 2 minutes'"):
+    with pytest.raises(StateIncompatible, match=r"cut for windows 'tumbling 1 minute'.* declares 'tumbling 2 minutes'"):
         changed(rig, held, over(tumbling("2 minutes"), LEAST), NEW)

@@ -17,17 +17,21 @@ from penstock.errors import SettingsError, StateIncompatible, UnknownName
 from penstock.ids import check_name
 
 
-def check_rename(rename: Mapping[str, str]) -> dict[str, str]:
+def check_rename(rename: Mapping[str, str] | None, *, fresh: bool = False) -> dict[str, str]:
     """What somebody asked for, if it can be meant: old uids to new ones.
 
     Raises:
         GraphError: one of them cannot be a uid.
-        SettingsError: two are renamed to one, or one to itself.
+        SettingsError: two are renamed to one, or one to itself, or the start is to begin empty.
 
     >>> check_rename({"totals": "sums"})
     {'totals': 'sums'}
     """
+    if rename and fresh:
+        msg = "rename says whose state is restored as whose, fresh that none is: leave one of them out"
+        raise SettingsError(msg)
     seen: dict[str, str] = {}
+    rename = rename or {}
     for old, new in rename.items():
         check_name("uid", old)
         check_name("uid", new)

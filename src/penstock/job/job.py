@@ -44,8 +44,7 @@ class Job:
             it at the end.
         fresh: begin empty though there is state; what is there stays, and ``rewind`` can go back to it.
         allow_non_restored_state: leave state unused whose step the pipeline no longer has.
-        rename: steps that have another uid now, old to new: the new one goes on with the state and position of the
-            old. It counts for the restore; once a checkpoint names the new uid it does nothing.
+        rename: new uids of steps by their old ones, to go on with those; does nothing once a checkpoint has the new.
         take_over: claim the job even if a living process has it, which that process notices and ends.
         expect: refuse if the log is not as it was when somebody looked (``history.mark``); for the first attempt.
         listener: gets every fact, from any thread.
@@ -97,7 +96,7 @@ class Job:
             allow_non_restored_state=allow_non_restored_state,
             take_over=take_over,
             expect=expect,
-            rename=_read_rename(rename, fresh=fresh),
+            rename=check_rename(rename, fresh=fresh),
         )
         self._drive: Drive | None = None
         self._thread: threading.Thread | None = None
@@ -273,8 +272,6 @@ class Job:
         if self._drive is not None:
             self._drive.give_up()
 
-    # ------------------------------------------------------------------------------------------------------- driving
-
     def _begin(self, drive: Drive) -> None:
         try:
             drive.run()
@@ -293,13 +290,6 @@ class Job:
         self._error = error
         self._lifecycle.to(state)
         self._tell(JobEnded(state=state.value, cause=str(error) if error else None))
-
-
-def _read_rename(rename: Mapping[str, str] | None, *, fresh: bool) -> Mapping[str, str]:
-    if rename and fresh:
-        msg = "rename says whose state is restored as whose, fresh that none is: leave one of them out"
-        raise SettingsError(msg)
-    return check_rename(rename or {})
 
 
 def _until(text: str) -> Until:

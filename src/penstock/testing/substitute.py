@@ -63,7 +63,8 @@ class Cast:
         for old, new in names.items():
             known = self.sources.get(old) or self._known.get(old)
             if known is not None:
-                self._known.setdefault(new, known)
+                self._known[new] = known
+                self.sources.pop(new, None)  # that of a start that was refused
 
     def _node(self, node: Node, spark: SparkSession) -> Node:
         match node:

@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from penstock.durations import parse_duration
 from penstock.handles import Guarantee
@@ -138,6 +138,7 @@ class Source:
     options: Mapping[str, Option] = field(repr=False)
     json: JsonColumn | None
     wanted: frozenset[str] | None
+    position_kind: ClassVar[str] = KIND
 
     def __init__(  # noqa: PLR0913 - what can be said about topics
         self,
@@ -199,11 +200,6 @@ class Source:
     def guarantee(self) -> Guarantee:
         """Replaying a position reads the same offsets again; of a compacted topic fewer records may be left."""
         return Guarantee.EXACTLY_ONCE
-
-    @property
-    def position_kind(self) -> str:
-        """The kind of its positions."""
-        return KIND
 
     @property
     def has_one_topic(self) -> bool:
