@@ -61,7 +61,7 @@ class Job:
         print(report.rows_written)
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that can be said of a start
         self,
         pipeline: PipelineDefinition,
         *,
