@@ -57,14 +57,67 @@ class LayerRef:
 class StateHandle:
     """The state of a step at a barrier: a list of layers, newest last, and small values beside them.
 
-    ``schema`` is the declared schema of the layers (Spark DDL); restore compares it. ``detail`` holds what is small:
-    the horizon below which rows of layers are dead, timers.
+    ``schema`` is the declared schema of the state (Spark DDL); restore compares it. Layers that were written under an
+    older one have theirs in their ``detail``. ``detail`` holds what is small: the horizon below which rows of layers
+    are dead, timers.
     """
 
     kind: str
     schema: str
     layers: tuple[LayerRef, ...]
     detail: Json = None
+
+
+@dataclass(frozen=True, slots=True)
+class StateColumn:
+    """A column of state: its name, and its type as Spark writes it (``bigint``, ``struct<by:timestamp,value:int>``)."""
+
+    name: str
+    type: str
+
+
+class Act(str, Enum):
+    """What becomes of a column of recorded state."""
+
+    KEEP = "keep"
+    WIDEN = "widen"
+    ADD = "add"
+    DROP = "drop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnMove:
+    """How a column of recorded state becomes one of the declared state; there is always one of the two.
+
+    A column that is added is NULL in all rows that lie there, one that is dropped is read no more.
+    """
+
+    recorded: StateColumn | None
+    declared: StateColumn | None
+
+    @property
+    def act(self) -> Act:
+        """What happens."""
+        if self.recorded is None:
+            return Act.ADD
+        if self.declared is None:
+            return Act.DROP
+        return Act.KEEP if self.recorded.type == self.declared.type else Act.WIDEN
+
+    def __str__(self) -> str:
+        """For people.
+
+        >>> str(ColumnMove(recorded=StateColumn("n__count", "int"), declared=StateColumn("n__count", "bigint")))
+        'widens n__count from int to bigint'
+        """
+        if self.declared is None:
+            assert self.recorded is not None  # one of the two is there
+            return f"drops {self.recorded.name} {self.recorded.type}"
+        if self.recorded is None:
+            return f"adds {self.declared.name} {self.declared.type}, from now on"
+        if self.act is Act.WIDEN:
+            return f"widens {self.declared.name} from {self.recorded.type} to {self.declared.type}"
+        return f"keeps {self.declared.name} {self.declared.type}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -293,7 +293,7 @@ def test_only_the_first_process_of_a_run_is_held_to_the_plan(folder):
     asked = RunOptions(pipeline="shop:orders", state="state", plan="plan.json")
     later = as_planned(asked)
 
-    assert "--plan" in asked.command(fresh=False, take_over=False, traceback=False)
+    assert "--plan" in asked.command(begins=False, take_over=False, traceback=False)
     assert (later.plan, later.fresh) == (None, True)
 
 

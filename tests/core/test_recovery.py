@@ -26,7 +26,7 @@ from penstock.checkpoint.entries import StepRecord, StepRole, Stopped
 from penstock.checkpoint.history import History, Unreadable
 from penstock.checkpoint.recovery import Recovery, SchemaChange, decide_recovery, plan_rewind
 from penstock.errors import GraphError, StateIncompatible
-from penstock.handles import StateHandle, TaskSnapshot
+from penstock.handles import ColumnMove, StateColumn, StateHandle, TaskSnapshot
 
 
 def decide(found, steps=STEPS, **options):
@@ -161,11 +161,43 @@ def test_a_changed_schema_is_reported_and_judged():
     assert decide(found, (SOURCE, wider, SINK)).changes == (
         SchemaChange(uid="totals", recorded="n LONG", declared="n LONG, m LONG"),
     )
-    with pytest.raises(
-        StateIncompatible,
-        match="step 'totals': checkpoint 1 recorded the schema 'n LONG', the pipeline declares 'n LONG, m LONG': no",
-    ):
-        decide(found, (SOURCE, wider, SINK), judge=lambda before, now: None if before == now else "no")
+    move = ColumnMove(recorded=None, declared=StateColumn("m", "LONG"))
+    judged = decide(found, (SOURCE, wider, SINK), judge=lambda step, _: (move,) if step == wider else ())
+    assert [change.moves for change in judged.changes] == [(move,)]
+
+
+def test_state_that_cannot_be_taken_over_is_refused_with_the_checkpoint():
+    def judge(step, snapshot):
+        assert (step, snapshot) in [(SOURCE, read_to(1)), (STEP, keyed(layer("layer-1")))], "not what holds nothing"
+        if step == STEP:
+            msg = "no"
+            raise StateIncompatible(msg)
+        return ()
+
+    with pytest.raises(StateIncompatible, match="step 'totals': checkpoint 1: no"):
+        decide(history(CLAIM, manifest(1)), judge=judge)
+
+
+def test_the_schema_of_an_older_manifest_is_that_of_its_state():
+    """Which recorded none with its steps."""
+    steps = (SOURCE, replace(STEP, schema=""), SINK)
+    found = history(CLAIM, manifest(1, steps=steps))
+
+    assert decide(found).changes == ()
+    assert decide(found, (SOURCE, replace(STEP, schema="n INT"), SINK)).changes == (
+        SchemaChange(uid="totals", recorded="n LONG", declared="n INT"),
+    )
+
+
+def test_a_source_more_before_all_others_disturbs_none():
+    """Pain 2: uids address state, never places."""
+    decided = decide(history(CLAIM, manifest(1)), (replace(SOURCE, uid="first"), *STEPS))
+
+    assert (decided.snapshots, decided.fresh) == (snapshots(1), ("first",))
+
+
+def test_a_sink_that_is_gone_leaves_nothing_unused():
+    assert decide(history(CLAIM, with_open(manifest(1), output(1))), (SOURCE, STEP)).dropped == ()
 
 
 # ----------------------------------------------------------------------------------------------------------- rewinds

@@ -31,8 +31,16 @@ ONLY_OF_THE_PRODUCT = {
     # A simulated driver does not begin with --fresh; the rewind tool does. Nor does it carry out a saved plan.
     "claim": {"past_unreadable", "expect"},
     "JobStarted": {"settings"},
-    "decide_recovery": {"fresh", "allow_non_restored_state"},  # the simulation gives these as a dictionary
+    # The simulation gives some of these as a dictionary, and its steps keep their names and columns.
+    "decide_recovery": {"fresh", "allow_non_restored_state", "rename", "judge"},
 }
+
+
+def product_order() -> list[tuple[str, dict[str, str]]]:
+    """Without the look before the claim, which only refuses what would be refused under it."""
+    look, *rest = order(penstock.job.attempt, "Attempt", "open")
+    assert look[0] == "decide_recovery"
+    return rest
 
 
 class Order(ast.NodeVisitor):
@@ -63,14 +71,14 @@ def order(module: object, owner: str, method: str) -> list[tuple[str, dict[str, 
 
 
 def test_the_simulated_attempt_calls_the_same_in_the_same_order() -> None:
-    product = [name for name, _ in order(penstock.job.attempt, "Attempt", "open")]
+    product = [name for name, _ in product_order()]
     simulated = [name for name, _ in order(simulation.process, "Driver", "_wire")]
     assert product == simulated
     assert len(product) == len(CALLS)
 
 
 def test_the_simulated_attempt_hands_on_the_same() -> None:
-    product, simulated = order(penstock.job.attempt, "Attempt", "open"), order(simulation.process, "Driver", "_wire")
+    product, simulated = product_order(), order(simulation.process, "Driver", "_wire")
     for (name, given), (_, restated) in zip(product, simulated, strict=True):
         assert given.keys() - ONLY_OF_THE_PRODUCT.get(name, set()) == restated.keys(), name
         for field, value in given.items():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.elements import Batch, Measure
 from penstock.graph.nodes import BAD, Graph, Keyed, Node, Origin, ParseJson, Read, Ref, Union, WithWatermark, Write
 from penstock.graph.pace import Every, at_once
-from penstock.job.attempt import step_records
+from penstock.job.declared import step_records
 from penstock.operators.base import LATE
 from penstock.runtime.plan import Select, plan_tasks
 from simulation.sinks import FakeSink

@@ -68,6 +68,10 @@ def test_every_function_is_known_by_name():
         (lambda: agg.approx_count_distinct("x", rsd=0), "rsd of ps.agg.approx_count_distinct must be a number of at"),
         (lambda: agg.custom("my sum", of="x", **SUMS), "needs a name of letters, digits and underscores, got 'my sum'"),
         (lambda: agg.custom("mine", of="x", **{**SUMS, "merge": {"t": F.sum}}), "partial has the parts ['s'], merge"),
+        (
+            lambda: agg.custom("mine", of="x", **{**SUMS, "partial": {"_s": F.sum}}),
+            "part '_s' begins with an underscore",
+        ),
         (lambda: agg.custom("mine", of="x", partial={}, merge={}, finish=lambda: 1), "custom('mine') has no part"),
         (lambda: agg.custom("mine", of="x", **{**SUMS, "finish": 1}), "finish of ps.agg.custom('mine') must be a fun"),
         (lambda: agg.stddev("x + 1").label, "ps.agg.stddev('x + 1') has no name"),

@@ -5,27 +5,16 @@ A crash at any point of carrying a decision out is followed by the same decision
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.checkpoint.entries import Manifest, Rewind, StepRecord, StepRole
 from penstock.checkpoint.history import History
 from penstock.checkpoint.importing import Import
-from penstock.errors import CheckpointUnreadable, GraphError, StateIncompatible
+from penstock.checkpoint.matching import Judge, SchemaChange, match
+from penstock.errors import CheckpointUnreadable, GraphError
 from penstock.handles import Committable, TaskSnapshot
 from penstock.ids import CheckpointId, EntryNumber, WallTime
-
-Judge = Callable[[StepRecord, StepRecord], str | None]
-"""Given a step as recorded and as declared, of one kind: why its state cannot be taken over, or ``None``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchemaChange:
-    """A step whose declared schema is not the recorded one; the step itself migrates or refuses."""
-
-    uid: str
-    recorded: str
-    declared: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +32,8 @@ class Recovery:
         snapshots: by uid, what to restore; a step that is not here begins empty.
         fresh: uids of the graph that begin empty although something is restored.
         dropped: uids whose recorded state is left unused, as was asked for.
-        changes: schemas that differ.
+        changes: schemas that differ, and what becomes of their columns.
+        renamed: old uids whose state is restored under a new one.
         next_checkpoint: above all ids on any timeline.
         initial: a checkpoint is due before the first batch: a new log, or a new source.
     """
@@ -58,11 +48,12 @@ class Recovery:
     fresh: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     changes: tuple[SchemaChange, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
     next_checkpoint: CheckpointId
     initial: bool
 
 
-def decide_recovery(  # noqa: PLR0913 - all that a start may be told
+def decide_recovery(  # noqa: PLR0913 - all that can be asked of a start
     history: History,
     steps: Sequence[StepRecord],
     *,
@@ -72,7 +63,8 @@ def decide_recovery(  # noqa: PLR0913 - all that a start may be told
     discard_unpublished: bool = False,
     bring: Import | None = None,
     allow_non_restored_state: bool = False,
-    judge: Judge = lambda _recorded, _declared: None,
+    rename: Mapping[str, str] | None = None,
+    judge: Judge = lambda _declared, _snapshot: (),
 ) -> Recovery:
     """What a start of the graph ``steps`` does; ``plan`` prints it, the supervisor carries it out under its claim.
 
@@ -85,17 +77,19 @@ def decide_recovery(  # noqa: PLR0913 - all that a start may be told
         discard_unpublished: with either of the two: what is open above the target is voided, not published.
         bring: begin with this exported checkpoint instead; alone, for it abandons nothing that could be discarded.
         allow_non_restored_state: leave state of uids unused that the graph no longer has.
-        judge: refuses schemas that no step could migrate, before anything runs.
+        rename: by old uid, the one under which its state is restored.
+        judge: says what becomes of a step's state, or refuses it, before anything runs.
 
     Raises:
         StateIncompatible: kinds or schemas do not match, or state would be left unused.
+        UnknownName: a rename names a step that is not there.
         GraphError: the rewind is impossible.
     """
     rewind = None
     if (fresh and _leaves_something(history)) or rewind_to is not None:
         rewind = plan_rewind(history, None if fresh else rewind_to, at=at, discard_unpublished=discard_unpublished)
     target = bring.manifest if bring is not None else _target(history, rewind)
-    matched = _match(target, steps, allow_non_restored_state=allow_non_restored_state, judge=judge)
+    matched = match(target, steps, allow_non_restored_state=allow_non_restored_state, rename=rename or {}, judge=judge)
     discarded = rewind.discard if rewind else ()
     return Recovery(
         commit=tuple(item for item in history.open_committables if item not in discarded),
@@ -108,6 +102,7 @@ def decide_recovery(  # noqa: PLR0913 - all that a start may be told
         fresh=matched.fresh,
         dropped=matched.dropped,
         changes=matched.changes,
+        renamed=matched.renamed,
         next_checkpoint=_next_checkpoint(history, rewind, bring),
         initial=target is None or any(step.role is StepRole.SOURCE and step.uid in matched.fresh for step in steps),
     )
@@ -199,72 +194,3 @@ def _condemned_by(history: History, discard: Sequence[Committable]) -> tuple[Che
         msg = f"discarding would condemn checkpoints that have names: {', '.join(held)}; unpin them first"
         raise GraphError(msg)
     return tuple(sorted(condemned))
-
-
-# ----------------------------------------------------------------------------------------------- matching by uid
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Matched:
-    snapshots: Mapping[str, TaskSnapshot] = field(default_factory=dict)
-    fresh: tuple[str, ...] = ()
-    dropped: tuple[str, ...] = ()
-    changes: tuple[SchemaChange, ...] = ()
-
-
-def _match(
-    target: Manifest | None, steps: Sequence[StepRecord], *, allow_non_restored_state: bool, judge: Judge
-) -> _Matched:
-    if target is None:
-        return _Matched()
-    declared = {step.uid: step for step in steps}
-    recorded = {step.uid: step for step in target.steps}
-    found = {snapshot.task: snapshot for snapshot in target.tasks}
-    unused = tuple(sorted(uid for uid, snapshot in found.items() if uid not in declared and _holds_anything(snapshot)))
-    if unused and not allow_non_restored_state:
-        raise _left_unused(target, unused, declared)
-    changes = []
-    for uid in sorted(found.keys() & declared.keys() & recorded.keys()):
-        before, now = recorded[uid], declared[uid]
-        _refuse_unlike(target, before, now, found[uid], judge)
-        if before.schema != now.schema:
-            changes.append(SchemaChange(uid=uid, recorded=before.schema, declared=now.schema))
-    return _Matched(
-        snapshots={uid: snapshot for uid, snapshot in found.items() if uid in declared},
-        fresh=tuple(step.uid for step in steps if step.uid not in found),
-        dropped=unused,
-        changes=tuple(changes),
-    )
-
-
-def _holds_anything(snapshot: TaskSnapshot) -> bool:
-    """Whether leaving this snapshot unused loses something: positions do; empty state does not."""
-    state = snapshot.state
-    return snapshot.position is not None or (state is not None and (bool(state.layers) or state.detail is not None))
-
-
-def _left_unused(target: Manifest, unused: Sequence[str], declared: Mapping[str, StepRecord]) -> StateIncompatible:
-    names = ", ".join(f"'{uid}'" for uid in unused)
-    here = ", ".join(f"'{uid}'" for uid in sorted(declared))
-    return StateIncompatible(
-        f"checkpoint {target.checkpoint} holds state of {names}, which the pipeline does not have (it has {here}); "
-        "give the steps their old uids, or leave that state unused with --allow-non-restored-state"
-    )
-
-
-def _refuse_unlike(target: Manifest, before: StepRecord, now: StepRecord, snapshot: TaskSnapshot, judge: Judge) -> None:
-    if not _holds_anything(snapshot):
-        return
-    if (before.role, before.kind) != (now.role, now.kind):
-        msg = (
-            f"checkpoint {target.checkpoint} recorded a {before.role.value} of kind {before.kind!r}, the pipeline has "
-            f"a {now.role.value} of kind {now.kind!r}; give the new step another uid, or put the old one back"
-        )
-        raise StateIncompatible(msg, uid=now.uid)
-    reason = judge(before, now)
-    if reason is not None:
-        msg = (
-            f"checkpoint {target.checkpoint} recorded the schema {before.schema!r}, the pipeline declares "
-            f"{now.schema!r}: {reason}; give the step a new uid, or put the old schema back"
-        )
-        raise StateIncompatible(msg, uid=now.uid)

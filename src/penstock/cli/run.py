@@ -11,8 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
+from penstock.checkpoint.renaming import check_rename
 from penstock.cli.engine import EngineWatch, log_to_file
-from penstock.cli.exits import ExitCode
+from penstock.cli.exits import ExitCode, UsageError
 from penstock.cli.lifeline import StopRequests
 from penstock.cli.live import LiveOutput
 from penstock.cli.locate import locate, refused
@@ -49,6 +50,7 @@ class RunOptions:
     claim: bool = False
     discard_unpublished: bool = False
     allow_non_restored_state: bool = False
+    rename: tuple[str, ...] = ()
     take_over: bool = False
     master: str | None = None
     plan: str | None = None
@@ -67,6 +69,8 @@ class RunOptions:
             "--traceback": traceback,
         }
         parts += [name for name, is_set in flags.items() if is_set]
+        for pair in self.rename:  # always: harmless once a checkpoint names the new uids, and needed until then
+            parts += ["--rename", pair]
         given = {
             "from": self.restore_from if begins else None,
             "plan": self.plan,
@@ -95,6 +99,7 @@ def run_as_parent(options: RunOptions, output: Output) -> int:
         claim=options.claim,
         discard_unpublished=options.discard_unpublished,
     )
+    renames_of(options.rename)
     later = options if options.plan is None else as_planned(options)
     starts = itertools.count()
 
@@ -119,6 +124,25 @@ def run_as_parent(options: RunOptions, output: Output) -> int:
 def run_as_child(options: RunOptions, output: Output) -> int:
     """Run the job in this process."""
     return _Runner(options, output).run()
+
+
+def renames_of(pairs: Sequence[str]) -> dict[str, str]:
+    """What ``--rename OLD=NEW`` says, as often as it was given.
+
+    Raises:
+        UsageError: it is not written so.
+
+    >>> renames_of(["totals=sums", "in=orders"])
+    {'totals': 'sums', 'in': 'orders'}
+    """
+    found: dict[str, str] = {}
+    for pair in pairs:
+        old, is_there, new = pair.partition("=")
+        if not (old and is_there and new) or old in found:
+            msg = f"--rename {pair}: write each as OLD=NEW, such as --rename totals=sums, and each old uid once"
+            raise UsageError(msg)
+        found[old] = new
+    return check_rename(found)
 
 
 class _Runner:
@@ -171,6 +195,7 @@ class _Runner:
                 claim=options.claim,
                 discard_unpublished=options.discard_unpublished,
                 allow_non_restored_state=options.allow_non_restored_state,
+                rename=renames_of(options.rename),
                 take_over=options.take_over,
                 expect=self._expect,
                 listener=self._listen,

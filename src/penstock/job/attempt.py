@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.coordinator import Coordinator, CoordinatorSettings
-from penstock.checkpoint.entries import Claim, StepRecord, StepRole
-from penstock.checkpoint.history import LogMark
+from penstock.checkpoint.entries import Claim
+from penstock.checkpoint.history import History, LogMark
 from penstock.checkpoint.journal import Journal
 from penstock.checkpoint.log import Log, OwnedLog
 from penstock.checkpoint.messages import AnswerRequest, AttemptId, EndJob, JobStarted
@@ -19,10 +19,11 @@ from penstock.errors import GenerationFenced, PenstockError
 from penstock.facts import Listener
 from penstock.failpoints import failpoint
 from penstock.filesystem.base import FileSystem
-from penstock.graph.nodes import Keyed, Read, Union, Write
+from penstock.graph.nodes import Write
 from penstock.handles import Committable
 from penstock.ids import Generation, Instant
 from penstock.job.beginning import CONTINUE, Beginning, decided
+from penstock.job.declared import Declared, declare, tell
 from penstock.job.explain import explain
 from penstock.job.here import here
 from penstock.job.recover import carry_out
@@ -32,7 +33,7 @@ from penstock.job.spark_edge import SparkEdge
 from penstock.job.started import started
 from penstock.job.wiring import Assembly, Surroundings
 from penstock.runtime.clock import Clock
-from penstock.runtime.plan import TaskPlan, plan_tasks
+from penstock.runtime.plan import plan_tasks
 from penstock.runtime.roles import Wiring, WorkerPool
 from penstock.runtime.source_task import SourceTask
 from penstock.runtime.supervisor import Supervisor
@@ -70,6 +71,7 @@ class Plan:
     requests: Requests = field(default_factory=Requests)
     before_claim: Callable[[], None] = lambda: None
     expect: LogMark | None = None
+    rename: Mapping[str, str] = field(default_factory=dict)
 
 
 class Attempt:
@@ -88,6 +90,7 @@ class Attempt:
         self._number = number
         self._beginning = beginning
         self._tasks = plan_tasks(plan.analysis.graph)
+        self._declared: Declared | None = None
         self._edge: SparkEdge | None = None
         self._owned: OwnedLog | None = None
         self.supervisor = Supervisor(plan.clock, plan.listener)
@@ -145,6 +148,7 @@ class Attempt:
         is_first = self.generation is None
         if is_first:
             plan.before_claim()
+            self._decide(plan.log.read(past_unreadable=self._beginning.is_rewind))  # refused, it leaves all as it was
         claim = Claim(host=here(), pid=os.getpid(), started=plan.clock.wall(), version=version("penstock"))
         owned = plan.log.claim(
             claim,
@@ -159,16 +163,29 @@ class Attempt:
         self._edge = SparkEdge(plan.spark, job=plan.name, generation=owned.generation, cores=cores_of(plan.spark))
         return owned
 
+    @property
+    def declared(self) -> Declared:
+        """What the steps keep, asked once an attempt: it takes some calls to the JVM."""
+        if self._declared is None:
+            self._declared = declare(self._tasks, self._plan.analysis, self._plan.spark)
+        return self._declared
+
+    def _decide(self, history: History, generation: Generation | None = None) -> Recovery:
+        plan, at = self._plan, self._plan.clock.wall()
+        return decide_recovery(
+            history,
+            self.declared.steps,
+            allow_non_restored_state=plan.allow_non_restored_state,
+            rename=plan.rename,
+            judge=self.declared.judge,
+            at=at,
+            **decided(self._beginning, history, job=plan.name, at=at, generation=generation),
+        )
+
     def _recover(self, owned: OwnedLog) -> Recovery:
         """Publish, void and delete what the log says, and say what is restored."""
-        plan, at = self._plan, self._plan.clock.wall()
-        recovery = decide_recovery(
-            owned.history,
-            step_records(self._tasks),
-            allow_non_restored_state=plan.allow_non_restored_state,
-            at=at,
-            **decided(self._beginning, owned.history, job=plan.name, at=at, generation=owned.generation),
-        )
+        plan, recovery = self._plan, self._decide(owned.history, owned.generation)
+        tell(recovery)
         carry_out(
             recovery,
             log=owned,
@@ -254,29 +271,13 @@ class Attempt:
             wall=self._plan.clock.wall(),
             attempts={id: AttemptId(f"{id}@{self._number}") for id in assembly.tasks},
             sources=tuple(id for id, task in assembly.tasks.items() if isinstance(task, SourceTask)),
-            steps=step_records(self._tasks),
+            steps=self.declared.steps,
             next_checkpoint=recovery.next_checkpoint,
             parent=recovery.restored,
             initial=recovery.initial,
             settled=bool(recovery.commit),
             settings=asdict(self._plan.settings),
         )
-
-
-def step_records(tasks: tuple[TaskPlan, ...]) -> tuple[StepRecord, ...]:
-    """The tasks, as manifests record them."""
-    records = []
-    for task in tasks:
-        match task.node:
-            case Read(uid=uid):
-                records.append(StepRecord(uid=uid, role=StepRole.SOURCE))
-            case Keyed(uid=uid, spec=spec):
-                records.append(StepRecord(uid=uid, role=StepRole.STEP, kind=spec.kind))
-            case Write(uid=uid):
-                records.append(StepRecord(uid=uid, role=StepRole.SINK))
-            case Union():
-                records.append(StepRecord(uid=task.id, role=StepRole.STEP))
-    return tuple(records)
 
 
 def _coordinator_settings(settings: Settings) -> CoordinatorSettings:

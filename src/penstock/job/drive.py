@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.control_files import ControlFiles
@@ -51,6 +51,7 @@ class Orders:
     allow_non_restored_state: bool
     take_over: bool
     expect: LogMark | None = None
+    rename: Mapping[str, str] = field(default_factory=dict)
 
 
 class Drive:
@@ -221,6 +222,7 @@ class Drive:
             allow_non_restored_state=self._orders.allow_non_restored_state,
             take_over=self._orders.take_over,
             expect=self._orders.expect,
+            rename=self._orders.rename,
         )
 
 

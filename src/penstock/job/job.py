@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.history import LogMark
 from penstock.checkpoint.messages import StopRequested
+from penstock.checkpoint.renaming import check_rename
 from penstock.errors import PenstockError, RequestFailed, SettingsError
 from penstock.facts import Fact, JobEnded, Listener
 from penstock.graph.pipeline import PipelineDefinition
@@ -47,6 +49,7 @@ class Job:
         claim: take the folder's files over: they are deleted there, and nobody else can begin with them.
         discard_unpublished: output above ``restore_from`` that is not published yet never will be.
         allow_non_restored_state: leave state unused whose step the pipeline no longer has.
+        rename: new uids of steps by their old ones, to go on with those; does nothing once a checkpoint has the new.
         take_over: claim the job even if a living process has it, which that process notices and ends.
         expect: refuse if the log is not as it was when somebody looked (``history.mark``); for the first attempt.
         listener: gets every fact, from any thread.
@@ -54,7 +57,7 @@ class Job:
 
     Raises:
         GraphError: the pipeline is refused, before anything runs.
-        SettingsError: an unknown or impossible option.
+        SettingsError: an unknown or impossible option, or a rename beside ``fresh``.
 
     Example::
 
@@ -63,7 +66,7 @@ class Job:
         print(report.rows_written)
     """
 
-    def __init__(  # noqa: PLR0913 - the options of a job
+    def __init__(  # noqa: PLR0913 - all that can be said of a start
         self,
         pipeline: PipelineDefinition,
         *,
@@ -74,6 +77,7 @@ class Job:
         claim: bool = False,
         discard_unpublished: bool = False,
         allow_non_restored_state: bool = False,
+        rename: Mapping[str, str] | None = None,
         take_over: bool = False,
         expect: LogMark | None = None,
         listener: Listener | None = None,
@@ -102,6 +106,7 @@ class Job:
             allow_non_restored_state=allow_non_restored_state,
             take_over=take_over,
             expect=expect,
+            rename=check_rename(rename, fresh=fresh),
         )
         self._drive: Drive | None = None
         self._thread: threading.Thread | None = None
@@ -276,8 +281,6 @@ class Job:
     def _give_up(self) -> None:
         if self._drive is not None:
             self._drive.give_up()
-
-    # ------------------------------------------------------------------------------------------------------- driving
 
     def _begin(self, drive: Drive) -> None:
         try:

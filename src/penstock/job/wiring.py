@@ -15,7 +15,7 @@ from penstock.graph.nodes import Keyed, Read, Ref, Union, WithWatermark, Write
 from penstock.graph.pace import Every, at_once
 from penstock.graph.upstream import to_name_partitions, upstream
 from penstock.handles import Guarantee, TaskSnapshot
-from penstock.ids import END_OF_TIME, Generation
+from penstock.ids import END_OF_TIME, EventTime, Generation
 from penstock.job.rewrites import controlled, counting, followed
 from penstock.job.spark_edge import SparkEdge
 from penstock.operators.base import OperatorContext
@@ -199,7 +199,7 @@ class Assembly:
             [self._channels[leaf] for leaf in leaves],
             [found[leaf][0] for leaf in leaves],
             upstream=[self._upstream(ref, *found[leaf]) for ref, leaf in zip(plan.node.inputs, leaves, strict=True)],
-            restored=watermarks if len(watermarks) == len(leaves) else (),
+            restored=watermarks if len(watermarks) == len(leaves) else _least(watermarks) * len(leaves),
             wake=self.threads[plan.id].wake,
         )
 
@@ -259,3 +259,8 @@ class Assembly:
             failpoint=failpoint,
         )
         return SinkWork(plan.id, node.sink.writer(context))
+
+
+def _least(watermarks: tuple[EventTime, ...]) -> tuple[EventTime, ...]:
+    """What surely is so of any input of a step that has another number of them now; nothing if nothing is known."""
+    return (min(watermarks),) if watermarks else ()

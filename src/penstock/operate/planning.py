@@ -21,7 +21,7 @@ from penstock.graph.fingerprint import fingerprint
 from penstock.graph.nodes import Read, Write
 from penstock.graph.validate import validate_mode, weakest
 from penstock.handles import Guarantee
-from penstock.job.attempt import step_records
+from penstock.job.declared import step_records
 from penstock.job.here import is_here
 from penstock.job.owner import has_ended
 from penstock.operate.directory import root_of

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
+    from penstock.state.migration import Keeps
+
 MAIN = "out"
 LATE = "late"
 
@@ -163,6 +165,10 @@ class OperatorSpec(Protocol):
         Raises:
             GraphError: a column is missing or has an impossible type.
         """
+        ...
+
+    def keeps(self, inputs: tuple[StructType, ...], session: SparkSession) -> Keeps:
+        """What its state looks like, which a start compares with what a checkpoint holds. Runs no job."""
         ...
 
     def open(self, context: OperatorContext, restored: StateHandle | None) -> Operator:

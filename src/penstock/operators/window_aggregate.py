@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from penstock.operators.aggregates import Aggregate
     from penstock.operators.window_plan import WindowPlan
     from penstock.operators.windows import Window
+    from penstock.state.migration import Keeps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,11 +87,15 @@ class WindowAggregate:
         plan = self._plan(uid="", schema=inputs[0], session=_session(), partitions=1)
         return {MAIN: self._output(plan.output), LATE: inputs[0]}
 
+    def keeps(self, inputs: tuple[StructType, ...], session: SparkSession) -> Keeps:
+        """What its state looks like; analyses, runs nothing."""
+        return self._plan(uid="", schema=inputs[0], session=session, partitions=1).keeps
+
     def open(self, context: OperatorContext, restored: StateHandle | None) -> Operator:
         """Begin from restored state or empty.
 
         Raises:
-            StateIncompatible: the state has other columns or is of another kind.
+            StateIncompatible: the state has columns that cannot become its own, or is of another kind.
             LayerMissing: a file of a layer is not there.
             CheckpointUnreadable: a file is not the one that was written.
         """

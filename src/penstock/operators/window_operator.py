@@ -31,7 +31,8 @@ from penstock.state.blocks import state_session, unpersist
 from penstock.state.compaction import Merge, plan_merge
 from penstock.state.durable import DurableLayers, PendingLayers
 from penstock.state.keeping import Tag, keep
-from penstock.state.restore import check_schema, check_window, live_refs, moment_of, restore_layer
+from penstock.state.migration import carried, judge
+from penstock.state.restore import live_refs, moment_of, restore_layer
 from penstock.state.stack import CROWDED, FAN, LIMIT, Stack
 from penstock.state.writer import LayerWriter
 
@@ -71,8 +72,7 @@ class WindowOperator:
             self._stack = Stack()
             self._durable = DurableLayers(self._stack, writer)
         else:
-            check_schema(restored, plan.layers_format)
-            check_window(restored, plan.window.describe(), context.uid)
+            restored = _brought_over(restored, plan, context.uid)
             horizon, fired, closed = (moment_of(restored, name) for name in ("horizon", "fired", "closed"))
             coming = restore_layer(restored, writer, context.spark, name="m00000000", turn=_turn(restored, emission))
             self._stack = Stack(horizon=horizon, restored=coming)
@@ -255,6 +255,12 @@ class WindowOperator:
         rows, told = self._plans.merged(layers, self._stack.horizon)
         epoch, turn = max(layer.epoch for layer in layers), max(layer.turn for layer in layers)
         return self._made(rows, told, level=plan.level, epoch=epoch, turn=turn)
+
+
+def _brought_over(restored: StateHandle, plan: WindowPlan, uid: str) -> StateHandle:
+    """The state as this step is to read it; the start has asked whether it can, but whoever opens a step need not."""
+    judge(restored, plan.keeps, uid=uid)
+    return carried(restored, plan.layers_format.ddl())
 
 
 def _turn(restored: StateHandle, emission: Emission) -> int:

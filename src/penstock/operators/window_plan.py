@@ -28,6 +28,7 @@ from penstock.operators.window_checks import (
 from penstock.operators.window_figures import CODE, LATE, MISSING, ON_TIME, PANE
 from penstock.state.changing import changing, quoted
 from penstock.state.layer import END, START, LayerFormat
+from penstock.state.migration import Keeps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -76,6 +77,12 @@ class WindowPlan:
     def is_ordered(self) -> bool:
         """Whether Spark can compare results."""
         return all(is_ordered(field.dataType) for field in self.output.fields)
+
+    @property
+    def keeps(self) -> Keeps:
+        """What its state looks like: a restore compares it."""
+        layers_format = self.layers_format
+        return Keeps(kind=layers_format.kind, schema=layers_format.ddl(), window=self.window.describe())
 
     def flagged(self, frame: DataFrame, horizon: int, mark: int, arrival: int | None = None) -> DataFrame:
         """``frame`` with a code for each row: on time, late (its windows are closed), or without an event time.

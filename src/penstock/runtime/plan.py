@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from penstock.checkpoint.united import union_id
 from penstock.errors import assert_never
 from penstock.graph.nodes import BAD, Graph, Keyed, ParseJson, Read, Ref, RowWise, Union, WithWatermark, Write
 from penstock.operators.base import MAIN
@@ -88,11 +89,8 @@ class _Planner:
                 self._ids[node.id] = self._union_id(node)
 
     def _union_id(self, node: Union) -> str:
-        """Unions have no uid: one is named by what it unites, in order, as no uid can be.
-
-        So a changed pipeline takes a union's watermarks over only if its inputs are the same.
-        """
-        name = "union@" + "+".join(self._origin(ref) for ref in node.inputs)
+        """Unions have no uid: one is named by what it unites, in order, as no uid can be; see ``checkpoint.united``."""
+        name = union_id([self._origin(ref) for ref in node.inputs])
         twins = sum(other == name or other.startswith(f"{name}#") for other in self._ids.values())
         return f"{name}#{twins + 1}" if twins else name
 

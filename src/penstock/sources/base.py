@@ -153,6 +153,16 @@ class Partitioned(Protocol):
         ...
 
 
+@runtime_checkable
+class Positioned(Protocol):
+    """A source that says beforehand which positions it goes on after, so that another kind's is refused at once."""
+
+    @property
+    def position_kind(self) -> str:
+        """What :attr:`Position.kind` is in its positions."""
+        ...
+
+
 RECORD: Final = "_record"
 """Column of frames whose source has decoded a column of JSON: the record, ``NULL`` where Spark is to decode it."""
 

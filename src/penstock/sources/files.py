@@ -11,7 +11,7 @@ from penstock.errors import GraphError, SourceUnavailable
 from penstock.handles import Guarantee
 from penstock.sources.base import Waiting
 from penstock.sources.file_frames import Content, explain, parquet_schema
-from penstock.sources.file_listing import Progress, Signature, decode, left_to_read, ordered
+from penstock.sources.file_listing import KIND, Progress, Signature, decode, left_to_read, ordered
 from penstock.sources.file_reader import FilesReader
 from penstock.sources.file_scan import scan
 
@@ -124,6 +124,11 @@ class Source:
     def guarantee(self) -> Guarantee:
         """Replaying a position reads the same files again."""
         return Guarantee.EXACTLY_ONCE
+
+    @property
+    def position_kind(self) -> str:
+        """The kind of its positions."""
+        return KIND
 
     def schema(self, spark: SparkSession) -> StructType:
         """The declared columns; of Parquet without a schema, those of the first file.

@@ -63,6 +63,11 @@ class Source:
         """Rows are computed from their numbers."""
         return Guarantee.EXACTLY_ONCE
 
+    @property
+    def position_kind(self) -> str:
+        """The kind of its positions."""
+        return KIND
+
     def schema(self, spark: SparkSession) -> StructType:
         """The columns that ``build`` makes.
 

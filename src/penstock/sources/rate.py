@@ -52,6 +52,11 @@ class Source:
         """Rows are computed from their numbers."""
         return Guarantee.EXACTLY_ONCE
 
+    @property
+    def position_kind(self) -> str:
+        """The kind of its positions."""
+        return KIND
+
     def schema(self, spark: SparkSession) -> StructType:  # noqa: ARG002 - the same in every session
         """``value BIGINT, at TIMESTAMP``."""
         from pyspark.sql.types import LongType, StructType, TimestampType

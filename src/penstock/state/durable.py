@@ -19,8 +19,9 @@ from penstock.state.arranging import Arranger
 from penstock.state.blocks import framed
 from penstock.state.compaction import Merge, Sized, plan_durable
 from penstock.state.layer import Extent, Layer, union
+from penstock.state.scan import scan
 from penstock.state.slices import Slice, files_of
-from penstock.state.writer import LayerWriter, Rows, bounds, bytes_of, extent_of, scan
+from penstock.state.writer import LayerWriter, Rows, bounds, bytes_of, extent_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +48,7 @@ class DurableLayers:
     Args:
         stack: the layers in memory.
         writer: makes rows durable.
-        refs: the layers restored from.
+        refs: the layers restored from, each of which says which columns it has if they are not the writer's.
         horizon: the one restored.
     """
 
@@ -164,7 +165,7 @@ class DurableLayers:
         by = self._writer.layers_format.sliced
 
         def rows_of(part: Slice) -> DataFrame | None:
-            files = [file for ref in refs for file in files_of(ref, part, by)]
+            files = [(ref, found) for ref in refs if (found := files_of(ref, part, by))]
             return scan(self._writer, files).coalesce(self._writer.tasks) if files else None
 
         return rows_of

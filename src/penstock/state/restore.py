@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from penstock.errors import CheckpointUnreadable, LayerMissing, StateIncompatible
+from penstock.errors import CheckpointUnreadable, LayerMissing
 from penstock.ids import BEGINNING
 from penstock.state.arranging import Arranger
 from penstock.state.blocks import Figures, framed
@@ -18,8 +18,9 @@ from penstock.state.changing import quoted
 from penstock.state.keeping import keep_rows
 from penstock.state.layer import EXTENT, Kept, LayerFormat
 from penstock.state.loading import Coming, Loading
+from penstock.state.scan import scan
 from penstock.state.slices import Slice, files_of, slices_of
-from penstock.state.writer import LayerWriter, bounds, extent_of, scan
+from penstock.state.writer import LayerWriter, bounds, extent_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,48 +29,13 @@ if TYPE_CHECKING:
 
     from penstock.filesystem.base import FileSystem
     from penstock.handles import FileRef, LayerRef, StateHandle
-
+    from penstock.state.scan import Files
 
 ROWS_A_PART: Final = 1_000_000
 """Rows to load at once: a second or two of reading and merging."""
 
 READ_AGAIN: Final = 2
 """How many times all rows may be read, at most, in order to load them in small parts."""
-
-
-def check_schema(handle: StateHandle, layers_format: LayerFormat) -> None:
-    """Refuse state whose kind or columns are not the step's.
-
-    Raises:
-        StateIncompatible: with both and the remedy.
-    """
-    uid = layers_format.uid
-    if handle.kind != layers_format.kind:
-        kept = layers_format.kind
-        msg = f"the checkpoint holds state of kind {handle.kind!r}, this step keeps {kept!r}: give it another uid"
-        raise StateIncompatible(msg, uid=uid)
-    if handle.schema != layers_format.ddl():
-        msg = (
-            f"the checkpoint's state has the columns {handle.schema}; the pipeline declares {layers_format.ddl()}. "
-            "Restore with the keys and aggregates it was written with, or give the step a new uid and start it "
-            "without its state"
-        )
-        raise StateIncompatible(msg, uid=uid)
-
-
-def check_window(handle: StateHandle, described: str, uid: str) -> None:
-    """Refuse state of other windows: its rows are cut in other places.
-
-    Raises:
-        StateIncompatible: with both and the remedy.
-    """
-    held = handle.detail.get("window") if isinstance(handle.detail, dict) else None
-    if held != described:
-        msg = (
-            f"the checkpoint's state is cut for windows {held!r}; the pipeline declares {described!r}. Restore with "
-            "those windows, or give the step a new uid and start it without its state"
-        )
-        raise StateIncompatible(msg, uid=uid)
 
 
 def horizon_of(handle: StateHandle) -> int:
@@ -99,7 +65,7 @@ def restore_layer(
     """What brings the rows of a handle into memory, as one merged layer; ``None`` if nothing lives. No job.
 
     Args:
-        handle: what the checkpoint recorded.
+        handle: what the checkpoint recorded, brought under the writer's schema: see :func:`carried`.
         writer: where files lie and what their rows look like.
         session: the user's session, which the layer will belong to.
         name: of the layer.
@@ -184,17 +150,17 @@ class _Rows:
     def part(self, part: Slice) -> Kept:
         """Those of one partition, merged by one task."""
         layers_format = self.writer.layers_format
-        files = [file for ref in self.refs for file in files_of(ref, part, layers_format.sliced)]
+        files = [(ref, files_of(ref, part, layers_format.sliced)) for ref in self.refs]
         found = self._scan(files).coalesce(1).where(part.condition(layers_format))
         return self._kept(layers_format.merged(found))
 
     def all(self) -> Kept:
         """All of them, merged and exchanged."""
         layers_format = self.writer.layers_format
-        found = self._scan([file for ref in self.refs for file in ref.files])
+        found = self._scan([(ref, ref.files) for ref in self.refs])
         return self._kept(layers_format.merged(layers_format.hashed(found)))
 
-    def _scan(self, files: Sequence[FileRef]) -> DataFrame:
+    def _scan(self, files: Files) -> DataFrame:
         return self.writer.layers_format.between(scan(self.writer, files), self.horizon)
 
     def _kept(self, merged: DataFrame) -> Kept:

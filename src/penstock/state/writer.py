@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock.errors import StorageFailed
 from penstock.handles import FileRef, LayerRef
-from penstock.state.blocks import Figures, blocks_needed, literal, rebind
+from penstock.state.blocks import Figures, blocks_needed, rebind
 from penstock.state.layer import Extent, LayerFormat
 from penstock.state.slices import Slice
 
@@ -163,15 +163,6 @@ def extent_of(refs: Sequence[LayerRef]) -> Extent:
         first_end=min(bounds(ref)[0] for ref in refs),
         last_end=max(bounds(ref)[1] for ref in refs),
     )
-
-
-def scan(writer: LayerWriter, files: Sequence[FileRef]) -> DataFrame:
-    """The rows of exactly these files, whatever else lies in their folders."""
-    schema = writer.layers_format.schema
-    if not files:
-        return writer.session.createDataFrame([], schema)
-    paths = [literal(writer.filesystem.url(file.path)) for file in files]
-    return writer.session.read.schema(schema).parquet(*paths)
 
 
 def bytes_of(ref: LayerRef) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -147,10 +147,10 @@ class Life:
         if before is not None:
             before.analysis.close()
 
-    def allow_non_restored_state(self, *, is_allowed: bool) -> None:
-        """For the next attempts: state whose step is gone may be left unused."""
+    def restore_so(self, *, allow_non_restored_state: bool, rename: Mapping[str, str]) -> None:
+        """For the next attempts: whether state whose step is gone may be left unused, and which have another uid."""
         assert self._plan is not None
-        self._plan = replace(self._plan, allow_non_restored_state=is_allowed)
+        self._plan = replace(self._plan, allow_non_restored_state=allow_non_restored_state, rename=rename)
 
     def begin(self) -> None:
         """A new attempt, as in a new process, and what it does by itself; an armed crash may end it at once.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.checkpoint.control import check_savepoint_name
+from penstock.checkpoint.renaming import check_rename
 from penstock.durations import parse_duration
 from penstock.graph.nodes import Graph
 from penstock.graph.pipeline import PipelineDefinition
@@ -124,11 +125,7 @@ class PipelineRun(Outcome):
         self._wake(uid)
 
     def idle(self, uid: str) -> None:
-        """A source says that nothing comes for now: until its next rows it holds no watermark back.
-
-        Raises:
-            HarnessError: there is no such source, or it has ended.
-        """
+        """A source says that nothing comes for now: until its next rows it holds no watermark back. As :meth:`send`."""
         self.send(uid, [Idle()])
 
     def hold(self, uid: str) -> None:
@@ -153,10 +150,7 @@ class PipelineRun(Outcome):
         self._life.move(lambda running: running.hold(uid, is_held=False))
 
     def advance(self, duration: str) -> None:
-        """Let time pass, and what is due in between happen in its order: timers, idleness, periodic checkpoints.
-
-        Args:
-            duration: for example ``"5 seconds"``.
+        """Let time pass, such as ``"5 seconds"``, and what is due in between happen: timers, idleness, checkpoints.
 
         Raises:
             GraphError: it is no length of time.
@@ -243,28 +237,35 @@ class PipelineRun(Outcome):
         _ = self._life.running
         self._life.die("it was crashed; restart() is next")
 
-    def restart(self, pipeline: PipelineDefinition | None = None, *, allow_non_restored_state: bool = False) -> None:
+    def restart(
+        self,
+        pipeline: PipelineDefinition | None = None,
+        *,
+        allow_non_restored_state: bool = False,
+        rename: Mapping[str, str] | None = None,
+    ) -> None:
         """Begin again, as a new process would, from what is durable.
 
         Args:
             pipeline: a new version of the pipeline, to see that it takes over the state of the old one. Rows that were
                 sent and are read again are taken by the columns that its sources have now.
             allow_non_restored_state: leave state unused whose step the pipeline no longer has.
+            rename: by old uid, the new one of a step; what was sent to a source is read again under its new uid.
 
         Raises:
-            HarnessError: the job runs and no crash is armed; or an armed one was never reached, with the points that
-                were; or the new pipeline has another name.
+            HarnessError: the job runs and no crash is armed; or an armed one was never reached; or the new pipeline
+                has another name.
             PenstockError: the recovery failed.
         """
         if self._life.is_alive:
             restart_later(self._life, is_new=pipeline is not None)
             return
+        names = check_rename(rename or {})
         if pipeline is not None:
+            self._cast.rename(names)
             self._play(pipeline)
-        self._life.allow_non_restored_state(is_allowed=allow_non_restored_state)
+        self._life.restore_so(allow_non_restored_state=allow_non_restored_state, rename=names)
         self._life.begin()
-
-    # --------------------------------------------------------------------------------------------------------- the rest
 
     @property
     def is_alive(self) -> bool:

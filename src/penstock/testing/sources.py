@@ -72,6 +72,11 @@ class ScriptedSource:
         """Whether an :class:`End` was sent: nothing may follow it."""
         return self._script.has_ended or any(isinstance(item, End) for item in self._unchecked)
 
+    @property
+    def position_kind(self) -> str:
+        """The kind of its positions."""
+        return KIND
+
     def schema(self, spark: SparkSession) -> StructType:
         """The columns; rows given at construction are checked now.
 

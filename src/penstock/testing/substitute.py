@@ -58,6 +58,14 @@ class Cast:
         self.steps = tuple(node.uid for node in graph.nodes if isinstance(node, Keyed))
         return replace(graph, nodes=tuple(self._node(node, spark) for node in graph.nodes))
 
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Sources that have another uid in the next version: what was sent to them stays theirs."""
+        for old, new in names.items():
+            known = self.sources.get(old) or self._known.get(old)
+            if known is not None:
+                self._known[new] = known
+                self.sources.pop(new, None)  # that of a start that was refused
+
     def _node(self, node: Node, spark: SparkSession) -> Node:
         match node:
             case Read():

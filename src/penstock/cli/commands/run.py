@@ -23,6 +23,7 @@ Examples:
   penstock run shop:orders --fresh                     begin empty beside the state that is there
   penstock run shop:orders --from before-v2            go back to a savepoint, or a checkpoint's number
   penstock run shop:orders --from ./exports/orders     begin with a checkpoint that was exported there
+  penstock run shop:orders --rename totals=sums        new code, in which the step totals is called sums
   penstock run shop:orders --master spark://host:7077  on a cluster"""
 
 
@@ -53,6 +54,10 @@ def add(app: App, output: Output) -> None:
         plan: Annotated[
             str | None, Parameter(help="What `penstock plan --out` wrote: refuse if log, code or settings moved since.")
         ] = None,
+        rename: Annotated[
+            tuple[str, ...],
+            Parameter(negative="", show_default=False, help="OLD=NEW: a step goes on with the state of its old uid."),
+        ] = (),
         take_over: Annotated[bool, Flag, Parameter(help="Claim the job even if a living process has it.")] = False,
         stop_timeout: Annotated[str | None, Parameter(help="Most time for a stop; 8s by default.")] = None,
         max_rows_per_batch: Annotated[int | None, Parameter(help="Most rows of a batch.")] = None,
@@ -73,6 +78,7 @@ def add(app: App, output: Output) -> None:
             claim=claim,
             discard_unpublished=discard_unpublished,
             allow_non_restored_state=allow_non_restored_state,
+            rename=rename,
             take_over=take_over,
             master=master,
             plan=plan,

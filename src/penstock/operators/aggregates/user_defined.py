@@ -189,6 +189,13 @@ def _check_names(name: object, partial: Mapping[str, object], merge: Mapping[str
         if not isinstance(word, str) or not _NAME.fullmatch(word):
             msg = f"ps.agg.custom needs a {what} of letters, digits and underscores, got {word!r}"
             raise GraphError(msg)
+    for part in partial:
+        if part.startswith("_") or "__" in part:
+            msg = (
+                f"ps.agg.custom({name!r}): part {part!r} begins with an underscore or has two in a row, which is how "
+                "columns of state tell an alias from a part; rename it"
+            )
+            raise GraphError(msg)
     if not partial:
         msg = f"ps.agg.custom({name!r}) has no part: give it a partial and a merge, such as F.sum and F.sum"
         raise GraphError(msg)

@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from penstock.durations import parse_duration
 from penstock.handles import Guarantee
@@ -36,7 +36,7 @@ from penstock.sources.kafka.bounds import (
 from penstock.sources.kafka.commits import Choice, CommitMode, choose
 from penstock.sources.kafka.decode import JsonColumn
 from penstock.sources.kafka.errors import explain
-from penstock.sources.kafka.offsets import Offsets, TopicPartition, decode
+from penstock.sources.kafka.offsets import KIND, Offsets, TopicPartition, decode
 from penstock.sources.kafka.options import check_options
 from penstock.sources.kafka.secrets import Option
 from penstock.sources.kafka.stalls import Patience
@@ -130,6 +130,7 @@ class Source:
     json: JsonColumn | None
     wanted: frozenset[str] | None
     end: Offsets | None
+    position_kind: ClassVar[str] = KIND
 
     def __init__(  # noqa: PLR0913 - what can be said about topics
         self,
