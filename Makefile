@@ -50,7 +50,7 @@ imports: $(INSTALLED) ## who may import whom
 
 ##@ Test
 .PHONY: test test-core mission torture replay exhaust planted coverage-simulation torture-windows torture-files \
-        torture-kafka
+        torture-kafka newcomer
 test: $(INSTALLED) ## all tests; TESTS="tests/spark -k join" runs some
 	@$(WITH_JAVA) tools/test.sh $(or $(TESTS),--numprocesses 2 --dist loadfile tests)
 
@@ -83,6 +83,9 @@ torture-files: $(INSTALLED) ## kill a files-to-files job again and again and com
 
 torture-kafka: $(INSTALLED) ## the same to a Kafka-to-files job, and to its broker; ARGS=…
 	@$(WITH_JAVA) $(BIN)/python tests/crash/torture_kafka.py $(ARGS)
+
+newcomer: $(INSTALLED) ## a new user's first minutes: wheel, init, test, run, kill -9, run; ARGS=--download gets all by pip
+	@$(WITH_JAVA) PYTHONPATH=tests $(BIN)/python tests/crash/newcomer.py $(ARGS)
 
 ##@ Measure
 .PHONY: bench-windows bench-checkpoint bench-kafka bench-latency soak

@@ -104,8 +104,61 @@ def test_the_tutorial_on_testing_runs(spark: SparkSession, tmp_path: Path, monke
     (tmp_path / "test_shop.py").write_text("\n\n".join(text for text in code if not text.startswith("# ")))
     (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
 
-    conftest = modules["conftest.py"].replace("    session.stop()\n", "")  # it is the session of this run
-    (tmp_path / "conftest.py").write_text(conftest)
+    assert _pytest_in(tmp_path) == 0
+
+
+@pytest.mark.spark
+@pytest.mark.mission("D10")
+def test_the_tutorial_on_crashes_runs_and_fails_where_it_says(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the bug it fails at the points that the page names, in the words that it shows; mended, nowhere."""
+    text = (ROOT / "docs" / "crash-tutorial.md").read_text(encoding="utf-8")
+    modules: dict[str, str] = {}
+    for block in re.findall(r"```python\n# (.*?)```", text, flags=re.DOTALL):
+        title, code = block.split("\n", 1)
+        name = title.removesuffix(", continued")
+        modules[name] = modules.get(name, "") + f"\n\n{code}"
+    monkeypatch.chdir(tmp_path)
+    for name in ("alarms", "alarms_mended"):
+        module = ModuleType(name)
+        monkeypatch.setitem(sys.modules, name, module)
+        exec(compile(modules.pop(f"{name}.py"), f"{name}.py", "exec"), vars(module))
+    for name, code in modules.items():
+        (tmp_path / name).write_text(code)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
+    seen = _Seen()
+
+    assert _pytest_in(tmp_path, seen) == 1
+
+    assert modules.keys() == {"test_alarms.py", "test_alarms_mended.py", "test_recovery.py"}
+    places = re.findall(r"^FAILED test_alarms\.py::…\[(.+?)\] - AssertionError: (assert .*)$", text, re.MULTILINE)
+    assert len(seen.passed) == 1 + (7 - len(places)) + 8 + 2
+    assert len(seen.failed) == len(places) == 3
+    for (place, words), (name, why) in zip(places, seen.failed.items(), strict=True):
+        assert name.endswith(f"wherever_the_job_dies[{place}]")
+        assert words in why
+
+
+class _Seen:
+    """A plugin of pytest's that keeps what passed, and what failed and why."""
+
+    def __init__(self) -> None:
+        self.passed: list[str] = []
+        self.failed: dict[str, str] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed[report.nodeid] = str(report.longrepr)
+        elif report.when == "call":
+            self.passed.append(report.nodeid)
+
+
+def _pytest_in(folder: Path, *plugins: object) -> int:
+    """Run the tests of a tutorial with the fixture of the page on testing."""
+    code = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "testing.md").read_text(), flags=re.DOTALL)
+    conftest = next(text for text in code if text.startswith("# conftest.py"))
+    (folder / "conftest.py").write_text(conftest.replace("    session.stop()\n", ""))  # it is the session of this run
     without = ["-p", "no:cacheprovider", "-p", "no:faulthandler"]  # that of the run around this one stays on
-    options = ["-q", "--import-mode=importlib", *without, f"--rootdir={tmp_path}"]
-    assert pytest.main([*options, "-c", str(tmp_path / "pytest.ini"), str(tmp_path)]) == 0
+    options = ["-q", "--import-mode=importlib", *without, f"--rootdir={folder}"]
+    return int(pytest.main([*options, "-c", str(folder / "pytest.ini"), str(folder)], plugins=[*plugins]))

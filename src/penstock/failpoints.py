@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -131,7 +132,9 @@ def arm(name: str, action: str, *, hit: int | None = None) -> None:
         SettingsError: no such place or action.
     """
     if name not in KNOWN:
-        msg = f"there is no failpoint {name!r}; known are {', '.join(sorted(KNOWN))}"
+        near = get_close_matches(name, KNOWN, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(KNOWN))}"
+        msg = f"there is no failpoint {name!r}; {hint}"
         raise SettingsError(msg)
     if hit is not None and hit < 1:
         msg = f"failpoint {name!r}: hits count from 1, got {hit}"

@@ -141,6 +141,18 @@ def test_on_a_terminal_the_line_of_now_tells_how_far_the_sources_are_behind(monk
     assert says in said
 
 
+@pytest.mark.parametrize(
+    ("lags", "ends"),
+    [
+        ([], "3 outputs]\n"),
+        ([lag("a", 0, 0.0)], "3 outputs]\n"),
+        ([lag("a", 1_200, 4.4), lag("b", 34, 2.0)], "3 outputs] · 1,234 rows behind, caught up in 4 s\n"),
+    ],
+)
+def test_off_a_terminal_the_line_of_a_checkpoint_tells_how_far_the_sources_are_behind(lags, ends):
+    assert lines_of(started(), *lags, completed()).endswith(ends)
+
+
 def test_no_color_leaves_out_colours_on_a_terminal_too(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")

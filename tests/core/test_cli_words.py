@@ -49,6 +49,10 @@ COMMANDS = [
     "verify",
     "gc",
     "shadow",
+    "doctor",
+    "init",
+    "test",
+    "--install-completion",
 ]
 
 
@@ -83,6 +87,9 @@ def test_version_is_one_line():
         (["run", "shop:orders", "--retained", "0"], "retained is 0"),
         (["run", "shop", "--no-parent"], "'shop' is not module:pipeline; write for example shop:orders"),
         (["run", "shop.py:orders", "--no-parent"], "write for example shop:orders"),
+        (["doctor", "--sate", "x"], "Unknown option: --sate. Did you mean --state?"),
+        (["init", "--nam", "x"], "Unknown option: --nam. Did you mean --name?"),
+        (["--install-completion", "--shell", "bahs"], 'Did you mean "bash"?'),
         (["demo", "--rows", "3"], "--rows 3 is too few"),
     ],
 )

@@ -106,6 +106,7 @@ def test_recording_appends_the_name_of_each_hit(tmp_path):
         (f"{PLACE}=error:PATH", "unknown action"),
         (f"{PLACE}=pause", "unknown action"),
         (f"{PLACE}=kill:now", "unknown action"),
+        ("sink.publish=kill", "there is no failpoint 'sink.publish'; did you mean 'sink.published'?"),
         ("nowhere=raise", "there is no failpoint 'nowhere'; known are checkpoint.manifest.before, "),
     ],
 )

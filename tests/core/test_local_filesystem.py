@@ -315,7 +315,7 @@ def test_a_local_disk_passes_the_probe_and_nothing_is_left(filesystem, root):
 
 @pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "fuse.sshfs"])
 def test_L8_a_network_file_system_is_refused(filesystem, monkeypatch, kind):
-    monkeypatch.setattr(local, "_kind_of", lambda _path: kind)
+    monkeypatch.setattr(local, "kind_of", lambda _path: kind)
 
     with pytest.raises(StateDirectoryRefused, match=f"lies on {kind}, where two hosts could own one job"):
         filesystem.probe()
@@ -332,8 +332,8 @@ def test_a_file_system_that_overwrites_is_refused(filesystem, monkeypatch):
 def test_the_kind_of_a_file_system_is_that_of_the_nearest_mount():
     from pathlib import Path
 
-    assert local._kind_of(Path("/proc/self")) == "proc"
-    assert local._kind_of(Path("/no/such/place")) not in {"proc", "unknown"}
+    assert local.kind_of(Path("/proc/self")) == "proc"
+    assert local.kind_of(Path("/no/such/place")) not in {"proc", "unknown"}
 
 
 @pytest.mark.parametrize("prefix", ["", "file://"])

@@ -120,8 +120,8 @@ class LiveOutput:
         self._watermarks.clear()
         self._lag.clear()
         self._rows.clear()
-        console = self._output.err
-        if console.is_terminal and not console.is_dumb_terminal and self._live is None:
+        if self._has_line_of_now and self._live is None:
+            console = self._output.err
             self._live = Live(console=console, get_renderable=self._status, refresh_per_second=4, transient=True)
             self._live.start()
 
@@ -132,7 +132,9 @@ class LiveOutput:
         parts = [f"{fact.duration_ms / 1_000:.2f} s", f"+{size(fact.bytes)}"]
         if fact.committables:
             parts.append(count(fact.committables, "output"))
-        self._line(f"checkpoint {fact.checkpoint} ok{kind} [{', '.join(parts)}]")
+        done = f"checkpoint {fact.checkpoint} ok{kind} [{', '.join(parts)}]"
+        behind = [] if self._has_line_of_now else self._behind(least=1)
+        self._line(" · ".join([done, *behind]))
 
     def _ended(self, fact: JobEnded) -> None:
         self.close()
@@ -166,11 +168,16 @@ class LiveOutput:
             parts.append(f"checkpoint {self._last[0]} {age:.0f} s ago")
         return " · ".join([*parts, "Ctrl-C stops in order"])
 
-    def _behind(self) -> list[str]:
+    @property
+    def _has_line_of_now(self) -> bool:
+        return self._output.err.is_terminal and not self._output.err.is_dumb_terminal
+
+    def _behind(self, *, least: int = 0) -> list[str]:
         """How far the sources that know it are behind, in all, and when the last of them has caught up."""
-        if not self._lag:
+        rows = sum(lag.rows for lag in self._lag.values())
+        if not self._lag or rows < least:
             return []
-        found = count(sum(lag.rows for lag in self._lag.values()), "row") + " behind"
+        found = count(rows, "row") + " behind"
         ends = [lag.eta_seconds for lag in self._lag.values() if lag.rows]
         known = [end for end in ends if end is not None]
         return [f"{found}, caught up in {max(known):,.0f} s" if known and len(known) == len(ends) else found]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Final, NoReturn
 
@@ -13,9 +15,12 @@ from cyclopts.help import PlainFormatter
 from penstock.cli.commands import (
     checkpoint,
     checkpoints,
+    completion,
     demo,
+    doctor,
     ending,
     gc,
+    init,
     lag,
     late,
     list_jobs,
@@ -24,6 +29,7 @@ from penstock.cli.commands import (
     savepoint,
     shadow,
     status,
+    test,
     verify,
 )
 from penstock.cli.commands.shared import Add, epilogue
@@ -37,6 +43,8 @@ Stream processing on Spark: pipelines with named state, checkpoints and exactly-
 EXAMPLES: Final = """\
 Examples:
   penstock demo                                        kill a pipeline, restart it, count its rows
+  penstock init orders                                 a first pipeline with its tests, in a new folder
+  penstock doctor                                      does this machine have what a job needs?
   penstock run shop:orders --state ./state             run the pipeline `orders` of shop.py
   penstock run shop:orders --until caught-up           read what is there now, publish, end
   penstock plan shop:orders --state ./state            what a start would do
@@ -57,6 +65,10 @@ COMMANDS: Final[tuple[Add, ...]] = (
     verify.add,
     gc.add,
     shadow.add,
+    doctor.add,
+    init.add,
+    test.add,
+    completion.add,
 )
 """In the order of ``--help``, which sorts them."""
 
@@ -73,6 +85,7 @@ def make_app(output: Output) -> App:
         result_action="return_value",
         exit_on_error=False,
         print_error=False,
+        suppress_keyboard_interrupt=False,
         console=output.out,
         error_console=output.err,
     )
@@ -90,9 +103,18 @@ def dispatch(arguments: Sequence[str], output: Output) -> int:
         return output.error(UsageError(f"{error}".strip() + f" See penstock {_command(arguments, app)}--help."))
     except (PenstockError, KeyboardInterrupt) as error:
         return output.error(error)
+    except BrokenPipeError:  # whoever read this has seen enough, as in `| head`
+        _leave_quietly()
+        return ExitCode.ENDED
     except Exception as error:  # the last line of defence: no traceback unless asked for
         return output.error(error)
     return int(code or ExitCode.ENDED)
+
+
+def _leave_quietly() -> None:
+    """Let what is still buffered for a reader that is gone go nowhere, or Python would complain at its exit."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _command(arguments: Sequence[str], app: App) -> str:
@@ -110,4 +132,9 @@ def main() -> NoReturn:
     """The entry point of ``penstock`` and of ``python -m penstock``."""
     arguments = sys.argv[1:]
     traceback = "--traceback" in arguments
-    sys.exit(dispatch([each for each in arguments if each != "--traceback"], Output(traceback=traceback)))
+    code = dispatch([each for each in arguments if each != "--traceback"], Output(traceback=traceback))
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _leave_quietly()
+    sys.exit(code)

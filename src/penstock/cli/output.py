@@ -68,6 +68,8 @@ class Output:
 
 def explain(error: BaseException) -> list[str]:
     """What a person needs to know, most important first; no frames of ours or of Spark."""
+    if isinstance(error, KeyboardInterrupt):
+        return ["interrupted"]
     if isinstance(error, PenstockError):
         lines = [str(error)]
         if NO_JAVA in lines[0]:
@@ -80,13 +82,21 @@ def explain(error: BaseException) -> list[str]:
     return lines
 
 
+class _Console(Console):
+    """One that leaves it to us what to do when its reader has gone away."""
+
+    def on_broken_pipe(self) -> None:
+        """Go on as without it; by default the process would end here, with 1."""
+        raise  # noqa: PLE0704 - called where the error is handled
+
+
 def _console(stream: TextIO) -> Console:
     if os.environ.get("NO_COLOR"):
-        return Console(file=stream, color_system=None, highlight=False, markup=False, emoji=False)
+        return _Console(file=stream, color_system=None, highlight=False, markup=False, emoji=False)
     is_terminal = stream.isatty()
-    console = Console(file=stream, highlight=False, markup=False, emoji=False, force_terminal=is_terminal)
+    console = _Console(file=stream, highlight=False, markup=False, emoji=False, force_terminal=is_terminal)
     if not is_terminal:
-        console = Console(file=stream, highlight=False, markup=False, emoji=False, force_terminal=False, width=WIDE)
+        console = _Console(file=stream, highlight=False, markup=False, emoji=False, force_terminal=False, width=WIDE)
     return console
 
 

@@ -19,6 +19,7 @@ from penstock.cli.live import LiveOutput
 from penstock.cli.locate import locate, refused
 from penstock.cli.planned import as_planned, expected
 from penstock.cli.process import Parent
+from penstock.cli.waiting import Waiting
 from penstock.errors import EngineDied, PenstockError
 from penstock.facts import Fact, JobStarted
 from penstock.runtime.clock import SystemClock
@@ -153,6 +154,7 @@ class _Runner:
         self._output = output
         self._live: LiveOutput | None = None
         self._expect: LogMark | None = None
+        self._waiting = Waiting(output)
         self._over = threading.Event()
         self._requests = StopRequests(at_once=self._end_at_once, tell=lambda text: output.note(f"penstock: {text}"))
         self._engine = EngineWatch(self._engine_died)
@@ -165,6 +167,7 @@ class _Runner:
         self._requests.bind(job.request_stop)
         try:
             if not self._requests.is_asked:
+                self._waiting.on(f"{job.name}: starting Spark")
                 job.start(self._options.until)
             job.wait()
         except PenstockError as error:
@@ -172,8 +175,7 @@ class _Runner:
         finally:
             self._engine.release()
             self._over.set()
-            if self._live is not None:
-                self._live.close()
+            self._close_lines()
         return ExitCode.INTERRUPTED if job.is_cut_short else ExitCode.ENDED
 
     def _job(self) -> Job:
@@ -210,12 +212,20 @@ class _Runner:
 
     def _listen(self, fact: Fact) -> None:
         if isinstance(fact, JobStarted):
+            self._waiting.off()
             self._engine.begin()
             self._requests.running()
         if self._live is not None:
             self._live(fact)
 
+    def _close_lines(self) -> None:
+        """Leave the terminal as it was."""
+        self._waiting.off()
+        if self._live is not None:
+            self._live.close()
+
     def _failed(self, error: PenstockError) -> int:
+        self._close_lines()
         if self._engine.is_dead and not isinstance(error, EngineDied):
             error = _dead(error)
         code = self._output.error(error)
@@ -236,8 +246,7 @@ class _Runner:
 
     def _leave(self, code: ExitCode) -> NoReturn:
         """End this process now: nothing that still runs in it could do anything useful."""
-        if self._live is not None:
-            self._live.close()
+        self._close_lines()
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 stream.flush()

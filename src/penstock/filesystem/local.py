@@ -166,7 +166,7 @@ class LocalFileSystem:
         Raises:
             StateDirectoryRefused: a network file system, one without hard links, read-only, or not ours.
         """
-        kind = _kind_of(self._root)
+        kind = kind_of(self._root)
         if kind in NETWORK:
             msg = f"{self._root} lies on {kind}, where two hosts could own one job; use a local disk or an object store"
             raise StateDirectoryRefused(msg)
@@ -287,7 +287,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _kind_of(path: Path) -> str:
+def kind_of(path: Path) -> str:
     """The kind of file system that ``path`` lies on, where the system tells."""
     best, kind = Path("/"), "unknown"
     with suppress(OSError):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 from cyclopts import App, Parameter
 
@@ -20,9 +21,21 @@ Every command takes --traceback: show all frames of an error.
 Exit codes:
 {table()}"""
 
+
+def _jobs(context: Any) -> list[str]:
+    """What Tab offers for a job's name: those in the folder of ``--state``."""
+    from penstock.operate.directory import jobs_in
+
+    given = context.get("--state")
+    return jobs_in((given.raw if given is not None else None) or STATE)
+
+
+_BY_TAB: Final[dict[str, Any]] = {"completer": _jobs} if "completer" in inspect.signature(Parameter).parameters else {}
+"""Nothing where the command line library is too old for it (on Python 3.10)."""
+
 Flag: Final = Parameter(negative="", show_default=False)
 State: TypeAlias = Annotated[str, Parameter(help="Folder that holds the state of jobs.")]
-JobName: TypeAlias = Annotated[str, Parameter(help='Name of the job, as in @ps.pipeline("orders").')]
+JobName: TypeAlias = Annotated[str, Parameter(help='Name of the job, as in @ps.pipeline("orders").', **_BY_TAB)]
 AsJson: TypeAlias = Annotated[
     bool,
     Parameter(

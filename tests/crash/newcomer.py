@@ -1,0 +1,203 @@
+"""The first minutes of a new user, for real: the wheel in an empty folder, a project, its tests, a kill -9, exact sums.
+
+``make newcomer`` takes the packages that penstock needs from this environment; with ``ARGS=--download`` pip
+gets them from its index, as for a user (pyspark alone is 450 MB). Prints what each step took.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from crash.driver import LIGHT
+from crash.waiting import clock, until
+from penstock.cli.family import family, kill_family
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 300
+"""Seconds that all of it may take."""
+
+PATIENCE = 600
+"""Seconds for one step, on a machine that others use too: it is the whole that is judged."""
+
+FILES = 40
+COMPLETE = re.compile(r"checkpoint [1-9]\d* ok")
+
+
+class Newcomer:
+    """One new user's folder, environment and steps.
+
+    Args:
+        home: an empty folder with a short name, for Unix sockets have their paths below it.
+        download: get dependencies from pip's index.
+    """
+
+    def __init__(self, home: Path, *, download: bool = False) -> None:
+        self.project = home / "project"
+        self.took: dict[str, float] = {}
+        self._home = home
+        self._download = download
+        self._bin = home / "venv" / "bin"
+        temporary = home / "tmp"
+        temporary.mkdir()
+        self.project.mkdir()
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "PYTHON"))}
+        path = f"{self._bin}{os.pathsep}{os.environ['PATH']}"
+        if not download:
+            kept["SPARK_SUBMIT_OPTS"] = LIGHT  # a user has the machine for himself
+        self._environment = kept | {"PATH": path, "TMPDIR": str(temporary), "SPARK_LOCAL_DIRS": str(temporary)}
+
+    # ------------------------------------------------------------------------------------------------------ to begin
+
+    def wheel(self) -> Path:
+        """The wheel of this checkout, built with the pinned tools."""
+        with self._timed("build the wheel"):
+            out = self._home / "dist"
+            command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(ROOT)]
+            self._succeeds(command, environment=dict(os.environ))
+            (built,) = out.glob("penstock-*.whl")
+            return built
+
+    def install(self, wheel: Path) -> None:
+        """A fresh environment with the wheel in it."""
+        with self._timed("venv and pip install"):
+            venv = self._bin.parent
+            if self._download:
+                self._succeeds([sys.executable, "-m", "venv", str(venv)])
+                self._succeeds([str(self._bin / "python"), "-m", "pip", "install", "--quiet", f"{wheel}[test]"])
+                return
+            self._succeeds([sys.executable, "-m", "venv", "--without-pip", str(venv)])
+            pip = [sys.executable, "-m", "pip", "--python", str(self._bin / "python"), "--disable-pip-version-check"]
+            self._succeeds([*pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel)])
+            (packages,) = venv.glob("lib/python*/site-packages")
+            (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+
+    # --------------------------------------------------------------------------------------------------------- steps
+
+    def runs(self, step: str, *command: str, code: int = 0) -> str:
+        """A command in the project's folder; what it printed."""
+        with self._timed(step):
+            return self._succeeds([str(self._bin / command[0]), *command[1:]], code=code)
+
+    def run_and_kill(self, step: str, *command: str) -> int:
+        """A command that is killed with all its processes when it has completed a checkpoint; how many they were."""
+        with self._timed(step):
+            words = self._home / "first-run.txt"
+            with words.open("w") as file:
+                process = subprocess.Popen(
+                    [str(self._bin / command[0]), *command[1:]],
+                    cwd=self.project,
+                    env=self._environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=file,
+                    start_new_session=True,
+                )
+            try:
+                said = words.read_text
+                until(PATIENCE, "a checkpoint", lambda: COMPLETE.search(said()) or process.poll() is not None, said)
+                assert process.poll() is None, said()
+                members = len(family(process.pid))
+            finally:
+                kill_family(process.pid)
+                process.wait()
+            return members
+
+    def has_command(self, name: str) -> bool:
+        """Whether ``penstock --help`` lists it."""
+        listed = self._succeeds([str(self._bin / "penstock"), "--help"])
+        return re.search(rf"^ +{name}: ", listed, re.MULTILINE) is not None
+
+    def _succeeds(self, command: list[str], *, code: int = 0, environment: dict[str, str] | None = None) -> str:
+        process = subprocess.Popen(
+            command,
+            cwd=self.project,
+            env=environment or self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        try:
+            said, _ = process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            kill_family(process.pid)
+            raise
+        assert process.returncode == code, f"{' '.join(command)} ended with {process.returncode}:\n{said}"
+        return said
+
+    @contextmanager
+    def _timed(self, step: str) -> Iterator[None]:
+        before = clock()
+        yield
+        self.took[step] = clock() - before
+
+
+@contextmanager
+def newcomer(*, download: bool = False) -> Iterator[Newcomer]:
+    """A new user, whose folder is gone afterwards."""
+    home = Path(tempfile.mkdtemp(prefix="pn-", dir="/tmp"))
+    try:
+        yield Newcomer(home, download=download)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def first_minutes(user: Newcomer) -> None:
+    """Everything, with what must come of it."""
+    user.install(user.wheel())
+    where = user.runs("import", "python", "-c", "import penstock; print(penstock.__file__)")
+    assert "/venv/" in where, f"this is not the penstock of the wheel: {where}"
+    user.runs("doctor", "penstock", "doctor", "--no-spark")
+    user.runs("init", "penstock", "init")
+    assert len(list(user.project.iterdir())) <= 5
+    assert "5 passed" in user.runs("test", "penstock", "test")
+    user.runs("make orders", "python", "sample.py", "make", str(FILES))
+    run = ("penstock", "run", "orders:orders", "--checkpoint-every", "1s")
+    assert user.run_and_kill("run, and kill -9", *run) >= 3  # the parent, the job, its JVM
+    user.runs("more orders meanwhile", "python", "sample.py", "make", "4")
+    user.runs("check, which must find orders missing", "python", "sample.py", "check", code=1)
+    said = user.runs("run until caught up", *run, "--until", "caught-up")
+    assert said.index("orders: starting Spark …") < said.index("orders: restoring from checkpoint"), said
+    assert re.search(r"orders: stopped · [1-9][\d,]* rows read", said), said
+    checked = user.runs("check", "python", "sample.py", "check")
+    assert "0 lost, 0 doubled, 0 sums wrong" in checked, checked
+    still_open = int(re.findall(r"(\d+) windows are still open", checked)[0])
+    assert still_open > 0
+    if user.has_command("state"):
+        query = ("query", "orders", "totals", "SELECT count(*) AS n FROM totals", "--format", "csv")
+        answer = user.runs("state query", "penstock", "state", *query)
+        assert str(still_open) in answer.split(), answer
+    else:
+        assert "→" in user.runs("checkpoints", "penstock", "checkpoints", "orders")
+
+
+def tell(user: Newcomer) -> float:
+    """Print what each step took; all of it in seconds."""
+    for step, seconds in user.took.items():
+        print(f"{seconds:7.1f} s  {step}")
+    whole = sum(user.took.values())
+    print(f"{whole:7.1f} s  in all, of {LIMIT} s")
+    return whole
+
+
+def main(arguments: list[str]) -> int:
+    """All of it once."""
+    with newcomer(download="--download" in arguments) as user:
+        try:
+            first_minutes(user)
+        finally:
+            whole = tell(user)
+    return 0 if whole < LIMIT else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
