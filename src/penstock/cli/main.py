@@ -22,6 +22,7 @@ from penstock.cli.commands import (
     plan,
     run,
     savepoint,
+    state,
     status,
     verify,
 )
@@ -55,6 +56,7 @@ COMMANDS: Final[tuple[Add, ...]] = (
     late.add,
     verify.add,
     gc.add,
+    state.add,
 )
 """In the order of ``--help``, which sorts them."""
 

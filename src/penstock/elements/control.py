@@ -14,6 +14,8 @@ class CheckpointKind(str, Enum):
     PERIODIC = "periodic"
     SAVEPOINT = "savepoint"
     FINAL = "final"
+    WRITTEN = "written"
+    """By hand: one step's state was made of a table, all else was taken from another checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

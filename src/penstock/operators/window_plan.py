@@ -13,6 +13,7 @@ from penstock.operators.count_window import Counted
 from penstock.operators.global_window import Global
 from penstock.operators.schemas import nullable
 from penstock.operators.sessions import Session
+from penstock.operators.window_record import record_of
 from penstock.operators.window_base import Paned
 from penstock.operators.window_checks import (
     OWN,
@@ -150,6 +151,7 @@ def make_plan(
     kept = nullable(partial.schema)
     skips = all(part.skips_null for aggregate in aggregates for part in aggregate.parts)
     windowed = LayerFormat(uid=uid, keys=names, schema=kept, merges=merges, partitions=partitions, skips_null=skips)
+    windowed = replace(windowed, table=record_of(window, aggregates, types))
     layers_format = replace(windowed, start=ends[0], end=ends[1], scattered=not window.is_paned)
     output = analysed(lambda: _whole(layers_format, session).select(*bounds, *finishes), "aggregates", schema)
     return WindowPlan(

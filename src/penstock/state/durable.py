@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from penstock.handles import Json
     from penstock.state.cover import Cover
     from penstock.state.stack import Stack
 
@@ -176,7 +177,9 @@ class DurableLayers:
     def _handle(self, cover: Cover) -> StateHandle:
         layers_format = self._writer.layers_format
         horizon = None if cover.horizon == BEGINNING else cover.horizon
-        detail = {"partitions": layers_format.partitions, "horizon": horizon, **cover.notes}
+        detail: dict[str, Json] = {"partitions": layers_format.partitions, "horizon": horizon, **cover.notes}
+        if layers_format.table is not None:
+            detail["table"] = layers_format.table
         return StateHandle(kind=layers_format.kind, schema=layers_format.ddl(), layers=self._refs, detail=detail)
 
     def _check_order(self, cover: Cover) -> None:
