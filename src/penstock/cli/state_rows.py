@@ -117,20 +117,22 @@ def as_json(value: object) -> object:
     >>> as_json({"at": datetime(2026, 1, 1, tzinfo=timezone.utc), "of": [math.inf, Decimal("1.10")]})
     {'at': '2026-01-01T00:00:00+00:00', 'of': ['inf', '1.10']}
     """
+    made: object
     match value:
         case None | bool() | int() | str():
-            return value
-        case float():
-            return value if math.isfinite(value) else str(value)
+            made = value
+        case float() if math.isfinite(value):
+            made = value
         case datetime():
-            return (value.astimezone(timezone.utc) if value.tzinfo else value).isoformat()
+            made = (value.astimezone(timezone.utc) if value.tzinfo else value).isoformat()
         case date():
-            return value.isoformat()
+            made = value.isoformat()
         case bytes():
-            return base64.b64encode(value).decode("ascii")
+            made = base64.b64encode(value).decode("ascii")
         case list() | tuple():
-            return [as_json(item) for item in value]
+            made = [as_json(item) for item in value]
         case dict():
-            return {str(key): as_json(item) for key, item in value.items()}
+            made = {str(key): as_json(item) for key, item in value.items()}
         case _:
-            return str(value)
+            made = str(value)
+    return made

@@ -116,9 +116,7 @@ class ByHand:
     at: WallTime
 
 
-def manifest_with(
-    history: History, base: Manifest | None, uid: str, handle: StateHandle, by: ByHand
-) -> Manifest:
+def manifest_with(history: History, base: Manifest | None, uid: str, handle: StateHandle, by: ByHand) -> Manifest:
     """The entry: all of ``base`` but one step's state, under a new id and a name. Pure.
 
     All that is open now is open in it (rule R5), its id is above all (R4), and it condemns nothing.

@@ -13,7 +13,6 @@ from penstock.operators.count_window import Counted
 from penstock.operators.global_window import Global
 from penstock.operators.schemas import nullable
 from penstock.operators.sessions import Session
-from penstock.operators.window_record import record_of
 from penstock.operators.window_base import Paned
 from penstock.operators.window_checks import (
     OWN,
@@ -27,6 +26,7 @@ from penstock.operators.window_checks import (
     partial_name,
 )
 from penstock.operators.window_figures import CODE, LATE, MISSING, ON_TIME, PANE
+from penstock.operators.window_record import record_of
 from penstock.state.changing import changing, quoted
 from penstock.state.layer import END, START, LayerFormat
 

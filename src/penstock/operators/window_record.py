@@ -156,5 +156,7 @@ def _made(name: str, function: str, parameters: Json) -> Aggregate | None:
 
 
 def _strange(record: object) -> CheckpointUnreadable:
-    msg = f"the checkpoint says {record!r} of its state's table, which this penstock does not know: read it with a newer"
+    msg = (
+        f"the checkpoint says {record!r} of its state's table, which this penstock does not know: read it with a newer"
+    )
     return CheckpointUnreadable(msg)

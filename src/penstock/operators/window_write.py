@@ -1,7 +1,7 @@
 """Rows of layers out of a table that a person made: which columns it must have, and which rows it may have.
 
-Knows nothing of files, checkpoints or who asks. A table holds either an aggregate's partial columns, or the finished one
-where the partial is the same value: of ``sum``, ``count``, ``min`` and ``max``.
+Knows nothing of files, checkpoints or who asks. A table holds an aggregate's partial columns, or the finished one where
+the partial is the same value: of ``sum``, ``count``, ``min`` and ``max``.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ def _sources(table: StateTable, frame: DataFrame) -> Mapping[str, str]:
     """Which column of the frame each column of the layers is; all time's bounds are none."""
     layers_format, there = table.layers_format, frame.columns
     found = {name: name for name in layers_format.keys}
-    if not isinstance(table.plan.window, Global):
-        found |= {name: name for name in (layers_format.start, layers_format.end)}
+    bounds = (layers_format.start, layers_format.end)
+    if not isinstance(table.plan.window, Global) or all(name in there for name in bounds):
+        found |= {name: name for name in bounds}
     missing = [name for name in found if name not in there]
     if missing:
         raise SchemaMismatch(_missing(table, missing), uid=layers_format.uid)

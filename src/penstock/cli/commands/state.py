@@ -63,7 +63,7 @@ def add(app: App, output: Output) -> None:
         at: At = None,
         diff: Annotated[
             tuple[str, str] | None,
-            Parameter(help="Two checkpoints: rows that came, went or changed in between, with _change."),
+            Parameter(negative="", help="Two checkpoints: rows that came, went or changed in between, with _change."),
         ] = None,
         format: Annotated[Literal["table", "csv", "json", "parquet"], Parameter(help="Of the result.")] = "table",
         limit: Annotated[
