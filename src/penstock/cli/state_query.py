@@ -46,11 +46,6 @@ class Question:
             return TABLE_ROWS if self.format == "table" else None
         return self.limit or None
 
-    @property
-    def where(self) -> dict[str, object]:
-        """Which checkpoint or checkpoints, for the document."""
-        return {"diff": list(self.diff)} if self.diff is not None else {"at": self.at}
-
 
 def query_state(output: Output, question: Question) -> int:
     """Answer it.
@@ -63,16 +58,28 @@ def query_state(output: Output, question: Question) -> int:
     _check(question)
     directory = JobDirectory(question.state, question.job)
     history = directory.read()
-    for at in question.diff or (question.at,):
-        state_of(chosen(history, at), question.uid)  # what is not there is said at once, not after Spark has started
+    manifests = [chosen(history, at) for at in question.diff or (question.at,)]
+    for manifest in manifests:
+        state_of(manifest, question.uid)  # what is not there is said at once, not after Spark has started
+    ids = [int(manifest.checkpoint) for manifest in manifests]
     with _spark(output) as session:
         from penstock.operate.state_read import StateReader
 
-        output.note(_progress(history, question), style="dim")
+        output.note(_progress(ids, question), style="dim")
         frame = _table(StateReader(session, directory), history, question)
-        answer = _select(session, frame, question)
-        write_result(output, answer, question)
+        _answer(output, _select(session, frame, question), question, ids)
     return ExitCode.ENDED
+
+
+def _answer(output: Output, answer: DataFrame, question: Question, ids: list[int]) -> None:
+    from pyspark.errors import PySparkException
+
+    from penstock.job.explain import explain
+
+    try:
+        write_result(output, answer, question, ids)
+    except PySparkException as error:  # such as a division by zero in the query
+        raise explain(error) from error
 
 
 def _check(question: Question) -> None:
@@ -87,8 +94,7 @@ def _check(question: Question) -> None:
         raise UsageError(msg)
 
 
-def _progress(history: History, question: Question) -> str:
-    ids = [str(chosen(history, at).checkpoint) for at in question.diff or (question.at,)]
+def _progress(ids: list[int], question: Question) -> str:
     which = f"checkpoints {ids[0]} and {ids[1]}" if question.diff else f"checkpoint {ids[0]}"
     return f"reading the state of {question.uid} at {which} of {question.job} …"
 

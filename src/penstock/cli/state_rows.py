@@ -29,8 +29,8 @@ SCHEMA: Final = "penstock.state.query/1"
 """Of the JSON document: fields may be added under this name, never changed or taken away."""
 
 
-def write_result(output: Output, answer: DataFrame, question: Question) -> None:
-    """Give the answer, in the form that was asked for, to stdout or into a file."""
+def write_result(output: Output, answer: DataFrame, question: Question, ids: Sequence[int]) -> None:
+    """Give the answer over checkpoints ``ids``, in the form that was asked for, to stdout or into a file."""
     most = question.most
     found: Any = (answer if most is None else answer.limit(most + 1)).toArrow()
     rows = found if most is None else found.slice(0, most)
@@ -43,7 +43,7 @@ def write_result(output: Output, answer: DataFrame, question: Question) -> None:
         output.result(Text(_footer(rows.num_rows, is_cut=found.num_rows > rows.num_rows)))
         return
     else:
-        text = _text(rows, answer, question)
+        text = _text(rows, answer, question, ids)
         if question.to is None:
             output.out.file.write(text)
             return
@@ -55,9 +55,9 @@ def _footer(shown: int, *, is_cut: bool) -> str:
     return f"the first {count(shown, 'row')}; --limit 0 shows all" if is_cut else count(shown, "row")
 
 
-def _text(rows: Any, answer: DataFrame, question: Question) -> str:
+def _text(rows: Any, answer: DataFrame, question: Question, ids: Sequence[int]) -> str:
     if question.format == "json":
-        return json.dumps(_document(rows, answer, question), indent=2) + "\n"
+        return json.dumps(_document(rows, answer, question, ids), indent=2) + "\n"
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
     lines.writerow(rows.column_names)
@@ -65,12 +65,12 @@ def _text(rows: Any, answer: DataFrame, question: Question) -> str:
     return out.getvalue()
 
 
-def _document(rows: Any, answer: DataFrame, question: Question) -> Mapping[str, object]:
+def _document(rows: Any, answer: DataFrame, question: Question, ids: Sequence[int]) -> Mapping[str, object]:
     return {
         "schema": SCHEMA,
         "job": question.job,
         "uid": question.uid,
-        **question.where,
+        "checkpoints": list(ids),
         "columns": [{"name": field.name, "type": field.dataType.simpleString()} for field in answer.schema],
         "rows": [dict(zip(rows.column_names, map(as_json, row), strict=True)) for row in _tuples(rows)],
     }

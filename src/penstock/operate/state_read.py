@@ -185,14 +185,13 @@ def scan_live(session: SparkSession, filesystem: FileSystem, handle: StateHandle
         LayerMissing: a file is not there.
         CheckpointUnreadable: a file is not the one that was written.
     """
-    from pyspark.sql.types import StructType
-
+    from penstock.operators.window_table import schema_of
     from penstock.state.blocks import literal
     from penstock.state.restore import check_files, live_refs
 
     refs = live_refs(handle)
     check_files(refs, filesystem, uid)
-    schema = StructType.fromDDL(handle.schema)
+    schema = schema_of(handle)
     files = [literal(filesystem.url(file.path)) for ref in refs for file in ref.files]
     if not files:
         return session.createDataFrame([], schema)

@@ -8,7 +8,7 @@ themselves (``ps.agg.custom``) is code, so of that only the partials can be show
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.errors import CheckpointUnreadable
 from penstock.operators.calendar import Zoned
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from penstock.handles import Json
     from penstock.operators.aggregates import Aggregate
+    from penstock.operators.window_base import Fixed
     from penstock.operators.windows import Window
 
 _KINDS: Final[Mapping[str, type[Any]]] = {
@@ -115,17 +116,18 @@ def _write_window(window: Window) -> Json:
     if isinstance(window, Zoned):
         return {"kind": _ZONED, "zone": window.zone, "local": _write_window(window.local)}
     kind = next(name for name, made in _KINDS.items() if made is type(window))
-    return {"kind": kind, **dataclasses.asdict(window)}  # type: ignore[call-overload] - each of them is one
+    made: Any = window  # each of them is a dataclass of plain values
+    return {"kind": kind, **dataclasses.asdict(made)}
 
 
 def _read_window(record: Json) -> Window:
     match record:
         case {"kind": str(kind), "zone": str(zone), "local": local} if kind == _ZONED:
-            return Zoned(_read_window(local), zone)  # type: ignore[arg-type] - only such were written
+            return Zoned(cast("Fixed", _read_window(local)), zone)
         case {"kind": str(kind), **given} if kind in _KINDS:
-            known = {field.name for field in dataclasses.fields(_KINDS[kind])}
-            if known >= given.keys():
-                made: Window = _KINDS[kind](**given)
+            known = {field.name: given[field.name] for field in dataclasses.fields(_KINDS[kind]) if field.name in given}
+            if len(known) == len(given):
+                made: Window = _KINDS[kind](**known)
                 return made
     raise _strange(record)
 
@@ -135,7 +137,7 @@ def _read_result(record: Json) -> Recorded:
 
     match record:
         case {"name": str(name), "function": str(function), "of": str(of), "parts": list(parts), "with": parameters}:
-            kind = StructType.fromDDL(f"given {of}")[0].dataType
+            kind = cast("StructType", StructType.fromDDL(f"given {of}"))[0].dataType
             return Recorded(
                 name=name, parts=tuple(map(str, parts)), of=kind, aggregate=_made(name, function, parameters)
             )
@@ -151,7 +153,7 @@ def _made(name: str, function: str, parameters: Json) -> Aggregate | None:
         return None
     if function not in FUNCTIONS:
         raise _strange({"name": name, "function": function})
-    made: Aggregate = getattr(aggregates, function)("given", **parameters)
+    made: Aggregate = getattr(aggregates, function)("given", **cast("Mapping[str, Any]", parameters))
     return made.alias(name)
 
 

@@ -7,7 +7,7 @@ and rows of one key and window in several layers, which are merged.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.errors import StateIncompatible
 from penstock.ids import END_OF_TIME
@@ -130,7 +130,7 @@ def recorded(handle: StateHandle, *, uid: str, partitions: int) -> StateTable:
     """
     record = _record(handle, uid)
     window, results = window_of(record), results_of(record)
-    schema = _schema(handle)
+    schema = schema_of(handle)
     start, end = (PANE_START, PANE_END) if window.is_paned else (START, END)
     keys = tuple(schema.names[: schema.names.index(start)])
     lists = tuple(name for result in results if result.aggregate is None for name in result.columns)
@@ -144,13 +144,13 @@ def recorded(handle: StateHandle, *, uid: str, partitions: int) -> StateTable:
         end=end,
         scattered=not window.is_paned,
         kind=handle.kind,
-        table=record,  # type: ignore[arg-type] - window_of has found an object
+        table=record,
     )
     shown = results[:-1] if isinstance(window, Counted) else results  # the last one counts rows, for the step itself
     return StateTable(plan=_plan(window, _of_kind(plain, window), shown), lists=lists, written=results)
 
 
-def _record(handle: StateHandle, uid: str) -> Json:
+def _record(handle: StateHandle, uid: str) -> Mapping[str, Json]:
     if handle.kind not in KINDS:
         msg = f"its state is of kind {handle.kind!r}, which is no table; there are tables of {', '.join(KINDS)}"
         raise StateIncompatible(msg, uid=uid)
@@ -160,13 +160,14 @@ def _record(handle: StateHandle, uid: str) -> Json:
             "in ps.read_state(spark, state, uid, pipeline=orders)"
         )
         raise StateIncompatible(msg, uid=uid)
-    return handle.detail["table"]
+    return cast("Mapping[str, Json]", handle.detail["table"])
 
 
-def _schema(handle: StateHandle) -> StructType:
+def schema_of(handle: StateHandle) -> StructType:
+    """The columns of the layers. Spark's parser reads them, so there must be a session."""
     from pyspark.sql.types import StructType
 
-    return StructType.fromDDL(handle.schema)
+    return cast("StructType", StructType.fromDDL(handle.schema))
 
 
 def _with_lists(schema: StructType, lists: Sequence[str]) -> StructType:
