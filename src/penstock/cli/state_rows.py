@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.live import count
+from penstock.cli.words import count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Final
 
 from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.exits import ExitCode
-from penstock.cli.live import count, size
+from penstock.cli.words import count, size, when
 from penstock.operate.directory import JobDirectory
 from penstock.operate.state_find import chosen, held_by
 
@@ -77,9 +76,8 @@ def _table(held: tuple[Held, ...]) -> Table:
 
 
 def _summary(history: History, manifest: Manifest, held: tuple[Held, ...]) -> str:
-    completed = datetime.fromtimestamp(manifest.completed / 1_000_000, tz=timezone.utc)
     following = ", which the next start continues" if _is_restore_point(history, manifest) else ""
     return (
         f"{history.job}: checkpoint {manifest.checkpoint}{following} · {manifest.kind.value}, "
-        f"{completed:%Y-%m-%d %H:%M:%SZ} · state of {count(len(held), 'step')}"
+        f"{when(manifest.completed)} · state of {count(len(held), 'step')}"
     )

@@ -46,7 +46,7 @@ At: TypeAlias = Annotated[
 
 def add(app: App, output: Output) -> None:
     """Add ``state`` with ``show`` and ``query``."""
-    family = App(name="state", help=HELP, help_epilogue=epilogue(EXAMPLES))
+    family = App(name="state", help=HELP, help_epilogue=epilogue(EXAMPLES), version_flags=[])
     app.command(family)
 
     def show(job: JobName, /, *, at: At = None, state: State = STATE, as_json: AsJson = False) -> int:
