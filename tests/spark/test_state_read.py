@@ -82,7 +82,12 @@ def shop(p: ps.Pipeline) -> None:
     for uid, window in WINDOWS.items():
         sums = rows.group_by("user", window).agg(uid, ps.agg.sum("amount").alias("amount"), ps.agg.count().alias("n"))
         sums.write(f"{uid}-out", ps.memory.Sink())
-    by_hour = rows.group_by("user", ps.tumbling("1 hour"))
+
+
+@ps.pipeline("figures")
+def figures(p: ps.Pipeline) -> None:
+    read = p.read("orders", ps.files.Source(NOWHERE, schema="user STRING, amount BIGINT, at TIMESTAMP"))
+    by_hour = read.with_watermark("at", delay="0 seconds").group_by("user", ps.tumbling("1 hour"))
     by_hour.agg("all-kinds", *(made.alias(name) for name, made in AGGREGATES.items())).write("a", ps.memory.Sink())
     by_hour.agg("own", ps.agg.count().alias("n"), weighted()).write("o", ps.memory.Sink())
 
@@ -98,6 +103,15 @@ def run(spark: SparkSession) -> object:
         t.checkpoint()
         send(t, SECOND)
         t.savepoint("later")
+        yield t
+
+
+@pytest.fixture(scope="module")
+def figured(spark: SparkSession) -> object:
+    with ps.testing.run(figures, spark) as t:
+        send(t, FIRST)
+        send(t, SECOND)
+        t.checkpoint()
         yield t
 
 
@@ -178,9 +192,9 @@ def test_an_older_checkpoint_is_read_by_number_or_by_name(spark: SparkSession, r
     assert table(ps.read_state(spark, run.folder, "by-minute", at=number)) == {("u", "00:02:00", "00:03:00"): (4, 1)}
 
 
-def test_every_aggregate_is_finished_without_the_pipeline_as_with_it(spark: SparkSession, run: PipelineRun) -> None:
-    alone = ps.read_state(spark, run.folder, "all-kinds")
-    with_code = ps.read_state(spark, run.folder, "all-kinds", pipeline=shop)
+def test_every_aggregate_is_finished_without_the_pipeline_as_with_it(spark: SparkSession, figured: PipelineRun) -> None:
+    alone = ps.read_state(spark, figured.folder, "all-kinds")
+    with_code = ps.read_state(spark, figured.folder, "all-kinds", pipeline=figures)
 
     assert alone.schema.simpleString() == with_code.schema.simpleString()
     rows = {row["user"]: row.asDict() for row in alone.collect()}
@@ -192,10 +206,10 @@ def test_every_aggregate_is_finished_without_the_pipeline_as_with_it(spark: Spar
 
 
 def test_of_a_users_own_aggregate_the_parts_are_shown_and_with_the_pipeline_the_result(
-    spark: SparkSession, run: PipelineRun
+    spark: SparkSession, figured: PipelineRun
 ) -> None:
-    alone = {row["user"]: row for row in ps.read_state(spark, run.folder, "own").collect()}
-    with_code = {row["user"]: row for row in ps.read_state(spark, run.folder, "own", pipeline=shop).collect()}
+    alone = {row["user"]: row for row in ps.read_state(spark, figured.folder, "own").collect()}
+    with_code = {row["user"]: row for row in ps.read_state(spark, figured.folder, "own", pipeline=figures).collect()}
 
     assert sum(alone["u"]["weighted__total"]) == 12
     assert sum(alone["u"]["weighted__squares"]) == 46
@@ -225,8 +239,8 @@ def test_the_table_is_the_users_and_outlives_the_files(spark: SparkSession) -> N
 def test_what_holds_no_state_says_so_with_what_there_is(spark: SparkSession, run: PipelineRun) -> None:
     with pytest.raises(UnknownName, match=r"'orders' is a source: a checkpoint has its position.*by-minute"):
         ps.read_state(spark, run.folder, "orders")
-    with pytest.raises(UnknownName, match="'a' is a sink"):
-        ps.read_state(spark, run.folder, "a")
+    with pytest.raises(UnknownName, match="'ever-out' is a sink"):
+        ps.read_state(spark, run.folder, "ever-out")
     with pytest.raises(UnknownName, match="did you mean 'by-minute'"):
         ps.read_state(spark, run.folder, "by-minut")
     with pytest.raises(UnknownName, match="no savepoint 'latr'; did you mean 'later'"):
