@@ -135,6 +135,7 @@ def test_all_kinds_of_windows_are_written_as_they_were_read(spark: SparkSession)
             t.restart()
             t.send("orders", sent(last))
             t.end()
+            assert ps.read_state(spark, t.folder, "two").collect() == [], "all is closed"
             return {uid: t.rows(f"{uid}-out") for uid in ("two", "visits", "threes", "ever")}
 
     assert story(is_written=True) == story(is_written=False)
