@@ -25,6 +25,7 @@ from spark.testing_kit import NOWHERE, at, clicks
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from penstock.graph.pipeline import PipelineDefinition
     from penstock.testing import PipelineRun
 
 pytestmark = pytest.mark.spark
@@ -36,11 +37,13 @@ ROWS = [*FIRST, *SECOND]
 WINDOWS = {
     "by-minute": ps.tumbling("1 minute"),
     "by-two": ps.sliding("2 minutes", "1 minute"),
+    "visits": ps.session("1 minute"),
+    "ever": ps.global_window(),
+}
+MORE_WINDOWS = {
     "growing": ps.cumulative("1 minute", "3 minutes"),
     "in-berlin": ps.tumbling("1 hour", timezone="Europe/Berlin"),
-    "visits": ps.session("1 minute"),
     "threes": ps.count_window(3),
-    "ever": ps.global_window(),
     "running": ps.global_window(every_rows=2),
 }
 
@@ -75,13 +78,20 @@ def weighted() -> object:
     ).alias("weighted")
 
 
-@ps.pipeline("shop")
-def shop(p: ps.Pipeline) -> None:
-    read = p.read("orders", ps.files.Source(NOWHERE, schema="user STRING, amount BIGINT, at TIMESTAMP"))
-    rows = read.with_watermark("at", delay="0 seconds")
-    for uid, window in WINDOWS.items():
-        sums = rows.group_by("user", window).agg(uid, ps.agg.sum("amount").alias("amount"), ps.agg.count().alias("n"))
-        sums.write(f"{uid}-out", ps.memory.Sink())
+def shop_of(name: str, windows: dict[str, object]) -> PipelineDefinition:
+    @ps.pipeline(name)
+    def made(p: ps.Pipeline) -> None:
+        read = p.read("orders", ps.files.Source(NOWHERE, schema="user STRING, amount BIGINT, at TIMESTAMP"))
+        rows = read.with_watermark("at", delay="0 seconds")
+        for uid, window in windows.items():
+            grouped = rows.group_by("user", window)
+            sums = grouped.agg(uid, ps.agg.sum("amount").alias("amount"), ps.agg.count().alias("n"))
+            sums.write(f"{uid}-out", ps.memory.Sink())
+
+    return made
+
+
+shop, more_shop = shop_of("shop", WINDOWS), shop_of("more", MORE_WINDOWS)
 
 
 @ps.pipeline("figures")
@@ -103,6 +113,15 @@ def run(spark: SparkSession) -> object:
         t.checkpoint()
         send(t, SECOND)
         t.savepoint("later")
+        yield t
+
+
+@pytest.fixture(scope="module")
+def more(spark: SparkSession) -> object:
+    with ps.testing.run(more_shop, spark) as t:
+        send(t, FIRST)
+        send(t, SECOND)
+        t.checkpoint()
         yield t
 
 
@@ -173,13 +192,17 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("uid", WINDOWS)
-def test_each_kind_of_window_is_a_table_of_what_is_open(spark: SparkSession, run: PipelineRun, uid: str) -> None:
-    found = ps.read_state(spark, run.folder / "shop", uid)
+@pytest.mark.parametrize(("job", "uid"), [*(("run", uid) for uid in WINDOWS), *(("more", uid) for uid in MORE_WINDOWS)])
+def test_each_kind_of_window_is_a_table_of_what_is_open(
+    spark: SparkSession, request: pytest.FixtureRequest, job: str, uid: str
+) -> None:
+    pipeline = shop if job == "run" else more_shop
+    folder = request.getfixturevalue(job).folder
+    found = ps.read_state(spark, folder / pipeline.graph().name, uid)
 
     assert found.columns[0] == "user"
     assert table(found) == EXPECTED[uid]
-    with_code = ps.read_state(spark, run.folder, uid, pipeline=shop)
+    with_code = ps.read_state(spark, folder, uid, pipeline=pipeline)
     assert with_code.columns == found.columns
     assert table(with_code) == EXPECTED[uid]
 
