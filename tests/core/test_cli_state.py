@@ -43,7 +43,7 @@ def at(number: int, parent: int | None = None, *layers: LayerRef, detail: object
 BODIES = (
     CLAIM,
     at(0),
-    at(1, 0, layer("a", 1_200), layer("b", 34)),
+    at(1, 0, layer("a", 1_200), layer("b", 34), settings={"interval": 5}),
     pin("before-v2", 1),
     at(2, 1, layer("c", 2), kind=CheckpointKind.WRITTEN, detail={"written": WRITTEN}, open=(output(2),)),
     condemn(0),
@@ -165,6 +165,7 @@ def test_an_entry_by_hand_carries_all_that_is_open_and_stands_above_all() -> Non
     assert (made.checkpoint, made.parent, made.kind) == (3, 1, CheckpointKind.WRITTEN)
     assert made.open == (output(2),)
     assert made.floor == told.floor
+    assert made.settings == {"interval": 5}
     assert made.deleted == told.deleted
     assert made.condemned == ()
     assert [pin.name for pin in made.pins] == ["fixed"]

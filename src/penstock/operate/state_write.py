@@ -139,6 +139,7 @@ def manifest_with(history: History, base: Manifest | None, uid: str, handle: Sta
         pins=(Pin(name=by.name, checkpoint=checkpoint, at=by.at, owner=by.owner),),
         deleted=history.deleted,
         floor=history.floor,
+        settings=base.settings if base is not None else {},
     )
 
 
