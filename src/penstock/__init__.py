@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from penstock.graph.stream import Stream
     from penstock.job import Job, Report, get_or_create
     from penstock.operate.shadow import shadow
+    from penstock.operate.state_read import read_state
+    from penstock.operate.state_write import write_state
     from penstock.operators import aggregates as agg
     from penstock.operators.windows import (
         count_window,
@@ -69,12 +71,14 @@ __all__ = [
     "memory",
     "pipeline",
     "rate",
+    "read_state",
     "session",
     "shadow",
     "sliding",
     "testing",
     "tumbling",
     "when_ready",
+    "write_state",
 ]
 
 _MODULES: Final = {
@@ -104,11 +108,13 @@ _HOMES: Final = {
     "global_window": "penstock.operators.windows",
     "linger": "penstock.graph.pace",
     "pipeline": "penstock.graph.pipeline",
+    "read_state": "penstock.operate.state_read",
     "session": "penstock.operators.windows",
     "shadow": "penstock.operate.shadow",
     "sliding": "penstock.operators.windows",
     "tumbling": "penstock.operators.windows",
     "when_ready": "penstock.graph.pace",
+    "write_state": "penstock.operate.state_write",
 }
 
 

@@ -16,6 +16,7 @@
     │   ├── CheckpointAborted          external, retry: carries a reason of a closed list
     │   ├── CheckpointUnreadable       external: never skipped silently
     │   ├── LogGap                     external: a number is missing above the floor
+    │   ├── CondemnedWhileRead         external, retry: a reader was overtaken by the clean-up; nothing was handed out
     │   ├── GenerationFenced           another driver owns this job: stop, do not restart
     │   ├── JobIsRunning               user: a living process owns the job; a start does not take it over unasked
     │   ├── RequestRefused             user: a running job does not do what it was asked; the message says why
@@ -149,6 +150,12 @@ class CheckpointUnreadable(CheckpointError):
 
 class LogGap(CheckpointError):
     """A number is missing in the log above its floor."""
+
+
+class CondemnedWhileRead(CheckpointError):
+    """A checkpoint was condemned while its files were read: what was read may be a part, and is not handed out."""
+
+    retry = True
 
 
 class GenerationFenced(CheckpointError):

@@ -223,7 +223,7 @@ WRONG = [
     (("generation",), True, r"\.generation: must be a whole number, is True \(bool\)"),
     (("body",), [], r"\.body: must be an object, is \[\] \(list\)"),
     (("body", "checkpoint"), 1.0, r"\.body\.checkpoint: must be a whole number, is 1\.0 \(float\)"),
-    (("body", "kind"), "weekly", r"\.body\.kind: must be one of 'periodic', 'savepoint', 'final', .*is 'weekly'"),
+    (("body", "kind"), "weekly", r"\.body\.kind: must be one of 'periodic', .*'written', is 'weekly'"),
     (("body", "parent"), "3", r"\.body\.parent: must be a whole number, is '3'"),
     (("body", "parent"), ..., r"\.body: field 'parent' is missing"),
     (("body", "tasks"), {}, r"\.body\.tasks: must be an array, is \{\} \(dict\)"),

@@ -93,6 +93,14 @@ def test_naming_costs_nothing_and_empty_state_is_restored_too(spark, rig):
         "closed": None,
         "window": "tumbling 10 seconds",
         "emit": "final",
+        "table": {
+            "window": {"kind": "tumbling", "size": 10 * SECOND, "offset": 0, "lateness": 0, "is_processing": False},
+            "results": [
+                {"name": "x", "function": "sum", "of": "bigint", "parts": ["sum"], "with": {}},
+                {"name": "n", "function": "count", "of": "int", "parts": ["count"], "with": {}},
+                {"name": "mean", "function": "avg", "of": "bigint", "parts": ["sum", "count"], "with": {}},
+            ],
+        },
     }
     again = rig.again(handle)
     again.process(rows(1, 2))

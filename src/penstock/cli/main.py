@@ -28,6 +28,7 @@ from penstock.cli.commands import (
     run,
     savepoint,
     shadow,
+    state,
     status,
     test,
     verify,
@@ -69,6 +70,7 @@ COMMANDS: Final[tuple[Add, ...]] = (
     init.add,
     test.add,
     completion.add,
+    state.add,
 )
 """In the order of ``--help``, which sorts them."""
 

@@ -16,6 +16,8 @@ class CheckpointKind(str, Enum):
     FINAL = "final"
     IMPORT = "import"
     """Brought from an exported folder: no task ever took it."""
+    WRITTEN = "written"
+    """By hand: one step's state was made of a table, all else was taken from another checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

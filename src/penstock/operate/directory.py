@@ -43,14 +43,15 @@ class JobDirectory:
         state: the folder that holds the state of jobs.
         job: its name.
         clock: for durations, and for times that people read.
+        begin: whether the job may be a new one, which has no log yet.
 
     Raises:
         UnknownName: there is no such job; with the nearest name.
     """
 
-    def __init__(self, state: str | Path, job: str, *, clock: Clock | None = None) -> None:
+    def __init__(self, state: str | Path, job: str, *, clock: Clock | None = None, begin: bool = False) -> None:
         root = root_of(state)
-        if root is None or not (root / job / paths.LOG).is_dir():
+        if root is None or not (begin or (root / job / paths.LOG).is_dir()):
             raise _unknown(job, state)
         self.state = str(state)
         self.job = job
@@ -176,7 +177,7 @@ class JobDirectory:
         """
         self._check()
         claim = Claim(host=here(), pid=os.getpid(), started=self.clock.wall(), version=version("penstock"))
-        was_at_rest = is_at_rest(self.read(past_unreadable=past_unreadable))
+        was_at_rest = is_at_rest(self.log.read(past_unreadable=past_unreadable))
         owned = self.log.claim(claim, past_unreadable=past_unreadable, expect_tail=expect_tail)
         try:
             yield owned

@@ -84,12 +84,12 @@ class WindowAggregate:
         Raises:
             GraphError: a column is missing or has an impossible type; two columns have one name.
         """
-        plan = self._plan(uid="", schema=inputs[0], session=_session(), partitions=1)
+        plan = self.plan(uid="", schema=inputs[0], session=_session(), partitions=1)
         return {MAIN: self._output(plan.output), LATE: inputs[0]}
 
     def keeps(self, inputs: tuple[StructType, ...], session: SparkSession) -> Keeps:
         """What its state looks like; analyses, runs nothing."""
-        return self._plan(uid="", schema=inputs[0], session=session, partitions=1).keeps
+        return self.plan(uid="", schema=inputs[0], session=session, partitions=1).keeps
 
     def open(self, context: OperatorContext, restored: StateHandle | None) -> Operator:
         """Begin from restored state or empty.
@@ -102,7 +102,7 @@ class WindowAggregate:
         from penstock.operators.count_operator import CountOperator
         from penstock.operators.window_operator import WindowOperator
 
-        plan = self._plan(
+        plan = self.plan(
             uid=context.uid, schema=context.inputs[0], session=context.spark, partitions=context.partitions
         )
         operator = CountOperator if isinstance(self.window, Counted) else WindowOperator
@@ -115,7 +115,12 @@ class WindowAggregate:
         late = f", lateness {format_duration(self.window.lateness)}" if self.window.lateness else ""
         return f"{results} by {keys}, {self.window.describe()}{late}{self.emission.describe()}"
 
-    def _plan(self, *, uid: str, schema: StructType, session: SparkSession, partitions: int) -> WindowPlan:
+    def plan(self, *, uid: str, schema: StructType, session: SparkSession, partitions: int) -> WindowPlan:
+        """What it does to frames, and what the rows of its layers are; analyses, but runs nothing.
+
+        Raises:
+            GraphError: as :meth:`ports`.
+        """
         from penstock.operators.count_plan import make_count_plan
         from penstock.operators.session_plan import as_sessions
         from penstock.operators.window_plan import make_plan

@@ -26,6 +26,7 @@ from penstock.operators.window_checks import (
     partial_name,
 )
 from penstock.operators.window_figures import CODE, LATE, MISSING, ON_TIME, PANE
+from penstock.operators.window_record import record_of
 from penstock.state.changing import changing, quoted
 from penstock.state.layer import END, START, LayerFormat
 from penstock.state.migration import Keeps
@@ -157,6 +158,7 @@ def make_plan(
     kept = nullable(partial.schema)
     skips = all(part.skips_null for aggregate in aggregates for part in aggregate.parts)
     windowed = LayerFormat(uid=uid, keys=names, schema=kept, merges=merges, partitions=partitions, skips_null=skips)
+    windowed = replace(windowed, table=record_of(window, aggregates, types))
     layers_format = replace(windowed, start=ends[0], end=ends[1], scattered=not window.is_paned)
     output = analysed(lambda: _whole(layers_format, session).select(*bounds, *finishes), "aggregates", schema)
     return WindowPlan(

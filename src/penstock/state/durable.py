@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from penstock.handles import Json
     from penstock.state.cover import Cover
     from penstock.state.stack import Stack
 
@@ -166,7 +167,11 @@ class DurableLayers:
 
         def rows_of(part: Slice) -> DataFrame | None:
             files = [(ref, found) for ref in refs if (found := files_of(ref, part, by))]
-            return scan(self._writer, files).coalesce(self._writer.tasks) if files else None
+            if not files:
+                return None
+            writer = self._writer
+            rows = scan(writer.layers_format, writer.filesystem, writer.session, files)
+            return rows.coalesce(writer.tasks)
 
         return rows_of
 
@@ -177,7 +182,9 @@ class DurableLayers:
     def _handle(self, cover: Cover) -> StateHandle:
         layers_format = self._writer.layers_format
         horizon = None if cover.horizon == BEGINNING else cover.horizon
-        detail = {"partitions": layers_format.partitions, "horizon": horizon, **cover.notes}
+        detail: dict[str, Json] = {"partitions": layers_format.partitions, "horizon": horizon, **cover.notes}
+        if layers_format.table is not None:
+            detail["table"] = layers_format.table
         return StateHandle(kind=layers_format.kind, schema=layers_format.ddl(), layers=self._refs, detail=detail)
 
     def _check_order(self, cover: Cover) -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
+    from penstock.handles import Json
+
 START, END = "window_start", "window_end"
 EXTENT = ("rows", "first", "last")
 KIND = "window/1"
@@ -41,6 +43,7 @@ class LayerFormat:
         scattered: whether, without keys, different stretches may lie apart; not if they are to be put together.
         skips_null: whether partials that are NULL make no difference to any merge.
         kind: name and version of the format, which a restore compares.
+        table: what else it takes to read the rows as a table; kept beside the layers, opaque here.
     """
 
     uid: str
@@ -53,6 +56,7 @@ class LayerFormat:
     scattered: bool = True
     skips_null: bool = False
     kind: str = KIND
+    table: Mapping[str, Json] | None = None
 
     @property
     def together(self) -> tuple[str, ...]:

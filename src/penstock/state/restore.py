@@ -76,9 +76,7 @@ def restore_layer(
         CheckpointUnreadable: a file is not the one that was written.
     """
     alive = [ref for ref in live_refs(handle) if ref.files]
-    for ref in alive:
-        for file in ref.files:
-            _check_file(writer.filesystem, file, writer.layers_format.uid)
+    check_files(alive, writer.filesystem, writer.layers_format.uid)
     if not alive:
         return None
     extent = extent_of(alive)
@@ -161,7 +159,9 @@ class _Rows:
         return self._kept(layers_format.merged(layers_format.hashed(found)))
 
     def _scan(self, files: Files) -> DataFrame:
-        return self.writer.layers_format.between(scan(self.writer, files), self.horizon)
+        return self.writer.layers_format.between(
+            scan(self.writer.layers_format, self.writer.filesystem, self.writer.session, files), self.horizon
+        )
 
     def _kept(self, merged: DataFrame) -> Kept:
         layers_format, figures = self.writer.layers_format, Figures(EXTENT)
@@ -178,6 +178,18 @@ def live_refs(handle: StateHandle) -> tuple[LayerRef, ...]:
     """The durable layers that hold windows not yet closed."""
     horizon = horizon_of(handle)
     return tuple(ref for ref in handle.layers if bounds(ref)[1] > horizon)
+
+
+def check_files(refs: Sequence[LayerRef], filesystem: FileSystem, uid: str) -> None:
+    """Every file of these layers is there and is the one that was written.
+
+    Raises:
+        LayerMissing: one is not there.
+        CheckpointUnreadable: one is another.
+    """
+    for ref in refs:
+        for file in ref.files:
+            _check_file(filesystem, file, uid)
 
 
 def _check_file(filesystem: FileSystem, recorded: FileRef, uid: str) -> None:

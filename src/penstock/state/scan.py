@@ -6,7 +6,7 @@ Knows nothing of which files to read, and of whether their columns may become th
 from __future__ import annotations
 
 from functools import reduce
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from penstock.handles import Act
 from penstock.state.blocks import literal
@@ -17,38 +17,38 @@ from penstock.state.migration import moves_between, recorded_in
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from penstock.filesystem.base import FileSystem
     from penstock.handles import ColumnMove, FileRef, LayerRef
     from penstock.state.layer import LayerFormat
-    from penstock.state.writer import LayerWriter
 
     Files: TypeAlias = Sequence[tuple[LayerRef, Sequence[FileRef]]]
 
 
-def scan(writer: LayerWriter, files: Files) -> DataFrame:
-    """The rows of exactly these files of each layer, whatever else lies in their folders. No job.
+WHOLE: Final = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false"}
+"""A file that is gone or damaged fails the job, whatever the session says."""
+
+
+def scan(layers_format: LayerFormat, filesystem: FileSystem, session: SparkSession, files: Files) -> DataFrame:
+    """The rows of exactly these files of each layer, whatever else lies in their folders; none may be left out. No job.
 
     One scan for all layers that were written with the same columns.
     """
-    layers_format = writer.layers_format
     by_schema: dict[str | None, list[FileRef]] = {}
     for ref, found in files:
         if found:
             by_schema.setdefault(recorded_in(ref), []).extend(found)
-    frames = [_read(writer, schema, found) for schema, found in by_schema.items()]
+    frames = []
+    for schema, found in by_schema.items():
+        moves = moves_between(schema, layers_format.ddl()) if schema is not None else ()
+        paths = [literal(filesystem.url(file.path)) for file in found]
+        frame = session.read.schema(_as_written(moves, layers_format)).options(**WHOLE).parquet(*paths)
+        frames.append(frame.select(*_moved(moves, layers_format)) if moves else frame)
     if not frames:
-        return writer.session.createDataFrame([], layers_format.schema)
+        return session.createDataFrame([], layers_format.schema)
     return reduce(lambda left, right: left.union(right), frames)
-
-
-def _read(writer: LayerWriter, schema: str | None, files: Sequence[FileRef]) -> DataFrame:
-    layers_format = writer.layers_format
-    moves = moves_between(schema, layers_format.ddl()) if schema is not None else ()
-    paths = [literal(writer.filesystem.url(file.path)) for file in files]
-    found = writer.session.read.schema(_as_written(moves, layers_format)).parquet(*paths)
-    return found.select(*(_moved(move, layers_format) for move in moves if move.declared)) if moves else found
 
 
 def _as_written(moves: Sequence[ColumnMove], layers_format: LayerFormat) -> StructType:
@@ -68,11 +68,15 @@ def _as_written(moves: Sequence[ColumnMove], layers_format: LayerFormat) -> Stru
     return made
 
 
-def _moved(move: ColumnMove, layers_format: LayerFormat) -> Column:
-    """A declared column, made of what was read; NULL if it is new, which no merge counts."""
+def _moved(moves: Sequence[ColumnMove], layers_format: LayerFormat) -> list[Column]:
+    """The declared columns, made of what was read; NULL if one is new, which no merge counts."""
     from pyspark.sql import functions as F
 
-    assert move.declared is not None  # asked for columns of the format only
-    of = F.lit(None) if move.recorded is None else F.col(quoted(move.recorded.name))
-    kind = layers_format.schema[move.declared.name].dataType
-    return (of if move.act is Act.KEEP else of.cast(kind)).alias(move.declared.name)
+    made = []
+    for move in moves:
+        if move.declared is None:
+            continue
+        of = F.lit(None) if move.recorded is None else F.col(quoted(move.recorded.name))
+        kind = layers_format.schema[move.declared.name].dataType
+        made.append((of if move.act is Act.KEEP else of.cast(kind)).alias(move.declared.name))
+    return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from penstock.errors import GraphError
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
+
+    from penstock.handles import Json
 
 Given: TypeAlias = "str | Column"
 """What users write for a column: its name, SQL, or a Column."""
@@ -60,6 +62,8 @@ class Aggregate:
         conditions: a row counts only if all of them hold.
         check: refuses what a user's functions made of the input (a column of a frame of no rows), if need be.
         name: of the result column; ``None`` until given.
+        parameters: with these, and any column, the function of ``ps.agg`` makes an aggregate that finishes the same
+            partials: what state records, so that it can be read without the pipeline. ``None`` if it cannot.
     """
 
     function: str
@@ -71,6 +75,7 @@ class Aggregate:
     conditions: tuple[Given, ...] = ()
     check: Callable[[DataFrame, Column], None] | None = None
     name: str | None = None
+    parameters: Mapping[str, Json] | None = field(default_factory=dict)
 
     def alias(self, name: str) -> Aggregate:
         """The same aggregate, its result called ``name``."""

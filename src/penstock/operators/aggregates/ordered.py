@@ -95,6 +95,7 @@ def collect(of: str | Column, *, limit: int | None = None, by: str | Column | No
         shape=_pair(ignore_nulls=True),
         parts=(Part(name="values", partial=partial, merge=merge),),
         finish=lambda p, _type: finish(p["values"]),
+        parameters={"limit": limit},
     )
 
 

@@ -53,6 +53,7 @@ def percentile(of: str | Column, p: float | Sequence[float]) -> Aggregate:
         of=(of,),
         parts=(Part(name="values", partial=partial, merge=merge),),
         finish=lambda parts, _type: _exact(parts["values"], shares, several=isinstance(p, Sequence)),
+        parameters={"p": shares if isinstance(p, Sequence) else p},
     )
 
 
@@ -85,6 +86,7 @@ def approx_percentile(of: str | Column, p: float | Sequence[float], *, k: int = 
         of=(of,),
         parts=(Part(name="kll", partial=lambda column, kind: _sketch(column, kind, k), merge=_merge(k)),),
         finish=lambda parts, kind: _estimate(parts["kll"], kind, shares, several=isinstance(p, Sequence)),
+        parameters={"p": shares if isinstance(p, Sequence) else p, "k": k},
     )
 
 

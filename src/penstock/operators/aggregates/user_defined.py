@@ -76,6 +76,7 @@ def custom(
         parts=tuple(triple.part(key) for key in partial),
         finish=lambda parts, _type: triple.finished(parts),
         check=triple.check,
+        parameters=None,
     )
 
 
