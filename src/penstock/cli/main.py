@@ -13,6 +13,7 @@ from cyclopts.help import PlainFormatter
 from penstock.cli.commands import (
     checkpoint,
     checkpoints,
+    deadletter,
     demo,
     ending,
     gc,
@@ -55,6 +56,7 @@ COMMANDS: Final[tuple[Add, ...]] = (
     late.add,
     verify.add,
     gc.add,
+    deadletter.add,
 )
 """In the order of ``--help``, which sorts them."""
 
