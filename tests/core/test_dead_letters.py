@@ -14,6 +14,8 @@ from penstock.elements import Partitions
 from penstock.errors import GraphError, StateIncompatible
 from penstock.graph.dead_letters import provenance, replayed_by
 from penstock.handles import Position
+from penstock.ids import Generation
+from penstock.operate.ownership import Owner, owners
 from penstock.operate.spans import joined, length, within, without
 from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Rows, SourceContext, Until
 from penstock.sources.dead_letters import Letters, Replay, apart, decode, encode, replay_path, with_replays
@@ -121,6 +123,13 @@ def test_what_a_rewind_leaves_is_undone_and_what_comes_after_counts():
     assert [timeline(log, None).has(each) for each in (0, 3, 4, 5)] == [False, False, False, True], "an empty start"
     trimmed = history(CLAIM, manifest(7, 6), manifest(8, 7), first=40)
     assert timeline(trimmed, 8).has(2), "of what the log no longer knows nothing was undone"
+
+
+def test_no_clean_up_takes_letters_for_its_own():
+    files = ["deadletters/bad-lines/part-1.parquet", "deadletters/bad-lines/_replays/00000000000000000001.json"]
+    files += ["deadletters/7/.penstock/log-1/7/0/3/part-0.parquet"]
+    found = owners(history(CLAIM, manifest(0), CLAIM), files, own=Generation(2))
+    assert set(found.values()) == {Owner.DEAD_LETTERS}
 
 
 # ------------------------------------------------------------------------------------------------------------ replays
