@@ -47,6 +47,11 @@ COMMANDS = [
     "late",
     "verify",
     "gc",
+    "deadletter",
+    "deadletter list",
+    "deadletter show",
+    "deadletter replay",
+    "deadletter drop",
 ]
 
 
