@@ -127,7 +127,7 @@ def decode_json(
 def _json_envelope(column: str, schema: StructType, options: Mapping[str, object] | None) -> str:
     """Decode inside an object of our own: what follows the record, or a bare ``null``, then is an error too."""
     wrapped = f"concat('{{\"v\":', CAST({_quoted(column)} AS STRING), '}}')"
-    return f"from_json({wrapped}, {_literal(f'v {_sql_type(schema)}, {_CORRUPT} STRING')}, {_options(options, _JSON)})"
+    return f"from_json({wrapped}, {literal(f'v {_sql_type(schema)}, {_CORRUPT} STRING')}, {_options(options, _JSON)})"
 
 
 def decode_csv(
@@ -135,7 +135,7 @@ def decode_csv(
 ) -> DataFrame:
     """The same for one line of CSV. Too few or too many fields are bad too; a quoted line break is not supported."""
     outer = ", ".join([*(f"{_quoted(f.name)} {_sql_type(f.dataType)}" for f in schema.fields), f"{_CORRUPT} STRING"])
-    record = f"from_csv(CAST({_quoted(column)} AS STRING), {_literal(outer)}, {_options(options, _CSV)})"
+    record = f"from_csv(CAST({_quoted(column)} AS STRING), {literal(outer)}, {_options(options, _CSV)})"
     return _staged(frame, column, record, DECODED, "CSV", schema)
 
 
@@ -160,7 +160,7 @@ def _reason(column: str, record: str, corrupt: str, what: str, schema: StructTyp
     text = f"CAST({value} AS STRING)"
     whole = f"make_valid_utf8({text})"  # bytes that are no text are kept in the column itself
     shown = f"CASE WHEN length({text}) > {CLIP} THEN concat(left({whole}, {CLIP}), '…') ELSE {whole} END"
-    told = _literal(f"malformed {what}, or a field that is not of its declared type ({schema.simpleString()}): ")
+    told = literal(f"malformed {what}, or a field that is not of its declared type ({schema.simpleString()}): ")
     bad = f"WHEN {record} IS NULL OR {corrupt} IS NOT NULL THEN concat({told}, {shown})"
     return f"CASE WHEN {value} IS NULL THEN 'null value' {bad} END"
 
@@ -282,10 +282,10 @@ def _sql_type(kind: DataType) -> str:
 
 def _options(given: Mapping[str, object] | None, ours: Mapping[str, str]) -> str:
     pairs = {**check_options(given or {}), **ours}
-    return f"map({', '.join(f'{_literal(name)}, {_literal(value)}' for name, value in pairs.items())})"
+    return f"map({', '.join(f'{literal(name)}, {literal(value)}' for name, value in pairs.items())})"
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
     """A string literal that means the same whatever the parser makes of backslashes and quotes."""
     if re.fullmatch(r"[^'\\]*", text) and text.isprintable():
         return f"'{text}'"

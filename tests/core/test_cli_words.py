@@ -53,6 +53,11 @@ COMMANDS = [
     "init",
     "test",
     "--install-completion",
+    "deadletter",
+    "deadletter list",
+    "deadletter show",
+    "deadletter replay",
+    "deadletter drop",
 ]
 
 

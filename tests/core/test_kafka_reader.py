@@ -97,6 +97,11 @@ def test_a_plan_tells_its_rows_and_bytes_and_the_partitions_that_have_more():
     assert (plan.partitions.names, plan.partitions.behind, plan.partitions.column) == (("0", "1"), {"1"}, "partition")
 
 
+def test_its_partitions_are_known_before_there_is_a_batch_to_tell_them_with():
+    found = Bench(cluster_of(0, 0)).reader.partitions()
+    assert (found.names, found.behind, found.column) == (("0", "1"), frozenset(), "partition")
+
+
 @EITHER
 def test_a_plan_tells_whether_it_takes_all_that_waits(read_in):
     bench = Bench(cluster_of(6, 5), read_in=read_in, limits=Limits(rows=8))

@@ -36,6 +36,17 @@ def test_late_and_bad_rows_are_followed_to_their_sinks():
     )
 
 
+def test_dead_letters_are_all_of_the_rows_one_letter_each():
+    @ps.pipeline("orders")
+    def orders(p):
+        parsed, bad = p.read("lines", NoSource()).parse_json("value", SCHEMA, on_error="split")
+        bad.dead_letter("bad-lines")
+        parsed.write("out", NoSink())
+
+    (found,) = side_outputs(orders.graph())
+    assert found.sinks == (Outlet(uid="bad-lines", to="dead letters", is_direct=True),)
+
+
 def test_late_rows_that_nothing_takes_or_that_go_into_another_step_have_no_sink():
     @ps.pipeline("orders")
     def orders(p):

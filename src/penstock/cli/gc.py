@@ -32,6 +32,7 @@ WORDS: Final[dict[Owner, str]] = {
     Owner.WRITE_AHEAD: "received rows",
     Owner.LOG: "the log",
     Owner.CONTROL: "requests, answers and numbers",
+    Owner.DEAD_LETTERS: "dead letters and replays of them",
     Owner.CONDEMNED: "condemned, waiting for deletion",
     Owner.ORPHAN: "orphans: no entry names them",
     Owner.UNKNOWN: "not known to penstock, left alone",

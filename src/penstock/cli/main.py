@@ -16,6 +16,7 @@ from penstock.cli.commands import (
     checkpoint,
     checkpoints,
     completion,
+    deadletter,
     demo,
     doctor,
     ending,
@@ -71,6 +72,7 @@ COMMANDS: Final[tuple[Add, ...]] = (
     test.add,
     completion.add,
     state.add,
+    deadletter.add,
 )
 """In the order of ``--help``, which sorts them."""
 

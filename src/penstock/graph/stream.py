@@ -5,12 +5,13 @@ Knows nothing of how anything is run; what needs Spark (``schema``, ``preview``)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal, get_args, overload
 
 from penstock.durations import parse_duration
 from penstock.errors import GraphError
 from penstock.graph import steps
+from penstock.graph.looking import Shown
 from penstock.graph.nodes import BAD, Node, ParseJson, Ref, RowWise, Union, WithWatermark, Write
 from penstock.graph.origin import caller
 from penstock.graph.parts import (
@@ -42,15 +43,14 @@ OnError = Literal["fail", "split", "null"]
 GuaranteeName = Literal["at-most-once", "at-least-once", "exactly-once"]
 
 
-class Stream:
+class Stream(Shown):
     """Rows without end. Immutable: methods return new streams.
 
     Columns are given as SQL text or as Spark's ``Column``. A text is an expression everywhere: ``"amount * 2 AS x"``.
     """
 
     def __init__(self, pipeline: Pipeline, ref: Ref, *, time: str | None = None) -> None:
-        self.pipeline = pipeline
-        self.ref = ref
+        super().__init__(pipeline, ref)
         self.time = time
         """The event-time column, once a watermark is known."""
 
@@ -260,34 +260,28 @@ class Stream:
             lambda number: Write(id=number, origin=origin, inputs=(self.ref,), uid=uid, sink=sink, guarantee=asked)
         )
 
-    @property
-    def schema(self) -> StructType:
-        """The columns. Uses the active Spark session, or starts a local one; nothing of the job runs."""
-        from penstock.graph.analyze import analyze
-        from penstock.graph.preview import local_session
+    def dead_letter(self, uid: str, *, cause: str | None = None) -> None:
+        """Keep rows that the pipeline gives up on, beside the job's state, with why and where they came from.
 
-        analysis = analyze(self.pipeline.graph(), local_session(), only=self.ref)
-        analysis.close()
-        return analysis.schema(self.ref)
-
-    def print_schema(self) -> None:
-        """Print the columns as Spark does."""
-        print(self.schema.treeString())  # noqa: T201 - it is what was asked for
-
-    def preview(self, rows: Sequence[Mapping[str, object]] | Mapping[str, Sequence[Mapping[str, object]]]) -> DataFrame:
-        """What these steps make of some rows, as a Spark DataFrame; nothing of the job runs.
+        ``penstock deadletter list | show | replay`` reads them, and has rows that could not be decoded read again by
+        the pipeline as it is then. They are published exactly-once, as by a files sink.
 
         Args:
-            rows: of the source, as dictionaries. Where there are several sources, a dictionary of them by uid.
+            uid: names them, in checkpoints too; unique in the pipeline, and never changed lightly.
+            cause: a short name of why, such as ``"no-such-user"``. Late rows and those that could not be decoded have
+                theirs: ``late`` and ``decode``.
+
+        Raises:
+            GraphError: the uid or the cause is no name.
 
         >>> import penstock as ps
         >>> lines = ps.Pipeline("demo").read("lines", ps.files.Source("in/", format="text"))
-        >>> lines.select("length(value) AS n").preview([{"value": "hello"}]).collect()
-        [Row(n=5)]
+        >>> parsed, bad = lines.parse_json("value", "id LONG", on_error="split")
+        >>> bad.dead_letter("bad-lines")
         """
-        from penstock.graph.preview import preview
+        from penstock.graph.dead_letters import keep
 
-        return preview(self.pipeline.graph(), self.ref, rows)
+        keep(self, uid, cause, caller())
 
     def add(self, make: Callable[[int], Node]) -> Stream:
         """The stream of a node made for the next number; event time goes on."""

@@ -80,7 +80,7 @@ def _dangling(graph: Graph) -> None:
             uid = node.uid if isinstance(node, (Read, Keyed)) else None
             if port == BAD:
                 msg = (
-                    f"the bad rows of {title(node)} go nowhere: write them, for example with "
+                    f"the bad rows of {title(node)} go nowhere: keep them with bad.dead_letter(uid), write them with "
                     "bad.write(uid, ps.files.Sink(…)), or choose on_error='null' or 'fail'"
                 )
             else:

@@ -15,6 +15,7 @@ from penstock.checkpoint.journal import Journal
 from penstock.checkpoint.log import Log, OwnedLog
 from penstock.checkpoint.messages import AnswerRequest, AttemptId, EndJob, JobStarted
 from penstock.checkpoint.recovery import Recovery, decide_recovery
+from penstock.checkpoint.timeline import timeline
 from penstock.errors import GenerationFenced, PenstockError
 from penstock.facts import Listener
 from penstock.failpoints import failpoint
@@ -219,6 +220,7 @@ class Attempt:
                 clock=plan.clock,
                 listener=plan.listener,
                 supervisor=self.supervisor,
+                timeline=timeline(owned.history, recovery.restored),
                 thread=plan.thread,
             )
         )

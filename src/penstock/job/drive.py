@@ -24,6 +24,7 @@ from penstock.job.beginning import CONTINUE, Beginning, decided
 from penstock.job.control import ControlWatch
 from penstock.job.hint import HintWriter
 from penstock.job.owner import OwnerCheck, note_over
+from penstock.job.placing import placed
 from penstock.job.report import Report
 from penstock.job.requests import Requests, Tell
 from penstock.job.session import activate, make_session, take_over
@@ -207,7 +208,7 @@ class Drive:
         activate(spark)
         return Plan(
             name=self._name,
-            analysis=analyze(self._orders.graph, spark, clock=self._clock),
+            analysis=analyze(placed(self._orders.graph, place.filesystem), spark, clock=self._clock),
             spark=spark,
             filesystem=place.filesystem,
             log=place.log,

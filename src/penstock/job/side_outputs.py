@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.graph.nodes import BAD, Graph, Keyed, ParseJson, Ref, Write
+from penstock.graph.nodes import BAD, Graph, Keyed, ParseJson, Ref, RowWise, Write
 from penstock.graph.steps import title
 from penstock.operators.base import LATE, MAIN
 
@@ -53,6 +53,8 @@ def _outlets(graph: Graph, ref: Ref, *, is_direct: bool) -> Iterator[Outlet]:
                 yield Outlet(uid=node.uid, to=node.sink.describe(), is_direct=is_direct)
             case Keyed():
                 pass
+            case RowWise(verb="dead_letter"):  # makes one letter of each row
+                yield from _outlets(graph, Ref(node.id, MAIN), is_direct=is_direct)
             case ParseJson(on_error="split"):
                 yield from _outlets(graph, Ref(node.id, MAIN), is_direct=False)
                 yield from _outlets(graph, Ref(node.id, BAD), is_direct=False)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from penstock.checkpoint.timeline import WHOLE, Timeline
 from penstock.facts import Counted, Listener
 from penstock.failpoints import failpoint
 from penstock.filesystem.base import FileSystem
@@ -16,6 +17,7 @@ from penstock.graph.pace import Every, at_once
 from penstock.graph.upstream import to_name_partitions, upstream
 from penstock.handles import Guarantee, TaskSnapshot
 from penstock.ids import END_OF_TIME, EventTime, Generation
+from penstock.job.placing import letterbox
 from penstock.job.rewrites import controlled, counting, followed
 from penstock.job.spark_edge import SparkEdge
 from penstock.operators.base import OperatorContext
@@ -40,6 +42,7 @@ from penstock.runtime.works import OperatorWork, SinkWork, UnionWork
 from penstock.settings import Settings
 from penstock.sinks.base import SinkContext
 from penstock.sources.base import Limits, SourceContext, Until
+from penstock.sources.replaying import open_replaying
 
 if TYPE_CHECKING:
     from penstock.graph.analyze import Analysis
@@ -72,6 +75,7 @@ class Surroundings:
     listener: Listener
     supervisor: Supervisor
     thread: ThreadFactory = TaskThread
+    timeline: Timeline = WHOLE
 
 
 class Assembly:
@@ -167,7 +171,12 @@ class Assembly:
         snapshot = self._of.snapshots.get(plan.id)
         edge = self._of.edge
         context = SourceContext(uid=plan.id, spark=edge.spark, until=self._of.until, report=self._of.supervisor.report)
-        reader = self._of.analysis.source(node).open(context, snapshot.position if snapshot else None)
+        has_ended = snapshot is not None and END_OF_TIME in snapshot.watermarks
+        box = letterbox(
+            self._of.analysis.graph, plan.id, self._of.filesystem, self._of.timeline.has, has_ended=has_ended
+        )
+        resume = snapshot.position if snapshot else None
+        reader = open_replaying(self._of.analysis.source(node), context, resume, box)
         settings = self._of.settings
         limits = Limits(rows=settings.max_rows_per_batch, bytes=settings.max_bytes_per_batch)
         control = self._controls.get(plan.id)
@@ -177,7 +186,7 @@ class Assembly:
             output,
             limits=lambda: limits if control is None else replace(limits, rows=control.cap(limits.rows)),
             held=self._of.initial,
-            has_ended=snapshot is not None and END_OF_TIME in snapshot.watermarks,
+            has_ended=has_ended,
             pace=pace_of(at_once if self._of.until is Until.CAUGHT_UP else node.pace),
             markers=MarkerRhythm(settings.latency_every) if settings.latency_every is not None else None,
             gates=self._gates,

@@ -17,6 +17,7 @@ from penstock.errors import JobIsRunning
 from penstock.failpoints import failpoint
 from penstock.ids import CheckpointId, Generation, WallTime
 from penstock.operate.disk import files_of, find, generation_below
+from penstock.sources.dead_letters import FOLDER
 
 if TYPE_CHECKING:
     from penstock.checkpoint.history import History
@@ -38,6 +39,8 @@ class Owner(str, Enum):
     """Entries."""
     CONTROL = "control"
     """Requests, answers, and the numbers of the last run."""
+    DEAD_LETTERS = "dead-letters"
+    """Rows that the pipeline gave up on, and replays of them; only ``deadletter drop`` deletes them."""
     CONDEMNED = "condemned"
     """An entry says that it may be deleted, and nobody has yet."""
     ORPHAN = "orphan"
@@ -150,6 +153,8 @@ def _by_folder(path: str) -> Owner:
         return Owner.LOG
     if path == paths.REPORT or paths.control_id(path) is not None:
         return Owner.CONTROL
+    if path.startswith(f"{FOLDER}/"):
+        return Owner.DEAD_LETTERS
     return Owner.WRITE_AHEAD if path.startswith(f"{paths.WAL}/") else Owner.UNKNOWN
 
 

@@ -163,6 +163,15 @@ class Positioned(Protocol):
         ...
 
 
+@runtime_checkable
+class NamesPartitions(Protocol):
+    """A reader that knows its partitions without a batch to tell them with."""
+
+    def partitions(self) -> Partitions:
+        """All that it reads now."""
+        ...
+
+
 RECORD: Final = "_record"
 """Column of frames whose source has decoded a column of JSON: the record, ``NULL`` where Spark is to decode it."""
 

@@ -34,11 +34,15 @@ _FIRM: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """What is in the files: their format, the decoder's options, and whether a header line is to be skipped."""
+    """What is in the files: their format, the decoder's options, and whether a header line is to be skipped.
+
+    ``with_file``: lines of text come with the path of their file.
+    """
 
     format: str
     options: Mapping[str, str]
     header: bool = False
+    with_file: bool = False
 
 
 def frame_of(
@@ -55,7 +59,9 @@ def frame_of(
     # Values of a cut may hold what those of a whole file do: both still have the "\r" of "\r\n".
     clean = r"CASE WHEN endswith(value, '\r') THEN left(value, length(value) - 1) ELSE value END AS value"
     if content.format == "text":
-        return lines.selectExpr(clean)
+        # Spark's readers give an address with some characters encoded, ours a path.
+        path = "url_decode(replace(regexp_replace(_file, '^file:/+', '/'), '+', '%2B'))" if by_spark else "_file"
+        return lines.selectExpr(clean, f"{path} AS _file") if content.with_file else lines.selectExpr(clean)
     lines = lines.selectExpr(clean, "_file")
     decoding = formats.decode_json if content.format == "json" else formats.decode_csv
     decoded = decoding(lines, "value", schema, content.options)

@@ -64,6 +64,7 @@ class Source:
             10,000 files for each 200 ms.
         options: of Spark's decoder (``timestampFormat``, ``sep``, …), and ``header`` for CSV: true if the first line
             of each file is a header, which is skipped.
+        with_file: of text, add the column ``_file STRING``: the path of the file that the line is in.
 
     Raises:
         GraphError: an argument is impossible.
@@ -82,6 +83,7 @@ class Source:
     split_bytes: int
     poll_interval_ms: int
     end: Mapping[str, Signature] | None
+    with_file: bool
 
     def __init__(  # noqa: PLR0913 - what can be said about a directory
         self,
@@ -96,18 +98,22 @@ class Source:
         split_bytes: int = 128 * 1024 * 1024,
         poll_interval_ms: int = 200,
         options: Mapping[str, object] | None = None,
+        with_file: bool = False,
     ) -> None:
         path = os.fspath(path)
         given = dict(options or {})
         header = str(given.pop("header", False)).lower() == "true"
         _check(path, format, schema, header=header)
+        if with_file and format != "text":
+            msg = f"with_file is for text, not for {format!r}: only lines that are yet to be decoded have a file"
+            raise GraphError(msg)
         for name, number in (("max_files_per_batch", max_files_per_batch), ("split_bytes", split_bytes)):
             if number is not None and number < 1:
                 msg = f"{name} must be at least 1, got {number}"
                 raise GraphError(msg)
         values: dict[str, object] = {
             "path": os.path.abspath(path.removeprefix("file://")),
-            "content": Content(format=format, options=formats.check_options(given), header=header),
+            "content": Content(format=format, options=formats.check_options(given), header=header, with_file=with_file),
             "declared": schema,
             "pattern": pattern,
             "recursive": recursive,
@@ -116,6 +122,7 @@ class Source:
             "split_bytes": split_bytes,
             "poll_interval_ms": poll_interval_ms,
             "end": None,
+            "with_file": with_file,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -137,7 +144,7 @@ class Source:
             SourceUnavailable: there is no first file yet.
         """
         if self.content.format == "text":
-            return formats.struct_type(spark, "value STRING")
+            return formats.struct_type(spark, "value STRING, _file STRING" if self.with_file else "value STRING")
         if self.declared is not None:
             return formats.struct_type(spark, self.declared)
         files = ordered(self._there())

@@ -250,6 +250,10 @@ class KafkaReader:
             takes_all=not planned.behind,
         )
 
+    def partitions(self) -> Partitions:
+        """All that are read now."""
+        return self._partitions((), ())
+
     def _partitions(self, behind: Collection[TopicPartition], read: Collection[TopicPartition]) -> Partitions:
         return partitions_of(self._source, self._watch.progress, self._watch.parts, behind, read)
 

@@ -1,0 +1,83 @@
+"""``penstock deadletter show``: single dead letters as text and JSON. Decides nothing."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final
+
+from rich.text import Text
+
+from penstock.cli.deadletter import chooser, write
+from penstock.cli.exits import ExitCode, UsageError
+from penstock.cli.words import count, event_time, when
+from penstock.operate.dead_letters import place_of
+from penstock.operate.directory import JobDirectory
+from penstock.operate.letters import letters_of
+
+if TYPE_CHECKING:
+    from penstock.cli.output import Output
+    from penstock.operate.letters import Letter
+
+_CLIP: Final = 500
+"""Characters of a raw text that people are shown; scripts get all."""
+
+
+def show_letters(
+    output: Output, *, job: str, uid: str | None, where: str | None, limit: int, state: str, as_json: bool
+) -> int:
+    """Print some of them.
+
+    Raises:
+        UsageError: the limit is none.
+        UnknownName: there are no such dead letters; with the nearest name.
+        SettingsError: ``where`` is no SQL over them.
+    """
+    if limit < 1:
+        msg = f"--limit is {limit}, but must be at least 1"
+        raise UsageError(msg)
+    place = place_of(JobDirectory(state, job), uid)
+    chosen = None if where is None else chooser(output, where)(place)
+    letters, found = letters_of(place, chosen, limit=limit)
+    if as_json:
+        write(output, {"job": job, "uid": place.uid, "found": found, "letters": [asdict(each) for each in letters]})
+        return ExitCode.ENDED
+    for letter in letters:
+        for line in _lines(letter):
+            output.result(Text(line))
+    output.result(Text(_end(len(letters), found)))
+    return ExitCode.ENDED
+
+
+def _lines(letter: Letter) -> list[str]:
+    told = [letter.id, when(letter.written)]
+    if letter.attempts > 1:
+        told.append(f"attempt {letter.attempts}")
+    if letter.replayed:
+        told.append("replayed" if letter.replayed == 1 else f"replayed {letter.replayed} times")
+    lines = [" · ".join(told), f"  {letter.cause} at {letter.step}, from {letter.source}{_where(letter)}"]
+    if letter.error is not None:
+        why = letter.error.removesuffix(letter.raw)  # what cannot be decoded is told once
+        lines.append(f"  {_clipped(why.strip())}")
+    lines.append(f"  {_clipped(letter.raw)}")
+    return lines
+
+
+def _where(letter: Letter) -> str:
+    place = letter.place
+    told = ""
+    if "offset" in place:
+        told += f": {place.get('topic')}-{place.get('partition')} offset {place['offset']}"
+    if "file" in place:
+        told += f": {place['file']}"
+    if letter.event_time is not None:
+        told += f", at {event_time(letter.event_time)}"
+    return told
+
+
+def _clipped(text: str) -> str:
+    shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text[: _CLIP + 1])
+    return shown if len(text) <= _CLIP else f"{shown[:_CLIP]}…"
+
+
+def _end(shown: int, found: int) -> str:
+    return count(found, "dead letter") if shown == found else f"{shown} of {count(found, 'dead letter')} (--limit)"

@@ -1,0 +1,234 @@
+"""Have dead letters read again, or drop them: the only writer of replays. Works on a running job and on a dead one.
+
+A replay is a file that is created if absent, under the next number: of two commands at once one finds its number taken
+and looks again, so no letter is named twice unless that is asked for. The job reads replays in the order of numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from penstock.checkpoint.timeline import timeline
+from penstock.errors import RequestRefused
+from penstock.failpoints import failpoint
+from penstock.filesystem.base import Created, UnknownOutcome
+from penstock.ids import END_OF_TIME, CheckpointId
+from penstock.job.asking import new_id
+from penstock.operate.dead_letters import Place, place_of, reasons, replayable, spans_named
+from penstock.operate.directory import me
+from penstock.operate.spans import Spans, cut, length, within, without
+from penstock.sources.dead_letters import FOLDER, MOST_BYTES, MOST_LETTERS, Letters, Replay, apart, encode, replay_path
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.entries import Manifest
+    from penstock.checkpoint.history import History
+    from penstock.ids import WallTime
+    from penstock.operate.dead_letters import LetterFile
+    from penstock.operate.directory import JobDirectory
+
+_TRIES: Final = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """What a command has written.
+
+    Attributes:
+        uid: of the dead letters.
+        source: which reads them; ``None`` if there was nothing to write.
+        rows: letters.
+        replays: numbers of the files.
+        left: letters that were chosen, and that earlier replays name already.
+    """
+
+    uid: str
+    source: str | None
+    rows: int
+    replays: tuple[int, ...]
+    left: int
+
+
+def replay(
+    job: JobDirectory,
+    uid: str | None,
+    *,
+    choose: Callable[[Place], Mapping[str, Spans]] | None = None,
+    again: bool = False,
+) -> Replayed:
+    """Have the job read dead letters again: at once if it runs, else at its next start. Each once, exactly-once.
+
+    Args:
+        job: whose.
+        uid: which; may be left out if there is one only.
+        choose: by file, the letters that are meant; all unless given.
+        again: also those that an earlier replay names.
+
+    Raises:
+        UnknownName: there are no such dead letters.
+        RequestRefused: none of them can be read again; the message says why.
+        CheckpointError: the directory cannot be read or written.
+    """
+    history = job.read()
+    place = place_of(job, uid)
+    chosen = None if choose is None else choose(place)
+    source = _source(history, place, chosen)
+    wanted = _among(replayable(place, again=True)[source], chosen)
+    command, written, rows = new_id(), [], 0
+    while True:
+        ours = [each for each in place.replays if each.command == command]
+        done = spans_named(ours if again else place.replays)
+        left = {file: without(spans, done.get(file, ())) for file, spans in wanted.items()}
+        part = _batch(left, _most(place, wanted))
+        if not part:
+            break
+        made = _replay(job, history, place, source, command, part)
+        if _create(job, made):
+            failpoint("deadletters.replay.written")
+            written.append(made.number)
+            rows += made.rows
+        place = place_of(job, place.uid)
+    return Replayed(
+        uid=place.uid, source=source, rows=rows, replays=tuple(written), left=sum(map(length, wanted.values())) - rows
+    )
+
+
+def _source(history: History, place: Place, chosen: Mapping[str, Spans] | None) -> str:
+    """The one source that is to read letters again.
+
+    Raises:
+        RequestRefused: there is none.
+    """
+    found = {source: letters for source, letters in replayable(place, again=True).items() if _among(letters, chosen)}
+    if not found:
+        raise RequestRefused(_why_none(place, chosen))
+    if len(found) > 1:
+        msg = f"they come from several sources ({', '.join(sorted(found))}): choose with --where \"source = '…'\""
+        raise RequestRefused(msg)
+    (source,) = found
+    point = history.restore_point
+    tasks = {task.task: task for task in point.tasks} if point else {}
+    if source not in tasks or tasks[source].position is None:
+        msg = f"they come from source {source!r}, which the job no longer has in its newest checkpoint"
+        raise RequestRefused(msg)
+    if END_OF_TIME in tasks[source].watermarks:
+        msg = f"source {source!r} has ended: it was bounded, and reads no more rows"
+        raise RequestRefused(msg)
+    return source
+
+
+def _why_none(place: Place, chosen: Mapping[str, Spans] | None) -> str:
+    if chosen is not None and not any(chosen.values()):
+        return f"no dead letter of {place.uid!r} is among those that were asked for"
+    told = sorted({f"{why.cause}: {why.no_replay}" for why in reasons(place) if why.no_replay is not None})
+    if not told:
+        return f"all dead letters of {place.uid!r} are of a time that a rewind has undone: their rows are read again"
+    return f"the dead letters of {place.uid!r} cannot be replayed ({'; '.join(told)}); docs/dead-letters.md has ways"
+
+
+def _among(letters: Mapping[str, Spans], chosen: Mapping[str, Spans] | None) -> dict[str, Spans]:
+    if chosen is None:
+        return dict(letters)
+    found = {file: within(spans, chosen.get(file, ())) for file, spans in letters.items()}
+    return {file: spans for file, spans in found.items() if spans}
+
+
+def _most(place: Place, letters: Mapping[str, Spans]) -> int:
+    """How many letters one replay may name, so that their files' share of it is not too large for a batch."""
+    sizes = [file.bytes / file.rows for file in place.files if file.rows and file.name in letters]
+    return max(1, min(MOST_LETTERS, int(MOST_BYTES / max(sizes, default=1.0))))
+
+
+def _batch(letters: Mapping[str, Spans], most: int) -> tuple[Letters, ...]:
+    """The first so many letters, oldest file first."""
+    batch: list[Letters] = []
+    room = most
+    for file, spans in letters.items():
+        if spans and room > 0:
+            first, _ = next(cut(spans, room))
+            batch.append(Letters(file=file, ranges=first))
+            room -= length(first)
+    return tuple(batch)
+
+
+def _replay(
+    job: JobDirectory, history: History, place: Place, source: str, command: str, letters: tuple[Letters, ...]
+) -> Replay:
+    point = history.restore_point
+    return Replay(
+        number=len(place.replays) + 1,
+        command=command,
+        uid=place.uid,
+        source=source,
+        after=point.checkpoint if point else CheckpointId(-1),
+        at=job.now(),
+        by=me(),
+        letters=letters,
+    )
+
+
+def _create(job: JobDirectory, made: Replay) -> bool:
+    """Whether it has its number now; an answer that was lost is asked for again, with the same bytes."""
+    path, data = replay_path(made.uid, made.number), encode(made)
+    for _ in range(_TRIES):
+        try:
+            if job.filesystem.create(path, data) is Created.CREATED:
+                return True
+            return job.filesystem.read(path) == data
+        except UnknownOutcome:
+            continue
+    return job.filesystem.read(path) == data
+
+
+# ----------------------------------------------------------------------------------------------------------- dropping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropping:
+    """What a drop deletes, and what it must not.
+
+    Attributes:
+        uid: of the dead letters.
+        files: that go.
+        kept: old enough, but a checkpoint could be restored that would have the job read them again.
+    """
+
+    uid: str
+    files: tuple[LetterFile, ...]
+    kept: tuple[LetterFile, ...]
+
+
+def plan_drop(history: History, place: Place, before: WallTime) -> Dropping:
+    """The files that were written before a time, less those that a replay may still need; pure.
+
+    A job that begins again at a checkpoint reads the replays that were not read by then, of letters that were there.
+    """
+    begins = [
+        (_read_at(manifest, place.uid), checkpoint, timeline(history, checkpoint))
+        for checkpoint, manifest in history.restorable.items()
+    ]
+    last = {each.file: replay.number for replay in place.replays for each in replay.letters}
+
+    def is_needed(file: LetterFile) -> bool:
+        number, at = last.get(file.name, 0), file.checkpoint
+        return any(number > read and at <= checkpoint and line.has(at) for read, checkpoint, line in begins)
+
+    old = [file for file in place.files if file.written < before]
+    return Dropping(
+        uid=place.uid,
+        files=tuple(file for file in old if not is_needed(file)),
+        kept=tuple(file for file in old if is_needed(file)),
+    )
+
+
+def _read_at(manifest: Manifest, uid: str) -> int:
+    """How many replays were read by a checkpoint."""
+    found = [apart(task.position)[1].get(uid, 0) for task in manifest.tasks if task.position is not None]
+    return max(found, default=0)
+
+
+def drop(job: JobDirectory, dropping: Dropping) -> None:
+    """Delete the files, oldest first."""
+    for file in dropping.files:
+        job.filesystem.delete(f"{FOLDER}/{dropping.uid}/{file.name}")

@@ -1,0 +1,218 @@
+"""Where dead letters lie below a job's directory, and replays of them as write-once files; knows no Spark and no log.
+
+::
+
+    deadletters/<uid>/part-<log>-<uid>-<checkpoint>-<generation>-<number>.parquet  rows, published as by a files sink
+    deadletters/<uid>/_replays/00000000000000000001.json                           which of them are to be read again
+
+A dead letter has no identity but its file, whose name is never used again, and its place in it. A replay names letters
+and holds none. Replays of a place are numbered from 1 without gaps, created if absent and never changed: so two
+commands cannot both name a letter, and a source's position among them is a number.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.errors import StateIncompatible
+from penstock.handles import Position
+from penstock.ids import CheckpointId, WallTime
+
+if TYPE_CHECKING:
+    from penstock.filesystem.base import FileSystem
+    from penstock.handles import Json
+
+FOLDER: Final = "deadletters"
+"""Below the job's directory; the collector never looks into it."""
+
+REPLAYS: Final = "_replays"
+AS_IT_WAS: Final = "record"
+"""The column of a letter that has the row as it was."""
+
+MOST_LETTERS: Final = 10_000
+"""Letters of one replay: they are one batch of the source."""
+
+MOST_BYTES: Final = 16 * 1024 * 1024
+"""Of the compressed files that these are in, by their share."""
+
+_FORMAT: Final = 1
+_KEY: Final = "replayed"
+_BARE: Final = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Letters:
+    """Some letters of one file.
+
+    Attributes:
+        file: its name.
+        ranges: places in the file, as pairs of the first and the one behind the last; sorted, apart.
+    """
+
+    file: str
+    ranges: tuple[tuple[int, int], ...]
+
+    @property
+    def rows(self) -> int:
+        """How many letters these are."""
+        return sum(end - start for start, end in self.ranges)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """Letters that a source is to read again, once.
+
+    Attributes:
+        number: its place among the replays of its dead letters, from 1.
+        command: random, the same in all replays that one command wrote.
+        uid: of the dead letters.
+        source: which reads them.
+        after: the newest checkpoint when it was written: a letter that it leads to is of a later one.
+        at: when, in microseconds since 1970; for people.
+        by: who; for people.
+        letters: which.
+    """
+
+    number: int
+    command: str
+    uid: str
+    source: str
+    after: CheckpointId
+    at: WallTime
+    by: str
+    letters: tuple[Letters, ...]
+
+    @property
+    def rows(self) -> int:
+        """How many letters these are."""
+        return sum(each.rows for each in self.letters)
+
+
+def replay_path(uid: str, number: int) -> str:
+    """Where a replay lies below the job's directory.
+
+    >>> replay_path("bad-orders", 1)
+    'deadletters/bad-orders/_replays/00000000000000000001.json'
+    """
+    return f"{FOLDER}/{uid}/{REPLAYS}/{number:020d}.json"
+
+
+def checkpoint_of(uid: str, file: str) -> CheckpointId | None:
+    """The checkpoint that a file of letters was prepared for; ``None`` if the name is not one of such a file.
+
+    >>> checkpoint_of("bad-orders", "part-5f1c3a7e-bad-orders-42-7-00.parquet")
+    42
+    """
+    found = _name(uid).fullmatch(file)
+    return CheckpointId(int(found[2])) if found else None
+
+
+def log_of(uid: str, file: str) -> str:
+    """The beginning of the id of the log that a file of letters belongs to; empty if it is no such file.
+
+    >>> log_of("bad-orders", "part-5f1c3a7e-bad-orders-42-7-00.parquet")
+    '5f1c3a7e'
+    """
+    found = _name(uid).fullmatch(file)
+    return found[1] if found else ""
+
+
+def _name(uid: str) -> re.Pattern[str]:
+    return re.compile(rf"part-(.+?)-{re.escape(uid)}-(\d+)-\d+-\d+\..*parquet")
+
+
+# ---------------------------------------------------------------------------------------------------------- as files
+
+
+def read_replay(filesystem: FileSystem, uid: str, number: int) -> Replay | None:
+    """The replay of this number, or ``None`` if there is none yet.
+
+    Raises:
+        StateIncompatible: it is none that this version writes.
+    """
+    data = filesystem.read(replay_path(uid, number))
+    return None if data is None else decode(data, replay_path(uid, number))
+
+
+def encode(replay: Replay) -> bytes:
+    """A replay as it is written."""
+    told = {
+        "format": _FORMAT,
+        "number": replay.number,
+        "command": replay.command,
+        "uid": replay.uid,
+        "source": replay.source,
+        "after": replay.after,
+        "at": replay.at,
+        "by": replay.by,
+        "rows": replay.rows,
+        "letters": {each.file: [list(pair) for pair in each.ranges] for each in replay.letters},
+    }
+    return (json.dumps(told, indent=1) + "\n").encode()
+
+
+def decode(data: bytes, path: str) -> Replay:
+    """The inverse of :func:`encode`.
+
+    Raises:
+        StateIncompatible: it is none that this version writes.
+    """
+    try:
+        told: Any = json.loads(data)
+        if told["format"] != _FORMAT:
+            msg = f"{path} is of format {told['format']}, this penstock knows {_FORMAT}: use the version that wrote it"
+            raise StateIncompatible(msg)
+        letters = tuple(
+            Letters(file=file, ranges=tuple((int(start), int(end)) for start, end in ranges))
+            for file, ranges in told["letters"].items()
+        )
+        return Replay(
+            number=told["number"],
+            command=told["command"],
+            uid=told["uid"],
+            source=told["source"],
+            after=CheckpointId(told["after"]),
+            at=WallTime(told["at"]),
+            by=told["by"],
+            letters=letters,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        msg = f"{path} is no replay of dead letters ({error!r}): put it back as it was written"
+        raise StateIncompatible(msg) from error
+
+
+# ------------------------------------------------------------------------------------------------------- in positions
+
+
+def with_replays(position: Position, read: Mapping[str, int]) -> Position:
+    """A source's position, and beside it how many replays of which dead letters were read.
+
+    Other readers of the position, of an earlier version too, still find in it what the source itself wrote.
+
+    >>> with_replays(Position(kind="kafka/1", detail={"topics": {}}), {"bad-orders": 2}).detail
+    {'topics': {}, 'replayed': {'bad-orders': 2}}
+    """
+    if not read:
+        return position
+    numbers: Json = dict(sorted(read.items()))
+    own = position.detail
+    detail: dict[str, Json] = {**own, _KEY: numbers} if isinstance(own, Mapping) else {_BARE: own, _KEY: numbers}
+    return Position(kind=position.kind, detail=detail)
+
+
+def apart(position: Position) -> tuple[Position, dict[str, int]]:
+    """The position as the source wrote it, and how many replays of which dead letters were read.
+
+    >>> apart(with_replays(Position(kind="n/1", detail=7), {"bad": 2}))
+    (Position(kind='n/1', detail=7), {'bad': 2})
+    """
+    detail = position.detail
+    if not isinstance(detail, Mapping) or not isinstance(numbers := detail.get(_KEY), Mapping):
+        return position, {}
+    own: Json = detail[_BARE] if _BARE in detail else {name: each for name, each in detail.items() if name != _KEY}
+    read = {uid: number for uid, number in numbers.items() if isinstance(number, int)}
+    return Position(kind=position.kind, detail=own), read

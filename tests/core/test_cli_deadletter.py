@@ -1,0 +1,240 @@
+"""``penstock deadletter`` on a directory made by hand, text and JSON against golden files; nothing here needs Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from core.checkpoint_values import CLAIM, entries, manifest, rewind
+from core.cli_kit import say
+from penstock.checkpoint import paths
+from penstock.checkpoint.codec import encode
+from penstock.checkpoint.entries import StepRecord, StepRole, Stopped
+from penstock.handles import Position, TaskSnapshot
+from penstock.ids import END_OF_TIME
+from penstock.operate import replaying
+from penstock.sources.dead_letters import Replay, with_replays
+from penstock.sources.dead_letters import encode as written
+
+GOLDEN = Path(__file__).parent / "cli_golden"
+NOON = 1_767_268_800
+PLACE = pa.struct([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("file", pa.string())])
+RECORD = pa.struct([("value", pa.binary()), ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
+LATE = pa.struct([("user", pa.string()), ("at", pa.timestamp("us"))])
+AT = datetime(2026, 1, 1, 11, 59, 7, tzinfo=timezone.utc)
+
+
+def bad(offset: int, value: bytes) -> dict[str, object]:
+    place = {"topic": "orders", "partition": 0, "offset": offset}
+    shown = value.decode(errors="replace")
+    error = f"malformed JSON, or a field that is not of its declared type (struct<id:bigint>): {shown}"
+    text = {"cause": "decode", "error": error, "step": "parse_json value", "source": "orders", "undecoded": "value"}
+    return {**text, "place": {**place, "file": None}, "record": {"value": value, **place}}
+
+
+def late(user: str) -> dict[str, object]:
+    text = {"cause": "late", "error": "came after each window that would hold it was closed", "step": "totals"}
+    why = {"source": "orders", "no_replay": "they would be late again: their windows are closed for ever"}
+    return {**text, **why, "place": {}, "event_time": AT.replace(tzinfo=None), "record": {"user": user, "at": AT}}
+
+
+class Job:
+    """A state directory with one job, its log and its dead letters."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+
+    def log(self, *bodies: object) -> None:
+        """The log, in place of what was there."""
+        shutil.rmtree(self.state / "orders" / paths.LOG, ignore_errors=True)
+        for entry in entries(CLAIM, *bodies):
+            path = self.state / "orders" / paths.entry(entry.number)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(encode(entry))
+
+    def letters(self, uid: str, checkpoint: int, *rows: dict[str, object], record: pa.DataType = RECORD) -> Path:
+        columns = ("cause", "error", "step", "source", "undecoded", "no_replay")
+        schema = [*((name, pa.string()) for name in columns), ("event_time", pa.timestamp("us")), ("place", PLACE)]
+        table = pa.Table.from_pylist(list(rows), schema=pa.schema([*schema, ("record", record)]))
+        path = self.folder(uid) / f"part-log-1-{uid}-{checkpoint}-0-00.zstd.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, path)
+        os.utime(path, (NOON + checkpoint * 60, NOON + checkpoint * 60))
+        return path
+
+    def folder(self, uid: str) -> Path:
+        return self.state / "orders" / "deadletters" / uid
+
+    def say(self, command: str, *arguments: str) -> str:
+        said = say("deadletter", command, "orders", *arguments, "--state", str(self.state))
+        assert said.code == 0, said.err
+        return "".join(f"{line.rstrip()}\n" for line in said.out.replace(str(self.state), "STATE").splitlines())
+
+    def refuses(self, command: str, *arguments: str, code: int = 64) -> str:
+        said = say("deadletter", command, "orders", *arguments, "--state", str(self.state))
+        assert said.code == code, said
+        assert said.out == ""
+        return said.err
+
+
+def at(checkpoint: int, parent: int | None = None, *, read: int = 0, ended: bool = False) -> object:
+    position = with_replays(Position(kind="kafka/1", detail={"bounded": False, "topics": {}}), {"bad-orders": read})
+    source = TaskSnapshot(task="orders", position=position, watermarks=(END_OF_TIME,) if ended else ())
+    return manifest(checkpoint, parent, tasks=(source,), steps=(StepRecord(uid="orders", role=StepRole.SOURCE),))
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """Bad orders of two checkpoints, of which one was replayed and failed again; late rows of a third."""
+    made = Job(tmp_path / "s")
+    made.log(at(0), at(1, 0), at(2, 1, read=1), Stopped(checkpoint=2, at=NOON))
+    first = made.letters("bad-orders", 1, bad(7, b'{"id": "x"}'), bad(9, b'{"id": 1.5, "more": "\xff\x1b[1m"}'))
+    made.letters("bad-orders", 2, bad(7, b'{"id": "x"}'))
+    made.letters("late-totals", 2, late("ann"), late("bob"), record=LATE)
+    replay = Replay(
+        number=1,
+        command="c-1",
+        uid="bad-orders",
+        source="orders",
+        after=1,
+        at=NOON,
+        by="process 7 on here",
+        letters=(letters_of(first, (0, 1)),),
+    )
+    folder = made.folder("bad-orders") / "_replays"
+    folder.mkdir()
+    (folder / f"{1:020d}.json").write_bytes(written(replay))
+    return made
+
+
+def letters_of(path: Path, span: tuple[int, int]):
+    from penstock.sources.dead_letters import Letters
+
+    return Letters(file=path.name, ranges=(span,))
+
+
+def golden(name: str, text: str) -> None:
+    path = GOLDEN / f"deadletter-said-{name}"
+    if os.environ.get("WRITE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+def steady(text: str) -> str:
+    """JSON without what differs from writer to writer: sizes of Parquet files."""
+    told = json.loads(text)
+    for place in told.get("places", []):
+        assert place["bytes"] > 0
+        place["bytes"] = 0
+    for file in told.get("files", []):
+        assert file["bytes"] > 0
+        file["bytes"] = 0
+    return json.dumps(told, indent=2) + "\n"
+
+
+def test_the_list_counts_by_cause_and_step_and_says_what_to_do_next(job: Job) -> None:
+    golden("list.json", steady(job.say("list", "--json")))
+    for uid in ("bad-orders", "late-totals"):
+        for path in job.folder(uid).glob("*.parquet"):
+            assert path.stat().st_size < 10_000
+    text = job.say("list")
+    sizes = {f"{place['bytes'] / 1_000:.1f} kB" for place in json.loads(job.say("list", "--json"))["places"]}
+    for size in sizes:
+        text = text.replace(size, "0.0 kB")
+    golden("list.txt", text)
+
+
+def test_letters_are_shown_with_place_attempts_and_text_that_harms_no_terminal(job: Job) -> None:
+    golden("show.txt", job.say("show", "bad-orders"))
+    golden("show.json", job.say("show", "bad-orders", "--json"))
+    golden("show-late.txt", job.say("show", "late-totals"))
+    assert "2 of 3 dead letters (--limit)" in job.say("show", "bad-orders", "--limit", "2")
+
+
+def test_a_replay_names_what_none_has_named_and_a_second_one_nothing(job: Job) -> None:
+    golden("replay.txt", job.say("replay", "bad-orders", "--all"))
+    named = json.loads((job.folder("bad-orders") / "_replays" / f"{2:020d}.json").read_text())
+    assert (named["number"], named["rows"], named["after"], named["source"]) == (2, 2, 2, "orders")
+    assert sorted(named["letters"].values()) == [[[0, 1]], [[1, 2]]]
+    golden("replay-again.txt", job.say("replay", "bad-orders", "--all"))
+    assert "2 rows of a replay yet to be in a checkpoint" in job.say("list")
+    assert json.loads(job.say("replay", "bad-orders", "--all", "--again", "--json")) == {
+        "schema": "penstock.deadletters/1",
+        "job": "orders",
+        "uid": "bad-orders",
+        "source": "orders",
+        "rows": 3,
+        "replays": [3],
+        "left": 0,
+    }
+
+
+def test_many_letters_are_several_replays_of_one_command(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replaying, "MOST_LETTERS", 1)
+    done = json.loads(job.say("replay", "bad-orders", "--all", "--again", "--json"))
+    assert (done["rows"], done["replays"], done["left"]) == (3, [2, 3, 4], 0)
+    files = sorted((job.folder("bad-orders") / "_replays").iterdir())
+    told = [json.loads(path.read_text()) for path in files]
+    assert [each["rows"] for each in told] == [1, 1, 1, 1]
+    assert len({each["command"] for each in told}) == 2, "each row once for each command"
+    assert sorted(span for each in told[1:] for spans in each["letters"].values() for span in spans) == [
+        [0, 1],
+        [0, 1],
+        [1, 2],
+    ]
+
+
+def test_what_cannot_be_replayed_is_refused_with_the_reason(job: Job) -> None:
+    assert "late: they would be late again" in job.refuses("replay", "late-totals", "--all", code=1)
+    assert 'say which: --all, or --where "SQL"' in job.refuses("replay", "bad-orders")
+    assert "did you mean 'bad-orders'?" in job.refuses("replay", "bad-order", "--all")
+    assert "name one of bad-orders, late-totals" in job.refuses("show")
+    job.log(at(0), at(1, 0), at(2, 1, read=1, ended=True), Stopped(checkpoint=2, at=NOON))
+    assert "source 'orders' has ended: it was bounded" in job.refuses("replay", "bad-orders", "--all", code=1)
+
+
+def test_letters_behind_a_rewind_are_undone(job: Job) -> None:
+    job.log(at(0), at(1, 0), at(2, 1, read=1), rewind(1, 2), Stopped(checkpoint=1, at=NOON))
+    place = json.loads(job.say("list", "--json"))["places"][0]
+    assert (place["rows"], place["undone"], place["waiting"]) == (2, 1, 1)
+    assert "1 row more that a rewind has undone" in job.say("list")
+
+
+def test_a_drop_asks_and_leaves_what_a_replay_needs(job: Job) -> None:
+    before = ("bad-orders", "--before", "2026-01-01T12:01:30Z")
+    assert "Nobody is here to say so: give --yes" in job.refuses("drop", "late-totals", "--before", "2027-01-01")
+    golden("drop-kept.txt", job.say("drop", *before, "--yes"))
+    job.log(at(1), at(2, 1, read=1), Stopped(checkpoint=2, at=NOON))
+    assert json.loads(job.say("drop", *before, "--json", "--yes"))["kept"] != [], "checkpoint 1 has yet to read it"
+    job.log(at(2, 1, read=1), Stopped(checkpoint=2, at=NOON))
+    golden("drop-dry.txt", unsized(job.say("drop", *before, "--dry-run")))
+    golden("drop.txt", unsized(job.say("drop", *before, "--yes")))
+    assert len(list(job.folder("bad-orders").glob("*.parquet"))) == 1
+    assert "is no date such as 2026-01-31" in job.refuses("drop", "bad-orders", "--before", "yesterday", "--yes")
+
+
+def unsized(text: str) -> str:
+    """Without the size of Parquet files, which differs from writer to writer."""
+    start, _, rest = text.partition("(")
+    return f"{start}(SIZE{rest[rest.index(')') :]}"
+
+
+def test_a_job_without_dead_letters_says_how_to_keep_some(tmp_path: Path) -> None:
+    made = Job(tmp_path)
+    made.log(at(0))
+    assert made.say("list") == "orders: no dead letters; a pipeline keeps them with stream.dead_letter(uid)\n"
+    assert json.loads(made.say("list", "--json"))["places"] == []
+    assert "has no dead letters; a pipeline keeps them" in made.refuses("show")
+
+
+def test_a_damaged_file_is_named(job: Job) -> None:
+    path = next(job.folder("late-totals").glob("*.parquet"))
+    path.write_bytes(b"PAR1")
+    assert str(path) in job.refuses("list", code=65)

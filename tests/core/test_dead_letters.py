@@ -1,0 +1,332 @@
+"""What is decided of dead letters without Spark: who may be replayed, how far a source is, what a rewind undoes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from core.checkpoint_values import CLAIM, history, manifest, rewind
+from penstock.checkpoint.timeline import timeline
+from penstock.elements import Partitions
+from penstock.errors import GraphError, StateIncompatible
+from penstock.graph.dead_letters import provenance, replayed_by
+from penstock.handles import Position
+from penstock.ids import Generation
+from penstock.operate.ownership import Owner, owners
+from penstock.operate.spans import joined, length, within, without
+from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Rows, SourceContext, Until
+from penstock.sources.dead_letters import Letters, Replay, apart, decode, encode, replay_path, with_replays
+from penstock.sources.replaying import LOOK_EVERY, Letterbox, ReplayingReader, open_replaying
+from penstock.testing.filesystem import MemoryFileSystem
+
+# ------------------------------------------------------------------------------------------------------------ the graph
+
+
+def known_of(make) -> Any:
+    """What the graph knows of the stream that ``make`` gives up."""
+    p = ps.Pipeline("demo")
+    stream = make(p)
+    return provenance(p.graph(), stream.ref, time=stream.time)
+
+
+def lines(p: ps.Pipeline) -> ps.Stream:
+    return p.read("lines", ps.files.Source("in", format="text"))
+
+
+def bad(stream: ps.Stream) -> ps.Stream:
+    return stream.parse_json("value", "id LONG", on_error="split")[1]
+
+
+def test_rows_of_a_source_that_nobody_else_reads_go_back_to_it():
+    told = known_of(lambda p: bad(lines(p)))
+    assert (told.cause, told.step, told.sources) == ("decode", "parse_json value", ("lines",))
+    assert (told.source, told.no_replay, told.undecoded) == ("lines", None, "value")
+    assert known_of(lambda p: bad(lines(p).where("value <> ''"))).source == "lines", "a filter changes no row"
+
+
+def test_rows_that_others_read_too_or_that_a_step_has_made_do_not():
+    def twice(p: ps.Pipeline) -> ps.Stream:
+        raw = lines(p)
+        raw.write("archive", ps.console.Sink())
+        return bad(raw)
+
+    assert "read 'lines' too, and would get them twice" in known_of(twice).no_replay
+    assert "select value stands between" in known_of(lambda p: bad(lines(p).select("value"))).no_replay
+    union = known_of(lambda p: bad(lines(p).union(p.read("more", ps.files.Source("more", format="text")))))
+    assert union.source is None
+    assert union.sources == ("lines", "more")
+
+
+def test_late_rows_and_those_given_up_later_say_why_they_stay():
+    def late(p: ps.Pipeline) -> ps.Stream:
+        timed = p.read("in", ps.files.Source("in", schema="u STRING, at TIMESTAMP")).with_watermark("at", "1 second")
+        return timed.group_by("u", ps.tumbling("1 minute")).agg("counts", ps.agg.count()).late
+
+    told = known_of(late)
+    assert (told.cause, told.step, told.time, told.source) == ("late", "counts", "at", None)
+    assert "closed for ever" in told.no_replay
+    other = known_of(lambda p: lines(p).where("value = ''"))
+    assert (other.cause, other.step) == ("other", "where value = ''")
+    assert "were decoded and given up later" in other.no_replay
+
+
+def test_a_source_knows_which_dead_letters_are_its_own():
+    @ps.pipeline("demo")
+    def demo(p: ps.Pipeline) -> None:
+        parsed, broken = lines(p).parse_json("value", "id LONG", on_error="split")
+        broken.dead_letter("bad-lines")
+        parsed.where("id < 0").dead_letter("negative", cause="negative-id")
+
+    graph = demo.graph()
+    assert replayed_by(graph, "lines") == ("bad-lines",)
+    assert replayed_by(graph, "others") == ()
+    assert graph.sinks == {"bad-lines", "negative"}
+
+
+@pytest.mark.parametrize("cause", ["Negative", "no name", ""])
+def test_a_cause_is_a_name(cause):
+    with pytest.raises(GraphError, match="cause"):
+        lines(ps.Pipeline("demo")).dead_letter("odd", cause=cause)
+
+
+def test_rows_that_have_a_cause_get_no_other():
+    with pytest.raises(GraphError, match="they are not decoded"):
+        bad(lines(ps.Pipeline("demo"))).dead_letter("bad", cause="mine")
+
+
+def test_only_text_has_a_file_column():
+    with pytest.raises(GraphError, match="with_file is for text, not for 'json'"):
+        ps.files.Source("in", schema="id LONG", with_file=True)
+
+
+# ----------------------------------------------------------------------------------------------------- rows of a file
+
+
+def test_places_are_joined_taken_away_and_cut():
+    assert joined([(3, 4), (0, 1), (1, 3), (9, 9)]) == ((0, 4),)
+    assert without(((0, 10), (20, 30)), ((0, 2), (8, 22))) == ((2, 8), (22, 30))
+    assert within(((0, 10), (20, 30)), ((8, 22),)) == ((8, 10), (20, 22))
+    assert length(((0, 10), (20, 30))) == 20
+
+
+# ---------------------------------------------------------------------------------------------------------- timelines
+
+
+def test_what_a_rewind_leaves_is_undone_and_what_comes_after_counts():
+    log = history(CLAIM, manifest(0), manifest(1, 0), manifest(3, 1), rewind(1, 3), manifest(4, 1))
+    line = timeline(log, 4)
+    assert [line.has(each) for each in (0, 1, 2, 3, 4, 5)] == [True, True, False, False, True, True]
+    assert timeline(log, 3).has(2), "output of an aborted checkpoint is in the next one"
+    assert [timeline(log, None).has(each) for each in (0, 3, 4, 5)] == [False, False, False, True], "an empty start"
+    trimmed = history(CLAIM, manifest(7, 6), manifest(8, 7), first=40)
+    assert timeline(trimmed, 8).has(2), "of what the log no longer knows nothing was undone"
+
+
+def test_no_clean_up_takes_letters_for_its_own():
+    files = ["deadletters/bad-lines/part-1.parquet", "deadletters/bad-lines/_replays/00000000000000000001.json"]
+    files += ["deadletters/7/.penstock/log-1/7/0/3/part-0.parquet"]
+    found = owners(history(CLAIM, manifest(0), CLAIM), files, own=Generation(2))
+    assert set(found.values()) == {Owner.DEAD_LETTERS}
+
+
+# ------------------------------------------------------------------------------------------------------------ replays
+
+UID = "bad-lines"
+
+
+def a_replay(number: int, *files: tuple[int, tuple[int, int]], source: str = "lines") -> Replay:
+    letters = tuple(Letters(file=name(checkpoint), ranges=(span,)) for checkpoint, span in files)
+    return Replay(number=number, command="c-1", uid=UID, source=source, after=5, at=7, by="somebody", letters=letters)
+
+
+def name(checkpoint: int) -> str:
+    return f"part-5f1c3a7e-{UID}-{checkpoint}-0-00.zstd.parquet"
+
+
+@dataclass
+class Box:
+    """A job's directory with letters of checkpoints 1 to 3."""
+
+    files: MemoryFileSystem = field(default_factory=MemoryFileSystem)
+
+    def __post_init__(self) -> None:
+        for checkpoint in (1, 2, 3):
+            self.files.create(f"deadletters/{UID}/{name(checkpoint)}", b"PAR1")
+
+    def put(self, replay: Replay) -> None:
+        self.files.create(replay_path(UID, replay.number), encode(replay))
+
+    def box(self, uids: tuple[str, ...] = (UID,), undone: tuple[int, ...] = ()) -> Letterbox:
+        return Letterbox(uids=uids, filesystem=self.files, counts=lambda checkpoint: checkpoint not in undone)
+
+
+@dataclass
+class Inner:
+    """A source and its reader: says what it was told to say, then that there is nothing."""
+
+    answers: list[Any] = field(default_factory=list)
+    partition_column: str | None = None
+    resumed: Position | None = None
+    completed: list[Position] = field(default_factory=list)
+    guarantee: Any = None
+
+    def open(self, context: SourceContext, resume: Position | None) -> Inner:
+        self.resumed = resume
+        return self
+
+    def schema(self, spark: Any) -> Any:
+        raise AssertionError
+
+    def describe(self) -> str:
+        return "told"
+
+    def poll(self, *, now: int, wall: int, limits: Limits) -> Any:
+        return self.answers.pop(0) if self.answers else Nothing(wake_at=now + 10 * LOOK_EVERY)
+
+    def frame(self, plan: object) -> Any:
+        return ("inner", plan)
+
+    def position(self) -> Position:
+        return Position(kind="told/1", detail={"next": 9})
+
+    def committed(self, checkpoint: int, position: Position) -> None:
+        self.completed.append(position)
+
+    def close(self) -> None:
+        pass
+
+
+def opened(inner: Inner, box: Letterbox, resume: Position | None = None, until: Until = Until.STOPPED) -> Any:
+    return open_replaying(inner, SourceContext(uid="lines", spark=None, until=until), resume, box)
+
+
+def poll(reader: Any, now: int = 0) -> Any:
+    return reader.poll(now=now, wall=now, limits=Limits())
+
+
+def test_a_replay_is_what_was_written():
+    replay = a_replay(1, (1, (0, 2)), (3, (4, 9)))
+    assert decode(encode(replay), "here") == replay
+    assert replay.rows == 7
+    for broken in (b"{", b"[]", b'{"format": 1}'):
+        with pytest.raises(StateIncompatible, match="here is no replay"):
+            decode(broken, "here")
+    with pytest.raises(StateIncompatible, match="is of format 2, this penstock knows 1"):
+        decode(b'{"format": 2}', "here")
+
+
+def test_replays_are_read_in_order_once_and_the_position_says_how_many():
+    box = Box()
+    box.put(a_replay(1, (1, (0, 2))))
+    reader = opened(Inner(), box.box())
+    found = poll(reader)
+    assert isinstance(found, Rows)
+    assert (found.plan.number, found.rows) == (1, 2)
+    assert isinstance(poll(reader, 1), Nothing)
+    assert reader.position() == Position(kind="told/1", detail={"next": 9, "replayed": {UID: 1}})
+
+    box.put(a_replay(2, (2, (0, 1))))
+    inner = Inner()
+    again = opened(inner, box.box(), reader.position())
+    assert inner.resumed == Position(kind="told/1", detail={"next": 9}), "the source gets its own words"
+    assert poll(again).plan.number == 2
+    again.committed(4, again.position())
+    assert inner.completed == [inner.position()]
+
+
+def test_a_look_costs_one_file_that_is_not_there_a_second():
+    box = Box()
+    reader = opened(Inner(), box.box())
+    box.files.operations.clear()
+    answers = [poll(reader, now) for now in range(0, LOOK_EVERY, LOOK_EVERY // 100)]
+    assert [each.name for each in box.files.operations] == ["read"]
+    assert {each.wake_at for each in answers} == {LOOK_EVERY}, "it is asked again when it is time to look"
+    box.put(a_replay(1, (1, (0, 2))))
+    assert isinstance(poll(reader, LOOK_EVERY), Rows)
+
+
+def test_letters_that_a_rewind_has_undone_or_that_are_gone_are_left_out():
+    box = Box()
+    box.put(a_replay(1, (1, (0, 2)), (3, (0, 5)), (9, (0, 7))))
+    box.put(a_replay(2, (3, (5, 6))))
+    box.put(a_replay(3, (2, (0, 4)), source="elsewhere"))
+    reader = opened(Inner(), box.box(undone=(3,)))
+    found = poll(reader)
+    assert [each.file for each in found.plan.letters] == [name(1)]
+    assert found.rows == 2
+    assert isinstance(poll(reader), Nothing)
+    assert reader.position().detail["replayed"] == {UID: 3}
+
+
+@pytest.mark.parametrize("end", [CaughtUp(), Ended()])
+def test_a_source_ends_only_when_the_replays_are_read_that_were_there(end):
+    box = Box()
+    box.put(a_replay(1, (1, (0, 2))))
+    reader = opened(Inner([end, end, end]), box.box(), until=Until.CAUGHT_UP)
+    box.put(a_replay(2, (2, (0, 1))))  # came later
+    assert poll(reader).plan.number == 1
+    assert poll(reader) == end
+
+
+def test_a_source_with_partitions_is_asked_first_and_they_stay_its_own():
+    box = Box()
+    box.put(a_replay(1, (1, (0, 2))))
+    named = Partitions(names=("0", "1"), behind=frozenset({"1"}), column="part")
+    reader = opened(Inner([Rows(plan="first", partitions=named)], partition_column="part"), box.box())
+    assert poll(reader).plan == "first"
+    assert poll(reader).partitions == Partitions(names=("0", "1"), column="part")
+
+    quiet = opened(Inner(partition_column="part"), box.box())
+    assert poll(quiet).partitions == Partitions(names=()), "until it has named them: the next batch takes it back"
+
+
+def test_without_dead_letters_a_source_is_what_it_was_and_a_position_keeps_what_it_says_of_them():
+    box, inner = Box(), Inner()
+    assert opened(inner, box.box(uids=())) is inner
+    box.put(a_replay(3, (1, (0, 2))))
+    resume = with_replays(inner.position(), {UID: 2})
+    reader = opened(inner, box.box(uids=()), resume)
+    assert isinstance(reader, ReplayingReader)
+    assert isinstance(poll(reader), Nothing)
+    assert reader.position() == resume
+
+
+@pytest.mark.parametrize("detail", [{"next": 1}, [1, 2], 7, None, "x"])
+def test_positions_of_any_shape_come_apart_as_they_were_put_together(detail):
+    own = Position(kind="any/1", detail=detail)
+    assert apart(with_replays(own, {UID: 3})) == (own, {UID: 3})
+    assert apart(own) == (own, {})
+    assert with_replays(own, {}) is own
+
+
+# ----------------------------------------------------------------------------------------------- writing under trouble
+
+
+class Directory:
+    """As much of a job's directory as writing a replay needs."""
+
+    def __init__(self, files: Any) -> None:
+        self.filesystem = files
+
+
+def test_a_number_that_somebody_was_faster_to_take_is_not_ours_and_a_lost_answer_is_asked_for_again():
+    from penstock.operate.replaying import _create
+
+    box = Box()
+    mine, theirs = a_replay(1, (1, (0, 2))), a_replay(1, (1, (0, 1)))
+    box.put(theirs)
+    assert not _create(Directory(box.files), mine)
+
+    box = Box()
+    box.files.lose_answer("create")
+    assert _create(Directory(box.files), mine)
+    assert decode(box.files.read(replay_path(UID, 1)), "") == mine
+
+    box = Box()
+    box.files.delay("create")
+    assert _create(Directory(box.files), mine)
+    box.files.land()
+    assert decode(box.files.read(replay_path(UID, 1)), "") == mine
