@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -106,20 +106,19 @@ def test_a_run_does_what_was_planned_and_is_refused_once_the_log_has_moved(spark
         job.run(until="caught-up")
 
 
-def test_the_example_of_the_docs_runs(spark: SparkSession, folder: Path) -> None:
-    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "plan.md").read_text(), flags=re.DOTALL)
-
-    exec(compile(code, "plan.md", "exec"), {"ps": ps, "spark": spark, "orders": locate("plan_shop_v1:shop")})
-
-    assert [row["user"] for row in published(folder / "out")] == ["u1", "u1"]
-
-
+@pytest.mark.mission("D9")
 def test_settings_of_a_run_are_in_its_checkpoints_and_the_next_start_takes_its_own(
     spark: SparkSession, folder: Path
 ) -> None:
+    """The next start is the example of the docs."""
     ps.Job(locate("plan_shop_v1:shop"), state="state", spark=spark, retained=5).run(until="caught-up")
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "plan.md").read_text(), flags=re.DOTALL)
+    told = {"ps": ps, "spark": spark, "orders": locate("plan_shop_v1:shop")}
 
-    found = plan(locate("plan_shop_v1:shop").graph(), state="state", settings=read_settings({"retained": 2}))
+    exec(compile(code, "plan.md", "exec"), told)
 
-    assert [asdict(change) for change in found.changed or ()] == [{"name": "retained", "before": 5, "now": 2}]
-    assert (found.settings["retained"], found.is_change) == (2, True)
+    found: Any = told["found"]
+    assert [asdict(change) for change in found.changed] == [{"name": "retained", "before": 5, "now": 3}]
+    again = plan(locate("plan_shop_v1:shop").graph(), state="state", settings=read_settings({}))
+    assert (again.changed, again.is_change) == ((), False)
+    assert [row["user"] for row in published(folder / "out")] == ["u1", "u1"], "nothing twice"
