@@ -18,6 +18,8 @@ from penstock.checkpoint import paths
 from penstock.checkpoint.entries import Stopped
 from penstock.cli.output import Output
 from penstock.cli.plan import PlanOptions, show_plan
+from penstock.cli.planned import as_planned
+from penstock.cli.run import RunOptions
 from penstock.errors import PlanOutdated
 from penstock.operate.plan_document import SCHEMA, read_plan, require_unmoved
 from penstock.settings import MODES
@@ -143,6 +145,7 @@ def test_it_changes_nothing_and_loads_no_spark(folder, options):
         (["--from", "9"], 64, "checkpoint 9 is not in the log; restorable are: 0, 1, 2"),
         (["--from", "befor-v2"], 64, "did you mean 'before-v2'?"),
         (["--from", "1", "--fresh"], 64, "a start is either fresh or from '1': leave one of them out"),
+        (["--from", "./exports/orders"], 64, "a plan does not look into exported folders"),
         (["--discard-unpublished"], 64, "only a start that goes back can discard what is not published"),
         (["--retained", "0"], 64, "retained is 0"),
         (["--out", "nowhere/plan.json"], 64, "--out nowhere/plan.json cannot be written"),
@@ -275,26 +278,32 @@ def test_a_file_that_is_no_plan_is_refused_by_parent_and_child_alike(folder, con
         assert says in said.err
 
 
-@pytest.mark.parametrize("option", ["--fresh", "--allow-non-restored-state"])
+@pytest.mark.parametrize("option", ["--fresh", "--allow-non-restored-state", "--from before-v2"])
 def test_the_command_line_may_say_no_more_of_where_to_begin_than_the_plan(folder, option):
     saved(folder)
 
-    said = run(folder, SHOP, option)
+    said = run(folder, SHOP, *option.split())
 
     assert said.code == 64
-    assert f"{option} was not planned: leave it out" in said.err
+    assert f"{option.split()[0]} was not planned so: leave it out" in said.err
 
 
 def test_only_the_first_process_of_a_run_is_held_to_the_plan(folder):
-    from penstock.cli.planned import as_planned
-    from penstock.cli.run import RunOptions
-
     saved(folder, fresh=True)
     asked = RunOptions(pipeline="shop:orders", state="state", plan="plan.json")
     later = as_planned(asked)
 
-    assert "--plan" in asked.command(begins=False, take_over=False, traceback=False)
-    assert (later.plan, later.fresh) == (None, True)
+    assert "--plan" in asked.command(begins=True, take_over=False, traceback=False)
+    assert (later.plan, later.fresh, later.restore_from) == (None, True, None)
+
+
+def test_a_plan_that_goes_back_is_run_so_until_that_is_in_the_log(folder):
+    saved(folder, start_at="before-v2", discard_unpublished=True)
+    later = as_planned(RunOptions(pipeline="shop:orders", state="state", plan="plan.json"))
+
+    assert (later.restore_from, later.discard_unpublished) == ("1", True)
+    assert "--from" in later.command(begins=True, take_over=False, traceback=False)
+    assert "--from" not in later.command(begins=False, take_over=False, traceback=False)
 
 
 def test_another_log_is_not_the_one_that_was_planned_for(folder):

@@ -48,6 +48,11 @@ class Beginning:
     discard_unpublished: bool = False
     allow_non_restored_state: bool = False
 
+    @property
+    def is_rewind(self) -> bool:
+        """Whether it goes back, which alone goes past what cannot be read."""
+        return self.fresh or self.checkpoint is not None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:

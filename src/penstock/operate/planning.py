@@ -82,7 +82,7 @@ def plan(
     """
     _refuse_contradictions(start_at=start_at, fresh=fresh, discard_unpublished=discard_unpublished)
     validate_mode(graph, Guarantee(settings.mode))
-    history, refused = _read(graph.name, state, past_unreadable=fresh)
+    history, refused = _read(graph.name, state, past_unreadable=fresh or start_at is not None)
     beginning = Beginning(
         fresh=fresh,
         checkpoint=None if start_at is None else _checkpoint(history, graph.name, start_at),
@@ -135,6 +135,9 @@ def read_log(job: str, state: str | Path, *, past_unreadable: bool = False) -> H
 
 
 def _refuse_contradictions(*, start_at: str | None, fresh: bool, discard_unpublished: bool) -> None:
+    if start_at is not None and ("/" in start_at or start_at.startswith(".")):
+        msg = f"a plan does not look into exported folders, such as {start_at!r}: plan from a checkpoint of the job"
+        raise SettingsError(msg)
     if fresh and start_at is not None:
         msg = f"a start is either fresh or from {start_at!r}: leave one of them out"
         raise SettingsError(msg)
