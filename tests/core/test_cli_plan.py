@@ -56,8 +56,9 @@ def folder(tmp_path, monkeypatch):
 def planned(folder, source=SHOP, *, lists_kept=False, as_json=False, **options):
     """What it prints, and the exit code."""
     out = io.StringIO()
+    given = {"pipeline": f"{module(folder, source)}:orders", "state": "state", "compares_schemas": False}
     code = show_plan(
-        PlanOptions(pipeline=f"{module(folder, source)}:orders", state="state", **options),
+        PlanOptions(**given, **options),
         Output(out=out, err=io.StringIO()),
         lists_kept=lists_kept,
         as_json=as_json,
@@ -86,6 +87,7 @@ CASES = {
     "refused": ({}, CHANGED, 65),
     "back": ({"start_at": "before-v2"}, SHOP, 2),
     "fresh": ({"fresh": True, "discard_unpublished": True}, SHOP, 2),
+    "renamed": ({"rename": ("totals=sums",)}, SHOP.replace('"totals", ps.agg', '"sums", ps.agg'), 2),
 }
 
 
@@ -129,7 +131,7 @@ def test_it_changes_nothing_and_loads_no_spark(folder, options):
     before = tree(folder / "state")
     script = (
         "import sys\nfrom penstock.cli.main import dispatch\nfrom penstock.cli.output import Output\n"
-        f"code = dispatch(['plan', {name + ':orders'!r}, '--state', 'state', *{options!r}], Output())\n"
+        f"code = dispatch(['plan', {name + ':orders'!r}, '--state', 'state', '--no-schemas', *{options!r}], Output())\n"
         "sys.exit(code not in (0, 2) or 'pyspark' in sys.modules)\n"
     )
 
@@ -148,11 +150,13 @@ def test_it_changes_nothing_and_loads_no_spark(folder, options):
         (["--from", "./exports/orders"], 64, "a plan does not look into exported folders"),
         (["--discard-unpublished"], 64, "only a start that goes back can discard what is not published"),
         (["--retained", "0"], 64, "retained is 0"),
+        (["--rename", "totals=sums"], 64, "the pipeline has no step 'sums' to rename to"),
+        (["--rename", "totals"], 64, "totals"),
         (["--out", "nowhere/plan.json"], 64, "--out nowhere/plan.json cannot be written"),
     ],
 )
 def test_what_cannot_be_planned_is_said(folder, arguments, code, says):
-    said = say("plan", f"{module(folder)}:orders", "--state", "state", *arguments)
+    said = say("plan", f"{module(folder)}:orders", "--state", "state", "--no-schemas", *arguments)
 
     assert said.code == code
     assert says in said.err
@@ -278,7 +282,7 @@ def test_a_file_that_is_no_plan_is_refused_by_parent_and_child_alike(folder, con
         assert says in said.err
 
 
-@pytest.mark.parametrize("option", ["--fresh", "--allow-non-restored-state", "--from before-v2"])
+@pytest.mark.parametrize("option", ["--fresh", "--allow-non-restored-state", "--from before-v2", "--rename a=b"])
 def test_the_command_line_may_say_no_more_of_where_to_begin_than_the_plan(folder, option):
     saved(folder)
 

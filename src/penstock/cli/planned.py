@@ -23,6 +23,8 @@ def as_planned(options: RunOptions) -> RunOptions:
         UsageError: there is no such file, or the command line says otherwise how to begin.
         SettingsError: it holds no plan.
     """
+    from penstock.cli.run import renames_of
+
     begin = read_saved(options).beginning
     checkpoint = None if begin.checkpoint is None else str(begin.checkpoint)
     for name, here, planned in (
@@ -31,6 +33,7 @@ def as_planned(options: RunOptions) -> RunOptions:
         ("--claim", options.claim, False),
         ("--discard-unpublished", options.discard_unpublished, begin.discard_unpublished),
         ("--allow-non-restored-state", options.allow_non_restored_state, begin.allow_non_restored_state),
+        ("--rename", renames_of(options.rename), dict(begin.rename)),
     ):
         if here and here != planned:
             msg = f"{name} was not planned so: leave it out, for the plan says where to begin, or plan again with it"
@@ -42,6 +45,7 @@ def as_planned(options: RunOptions) -> RunOptions:
         restore_from=checkpoint,
         discard_unpublished=begin.discard_unpublished,
         allow_non_restored_state=begin.allow_non_restored_state,
+        rename=tuple(f"{old}={new}" for old, new in begin.rename.items()),
     )
 
 
