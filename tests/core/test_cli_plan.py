@@ -18,6 +18,8 @@ from penstock.checkpoint import paths
 from penstock.checkpoint.entries import Stopped
 from penstock.cli.output import Output
 from penstock.cli.plan import PlanOptions, show_plan
+from penstock.cli.planned import as_planned
+from penstock.cli.run import RunOptions
 from penstock.errors import PlanOutdated
 from penstock.operate.plan_document import SCHEMA, read_plan, require_unmoved
 from penstock.settings import MODES
@@ -54,8 +56,9 @@ def folder(tmp_path, monkeypatch):
 def planned(folder, source=SHOP, *, lists_kept=False, as_json=False, **options):
     """What it prints, and the exit code."""
     out = io.StringIO()
+    given = {"pipeline": f"{module(folder, source)}:orders", "state": "state", "compares_schemas": False}
     code = show_plan(
-        PlanOptions(pipeline=f"{module(folder, source)}:orders", state="state", **options),
+        PlanOptions(**given, **options),
         Output(out=out, err=io.StringIO()),
         lists_kept=lists_kept,
         as_json=as_json,
@@ -84,6 +87,7 @@ CASES = {
     "refused": ({}, CHANGED, 65),
     "back": ({"start_at": "before-v2"}, SHOP, 2),
     "fresh": ({"fresh": True, "discard_unpublished": True}, SHOP, 2),
+    "renamed": ({"rename": ("totals=sums",)}, SHOP.replace('"totals", ps.agg', '"sums", ps.agg'), 2),
 }
 
 
@@ -127,7 +131,7 @@ def test_it_changes_nothing_and_loads_no_spark(folder, options):
     before = tree(folder / "state")
     script = (
         "import sys\nfrom penstock.cli.main import dispatch\nfrom penstock.cli.output import Output\n"
-        f"code = dispatch(['plan', {name + ':orders'!r}, '--state', 'state', *{options!r}], Output())\n"
+        f"code = dispatch(['plan', {name + ':orders'!r}, '--state', 'state', '--no-schemas', *{options!r}], Output())\n"
         "sys.exit(code not in (0, 2) or 'pyspark' in sys.modules)\n"
     )
 
@@ -143,13 +147,16 @@ def test_it_changes_nothing_and_loads_no_spark(folder, options):
         (["--from", "9"], 64, "checkpoint 9 is not in the log; restorable are: 0, 1, 2"),
         (["--from", "befor-v2"], 64, "did you mean 'before-v2'?"),
         (["--from", "1", "--fresh"], 64, "a start is either fresh or from '1': leave one of them out"),
+        (["--from", "./exports/orders"], 64, "a plan does not look into exported folders"),
         (["--discard-unpublished"], 64, "only a start that goes back can discard what is not published"),
         (["--retained", "0"], 64, "retained is 0"),
+        (["--rename", "totals=sums"], 64, "the pipeline has no step 'sums' to rename to"),
+        (["--rename", "totals"], 64, "totals"),
         (["--out", "nowhere/plan.json"], 64, "--out nowhere/plan.json cannot be written"),
     ],
 )
 def test_what_cannot_be_planned_is_said(folder, arguments, code, says):
-    said = say("plan", f"{module(folder)}:orders", "--state", "state", *arguments)
+    said = say("plan", f"{module(folder)}:orders", "--state", "state", "--no-schemas", *arguments)
 
     assert said.code == code
     assert says in said.err
@@ -275,26 +282,32 @@ def test_a_file_that_is_no_plan_is_refused_by_parent_and_child_alike(folder, con
         assert says in said.err
 
 
-@pytest.mark.parametrize("option", ["--fresh", "--allow-non-restored-state"])
+@pytest.mark.parametrize("option", ["--fresh", "--allow-non-restored-state", "--from before-v2", "--rename a=b"])
 def test_the_command_line_may_say_no_more_of_where_to_begin_than_the_plan(folder, option):
     saved(folder)
 
-    said = run(folder, SHOP, option)
+    said = run(folder, SHOP, *option.split())
 
     assert said.code == 64
-    assert f"{option} was not planned: leave it out" in said.err
+    assert f"{option.split()[0]} was not planned so: leave it out" in said.err
 
 
 def test_only_the_first_process_of_a_run_is_held_to_the_plan(folder):
-    from penstock.cli.planned import as_planned
-    from penstock.cli.run import RunOptions
-
     saved(folder, fresh=True)
     asked = RunOptions(pipeline="shop:orders", state="state", plan="plan.json")
     later = as_planned(asked)
 
-    assert "--plan" in asked.command(begins=False, take_over=False, traceback=False)
-    assert (later.plan, later.fresh) == (None, True)
+    assert "--plan" in asked.command(begins=True, take_over=False, traceback=False)
+    assert (later.plan, later.fresh, later.restore_from) == (None, True, None)
+
+
+def test_a_plan_that_goes_back_is_run_so_until_that_is_in_the_log(folder):
+    saved(folder, start_at="before-v2", discard_unpublished=True)
+    later = as_planned(RunOptions(pipeline="shop:orders", state="state", plan="plan.json"))
+
+    assert (later.restore_from, later.discard_unpublished) == ("1", True)
+    assert "--from" in later.command(begins=True, take_over=False, traceback=False)
+    assert "--from" not in later.command(begins=False, take_over=False, traceback=False)
 
 
 def test_another_log_is_not_the_one_that_was_planned_for(folder):

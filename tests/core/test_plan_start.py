@@ -11,8 +11,8 @@ from core.plan_kit import NOON, SECOND, SETTINGS, STEPS, at, counted, story
 from penstock.checkpoint.entries import StepRecord, StepRole, Stopped
 from penstock.checkpoint.history import History
 from penstock.checkpoint.recovery import decide_recovery
-from penstock.errors import GraphError, StateIncompatible
-from penstock.handles import StateHandle, TaskSnapshot
+from penstock.errors import GraphError, StateIncompatible, UnknownName
+from penstock.handles import ColumnMove, StateColumn, StateHandle, TaskSnapshot
 from penstock.operate.plan import PipelineFacts, plan_start
 from penstock.operate.plan_outputs import SeenAgain
 from penstock.operate.plan_steps import Beginning, Deciding, Verdict, route
@@ -94,6 +94,41 @@ def test_unions_have_no_uid_and_are_not_listed():
     union = StepRecord(uid="union@in+other", role=StepRole.STEP)
 
     assert verdicts(plan(history(*story()), (*STEPS, union))) == {"in": "kept", "totals": "kept", "out": "kept"}
+
+
+@pytest.mark.mission("D7")
+def test_a_step_that_is_renamed_goes_on_with_its_state_and_is_told_apart_from_new_ones():
+    sums = replace(STEPS[1], uid="sums")
+
+    found = plan(history(*story()), (STEPS[0], sums, STEPS[2]), rename={"totals": "sums"})
+
+    assert verdicts(found) == {"in": "kept", "sums": "migrated", "out": "kept"}
+    assert (found.steps[1].reason, found.steps[1].rows) == ("goes on with what was 'totals'", 3)
+    assert not found.is_refused
+
+
+def test_a_source_that_is_renamed_goes_on_at_its_position():
+    found = plan(history(*story()), (replace(STEPS[0], uid="orders"), *STEPS[1:]), rename={"in": "orders"})
+
+    assert (verdicts(found)["orders"], found.sources[0].resumes) == ("migrated", True)
+
+
+def test_columns_that_move_are_a_migration_and_those_that_cannot_a_refusal():
+    def judge(step, snapshot):
+        if step.uid != "totals":
+            return ()
+        return (ColumnMove(recorded=None, declared=StateColumn("n__count", "bigint")),)
+
+    def refuse(step, snapshot):
+        msg = "no such column"
+        raise StateIncompatible(msg, uid=step.uid)
+
+    moved, refused = (
+        route(Deciding(history=history(*story()), judge=each), STEPS).steps[1] for each in (judge, refuse)
+    )
+
+    assert (moved.verdict.value, moved.reason) == ("migrated", "adds n__count bigint, from now on")
+    assert (refused.verdict.value, refused.reason) == ("refused", "checkpoint 2: no such column")
 
 
 # ----------------------------------------------------------------------------------------------------- going back
@@ -235,8 +270,11 @@ def logs(draw):
     return history(*bodies)
 
 
+renames = st.dictionaries(st.sampled_from(uids), st.sampled_from(uids), max_size=2).filter(
+    lambda found: len(set(found.values())) == len(found) and not found.keys() & set(found.values())
+)
 beginnings = st.one_of(
-    st.builds(Beginning, allow_non_restored_state=st.booleans()),
+    st.builds(Beginning, allow_non_restored_state=st.booleans(), rename=renames),
     st.builds(Beginning, fresh=st.just(True), discard_unpublished=st.booleans()),
     st.builds(
         Beginning,
@@ -249,14 +287,18 @@ beginnings = st.one_of(
 
 @given(logs(), steps, beginnings)
 def test_a_start_does_what_the_plan_says(found, declared, begin):
-    planned = plan(
-        found,
-        declared,
-        fresh=begin.fresh,
-        checkpoint=begin.checkpoint,
-        discard_unpublished=begin.discard_unpublished,
-        allow_non_restored_state=begin.allow_non_restored_state,
-    )
+    try:
+        planned = plan(
+            found,
+            declared,
+            fresh=begin.fresh,
+            checkpoint=begin.checkpoint,
+            discard_unpublished=begin.discard_unpublished,
+            allow_non_restored_state=begin.allow_non_restored_state,
+            rename=begin.rename,
+        )
+    except UnknownName:
+        planned = None
     try:
         done = decide_recovery(
             found,
@@ -266,21 +308,29 @@ def test_a_start_does_what_the_plan_says(found, declared, begin):
             rewind_to=begin.checkpoint,
             discard_unpublished=begin.discard_unpublished,
             allow_non_restored_state=begin.allow_non_restored_state,
+            rename=begin.rename,
         )
+    except UnknownName:
+        assert planned is None or planned.is_refused
+        return
     except (StateIncompatible, GraphError) as error:
         refusal = error.args[0]
         done = None
     if done is None:
+        if planned is None:
+            return
         assert planned.is_refused
         told = [*planned.refused, *(step.reason for step in planned.steps if step.verdict is Verdict.REFUSED)]
-        assert any(refusal in reason or "leave the state unused" in reason for reason in told)
+        # A rename may be impossible for two reasons; that of the step alone is told.
+        assert any(refusal in reason or "leave the state unused" in reason or "rename" in reason for reason in told)
         return
+    assert planned is not None
     by = {verdict: [step.uid for step in planned.steps if step.verdict is verdict] for verdict in Verdict}
     assert not planned.is_refused
     assert (planned.restored and planned.restored.checkpoint) == done.restored
     assert by[Verdict.NEW] == (list(done.fresh) if done.restored is not None else [step.uid for step in declared])
     assert sorted(by[Verdict.KEPT] + by[Verdict.MIGRATED]) == sorted(done.snapshots)
-    assert by[Verdict.MIGRATED] == [change.uid for change in done.changes]
+    assert sorted(by[Verdict.MIGRATED]) == sorted(done.renamed.values())
     assert set(done.dropped) <= set(by[Verdict.DROPPED])
     assert not set(done.snapshots) & set(by[Verdict.DROPPED])
     assert [(item.uid, item.checkpoint) for item in planned.publish] == [(o.uid, o.checkpoint) for o in done.commit]

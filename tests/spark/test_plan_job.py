@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,6 +15,8 @@ import penstock as ps
 from core.cli_kit import say
 from core.plan_kit import tree
 from penstock.cli.locate import locate
+from penstock.cli.output import Output
+from penstock.cli.plan import PlanOptions, show_plan
 from penstock.cli.planned import expected
 from penstock.cli.run import RunOptions, run_settings
 from penstock.errors import StateDirectoryRefused
@@ -42,11 +45,14 @@ def shop(p):
     orders.write("archive", ps.files.Sink("archive", format="json"))
 """
 
-V2 = V1.replace('    orders.write("archive", ps.files.Sink("archive", format="json"))\n', "") + (
+V2 = V1.replace('    orders.write("archive", ps.files.Sink("archive", format="json"))\n', "").replace(
+    '.agg("totals", ps.agg.sum("amount").alias("amount"))',
+    '.agg("spent", ps.agg.sum("amount").alias("amount"), ps.agg.count().alias("orders"))',
+) + (
     '    counts = timed.group_by("user", ps.tumbling("1 minute")).agg("counts", ps.agg.count().alias("n"))\n'
     '    counts.write("counts-out", ps.files.Sink("counts", format="json"))\n'
 )
-"""A new step with a sink of its own; the archive is given up."""
+"""A step has another uid and an aggregate more; one is new, with a sink of its own; the archive is given up."""
 
 
 def order(minute: int, user: str = "u1", amount: int = 1) -> dict[str, object]:
@@ -69,20 +75,24 @@ def test_a_run_does_what_was_planned_and_is_refused_once_the_log_has_moved(spark
     drop(folder / "in", "b.json", [order(3), order(4)])
     before = tree(folder / "state")
 
-    said = say("plan", "plan_shop_v2:shop", "--state", "state", "--out", "plan.json")
+    out = io.StringIO()
+    options = PlanOptions(pipeline="plan_shop_v2:shop", state="state", rename=("totals=spent",))
+    code = show_plan(options, Output(out=out, err=io.StringIO()), out="plan.json", spark=spark)
 
     assert tree(folder / "state") == before
-    assert said.code == 2
-    assert said.out.splitlines()[-1] == "Plan: 2 new, 0 migrated, 1 dropped, 3 kept"
+    assert code == 2
+    assert out.getvalue().splitlines()[-1] == "Plan: 2 new, 1 migrated, 1 dropped, 2 kept"
     saved = json.loads((folder / "plan.json").read_text())
     assert {step["uid"]: step["verdict"] for step in saved["steps"]} == {
         "orders": "kept",
-        "totals": "kept",
+        "spent": "migrated",
         "totals-out": "kept",
         "counts": "new",
         "counts-out": "new",
         "archive": "dropped",
     }
+    [spent] = [step for step in saved["steps"] if step["uid"] == "spent"]
+    assert spent["reason"] == "goes on with what was 'totals'; adds orders__count bigint, from now on"
     assert saved["sources"][0]["waiting"]["files"] == 1
     assert saved["changed_settings"] == []
     assert [sink["guarantee"] for sink in saved["sinks"]] == ["exactly-once", "exactly-once"]
@@ -90,9 +100,11 @@ def test_a_run_does_what_was_planned_and_is_refused_once_the_log_has_moved(spark
     asked = RunOptions(pipeline="plan_shop_v2:shop", state="state", plan="plan.json")
     definition, watch = locate("plan_shop_v2:shop"), Watch()
     mark = expected(asked, definition.graph(), read_settings(settings))
-    ps.Job(definition, state="state", spark=spark, expect=mark, listener=watch, **settings).run(until="caught-up")
+    given = {"spark": spark, "rename": {"totals": "spent"}, "expect": mark, **settings}
+    ps.Job(definition, state="state", listener=watch, **given).run(until="caught-up")  # type: ignore[arg-type]
 
     started = watch.of(JobStarted)[0]
+    assert started.migrated == ("spent",)
     assert (started.restored, started.new) == (saved["restore"]["checkpoint"], ("counts", "counts-out"))
     assert started.age_ms >= 0
     rows = [(row["user"], row["amount"]) for row in published(folder / "out")]
@@ -101,25 +113,24 @@ def test_a_run_does_what_was_planned_and_is_refused_once_the_log_has_moved(spark
     late = say("run", "plan_shop_v2:shop", "--state", "state", "--no-parent", "--plan", "plan.json")
     assert late.code == 65
     assert f"since the plan was made has moved the log: entries after {saved['log']['tail']}: a claim of" in late.err
-    job = ps.Job(definition, state="state", spark=spark, expect=mark, **settings)
+    job = ps.Job(definition, state="state", **given)  # type: ignore[arg-type]
     with pytest.raises(StateDirectoryRefused, match="the log has moved"):
         job.run(until="caught-up")
 
 
-def test_the_example_of_the_docs_runs(spark: SparkSession, folder: Path) -> None:
-    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "plan.md").read_text(), flags=re.DOTALL)
-
-    exec(compile(code, "plan.md", "exec"), {"ps": ps, "spark": spark, "orders": locate("plan_shop_v1:shop")})
-
-    assert [row["user"] for row in published(folder / "out")] == ["u1", "u1"]
-
-
+@pytest.mark.mission("D9")
 def test_settings_of_a_run_are_in_its_checkpoints_and_the_next_start_takes_its_own(
     spark: SparkSession, folder: Path
 ) -> None:
+    """The next start is the example of the docs."""
     ps.Job(locate("plan_shop_v1:shop"), state="state", spark=spark, retained=5).run(until="caught-up")
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "plan.md").read_text(), flags=re.DOTALL)
+    told = {"ps": ps, "spark": spark, "orders": locate("plan_shop_v1:shop")}
 
-    found = plan(locate("plan_shop_v1:shop").graph(), state="state", settings=read_settings({"retained": 2}))
+    exec(compile(code, "plan.md", "exec"), told)
 
-    assert [asdict(change) for change in found.changed or ()] == [{"name": "retained", "before": 5, "now": 2}]
-    assert (found.settings["retained"], found.is_change) == (2, True)
+    found: Any = told["found"]
+    assert [asdict(change) for change in found.changed] == [{"name": "retained", "before": 5, "now": 3}]
+    again = plan(locate("plan_shop_v1:shop").graph(), state="state", settings=read_settings({}), spark=spark)
+    assert (again.changed, again.is_change) == ((), False)
+    assert [row["user"] for row in published(folder / "out")] == ["u1", "u1"], "nothing twice"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 
+from penstock.cli.engine import log_to_file
 from penstock.cli.exits import ExitCode, UsageError
 from penstock.cli.locate import locate
-from penstock.cli.run import run_settings
+from penstock.cli.run import renames_of, run_settings
 from penstock.cli.words import age, count, size
 from penstock.durations import format_duration
 from penstock.operate.plan_document import SCHEMA, document
@@ -21,6 +23,8 @@ from penstock.operate.planning import plan
 from penstock.settings import is_duration, read_settings
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from penstock.cli.output import Output
     from penstock.handles import Json
     from penstock.operate.plan import SinkPlan, SourcePlan, StartPlan
@@ -50,6 +54,8 @@ class PlanOptions:
     fresh: bool = False
     discard_unpublished: bool = False
     allow_non_restored_state: bool = False
+    rename: tuple[str, ...] = ()
+    compares_schemas: bool = True
     settings: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -60,6 +66,7 @@ def show_plan(
     lists_kept: bool = False,
     as_json: bool = False,
     out: str | None = None,
+    spark: SparkSession | None = None,
     clock: Clock | None = None,
 ) -> int:
     """Plan, and print it.
@@ -70,19 +77,26 @@ def show_plan(
         lists_kept: list the steps that are kept, too.
         as_json: the document instead of text.
         out: a file for the document.
+        spark: a session, should one be needed; a quiet local one is made without.
         clock: for the age of checkpoints.
 
     Raises:
         PenstockError: there is nothing to plan: no such pipeline, no such checkpoint, a log that cannot be read.
     """
+    definition = locate(options.pipeline)
+    if options.compares_schemas and spark is None:
+        log_to_file(definition.name, tempfile.gettempdir())  # should a JVM be needed, its words are nobody's here
     found = plan(
-        locate(options.pipeline).graph(),
+        definition.graph(),
         state=options.state,
         settings=read_settings(run_settings(options.settings)),
         start_at=options.start_at,
         fresh=options.fresh,
         discard_unpublished=options.discard_unpublished,
         allow_non_restored_state=options.allow_non_restored_state,
+        rename=renames_of(options.rename),
+        compares_schemas=options.compares_schemas,
+        spark=spark,
         clock=clock,
     )
     told = document(found)

@@ -23,25 +23,30 @@ def as_planned(options: RunOptions) -> RunOptions:
         UsageError: there is no such file, or the command line says otherwise how to begin.
         SettingsError: it holds no plan.
     """
+    from penstock.cli.run import renames_of
+
     begin = read_saved(options).beginning
-    _refuse_others(fresh=(options.fresh, begin.fresh))
-    _refuse_others(allow_non_restored_state=(options.allow_non_restored_state, begin.allow_non_restored_state))
-    if options.restore_from is not None or options.discard_unpublished:
-        msg = "--from and --discard-unpublished go without --plan: the plan says where to begin"
-        raise UsageError(msg)
-    if begin.checkpoint is not None or begin.discard_unpublished:
-        msg = "a plan that goes back to a checkpoint cannot be run: rewind to it, plan again without --from, run that"
-        raise UsageError(msg)
-    return replace(options, plan=None, fresh=begin.fresh, allow_non_restored_state=begin.allow_non_restored_state)
-
-
-def _refuse_others(**given: tuple[object, object]) -> None:
-    """Refuse what the command line says otherwise than the plan; what it leaves out is as was planned."""
-    for name, (here, planned) in given.items():
+    checkpoint = None if begin.checkpoint is None else str(begin.checkpoint)
+    for name, here, planned in (
+        ("--fresh", options.fresh, begin.fresh),
+        ("--from", options.restore_from, checkpoint),
+        ("--claim", options.claim, False),
+        ("--discard-unpublished", options.discard_unpublished, begin.discard_unpublished),
+        ("--allow-non-restored-state", options.allow_non_restored_state, begin.allow_non_restored_state),
+        ("--rename", renames_of(options.rename), dict(begin.rename)),
+    ):
         if here and here != planned:
-            option = f"--{name.replace('_', '-')}"
-            msg = f"{option} was not planned: leave it out, for the plan says where to begin, or plan again with it"
+            msg = f"{name} was not planned so: leave it out, for the plan says where to begin, or plan again with it"
             raise UsageError(msg)
+    return replace(
+        options,
+        plan=None,
+        fresh=begin.fresh,
+        restore_from=checkpoint,
+        discard_unpublished=begin.discard_unpublished,
+        allow_non_restored_state=begin.allow_non_restored_state,
+        rename=tuple(f"{old}={new}" for old, new in begin.rename.items()),
+    )
 
 
 def read_saved(options: RunOptions) -> SavedPlan:
@@ -71,6 +76,6 @@ def expected(options: RunOptions, graph: Graph, settings: Settings) -> LogMark:
     from penstock.operate.planning import read_log
 
     saved = read_saved(options)
-    history = read_log(graph.name, options.state, past_unreadable=saved.beginning.fresh)
+    history = read_log(graph.name, options.state, past_unreadable=saved.beginning.is_rewind)
     require_unmoved(saved, job=graph.name, history=history, settings=asdict(settings), code=fingerprint(graph))
     return saved.log

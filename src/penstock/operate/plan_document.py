@@ -91,6 +91,7 @@ def read_plan(text: str, where: str) -> SavedPlan:
                 checkpoint=None if at is None else CheckpointId(int(at)),
                 discard_unpublished=bool(begin["discard_unpublished"]),
                 allow_non_restored_state=bool(begin["allow_non_restored_state"]),
+                rename=dict(begin["rename"]),
             ),
             settings=dict(held["settings"]),
             code=dict(held["code"]),

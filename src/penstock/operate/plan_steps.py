@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
 
 from penstock.checkpoint.entries import Manifest, StepRecord, StepRole
 from penstock.checkpoint.history import History
+from penstock.checkpoint.matching import Judge
+from penstock.checkpoint.names import near
 from penstock.checkpoint.recovery import Recovery, decide_recovery
-from penstock.errors import GraphError, StateIncompatible
-from penstock.handles import Position, TaskSnapshot
+from penstock.errors import GraphError, StateIncompatible, UnknownName
+from penstock.handles import Act, Position, TaskSnapshot
 from penstock.ids import CheckpointId, WallTime
 
 _NO_TIME = WallTime(0)
@@ -41,12 +42,19 @@ class Beginning:
         checkpoint: at this one.
         discard_unpublished: with either: what is open above is voided, not published.
         allow_non_restored_state: leave state unused whose step the pipeline no longer has.
+        rename: by old uid, the one under which its state is restored.
     """
 
     fresh: bool = False
     checkpoint: CheckpointId | None = None
     discard_unpublished: bool = False
     allow_non_restored_state: bool = False
+    rename: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_rewind(self) -> bool:
+        """Whether it goes back, which alone goes past what cannot be read."""
+        return self.fresh or self.checkpoint is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,21 +82,24 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deciding:
-    """A start as far as it is the same for all steps: :func:`decide` asks about some of them."""
+    """A start as far as it is the same for all steps: :meth:`decide` asks about some of them.
+
+    ``judge`` says what becomes of a step's columns; unless it is given, they are not looked at.
+    """
 
     history: History
     beginning: Beginning = field(default_factory=Beginning)
-    more: Mapping[str, Any] = field(default_factory=dict)
-    """What else :func:`decide_recovery` is told."""
+    judge: Judge = field(default=lambda _declared, _snapshot: ())
 
     def decide(self, steps: Sequence[StepRecord], *, allow: bool | None = None) -> Recovery:
-        """What a start of these steps does.
+        """What a start of these steps does, with the renames that are to one of them.
 
         Raises:
             StateIncompatible: it is refused.
+            UnknownName: a rename names a step that is not there.
             GraphError: there is no going to that checkpoint, or to that discard.
         """
-        begin = self.beginning
+        begin, uids = self.beginning, {step.uid for step in steps}
         return decide_recovery(
             self.history,
             steps,
@@ -97,8 +108,24 @@ class Deciding:
             rewind_to=begin.checkpoint,
             discard_unpublished=begin.discard_unpublished,
             allow_non_restored_state=begin.allow_non_restored_state if allow is None else allow,
-            **self.more,
+            rename={old: new for old, new in begin.rename.items() if new in uids},
+            judge=self.judge,
         )
+
+    def whole(self, steps: Sequence[StepRecord]) -> Recovery:
+        """What a start of the whole pipeline does; a rename to no step of it is none.
+
+        Raises:
+            StateIncompatible: it is refused.
+            UnknownName: a rename names a step that is not there.
+            GraphError: there is no going to that checkpoint, or to that discard.
+        """
+        strange = [new for new in self.beginning.rename.values() if new not in {step.uid for step in steps}]
+        if strange:
+            there = [step.uid for step in steps]
+            msg = f"the pipeline has no step {strange[0]!r} to rename to{near(strange[0], there)}"
+            raise UnknownName(msg)
+        return self.decide(steps)
 
     def target(self) -> tuple[Recovery, Manifest | None]:
         """What it does whatever the steps are, and the checkpoint that is restored.
@@ -122,7 +149,7 @@ class Route:
 
     def positions(self) -> dict[str, Position | None]:
         """By uid, where the sources of the pipeline go on; those whose state is refused go nowhere."""
-        held = {} if self.target is None else {snapshot.task: snapshot.position for snapshot in self.target.tasks}
+        held = {uid: snapshot.position for uid, snapshot in _found(self.deciding, self.target).items()}
         sources = [step for step in self.steps if step.role == "source"]
         return {
             step.uid: held.get(step.uid) if step.verdict in (Verdict.KEPT, Verdict.MIGRATED) else None
@@ -141,7 +168,7 @@ def route(deciding: Deciding, steps: Sequence[StepRecord]) -> Route:
     refused: tuple[str, ...] = ()
     if not any(step.verdict is Verdict.REFUSED for step in found):
         try:  # all steps together, which may be refused where each alone is not
-            deciding.decide(steps)
+            deciding.whole(steps)
         except (GraphError, StateIncompatible) as error:
             refused = (str(error),)
     return Route(deciding=deciding, bare=bare, target=target, steps=found, refused=refused)
@@ -152,7 +179,7 @@ def verdicts(deciding: Deciding, steps: Sequence[StepRecord], target: Manifest |
 
     Unions are left out: they have no uid, and keep nothing but how far event time was.
     """
-    found = {} if target is None else {snapshot.task: snapshot for snapshot in target.tasks}
+    found = _found(deciding, target)
     declared = [_declared(deciding, step, target, found.get(step.uid)) for step in _named(steps)]
     return (*declared, *_gone(deciding, steps, target, found))
 
@@ -172,9 +199,10 @@ def _declared(deciding: Deciding, step: StepRecord, target: Manifest | None, sna
         return _with(made, Verdict.REFUSED, error.args[0])
     if target is None or step.uid in alone.fresh:
         return _with(made, Verdict.NEW, "begins empty" if step.role.value != "source" else "reads from its start on")
-    if alone.changes:
-        (change,) = alone.changes
-        return _with(made, Verdict.MIGRATED, f"from {change.recorded} to {change.declared}")
+    moves = [str(move) for change in alone.changes for move in change.moves if move.act is not Act.KEEP]
+    told = [f"goes on with what was '{old}'" for old, new in alone.renamed.items() if new == step.uid]
+    if moves or told:
+        return _with(made, Verdict.MIGRATED, "; ".join([*told, *moves]))
     return _with(made, Verdict.KEPT, f"goes on from checkpoint {target.checkpoint}")
 
 
@@ -209,6 +237,13 @@ def _gone(
                 f"checkpoint {target.checkpoint} holds its state, and the pipeline no longer has it; give a step this "
                 "uid, or leave the state unused with --allow-non-restored-state",
             )
+
+
+def _found(deciding: Deciding, target: Manifest | None) -> dict[str, TaskSnapshot]:
+    """What the checkpoint holds, by the uids that the pipeline has for it."""
+    if target is None:
+        return {}
+    return {deciding.beginning.rename.get(snapshot.task, snapshot.task): snapshot for snapshot in target.tasks}
 
 
 def _held(snapshot: TaskSnapshot | None) -> tuple[int | None, int | None]:

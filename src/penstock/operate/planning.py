@@ -1,29 +1,38 @@
 """Gathers what a plan of a start is decided from: the log, the pipeline, what its sources say. Changes nothing.
 
-The state directory is only read, and no Spark session is made. Whether another process runs the job is judged by the
-log and by process numbers; nobody is asked.
+The state directory is only read. Spark is asked only where state is restored whose columns are to be compared. Whether
+another process runs the job is judged by the log and by process numbers; nobody is asked.
 """
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
 
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import Claim, host_of
 from penstock.checkpoint.history import History
 from penstock.checkpoint.reading import read_history
-from penstock.errors import PenstockError, SettingsError, StateDirectoryRefused, UnknownName
+from penstock.checkpoint.renaming import check_rename
+from penstock.errors import (
+    GraphError,
+    PenstockError,
+    SettingsError,
+    StateDirectoryRefused,
+    StateIncompatible,
+    UnknownName,
+)
 from penstock.filesystem.local import LocalFileSystem
 from penstock.graph.fingerprint import fingerprint
-from penstock.graph.nodes import Read, Write
+from penstock.graph.nodes import Keyed, Read, Write
 from penstock.graph.validate import validate_mode, weakest
 from penstock.handles import Guarantee
-from penstock.job.declared import step_records
+from penstock.job.declared import Declared, declare, step_records
 from penstock.job.here import is_here
 from penstock.job.owner import has_ended
+from penstock.job.session import activate, make_session, take_over
 from penstock.operate.directory import root_of
 from penstock.operate.names import which_checkpoint
 from penstock.operate.plan import PipelineFacts, SinkPlan, StartPlan, plan_start
@@ -36,6 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from pyspark.sql import SparkSession
+
     from penstock.graph.nodes import Graph
     from penstock.handles import Position
     from penstock.ids import CheckpointId
@@ -46,7 +57,7 @@ ONLY_READING_TELLS: Final = "only reading tells"
 """Of sources that cannot be asked."""
 
 
-def plan(
+def plan(  # noqa: PLR0913 - all that a start can be told
     graph: Graph,
     *,
     state: str | Path,
@@ -55,6 +66,9 @@ def plan(
     fresh: bool = False,
     discard_unpublished: bool = False,
     allow_non_restored_state: bool = False,
+    rename: Mapping[str, str] | None = None,
+    compares_schemas: bool = True,
+    spark: SparkSession | None = None,
     clock: Clock | None = None,
 ) -> StartPlan:
     """What a start of this pipeline would do now.
@@ -67,11 +81,14 @@ def plan(
         fresh: begin empty.
         discard_unpublished: with either: void what is open above, instead of publishing it.
         allow_non_restored_state: leave state unused whose step the pipeline no longer has.
+        rename: by old uid, the one under which its state is restored.
+        compares_schemas: whether to look at the columns of state that is restored, which takes Spark's analyser.
+        spark: a session for that, which stays as it is. Without one a local one is made, and stopped.
         clock: for the age of checkpoints.
 
     Raises:
         SettingsError: what is asked for contradicts itself.
-        UnknownName: there is no such checkpoint.
+        UnknownName: there is no such checkpoint, or no step to rename.
         CheckpointError: the log cannot be read.
         GraphError: the settings cannot give what a sink asks for.
 
@@ -82,22 +99,26 @@ def plan(
     """
     _refuse_contradictions(start_at=start_at, fresh=fresh, discard_unpublished=discard_unpublished)
     validate_mode(graph, Guarantee(settings.mode))
-    history, refused = _read(graph.name, state, past_unreadable=fresh)
+    history, refused = _read(graph.name, state, past_unreadable=fresh or start_at is not None)
     beginning = Beginning(
         fresh=fresh,
         checkpoint=None if start_at is None else _checkpoint(history, graph.name, start_at),
         discard_unpublished=discard_unpublished,
         allow_non_restored_state=allow_non_restored_state,
+        rename=check_rename(rename or {}),
     )
-    facts = facts_of(graph, settings)
-    way = route(Deciding(history=history, beginning=beginning), facts.steps)
+    facts, deciding = facts_of(graph, settings), Deciding(history=history, beginning=beginning)
+    kept = _state_to_compare(graph, deciding)
+    if kept and compares_schemas:
+        deciding = replace(deciding, judge=_asked(graph, spark).judge)
+    way = route(deciding, facts.steps)
     return plan_start(
         facts,
         way,
         told=_told(graph, way.positions()),
         settings=asdict(settings),
         at=(clock or SystemClock()).wall(),
-        warnings=_running(history),
+        warnings=(*_running(history), *(() if compares_schemas else _unlooked(kept))),
         refused=refused,
     )
 
@@ -120,6 +141,40 @@ def facts_of(graph: Graph, settings: Settings) -> PipelineFacts:
     )
 
 
+def _state_to_compare(graph: Graph, deciding: Deciding) -> tuple[str, ...]:
+    """The steps of the pipeline of which the restored checkpoint has layers; nothing if there is no going there."""
+    try:
+        _, target = deciding.target()
+    except (GraphError, StateIncompatible):
+        return ()
+    tasks = () if target is None else target.tasks
+    held = {deciding.beginning.rename.get(task.task, task.task) for task in tasks if task.state is not None}
+    return tuple(node.uid for node in graph.nodes if isinstance(node, Keyed) and node.uid in held)
+
+
+def _asked(graph: Graph, spark: SparkSession | None) -> Declared:
+    """What the steps keep, by Spark's analyser: runs no job."""
+    from penstock.graph.analyze import analyze
+
+    session = take_over(spark) if spark is not None else make_session(graph.name, master="local[1]")
+    try:
+        activate(session)
+        analysis = analyze(graph, session)
+        try:
+            return declare(plan_tasks(graph), analysis, session)
+        finally:
+            analysis.close()
+    finally:
+        if spark is None:
+            session.stop()
+
+
+def _unlooked(kept: tuple[str, ...]) -> tuple[str, ...]:
+    if not kept:
+        return ()
+    return (f"whether the state of {', '.join(map(repr, kept))} fits its columns now was not looked at",)
+
+
 def read_log(job: str, state: str | Path, *, past_unreadable: bool = False) -> History:
     """The log of a job as it is now; an empty one if there is none. Makes no folder.
 
@@ -135,6 +190,9 @@ def read_log(job: str, state: str | Path, *, past_unreadable: bool = False) -> H
 
 
 def _refuse_contradictions(*, start_at: str | None, fresh: bool, discard_unpublished: bool) -> None:
+    if start_at is not None and ("/" in start_at or start_at.startswith(".")):
+        msg = f"a plan does not look into exported folders, such as {start_at!r}: plan from a checkpoint of the job"
+        raise SettingsError(msg)
     if fresh and start_at is not None:
         msg = f"a start is either fresh or from {start_at!r}: leave one of them out"
         raise SettingsError(msg)

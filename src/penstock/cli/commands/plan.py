@@ -42,6 +42,14 @@ def add(app: App, output: Output) -> None:
         allow_non_restored_state: Annotated[
             bool, Flag, Parameter(help="Leave state unused whose step the pipeline no longer has.")
         ] = False,
+        rename: Annotated[
+            tuple[str, ...],
+            Parameter(negative="", show_default=False, help="OLD=NEW: a step goes on with the state of its old uid."),
+        ] = (),
+        schemas: Annotated[
+            bool,
+            Parameter(negative="--no-schemas", help="Compare the columns of state, if any is restored: takes Spark."),
+        ] = True,
         checkpoint_every: Annotated[str | None, Parameter(help="As for run.")] = None,
         stop_timeout: Annotated[str | None, Parameter(help="As for run.")] = None,
         max_rows_per_batch: Annotated[int | None, Parameter(help="As for run.")] = None,
@@ -59,6 +67,8 @@ def add(app: App, output: Output) -> None:
             fresh=fresh,
             discard_unpublished=discard_unpublished,
             allow_non_restored_state=allow_non_restored_state,
+            rename=rename,
+            compares_schemas=schemas,
             settings={
                 "checkpoint_every": checkpoint_every,
                 "stop_timeout": stop_timeout,
