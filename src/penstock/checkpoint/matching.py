@@ -103,8 +103,8 @@ def _change(
         _refuse_unlike(target, before, now)
         moves = _judged(target, now, snapshot, judge)
     recorded = before.schema or (snapshot.state.schema if snapshot.state else "")
-    if not moves and ("" in (recorded, now.schema) or recorded == now.schema):
-        return None  # nothing differs, or it is not known on one side what is kept
+    if not moves and (not now.schema or recorded in ("", now.schema)):
+        return None  # whoever asks without Spark does not know what is declared
     return SchemaChange(uid=now.uid, recorded=recorded, declared=now.schema, moves=tuple(moves))
 
 
