@@ -17,6 +17,7 @@ from penstock.checkpoint.entries import Stopped
 from penstock.cli.main import dispatch
 from penstock.cli.output import Output
 from penstock.filesystem.local import LocalFileSystem
+from penstock.job import owner
 from penstock.job.hint import decode
 from penstock.job.owner import note_over
 from penstock.operate import directory as directories
@@ -34,6 +35,12 @@ COMMANDS = {
     "verify": ("verify", "orders"),
     "gc": ("gc", "orders", "--dry-run"),
 }
+
+
+@pytest.fixture(autouse=True)
+def _forget_owners(monkeypatch):
+    """This process remembers which logs it has had, and all that are made by hand have one id."""
+    monkeypatch.setattr(owner, "_over", set())
 
 
 @pytest.fixture
@@ -127,7 +134,7 @@ def test_numbers_of_an_earlier_run_are_marked_and_those_of_another_log_are_nobod
 
 def test_a_running_job_is_asked_and_says_what_it_is_doing(tmp_path, at_noon):
     job = a_job(tmp_path)
-    driver = Driver(LocalFileSystem(job)).claim().claim()  # this process was owner of such a log under the first
+    driver = Driver(LocalFileSystem(job)).claim()
     leave_numbers(job, generation=driver.generation, seconds=899, log_id=driver.owned.log_id)
     driver.watch.start()
     try:
@@ -258,7 +265,7 @@ def test_lag_of_a_job_that_does_not_run_is_over_any_limit(state):
 
 def test_lag_of_a_running_job_is_held_against_rows_or_time(tmp_path, at_noon):
     job = a_job(tmp_path)
-    driver = Driver(LocalFileSystem(job)).claim().claim()  # this process was owner of such a log under the first
+    driver = Driver(LocalFileSystem(job)).claim()
     driver.watch.start()
     try:
         assert limit(tmp_path, "5")[0] == 4, "it has told nothing yet"

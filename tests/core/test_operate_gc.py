@@ -16,11 +16,18 @@ from penstock.cli.output import Output
 from penstock.errors import JobIsRunning
 from penstock.filesystem.local import LocalFileSystem
 from penstock.handles import Committable
+from penstock.job import owner
 from penstock.operate.directory import JobDirectory, is_at_rest
 from penstock.operate.ownership import Owner, collect_garbage, inventory, owners
 
 OLD = "state/totals/0/a/part-0.parquet"
 NOBODYS = "state/totals/0/nobody/part-0.parquet"
+
+
+@pytest.fixture(autouse=True)
+def _forget_owners(monkeypatch):
+    """This process remembers which logs it has had, and all that are made by hand have one id."""
+    monkeypatch.setattr(owner, "_over", set())
 
 
 @pytest.fixture
@@ -117,7 +124,7 @@ def test_a_job_at_rest_is_at_rest_afterwards(tmp_path):
 
 
 def test_a_running_job_is_left_alone_and_what_it_writes_is_no_orphan(job):
-    driver = Driver(LocalFileSystem(job)).claim().claim()  # this process was owner of such a log under the first
+    driver = Driver(LocalFileSystem(job)).claim()
     put(job, f"state/totals/{driver.generation}/new/part-0.parquet", b"not in the log yet")
     driver.watch.start()
     try:
