@@ -17,7 +17,6 @@ from penstock.checkpoint.entries import Stopped
 from penstock.cli.main import dispatch
 from penstock.cli.output import Output
 from penstock.filesystem.local import LocalFileSystem
-from penstock.job import owner
 from penstock.job.hint import decode
 from penstock.job.owner import note_over
 from penstock.operate import directory as directories
@@ -35,12 +34,6 @@ COMMANDS = {
     "verify": ("verify", "orders"),
     "gc": ("gc", "orders", "--dry-run"),
 }
-
-
-@pytest.fixture(autouse=True)
-def _forget_owners(monkeypatch):
-    """This process remembers which logs it has had, and all that are made by hand have one id."""
-    monkeypatch.setattr(owner, "_over", set())
 
 
 @pytest.fixture

@@ -16,18 +16,11 @@ from penstock.cli.output import Output
 from penstock.errors import JobIsRunning
 from penstock.filesystem.local import LocalFileSystem
 from penstock.handles import Committable
-from penstock.job import owner
 from penstock.operate.directory import JobDirectory, is_at_rest
 from penstock.operate.ownership import Owner, collect_garbage, inventory, owners
 
 OLD = "state/totals/0/a/part-0.parquet"
 NOBODYS = "state/totals/0/nobody/part-0.parquet"
-
-
-@pytest.fixture(autouse=True)
-def _forget_owners(monkeypatch):
-    """This process remembers which logs it has had, and all that are made by hand have one id."""
-    monkeypatch.setattr(owner, "_over", set())
 
 
 @pytest.fixture
