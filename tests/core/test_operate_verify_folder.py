@@ -1,11 +1,13 @@
-"""``verify`` of an exported checkpoint: wherever it lies, every damage is found and named."""
+"""``verify`` of an exported checkpoint: wherever it lies, every damage is found and named; and its bar."""
 
 import json
 
 import pytest
 
-from core.cli_kit import say
+from core.cli_kit import Terminal, say
 from core.looking_kit import a_job, put
+from penstock.cli.main import dispatch
+from penstock.cli.output import Output
 from penstock.operate.directory import JobDirectory
 from penstock.operate.export import export_checkpoint
 
@@ -61,3 +63,12 @@ def test_an_export_whose_description_is_damaged_is_broken_and_a_folder_that_is_n
     assert "  export.json: " in said.out
     assert none.code == 64
     assert "there is no exported checkpoint in" in none.err
+
+
+def test_progress_is_shown_on_a_terminal_only(tmp_path):
+    a_job(tmp_path)
+    assert say("verify", "orders", "--state", str(tmp_path)).err == ""
+    out, err = Terminal(), Terminal()
+
+    assert dispatch(["verify", "orders", "--state", str(tmp_path)], Output(out=out, err=err)) == 0
+    assert "verifying" in err.getvalue()
