@@ -127,7 +127,7 @@ def test_numbers_of_an_earlier_run_are_marked_and_those_of_another_log_are_nobod
 
 def test_a_running_job_is_asked_and_says_what_it_is_doing(tmp_path, at_noon):
     job = a_job(tmp_path)
-    driver = Driver(LocalFileSystem(job)).claim().claim()  # this process was owner of such a log under the first
+    driver = Driver(LocalFileSystem(job)).claim()
     leave_numbers(job, generation=driver.generation, seconds=899, log_id=driver.owned.log_id)
     driver.watch.start()
     try:
@@ -258,7 +258,7 @@ def test_lag_of_a_job_that_does_not_run_is_over_any_limit(state):
 
 def test_lag_of_a_running_job_is_held_against_rows_or_time(tmp_path, at_noon):
     job = a_job(tmp_path)
-    driver = Driver(LocalFileSystem(job)).claim().claim()  # this process was owner of such a log under the first
+    driver = Driver(LocalFileSystem(job)).claim()
     driver.watch.start()
     try:
         assert limit(tmp_path, "5")[0] == 4, "it has told nothing yet"

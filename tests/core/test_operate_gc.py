@@ -117,7 +117,7 @@ def test_a_job_at_rest_is_at_rest_afterwards(tmp_path):
 
 
 def test_a_running_job_is_left_alone_and_what_it_writes_is_no_orphan(job):
-    driver = Driver(LocalFileSystem(job)).claim().claim()  # this process was owner of such a log under the first
+    driver = Driver(LocalFileSystem(job)).claim()
     put(job, f"state/totals/{driver.generation}/new/part-0.parquet", b"not in the log yet")
     driver.watch.start()
     try:

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from core.cli_kit import Terminal, say
+from core.cli_kit import say
 from core.looking_kit import GONE, NOON, a_job, layer_in, put, staged_in, taken, write_log
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import Rewind, Stopped
-from penstock.cli.main import dispatch
-from penstock.cli.output import Output
 from penstock.handles import Committable
 from penstock.operate.checking import Fault
 from penstock.operate.directory import JobDirectory
@@ -286,14 +284,6 @@ def test_discarded_output_needs_no_files(tmp_path):
     (job / item.files[0].path).unlink()
 
     assert verdict(job).is_sound
-
-
-def test_progress_is_shown_on_a_terminal_only(job):
-    assert say("verify", "orders", "--state", str(job.parent)).err == ""
-    out, err = Terminal(), Terminal()
-
-    assert dispatch(["verify", "orders", "--state", str(job.parent)], Output(out=out, err=err)) == 0
-    assert "verifying" in err.getvalue()
 
 
 def test_an_empty_start_is_sound(tmp_path):

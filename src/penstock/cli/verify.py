@@ -1,4 +1,4 @@
-"""``penstock verify``: whether a job could be restored, and its output published. Changes nothing."""
+"""``penstock verify``: whether a job, or an export, could be restored, and output published. Changes nothing."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from penstock.cli.words import count, size
 from penstock.operate.checking import silent
 from penstock.operate.directory import JobDirectory
 from penstock.operate.verify import verify
+from penstock.operate.verify_folder import verify_folder
 
 if TYPE_CHECKING:
     from penstock.cli.output import Output
     from penstock.operate.checking import Progress as Told
     from penstock.operate.verify import Broken, Verdict
+    from penstock.operate.verify_folder import FolderVerdict
     from penstock.runtime.clock import Clock
 
 SCHEMA: Final = "penstock.verify/1"
+FOLDER_SCHEMA: Final = "penstock.verify-export/1"
 
 
 def show_verdict(
@@ -43,6 +46,40 @@ def show_verdict(
         for line in lines(verdict):
             output.result(line)
     return ExitCode.ENDED if verdict.is_sound else ExitCode.FAILED
+
+
+def show_folder(output: Output, *, folder: str, quick: bool, as_json: bool) -> int:
+    """Verify an exported checkpoint and print what was found; 1 if something is broken.
+
+    Raises:
+        UnknownName: there is no export.
+        StateDirectoryRefused: its files were taken over by a job.
+    """
+    with _progress(output) as progress:
+        verdict = verify_folder(folder, quick=quick, progress=progress)
+    if as_json:
+        broken = [{**asdict(each), "fault": each.fault.value} for each in verdict.broken]
+        output.document(FOLDER_SCHEMA, **{**asdict(verdict), "sound": verdict.is_sound, "broken": broken})
+    else:
+        for line in folder_lines(verdict):
+            output.result(line)
+    return ExitCode.ENDED if verdict.is_sound else ExitCode.FAILED
+
+
+def folder_lines(verdict: FolderVerdict) -> Iterator[Text]:
+    """The report for people."""
+    word = "sound" if verdict.is_sound else f"BROKEN, {count(len(verdict.broken), 'fault')}"
+    names = "".join(f", savepoint {name}" for name in verdict.names)
+    whose = f"checkpoint {verdict.checkpoint} of {verdict.job}{names}" if verdict.job else "no checkpoint can be read"
+    checked = f"{'length' if verdict.quick else 'content'} of {count(verdict.files, 'file')}, {size(verdict.bytes)}"
+    style = "bold green" if verdict.is_sound else "bold red"
+    yield Text(f"{verdict.folder}: {word} · {whose} · {checked}", style=style)
+    for each in verdict.broken:
+        yield Text(f"  {each.path}: {each.message}")
+    if verdict.others:
+        yield Text(f"not part of it: {', '.join(verdict.others[:5])}{', …' if len(verdict.others) > 5 else ''}")  # noqa: PLR2004 - enough to see what they are
+    if not verdict.is_sound:
+        yield Text("remedy: export the checkpoint once more, into another folder, or put the files back from a copy")
 
 
 @contextmanager

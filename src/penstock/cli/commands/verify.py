@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 
-from penstock.cli.commands.shared import STATE, AsJson, Flag, JobName, State, epilogue
+from penstock.cli.commands.shared import STATE, AsJson, Flag, State, epilogue
 from penstock.cli.output import Output
 
 HELP: Final = """\
@@ -19,22 +19,25 @@ EXAMPLES: Final = """\
 Examples:
   penstock verify orders --state ./state
   penstock verify orders --state ./state --quick       existence and lengths only, seconds for any state
-  penstock verify orders --json | jq .broken"""
+  penstock verify orders --json | jq .broken
+  penstock verify ./exports/orders                     an exported savepoint"""
 
 
 def add(app: App, output: Output) -> None:
     """Add ``verify``."""
 
     def verify(
-        job: JobName,
+        job: Annotated[str, Parameter(help="Name of the job, or the folder of an export, as in ./exports/orders.")],
         /,
         *,
         state: State = STATE,
         quick: Annotated[bool, Flag, Parameter(help="Existence and lengths only; no content is read.")] = False,
         as_json: AsJson = False,
     ) -> int:
-        from penstock.cli.verify import show_verdict
+        from penstock.cli.verify import show_folder, show_verdict
 
+        if "/" in job:  # no job has such a name
+            return show_folder(output, folder=job, quick=quick, as_json=as_json)
         return show_verdict(output, job=job, state=state, quick=quick, as_json=as_json)
 
     app.command(verify, help=HELP, help_epilogue=epilogue(EXAMPLES))
