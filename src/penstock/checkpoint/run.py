@@ -67,8 +67,8 @@ class Run:
 
     def begin(self) -> list[Effect]:
         """What the start of the job brings about."""
-        at = self._start.at
-        return [*self._publication.publish(self._start.open), *self._agenda.arm(at), *self._next(self._start)]
+        start = self._start
+        return [*self._publication.publish(start.open), *self._agenda.arm(start.at), *self._next(start)]
 
     def handle(self, event: Event) -> list[Effect]:
         """Take in an event."""
@@ -130,11 +130,10 @@ class Run:
         self._next_id = CheckpointId(checkpoint + 1)
         self._agenda.is_changed = False
         self._calls.begin(checkpoint, due, event.wall)
-        deadline = Instant(event.at + self._settings.timeout)
         drain = due.kind is CheckpointKind.FINAL and self._agenda.ending.drain()
         return [
             InjectBarrier(checkpoint=checkpoint, kind=due.kind, sources=self._start.sources, drain=drain),
-            WakeAt(at=deadline, timer=CheckpointDeadline(checkpoint=checkpoint)),
+            WakeAt(at=Instant(event.at + self._settings.timeout), timer=CheckpointDeadline(checkpoint=checkpoint)),
         ]
 
     def _requested(self, event: CheckpointRequested) -> list[Effect]:

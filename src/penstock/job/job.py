@@ -62,8 +62,7 @@ class Job:
     Example::
 
         job = ps.Job(orders, state="./state")
-        report = job.run(until="caught-up")
-        print(report.rows_written)
+        print(job.run(until="caught-up").rows_written)
     """
 
     def __init__(  # noqa: PLR0913 - all that can be said of a start
@@ -254,8 +253,7 @@ class Job:
                 self._finish(JobState.STOPPED, None)
                 return
         if first or drain:
-            asked = self._asking.stop(None, self._settings.stop_timeout, drain=drain)
-            self._ask_to_stop(asked, warn_if_unpublished)
+            self._ask_to_stop(self._asking.stop(None, self._settings.stop_timeout, drain=drain), warn_if_unpublished)
 
     def _ask_to_stop(self, stop: StopRequested, tell: Tell) -> None:
         """One that wants a name stops the job only once it is sure to get it."""
