@@ -139,7 +139,7 @@ def _(put):
     core="properties/test_found_by_simulation.py",  # the simulation needs some 800 stories
 )
 def _(put):
-    put(Ending, "is_sealed", property(lambda self: False))
+    put(Ending, "_is_sealed", property(lambda self: False))
 
 
 @bug("C4-new-source", "a source that is new in the pipeline is read before a checkpoint holds where it began")

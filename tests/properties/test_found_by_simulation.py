@@ -111,7 +111,8 @@ def test_C3_a_stop_that_comes_when_the_stopped_entry_is_on_its_way_is_not_in_it(
     ending = Ending()
     ending.ask(StopRequested(at=Instant(0), wall=WALL, request="first"))
     ending.final = CheckpointId(1)
-    assert not ending.is_sealed
+    second = StopRequested(at=Instant(0), wall=WALL, request="second")
+    assert not ending.is_too_late_for(second, is_begun=True, is_sent=True)
     sent = ending.proceed((), WALL)
     assert sent == [WriteStopped(body=Stopped(checkpoint=CheckpointId(1), at=WALL, fulfils=("first",)))]
-    assert ending.is_sealed
+    assert ending.is_too_late_for(second, is_begun=True, is_sent=True)

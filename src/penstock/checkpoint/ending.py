@@ -32,7 +32,12 @@ class Ending:
     def is_too_late_for(self, stop: StopRequested, *, is_begun: bool, is_sent: bool) -> bool:
         """Whether it cannot get what it asks for any more: the final barriers have left, or its manifest is sent."""
         is_undrained = stop.drain and is_begun and not self._is_drained
-        return self._is_writing or is_undrained or (stop.name is not None and is_sent)
+        return self._is_sealed or is_undrained or (stop.name is not None and is_sent)
+
+    @property
+    def _is_sealed(self) -> bool:
+        """The ``stopped`` entry is on its way: whoever asks from now on is not in it."""
+        return self._is_writing
 
     def ask(self, stop: StopRequested) -> None:
         """Somebody asks the job to stop."""

@@ -120,6 +120,7 @@ def rewind(  # noqa: PLR0913 - the options of the command
 def told(means: Consequences) -> list[str]:
     """What a rewind means, a line each.
 
+    >>> from penstock.operate.rewinding import Consequences
     >>> told(Consequences(to=None, left=None))
     ['rewind from empty state to empty state']
     """

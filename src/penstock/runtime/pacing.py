@@ -55,9 +55,9 @@ class Linger:
     >>> linger = Linger(10)
     >>> linger.served(WallTime(100)), linger.sent(takes_all=True)
     (0, None)
-    >>> linger.wait(WallTime(111)), linger.wait(WallTime(116))
-    (5, 0)
-    >>> linger.served(WallTime(116)), linger.sent(takes_all=True), linger.wait(WallTime(119))
+    >>> linger.wait(WallTime(111)), linger.wait(WallTime(117))
+    (6, 0)
+    >>> linger.served(WallTime(117)), linger.sent(takes_all=True), linger.wait(WallTime(120))
     (0, None, 7)
     """
 
