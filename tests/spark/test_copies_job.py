@@ -10,7 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import StateDirectoryRefused, UnknownName
-from penstock.facts import BatchDone, CheckpointCompleted, JobStarted, Restarting
+from penstock.facts import BatchDone, CheckpointCompleted, JobStarted, Restarting, WatermarkAdvanced
 from penstock.failpoints import armed
 from penstock.graph.pipeline import PipelineDefinition
 from penstock.operate.directory import JobDirectory
@@ -145,6 +145,7 @@ def test_a_job_that_has_begun_from_a_folder_and_fails_goes_on_from_its_own_newes
         drop(folder / "in", "c.json", [order("u3", 1, 3)])
         watch.wait_for(Restarting, 2)  # once while it runs, once more before the second attempt has begun
     watch.wait_for(JobStarted, 2)
+    watch.wait_for(WatermarkAdvanced, task="totals", at=1_767_225_780_000_000)  # 00:03 is read, so 00:02 is closed
     job.stop()
     assert [fact.imported for fact in watch.of(JobStarted)] == [str(folder / "export"), None]
     assert results(folder / "second") == [*REST, ("u2", "02", 5)]

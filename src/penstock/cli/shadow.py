@@ -15,6 +15,7 @@ from rich.text import Text
 from penstock.cli.engine import log_to_file
 from penstock.cli.exits import ExitCode, UsageError
 from penstock.cli.locate import locate, refused
+from penstock.cli.run import renames_of
 from penstock.cli.words import count
 from penstock.errors import PenstockError
 
@@ -103,25 +104,6 @@ def keys_of(given: Iterable[str]) -> dict[str, tuple[str, ...]]:
             msg = f"--key {text!r} is not sink=column,column; write for example --key totals-out=user,window_start"
             raise UsageError(msg)
         found[sink] = columns
-    return found
-
-
-def renames_of(given: Iterable[str]) -> dict[str, str]:
-    """The new uids by the old ones.
-
-    Raises:
-        UsageError: one of them is not ``old=new``.
-
-    >>> renames_of(["totals=sums"])
-    {'totals': 'sums'}
-    """
-    found: dict[str, str] = {}
-    for text in given:
-        old, equals, new = text.partition("=")
-        if not old or not equals or not new or old in found:
-            msg = f"--rename {text!r} is not old=new, each old uid once; write for example --rename totals=sums"
-            raise UsageError(msg)
-        found[old] = new
     return found
 
 

@@ -122,7 +122,9 @@ def empty_folder(folder: str | Path) -> str:
 
 
 def _wait(job: JobDirectory, checkpoint: CheckpointId, seconds: float) -> None:
-    """Until everything is known to be published, or for so long."""
+    """Until everything is known to be published, or for so long; a dead job publishes nothing."""
+    if seconds <= 0 or not open_at(job.read(), checkpoint) or job.owner() is None:
+        return
     deadline = job.clock.now() + int(seconds * 1_000_000)
     while open_at(job.read(), checkpoint) and (left := (deadline - job.clock.now()) / 1_000_000) > 0:
         pause(min(LOOK_AGAIN, left))
