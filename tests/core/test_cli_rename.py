@@ -25,7 +25,7 @@ def test_a_wrong_rename_ends_with_64_before_anything_is_looked_for():
 def test_every_child_is_given_the_renames():
     """Until a checkpoint has the new uids it needs them, and from then on they do nothing."""
     options = RunOptions(pipeline="m:p", state="s", rename=("a=b", "c=d"))
-    command = options.command(fresh=False, take_over=False, traceback=False)
+    command = options.command(begins=False, take_over=False, traceback=False)
     assert [command[place + 1] for place, word in enumerate(command) if word == "--rename"] == ["a=b", "c=d"]
 
 

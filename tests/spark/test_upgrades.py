@@ -83,8 +83,9 @@ def test_the_example_of_the_page_on_upgrades_runs(spark: SparkSession) -> None:
 @pytest.mark.mission("D9")
 def test_the_settings_of_the_new_submission_win(spark: SparkSession, tmp_path: Path) -> None:
     drop(tmp_path / "in", "a.json", rows(1, 2, 3))
+    seldom = {"checkpoint_every": "1 hour"}  # but for the first and the last, however slow the machine
     for retained, left in [(5, 2), (1, 1)]:
-        job = ps.Job(counting(tmp_path), state=tmp_path / "state", spark=spark, retained=retained)
+        job = ps.Job(counting(tmp_path), state=tmp_path / "state", spark=spark, retained=retained, **seldom)
         job.run(until="caught-up")
         assert len(JobDirectory(str(tmp_path / "state"), "counting").read().restorable) == left
     assert published(tmp_path / "out") == []
