@@ -40,6 +40,16 @@ GROUPS = {
         "recovery.restored",
     ),
     "What is no longer needed goes": ("gc.delete.before", "gc.delete.after", "log.trim.before"),
+    "A checkpoint leaves as a folder, or comes back from one": (
+        "export.pinned",
+        "export.file.copied",
+        "export.written",
+        "import.claimed",
+        "import.file.before",
+        "import.file.copied",
+        "import.release.before",
+    ),
+    "Dead letters are replayed": ("deadletters.replay.written",),
     "Any durable file": (
         "log.append.before",
         "log.append.written",
@@ -54,6 +64,8 @@ GROUPS = {
 
 REAL_JOBS_ONLY = frozenset(
     {
+        *GROUPS["A checkpoint leaves as a folder, or comes back from one"],
+        *GROUPS["Dead letters are replayed"],
         "local.move.before",
         "local.move.renamed",
         "recovery.delete.before",
@@ -62,7 +74,7 @@ REAL_JOBS_ONLY = frozenset(
         "sink.voided",
     }
 )
-"""What a test with `ps.testing.run` does not come to: its sinks stand in for those that move files."""
+"""What a test with `ps.testing.run` does not come to: no command is given there, and its sinks move no files."""
 
 
 def section() -> str:

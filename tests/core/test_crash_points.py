@@ -6,7 +6,7 @@ from penstock.failpoints import KNOWN
 
 def test_every_point_is_in_one_group():
     named = [name for names in crash_points.GROUPS.values() for name in names]
-    assert not KNOWN.keys() ^ set(named)
+    assert not KNOWN.keys() ^ set(named), "put it into a group of tools/crash_points.py"
     assert len(named) == len(KNOWN)
     assert KNOWN.keys() >= crash_points.REAL_JOBS_ONLY
 

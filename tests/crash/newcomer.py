@@ -111,11 +111,6 @@ class Newcomer:
                 process.wait()
             return members
 
-    def has_command(self, name: str) -> bool:
-        """Whether ``penstock --help`` lists it."""
-        listed = self._succeeds([str(self._bin / "penstock"), "--help"])
-        return re.search(rf"^ +{name}: ", listed, re.MULTILINE) is not None
-
     def _succeeds(self, command: list[str], *, code: int = 0, environment: dict[str, str] | None = None) -> str:
         process = subprocess.Popen(
             command,
@@ -172,12 +167,10 @@ def first_minutes(user: Newcomer) -> None:
     assert "0 lost, 0 doubled, 0 sums wrong" in checked, checked
     still_open = int(re.findall(r"(\d+) windows are still open", checked)[0])
     assert still_open > 0
-    if user.has_command("state"):
-        query = ("query", "orders", "totals", "SELECT count(*) AS n FROM totals", "--format", "csv")
-        answer = user.runs("state query", "penstock", "state", *query)
-        assert str(still_open) in answer.split(), answer
-    else:
-        assert "→" in user.runs("checkpoints", "penstock", "checkpoints", "orders")
+    query = ("query", "orders", "totals", "SELECT count(*) AS n FROM totals", "--format", "csv")
+    answer = user.runs("state query", "penstock", "state", *query)
+    assert str(still_open) in answer.split(), answer
+    assert "→" in user.runs("checkpoints", "penstock", "checkpoints", "orders")
 
 
 def tell(user: Newcomer) -> float:

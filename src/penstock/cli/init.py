@@ -39,4 +39,5 @@ def next_steps(starter: Starter, folder: str) -> list[str]:
         "python sample.py make 60",
         f"penstock run {starter.module}:{starter.module} --until caught-up",
         "python sample.py check",
+        f"penstock state query {starter.name} totals",
     ]
