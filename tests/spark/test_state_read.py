@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.graph.pipeline import PipelineDefinition
     from penstock.testing import PipelineRun
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 FIRST = [("u", 1, "00:10"), ("u", 2, "00:50"), ("v", 3, "01:10"), ("u", 4, "02:05")]
 SECOND = [("u", 5, "02:20"), ("v", 6, "02:40"), (None, 7, "02:50")]
