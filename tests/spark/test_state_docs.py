@@ -20,7 +20,7 @@ from spark.job_kit import drop
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 PAGE = Path(__file__).parents[2] / "docs" / "state-queries.md"
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.graph.pipeline import PipelineDefinition
     from penstock.testing import PipelineRun
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 FIRST = [("u", 1, "00:10"), ("u", 2, "00:50"), ("v", 3, "01:10"), ("u", 4, "02:05")]
 SECOND = [("u", 5, "02:20"), ("v", 6, "02:40"), (None, 7, "02:50")]
@@ -293,15 +293,21 @@ def test_condemned_while_read_is_an_error_and_never_a_part(spark: SparkSession) 
             reader.rows(before, "counts")
 
 
-def test_state_of_another_pipeline_is_refused(spark: SparkSession, run: PipelineRun) -> None:
-    @ps.pipeline("shop")
-    def other(p: ps.Pipeline) -> None:
-        rows = p.read("orders", ps.files.Source(NOWHERE, schema="user STRING, amount BIGINT, at TIMESTAMP"))
-        sums = rows.with_watermark("at", delay="0 seconds").group_by("user", ps.tumbling("1 minute"))
-        sums.agg("by-minute", ps.agg.sum("amount").alias("amount")).write("out", ps.memory.Sink())
+def test_changed_code_reads_what_it_would_take_over_and_nothing_else(spark: SparkSession, run: PipelineRun) -> None:
+    def other(window: object) -> PipelineDefinition:
+        @ps.pipeline("shop")
+        def made(p: ps.Pipeline) -> None:
+            rows = p.read("orders", ps.files.Source(NOWHERE, schema="user STRING, amount BIGINT, at TIMESTAMP"))
+            sums = rows.with_watermark("at", delay="0 seconds").group_by("user", window)
+            sums.agg("by-minute", ps.agg.sum("amount").alias("amount")).write("out", ps.memory.Sink())
 
-    with pytest.raises(StateIncompatible, match="the pipeline declares"):
-        ps.read_state(spark, run.folder, "by-minute", pipeline=other)
+        return made
+
+    fewer = ps.read_state(spark, run.folder, "by-minute", pipeline=other(WINDOWS["by-minute"]))
+    assert fewer.columns == ["user", "window_start", "window_end", "amount"]
+    assert {row["user"]: row["amount"] for row in fewer.collect()} == {"u": 9, "v": 6, None: 7}
+    with pytest.raises(StateIncompatible, match="the pipeline declares 'tumbling 2 minutes'"):
+        ps.read_state(spark, run.folder, "by-minute", pipeline=other(ps.tumbling("2 minutes")))
 
 
 # ------------------------------------------------------------------------------------------------------ from a terminal

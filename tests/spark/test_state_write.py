@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SUMS = (ps.agg.sum("amount").alias("amount"), ps.agg.count().alias("n"), ps.agg.avg("amount").alias("mean"))
 
