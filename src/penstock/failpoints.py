@@ -32,7 +32,6 @@ KNOWN: Final[Mapping[str, str]] = MappingProxyType(
     {
         "checkpoint.manifest.before": "all tasks have acknowledged, nothing of the manifest is written",
         "checkpoint.manifest.written": "the manifest is in the log, nobody has been told",
-        "deadletters.replay.written": "a replay of dead letters is in its place, whoever asked has not been told",
         "gc.delete.after": "a condemned file is deleted",
         "gc.delete.before": "a file is condemned in the log and not yet deleted",
         "export.file.copied": "a file of a checkpoint is copied, the export is not yet one",

@@ -26,7 +26,7 @@ def test_a_kill_of_the_command_and_of_the_job_that_reads_the_replay_doubles_and_
         run(tmp_path, 0, OLD)
         assert len(published(tmp_path)) == 18
 
-        killed = command(tmp_path, PENSTOCK_FAILPOINTS="deadletters.replay.written=kill")
+        killed = command(tmp_path, PENSTOCK_FAILPOINTS="local.create.linked=kill")
         assert killed.returncode == -9
         again = command(tmp_path)
         assert "bad-lines: nothing to replay; 6 rows left out" in again.stdout, again.stderr

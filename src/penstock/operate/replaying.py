@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.checkpoint.timeline import timeline
 from penstock.errors import RequestRefused
-from penstock.failpoints import failpoint
 from penstock.filesystem.base import Created, UnknownOutcome
 from penstock.ids import END_OF_TIME, CheckpointId
 from penstock.job.asking import new_id
@@ -85,7 +84,6 @@ def replay(
             break
         made = _replay(job, history, place, source, command, part)
         if _create(job, made):
-            failpoint("deadletters.replay.written")
             written.append(made.number)
             rows += made.rows
         place = place_of(job, place.uid)
