@@ -124,6 +124,14 @@ def test_a_new_job_is_planned_without_making_its_folder(folder):
     assert not (folder / "state" / "others").exists()
 
 
+def test_a_plan_that_is_written_says_how_it_is_carried_out(folder):
+    said = say("plan", f"{module(folder)}:orders", "--state", "state", "--no-schemas", "--out", "plan.json")
+
+    assert said.code == 0
+    assert f"penstock run {module(folder)}:orders --state state --plan plan.json carries it out" in said.err
+    assert json.loads((folder / "plan.json").read_text())["schema"] == SCHEMA
+
+
 @pytest.mark.parametrize("options", [[], ["--from", "1"], ["--fresh", "--discard-unpublished"], ["--json"]])
 def test_it_changes_nothing_and_loads_no_spark(folder, options):
     write_log(folder / "state", story())

@@ -107,7 +107,8 @@ def show_plan(
             output.result(line)
     if out is not None:
         _write(out, json.dumps({"schema": SCHEMA, **told}, indent=2, ensure_ascii=False) + "\n")
-        output.note(f"penstock: written to {out}; penstock run {options.pipeline} --plan {out} carries it out")
+        command = f"penstock run {options.pipeline} --state {options.state} --plan {out}"
+        output.note(f"penstock: written to {out}; {command} carries it out")
     if found.is_refused:
         return ExitCode.REFUSED
     return ExitCode.CHANGES if found.is_change else ExitCode.ENDED
