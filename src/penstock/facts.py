@@ -18,8 +18,7 @@ class JobStarted:
 
     ``restored`` is the checkpoint it continues, ``None`` for an empty start; ``published`` counts the open outputs
     that were committed before anything else. ``age_ms`` is how old that checkpoint is; ``new``, ``migrated`` and
-    ``dropped`` are the steps whose state is not simply taken over; ``imported`` is the folder that
-    the checkpoint was brought from just now.
+    ``dropped`` are the steps whose state is not simply taken over; ``imported`` is the folder it was brought from.
     """
 
     job: str
@@ -199,10 +198,7 @@ class LatencyMeasured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """A step adds to one of its counters, such as ``late``, ``missing_time``, ``ahead``, ``fired``, ``ticks_missed``.
-
-    ``ahead`` are rows too far ahead of the wall clock to move the watermark.
-    """
+    """A step adds to a counter: ``late``, ``missing_time``, ``ahead`` (of the clock, by too much), ``ticks_missed`` …"""
 
     task: str
     name: str
