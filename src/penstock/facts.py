@@ -198,7 +198,7 @@ class LatencyMeasured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """A step adds to a counter: ``late``, ``missing_time``, ``ahead`` (of the clock, by too much), ``ticks_missed`` …"""
+    """A step adds to a counter: ``late``, ``missing_time``, ``ahead`` (of the clock, by too much), ``fired``."""
 
     task: str
     name: str
