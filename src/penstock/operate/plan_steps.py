@@ -234,8 +234,8 @@ def _gone(
             yield _with(
                 made,
                 Verdict.REFUSED,
-                f"checkpoint {target.checkpoint} holds its state, and the pipeline no longer has it; say which step it is "
-                f"now with --rename {step.uid}=NEW, or leave the state unused with --allow-non-restored-state",
+                f"checkpoint {target.checkpoint} holds its state, and the pipeline no longer has it; say which step it "
+                f"is now with --rename {step.uid}=NEW, or leave the state unused with --allow-non-restored-state",
             )
 
 
