@@ -49,7 +49,6 @@ GROUPS = {
         "import.file.copied",
         "import.release.before",
     ),
-    "Dead letters are replayed": ("deadletters.replay.written",),
     "Any durable file": (
         "log.append.before",
         "log.append.written",
@@ -65,7 +64,6 @@ GROUPS = {
 REAL_JOBS_ONLY = frozenset(
     {
         *GROUPS["A checkpoint leaves as a folder, or comes back from one"],
-        *GROUPS["Dead letters are replayed"],
         "local.move.before",
         "local.move.renamed",
         "recovery.delete.before",
