@@ -13,8 +13,11 @@ def shop(p: ps.Pipeline) -> None:
     """Sum orders and refunds by user and minute, and count them."""
     refunds = p.read("refunds", ps.files.Source("refunds", format="json", schema=ORDER))  # a new source, even first
     orders = p.read("orders", ps.files.Source("orders", format="json", schema=ORDER))
-    rows = orders.union(refunds).with_watermark("at", delay="5 seconds")
-    spent = rows.group_by("user", ps.tumbling("1 minute")).agg(
-        "spent", ps.agg.sum("amount").alias("amount"), ps.agg.count().alias("n")
+    both = [rows.with_watermark("at", delay="5 seconds") for rows in (orders, refunds)]  # neither makes the other late
+    spent = (
+        both[0]
+        .union(both[1])
+        .group_by("user", ps.tumbling("1 minute"))
+        .agg("spent", ps.agg.sum("amount").alias("amount"), ps.agg.count().alias("n"))
     )
     spent.write("totals-out", ps.files.Sink("totals", format="json"))

@@ -72,7 +72,7 @@ def test_the_story_of_an_upgrade_as_the_page_tells_it(tmp_path):
         shutil.copy(ROOT / "examples" / "upgrade" / name, tmp_path)
     before, after = rows(0, UPGRADE), rows(UPGRADE, 300)
     refunds = rows(UPGRADE, 300, refunds=True)
-    end = [{"id": 9_999, "user": "end", "amount": 0.0, "at": START + timedelta(hours=1)}]
+    end = [{"id": 9_999, "user": "end", "amount": 0.0, "at": START + timedelta(hours=1)}]  # closes what is before it
     drop(tmp_path / "orders", "1.json", before)
     (tmp_path / "refunds").mkdir()
     told = []
@@ -84,6 +84,7 @@ def test_the_story_of_an_upgrade_as_the_page_tells_it(tmp_path):
             drop(tmp_path / "orders", "2.json", after)
             drop(tmp_path / "refunds", "1.json", refunds)
             drop(tmp_path / "orders", "3.json", end)
+            drop(tmp_path / "refunds", "2.json", end)
 
     plans = [done for words, done in told if words[0] == "plan"]
     assert "--rename" in plans[0].stderr + plans[0].stdout, "the remedy"
