@@ -248,6 +248,7 @@ def test_a_dry_run_changes_nothing_and_has_a_document(state):
     assert json.loads(said.out) == {
         "schema": "penstock.rewind/1",
         "job": JOB,
+        "done": False,
         "to": 0,
         "left": 2,
         "condemned": [],

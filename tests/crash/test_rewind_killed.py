@@ -124,6 +124,24 @@ def test_14_a_savepoint_brings_back_none_of_the_output_that_was_open_when_it_was
     assert published(state) == []
 
 
+def test_15_what_an_abandoned_timeline_condemned_stays_condemned(state):
+    penstock(state, "rewind", JOB, "0", "--discard-unpublished", "--yes")  # condemns 1 and 2
+
+    refused = subprocess.run(
+        [sys.executable, "-m", "penstock", "rewind", JOB, "2", "--yes", "--state", str(state)],
+        env=surroundings(state),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert refused.returncode == 64
+    assert "checkpoint 2 is condemned, its files may be gone; restorable are: 0" in refused.stderr
+    assert start(state).restored == 0
+    assert published(state) == []
+
+
 def test_16_readers_are_told_what_comes_again_by_a_second_rewind_too(state):
     first = penstock(state, "rewind", JOB, "1", "--yes")
     second = penstock(state, "rewind", JOB, "0", "--yes")

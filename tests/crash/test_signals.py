@@ -68,6 +68,7 @@ def stopped(driver):
     return type(history.entries[-1].body).__name__ == "Stopped" and not history.open_committables
 
 
+@pytest.mark.mission("S29")
 def test_sigterm_to_the_parent_takes_a_last_checkpoint_publishes_and_ends_with_0(start):
     driver = start()
 
@@ -77,6 +78,7 @@ def test_sigterm_to_the_parent_takes_a_last_checkpoint_publishes_and_ends_with_0
     assert "(final)" in driver.said
 
 
+@pytest.mark.mission("S29")
 def test_a_stop_does_not_wait_for_a_long_batch_and_the_next_start_reads_it_again(tmp_path, files):
     slow = Driver(tmp_path, 0, pipeline="slow_job:job", parent=True)
     until(START, "it runs", lambda: slow.is_running or slow.is_over, slow.tail)
@@ -112,6 +114,7 @@ def test_sigterm_to_the_child_stops_the_job_in_order_and_the_parent_ends_too(sta
     assert stopped(driver)
 
 
+@pytest.mark.mission("S29")
 def test_a_second_ctrl_c_ends_at_once_with_130_and_the_next_start_goes_on(start):
     driver = start()
     child = child_of(driver)

@@ -344,7 +344,7 @@ def test_other_formats_are_for_programs(run: PipelineRun, tmp_path: object) -> N
         "user": "v", "window_start": "2026-01-01 00:02:00Z", "window_end": "2026-01-01 00:03:00Z", "amount": "6",
         "n": "1",
     }  # fmt: skip
-    assert document["schema"] == "penstock.state.query/1"
+    assert document["schema"] == "penstock.state-query/1"
     assert document["checkpoints"] == [open_job(run.folder).read().pins["later"].checkpoint]
     assert document["columns"][0] == {"name": "user", "type": "string"}
     assert document["rows"][1] == {

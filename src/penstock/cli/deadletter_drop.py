@@ -41,9 +41,9 @@ def drop_letters(
         kept = [file.name for file in dropping.kept]
         files = [asdict(file) for file in dropping.files]
         write(output, {"job": job, "uid": dropping.uid, "dropped": does, "files": files, "kept": kept})
-        return ExitCode.ENDED
-    output.result(Text(_told(dropping, at, does=does, dry_run=dry_run)))
-    return ExitCode.ENDED
+    else:
+        output.result(Text(_told(dropping, at, does=does, dry_run=dry_run)))
+    return ExitCode.FAILED if dropping.files and not does and not dry_run else ExitCode.ENDED
 
 
 def _time(text: str) -> WallTime:

@@ -102,19 +102,16 @@ def rewind(  # noqa: PLR0913 - the options of the command
     history = directory.read(past_unreadable=True)
     target = which_checkpoint(history, to) if to is not None else None
     means = consequences(history, target, discard_unpublished=discard)
-    if as_json:
-        output.document(REWIND_SCHEMA, job=job, **_fields(means))
-    else:
-        for line in told(means):
-            output.note(line)
-    if dry:
-        return ExitCode.ENDED
+    for line in told(means):
+        output.note(line)
     where = "empty state" if target is None else f"checkpoint {target}"
-    if not confirm(output, f"Rewind job {job} to {where}", yes=yes):
-        return ExitCode.FAILED
-    stopping.rewind(directory, target, discard_unpublished=discard, expect_tail=history.tail)
-    output.note(f"penstock: the next start of job {job} continues {where}")
-    return ExitCode.ENDED
+    does = not dry and confirm(output, f"Rewind job {job} to {where}", yes=yes)
+    if does:
+        stopping.rewind(directory, target, discard_unpublished=discard, expect_tail=history.tail)
+        output.note(f"penstock: the next start of job {job} continues {where}")
+    if as_json:
+        output.document(REWIND_SCHEMA, job=job, done=does, **_fields(means))
+    return ExitCode.ENDED if does or dry else ExitCode.FAILED
 
 
 def told(means: Consequences) -> list[str]:

@@ -52,7 +52,10 @@ class ExitCode(IntEnum):
 MEANINGS: Final[Mapping[ExitCode, str]] = MappingProxyType(
     {
         ExitCode.ENDED: "It ended in order: for run, everything read is in a checkpoint and published.",
-        ExitCode.FAILED: "It failed; the next start goes on from the last complete checkpoint.",
+        ExitCode.FAILED: (
+            "It failed, or what was looked at is not sound, or the answer was no; a job goes on from its last complete "
+            "checkpoint."
+        ),
         ExitCode.CHANGES: (
             "Of plan: a start would change something, and nothing refuses it. Of shadow: what the codes write differs."
         ),

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from penstock.operate.savepoints import Savepoint
 
 SCHEMA: Final = "penstock.savepoints/1"
-"""Of the JSON documents: fields may be added under this name, never changed or taken away."""
+DROP_SCHEMA: Final = "penstock.savepoint-drop/1"
+"""Of the JSON documents: fields may be added under a name, never changed or taken away."""
 
 
 def create(
@@ -74,7 +75,7 @@ def show_one(output: Output, *, job: str, name: str, state: str, as_json: bool) 
     return ExitCode.ENDED
 
 
-def drop(output: Output, *, job: str, name: str, state: str, yes: bool, seconds: float | None) -> int:
+def drop(output: Output, *, job: str, name: str, state: str, yes: bool, seconds: float | None, as_json: bool) -> int:
     """Take the name away, having asked.
 
     Raises:
@@ -87,6 +88,8 @@ def drop(output: Output, *, job: str, name: str, state: str, yes: bool, seconds:
     if not confirm(output, question, yes=yes):
         return ExitCode.FAILED
     savepoints.drop(directory, name, seconds=seconds)
+    if as_json:
+        output.document(DROP_SCHEMA, job=job, dropped=asdict(found))
     output.note(f"penstock: {name} is gone; checkpoint {found.checkpoint} stays until newer ones take its place")
     return ExitCode.ENDED
 

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import math
+from contextlib import contextmanager
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -15,17 +16,18 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.table import Table
 from rich.text import Text
 
+from penstock.cli.exits import UsageError
 from penstock.cli.words import count
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame
 
     from penstock.cli.output import Output
     from penstock.cli.state_query import Question
 
-SCHEMA: Final = "penstock.state.query/1"
+SCHEMA: Final = "penstock.state-query/1"
 """Of the JSON document: fields may be added under this name, never changed or taken away."""
 
 
@@ -37,7 +39,8 @@ def write_result(output: Output, answer: DataFrame, question: Question, ids: Seq
     if question.format == "parquet":
         import pyarrow.parquet
 
-        pyarrow.parquet.write_table(rows, question.to)
+        with _told_if_not_written(question):
+            pyarrow.parquet.write_table(rows, question.to)
     elif question.format == "table" and question.to is None:
         output.result(_table(rows))
         output.result(Text(_footer(rows.num_rows, is_cut=found.num_rows > rows.num_rows)))
@@ -47,8 +50,18 @@ def write_result(output: Output, answer: DataFrame, question: Question, ids: Seq
         if question.to is None:
             output.out.file.write(text)
             return
-        Path(question.to).write_text(text, encoding="utf-8")
+        with _told_if_not_written(question):
+            Path(question.to).write_text(text, encoding="utf-8")
     output.note(f"{count(rows.num_rows, 'row')} in {question.to}")
+
+
+@contextmanager
+def _told_if_not_written(question: Question) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        msg = f"--to {question.to} cannot be written ({error.strerror or error}): name a file in a folder that is there"
+        raise UsageError(msg) from error
 
 
 def _footer(shown: int, *, is_cut: bool) -> str:

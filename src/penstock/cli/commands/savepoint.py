@@ -96,10 +96,20 @@ def add(app: App, output: Output) -> None:
 
         return savepoint.show_one(output, job=job, name=name, state=state, as_json=as_json)
 
-    def drop(job: JobName, name: Name, /, *, yes: Yes = False, timeout: Timeout = None, state: State = STATE) -> int:
+    def drop(
+        job: JobName,
+        name: Name,
+        /,
+        *,
+        yes: Yes = False,
+        timeout: Timeout = None,
+        state: State = STATE,
+        as_json: AsJson = False,
+    ) -> int:
         from penstock.cli import savepoint
 
-        return savepoint.drop(output, job=job, name=name, state=state, yes=yes, seconds=seconds_of(timeout))
+        seconds = seconds_of(timeout)
+        return savepoint.drop(output, job=job, name=name, state=state, yes=yes, seconds=seconds, as_json=as_json)
 
     family.command(create, help=CREATE_HELP, help_epilogue=epilogue(CREATE_EXAMPLES))
     family.command(show_all, name="list", help=LIST_HELP, help_epilogue=epilogue(LIST_EXAMPLES))
