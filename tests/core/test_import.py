@@ -166,7 +166,7 @@ def test_claiming_takes_the_files_over_and_nobody_else_can_have_them(folder, tmp
             Start(tmp_path / "third", folder, claim=claim)
 
 
-@pytest.mark.parametrize("place", ["import.claimed", "import.file.copied", "checkpoint.manifest.before"])
+@pytest.mark.parametrize("place", ["import.claimed", "checkpoint.manifest.before"])
 def test_a_crash_while_claiming_loses_nothing_and_the_same_log_goes_on(folder, tmp_path, place):
     before = files_below(folder)
     crash(place, tmp_path / "second", folder, hit=1, claim=True)
@@ -178,6 +178,18 @@ def test_a_crash_while_claiming_loses_nothing_and_the_same_log_goes_on(folder, t
         Start(tmp_path / "third", folder)
     assert Start(tmp_path / "second", folder, claim=True).restored == EXPORTED
     assert set(files_below(folder)) == {"export.json", "claimed.json"}
+
+
+def test_a_folder_is_claimed_only_once_all_of_it_is_known_to_be_sound(folder, tmp_path):
+    crash("import.file.copied", tmp_path / "second", folder, hit=1, claim=True)
+    assert "claimed.json" not in files_below(folder), "others may still have it"
+    damaged = sorted((folder / "state").rglob("*.parquet"))[-1]
+    damaged.write_bytes(b"rot")
+
+    with pytest.raises(CheckpointUnreadable):
+        Start(tmp_path / "second", folder, claim=True)
+
+    assert "claimed.json" not in files_below(folder)
 
 
 def test_a_crash_while_the_folder_is_emptied_is_finished_by_the_same_start(folder, tmp_path):

@@ -176,3 +176,15 @@ def test_a_renamed_source_and_its_place_in_a_union_go_together():
 
     assert decided.snapshots["union@first+c+b"].watermarks == (BEGINNING, 7, 9)
     assert (decided.fresh, decided.initial) == (("first",), True)
+
+
+def test_unions_of_unions_go_on_where_they_were_though_their_names_do_not_tell_their_inputs():
+    outer, inner = union("union@union@a+b+c", 7, 9), union("union@a+b", 8, 7)
+
+    decided = decide(
+        history(CLAIM, manifest(1, tasks=(read_to(1), keyed(), wrote(), inner, outer))),
+        (*STEPS, StepRecord(uid=inner.task, role=StepRole.STEP), StepRecord(uid=outer.task, role=StepRole.STEP)),
+    )
+
+    assert decided.snapshots[outer.task].watermarks == (7, 9)
+    assert decided.snapshots[inner.task].watermarks == (8, 7)

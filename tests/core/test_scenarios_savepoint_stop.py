@@ -198,6 +198,16 @@ def test_127_a_drain_that_comes_after_the_barriers_of_a_plain_stop_is_refused():
     assert job.stop("e", drain=True) == [replace(refused, request="e")]
 
 
+def test_126_a_savepoint_between_a_drain_that_failed_and_its_next_try_is_refused_for_it_would_record_the_drain():
+    job = Job(tolerable_failures=1)
+    job.stop("s", drain=True)
+    job.decline(0)
+    assert job.request("r", "save") == [answer("r", Answer.REFUSED, None, AbortReason.STOPPING.value)]
+    job.at = SECOND
+    inject, _ = job.fire(RetryDue(due=SECOND))
+    assert (inject.kind, inject.drain) == (FINAL, True)
+
+
 def test_127_a_second_drain_joins_the_first_and_a_plain_stop_joins_both():
     job = Job()
     [inject, _] = job.stop("s", drain=True)

@@ -19,19 +19,20 @@ class Ending:
         """A final checkpoint is to be taken."""
         self.final: CheckpointId | None = None
         """The final checkpoint, once it is in the log."""
-        self._is_drained = False  # the sources have ended, or are about to
+        self.is_drained = False
+        """The sources have ended for good, or are about to: no checkpoint but the final one may say so."""
         self._is_impatient = False  # somebody does not wait longer for output to be published
         self._stops: list[StopRequested] = []
         self._is_writing = False
 
     def drain(self) -> bool:
         """The final barriers leave: whether the sources are to end first, for good."""
-        self._is_drained = self._is_drained or any(stop.drain for stop in self._stops)
-        return self._is_drained
+        self.is_drained = self.is_drained or any(stop.drain for stop in self._stops)
+        return self.is_drained
 
     def is_too_late_for(self, stop: StopRequested, *, is_begun: bool, is_sent: bool) -> bool:
         """Whether it cannot get what it asks for any more: the final barriers have left, or its manifest is sent."""
-        is_undrained = stop.drain and is_begun and not self._is_drained
+        is_undrained = stop.drain and is_begun and not self.is_drained
         return self._is_sealed or is_undrained or (stop.name is not None and is_sent)
 
     @property

@@ -6,19 +6,22 @@ or in a process that no longer owns the log (G1 to G4, and hole 38).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Final
 
 from penstock.checkpoint import paths
-from penstock.checkpoint.entries import NOTHING, Manifest, Rewind
+from penstock.checkpoint.entries import NOTHING, Condemn, Manifest, Rewind
 from penstock.checkpoint.history import History
 from penstock.errors import InternalError
 from penstock.failpoints import failpoint
 from penstock.filesystem.base import FileSystem
 from penstock.handles import Committable
 from penstock.ids import CheckpointId, EntryNumber, Generation
+
+_STAGES: Final = re.compile(r"(/.*/\.penstock/([^/]+))/[^/]+/\d+/.+")
 
 RETAINED: Final = 3
 """How many of the newest checkpoints are kept restorable if nobody says otherwise."""
@@ -42,6 +45,29 @@ def needed(history: History) -> frozenset[str]:
     """
     layers = (layers_of(manifest) for manifest in history.restorable.values())
     return frozenset().union(*layers, staged_of(history.open_committables), staged_of(history.to_void))
+
+
+def stages_of(history: History) -> tuple[str, ...]:
+    """Folders beside targets in which sinks of this log have staged something that an entry names.
+
+    >>> _STAGES.fullmatch("/out/.penstock/log-1/totals-out/7/3/part-0.json").groups()
+    ('/out/.penstock/log-1', 'log-1')
+    """
+    named = chain.from_iterable(_named(history))
+    matches = (_STAGES.fullmatch(path) for path in named)
+    return tuple(sorted({match[1] for match in matches if match is not None and match[2] == history.log_id}))
+
+
+def _named(history: History) -> Iterator[tuple[str, ...]]:
+    for entry in history.entries:
+        match entry.body:
+            case Manifest(open=items) as manifest:
+                yield tuple(file.path for item in items for file in item.files)
+                yield manifest.condemned_files
+            case Rewind(discard=items):
+                yield tuple(file.path for item in items for file in item.files)
+            case Condemn(files=files):
+                yield files
 
 
 def collect(

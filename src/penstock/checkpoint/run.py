@@ -137,7 +137,7 @@ class Run:
         ]
 
     def _requested(self, event: CheckpointRequested) -> list[Effect]:
-        if self._is_over or self._is_ending:
+        if self._is_over or self._is_ending or self._agenda.ending.is_drained:
             return [_refused(event.request, AbortReason.STOPPING)]
         if not self._agenda.add(event):
             return [_refused(event.request, AbortReason.TOO_MANY_REQUESTS)]

@@ -15,6 +15,7 @@ from penstock.handles import TaskSnapshot
 from penstock.ids import BEGINNING, EventTime
 
 _UNION: Final = "union@"
+_PARTS: Final = re.compile(r"(union@|\+|#\d+$)")
 _TWIN: Final = re.compile(r"#\d+$")
 _PORTS: Final = re.compile(r"(?:\.(?:late|bad))*")
 
@@ -29,25 +30,24 @@ def union_id(origins: Sequence[str]) -> str:
 
 
 def origins_of(id: str) -> tuple[str, ...]:
-    """What a union unites; nothing if this is no union's name.
+    """What a union unites; nothing if this is no union's name, or one of unions, whose parts its name does not tell.
 
-    >>> origins_of("union@orders+returns.late#2"), origins_of("orders")
-    (('orders', 'returns.late'), ())
+    >>> origins_of("union@orders+returns.late#2"), origins_of("orders"), origins_of("union@union@a+b+c")
+    (('orders', 'returns.late'), (), ())
     """
-    return tuple(_TWIN.sub("", id).removeprefix(_UNION).split("+")) if id.startswith(_UNION) else ()
+    parts = _TWIN.sub("", id).removeprefix(_UNION) if id.startswith(_UNION) else ""
+    return tuple(parts.split("+")) if parts and _UNION not in parts else ()
 
 
 def renamed_union(id: str, names: Mapping[str, str]) -> str:
     """The name of a union after what it unites was renamed; any other name as it is.
 
-    >>> renamed_union("union@orders.late+returns#2", {"orders": "sales"})
-    'union@sales.late+returns#2'
+    >>> renamed_union("union@union@orders.late+returns+b#2", {"orders": "sales"})
+    'union@union@sales.late+returns+b#2'
     """
-    origins = origins_of(id)
-    if not origins:
+    if not id.startswith(_UNION):
         return id
-    twin = _TWIN.search(id)
-    return union_id([_renamed(origin, names) for origin in origins]) + (twin[0] if twin else "")
+    return "".join(_renamed(part, names) for part in _PARTS.split(id))
 
 
 def _renamed(origin: str, names: Mapping[str, str]) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.checkpoint.coordinator import Coordinator, CoordinatorSettings
 from penstock.checkpoint.entries import Claim
+from penstock.checkpoint.gc import stages_of
 from penstock.checkpoint.history import History, LogMark
 from penstock.checkpoint.journal import Journal
 from penstock.checkpoint.log import Log, OwnedLog
@@ -148,8 +149,8 @@ class Attempt:
         plan = self._plan
         is_first = self.generation is None
         if is_first:
-            plan.before_claim()
             self._decide(plan.log.read(past_unreadable=self._beginning.is_rewind))  # refused, it leaves all as it was
+            plan.before_claim()  # right before it, for a decision takes a while
         claim = Claim(host=here(), pid=os.getpid(), started=plan.clock.wall(), version=version("penstock"))
         owned = plan.log.claim(
             claim,
@@ -245,7 +246,7 @@ class Attempt:
                 owned,
                 plan.filesystem,
                 retained=plan.settings.retained,
-                leftovers=lambda: self._leftovers(owned.log_id),
+                leftovers=lambda: self._leftovers(owned),
             ),
             publish=lambda item: self._committer(item).commit(item),
             explain=explain,
@@ -258,14 +259,13 @@ class Attempt:
     def _committer(self, item: Committable) -> Committer:
         return committer(item.kind, self._plan.filesystem, failpoint)
 
-    def _leftovers(self, log_id: str) -> Iterator[str]:
-        """Everything that drivers wrote and that may lie about: layers, and what sinks staged."""
-        for folder in ("state", "staged"):
-            yield from self._plan.filesystem.list(folder)
+    def _leftovers(self, owned: OwnedLog) -> Iterator[str]:
+        """Everything that drivers wrote and that may lie about: layers, and what sinks staged, by any name they had."""
+        folders = {"state", "staged", *stages_of(owned.history)}
         for task in self._tasks:
             if isinstance(task.node, Write):
-                for folder in task.node.sink.stages_in(log_id, task.id):
-                    yield from self._plan.filesystem.list(folder)
+                folders.update(task.node.sink.stages_in(owned.log_id, task.id))
+        yield from sorted({path for folder in folders for path in self._plan.filesystem.list(folder)})
 
     def _started(self, at: Instant, recovery: Recovery, assembly: Assembly) -> JobStarted:
         return JobStarted(

@@ -88,13 +88,13 @@ def bring_in(bring: Import, *, log: OwnedLog, filesystem: FileSystem, pause: Pau
     """
     there = LocalFileSystem(bring.folder)
     if not bring.is_brought:
-        if bring.claims:
-            _claim(there, bring, log, pause)
-            failpoint("import.claimed")
         for copy in bring.copies:
             failpoint("import.file.before")
             _copy(there, copy, bring.folder, filesystem, pause)
             failpoint("import.file.copied")
+        if bring.claims:  # once all of it is known to be sound: nobody else can have the folder from here on
+            _claim(there, bring, log, pause)
+            failpoint("import.claimed")
         log.append(bring.manifest)
     if bring.claims:  # what says so, and what it held, stays in the folder
         for file in bring.export.files:

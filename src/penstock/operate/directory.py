@@ -177,8 +177,8 @@ class JobDirectory:
         """
         self._check()
         claim = Claim(host=here(), pid=os.getpid(), started=self.clock.wall(), version=version("penstock"))
-        was_at_rest = is_at_rest(self.log.read(past_unreadable=past_unreadable))
         owned = self.log.claim(claim, past_unreadable=past_unreadable, expect_tail=expect_tail)
+        was_at_rest = _was_at_rest(owned.history)  # under the claim: what was read before may have moved (rule L2)
         try:
             yield owned
             if was_at_rest and not is_at_rest(owned.history):
@@ -200,6 +200,12 @@ def is_at_rest(history: History) -> bool:
     """Whether the newest entry says that the job ended in order and everything is published."""
     newest = history.entries[-1] if history.entries else None
     return newest is not None and newest.number == history.tail and isinstance(newest.body, Stopped)
+
+
+def _was_at_rest(history: History) -> bool:
+    """Whether the entry before our claim, which is the newest, says so."""
+    before = history.entries[-2] if len(history.entries) > 1 else None
+    return before is not None and before.number == history.tail - 1 and isinstance(before.body, Stopped)
 
 
 def jobs_in(state: str | Path) -> list[str]:

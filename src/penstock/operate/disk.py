@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from penstock.checkpoint import paths
-from penstock.checkpoint.entries import Condemn, Manifest, Rewind
+from penstock.checkpoint.gc import stages_of
 from penstock.errors import StorageFailed
 from penstock.ids import WallTime
 
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from penstock.filesystem.base import FileSystem
 
 _CHUNK: Final = 1 << 20
-_STAGES = re.compile(r"(/.*/\.penstock/([^/]+))/[^/]+/\d+/.+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,29 +79,6 @@ def files_of(filesystem: FileSystem, history: History) -> Iterator[str]:
     yield from filesystem.list("")
     for folder in stages_of(history):
         yield from filesystem.list(folder)
-
-
-def stages_of(history: History) -> tuple[str, ...]:
-    """Folders beside targets in which sinks of this log have staged something that an entry names.
-
-    >>> _STAGES.fullmatch("/out/.penstock/log-1/totals-out/7/3/part-0.json").groups()
-    ('/out/.penstock/log-1', 'log-1')
-    """
-    named = chain.from_iterable(_named(history))
-    matches = (_STAGES.fullmatch(path) for path in named)
-    return tuple(sorted({match[1] for match in matches if match is not None and match[2] == history.log_id}))
-
-
-def _named(history: History) -> Iterator[tuple[str, ...]]:
-    for entry in history.entries:
-        match entry.body:
-            case Manifest(open=items) as manifest:
-                yield tuple(file.path for item in items for file in item.files)
-                yield manifest.condemned_files
-            case Rewind(discard=items):
-                yield tuple(file.path for item in items for file in item.files)
-            case Condemn(files=files):
-                yield files
 
 
 def generation_below(path: str) -> int | None:

@@ -158,23 +158,26 @@ def shadow(  # noqa: PLR0913 - what can be said about two runs
             msg = f"key names the sink {uid!r}, which no pipeline has{near(uid, known)}"
             raise SettingsError(msg)
     folder = Path(empty_folder(out))
-    export, place = _begin_with(restore_from, state, (against or pipeline).name, folder)
-    given = spark or make_session(pipeline.name)
     try:
-        session = take_over(given)
-        runner = _Runner(session, folder, place, listener, settings)
-        runs: dict[str, _Run] = {}
-        if against is not None:
-            runs[OLD] = runner.run(OLD, against, ends={})
-        ends = runs[OLD].ends if OLD in runs else {}
-        ends = {(rename or {}).get(uid, uid): position for uid, position in ends.items()}
-        changes: dict[str, Any] = {"rename": dict(rename)} if rename else {}
-        runs[NEW] = runner.run(NEW, pipeline, ends=ends, allow_non_restored_state=allow_non_restored_state, **changes)
-        sinks = _compare(session, folder, runs, keys)
+        export, place = _begin_with(restore_from, state, (against or pipeline).name, folder)
+        given = spark or make_session(pipeline.name)
+        try:
+            session = take_over(given)
+            runner = _Runner(session, folder, place, listener, settings)
+            runs: dict[str, _Run] = {}
+            if against is not None:
+                runs[OLD] = runner.run(OLD, against, ends={})
+            ends = runs[OLD].ends if OLD in runs else {}
+            ends = {(rename or {}).get(uid, uid): position for uid, position in ends.items()}
+            given_too: dict[str, Any] = {"rename": dict(rename)} if rename else {}
+            given_too["allow_non_restored_state"] = allow_non_restored_state
+            runs[NEW] = runner.run(NEW, pipeline, ends=ends, **given_too)
+            sinks = _compare(session, folder, runs, keys)
+        finally:
+            if spark is None:
+                given.stop()
     finally:
-        if spark is None:
-            given.stop()
-    shutil.rmtree(folder / COPY, ignore_errors=True)
+        shutil.rmtree(folder / COPY, ignore_errors=True)
     return ShadowResult(
         job=pipeline.name,
         checkpoint=export.checkpoint,
