@@ -93,6 +93,7 @@ bodies = st.one_of(
         settings=st.dictionaries(texts, details, max_size=3),
         origin=st.none()
         | st.builds(Origin, log_id=texts, job=texts, checkpoint=numbers, export=texts, claimed=st.booleans()),
+        undone=some(st.tuples(numbers, numbers)),
     ),
 )
 any_entry = st.builds(
@@ -120,6 +121,7 @@ RICH = manifest(
     condemned=(1,),
     condemned_files=("state/totals/0/a",),
     settings={"retained": 3, "mode": "exactly-once", "stop_timeout": None},
+    undone=((0, 2), (3, 4)),
 )
 BODIES = [
     CLAIM,
@@ -186,6 +188,7 @@ def test_a_manifest_of_before_settings_were_recorded_is_read_and_written_as_it_w
     data = encode(entry)
 
     assert b"settings" not in data
+    assert b"undone" not in data
     assert decode(data, 0).body.settings == {}
     assert encode(decode(data, 0)) == data
 
@@ -231,6 +234,7 @@ WRONG = [
     (("body", "tasks", 0, "watermarks"), ["x"], r"\.watermarks\[0\]: must be a whole number, is 'x'"),
     (("body", "tasks", 1, "state", "layers", 0, "files", 0, "length"), -3, r"\.length: must be a whole number from 0"),
     (("body", "open", 0, "uid"), 5, r"\.body\.open\[0\]\.uid: must be a string, is 5 \(int\)"),
+    (("body", "undone"), [[1]], r"\.body\.undone\[0\]: must be a pair of whole numbers, is \[1\] \(list\)"),
     (("body", "settings"), [], r"\.body\.settings: must be an object, is \[\] \(list\)"),
     (("body", "fulfils"), [None], r"\.body\.fulfils\[0\]: must be a string"),
     (("body", "pins", 0, "expires"), "soon", r"\.body\.pins\[0\]\.expires: must be a whole number, is 'soon'"),

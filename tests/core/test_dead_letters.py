@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import penstock as ps
 from core.checkpoint_values import CLAIM, history, manifest, rewind
-from penstock.checkpoint.timeline import timeline
+from penstock.checkpoint.entries import Manifest, Origin
+from penstock.checkpoint.gc import collect
+from penstock.checkpoint.timeline import Timeline, left_behind, timeline
 from penstock.elements import Partitions
 from penstock.errors import GraphError, StateIncompatible
 from penstock.graph.dead_letters import provenance, replayed_by
@@ -123,6 +127,82 @@ def test_what_a_rewind_leaves_is_undone_and_what_comes_after_counts():
     assert [timeline(log, None).has(each) for each in (0, 3, 4, 5)] == [False, False, False, True], "an empty start"
     trimmed = history(CLAIM, manifest(7, 6), manifest(8, 7), first=40)
     assert timeline(trimmed, 8).has(2), "of what the log no longer knows nothing was undone"
+
+
+class Log:
+    """A log that collects as a job does; beside it all that was ever in it."""
+
+    def __init__(self) -> None:
+        self.whole = history(CLAIM)
+        self.kept = self.whole
+
+    def append(self, body: Any) -> None:
+        if isinstance(body, Manifest):
+            body = collect(body, self.kept, retained=2, deleted=self.kept.tail)
+        number = self.whole.tail + 1
+        entry = replace(self.whole.entries[-1], number=number, body=body)
+        self.whole = replace(self.whole, entries=(*self.whole.entries, entry), tail=number)
+        kept = replace(self.kept, entries=(*self.kept.entries, entry), tail=number)
+        self.kept = replace(kept, entries=tuple(each for each in kept.entries if each.number >= kept.floor))
+
+
+@given(st.lists(st.integers(min_value=-3, max_value=12), max_size=40))
+def test_what_a_rewind_has_undone_stays_undone_when_the_log_forgets_it(steps):
+    """Most steps are checkpoints, some skip an id; others go back to one that can still be restored, or begin empty."""
+    log, last, following = Log(), None, 0
+    for step in steps:
+        if step <= 0 and log.kept.restorable:
+            targets = [None, *sorted(log.kept.restorable)]
+            log.append(rewind(targets[step % len(targets)], last))
+            last = targets[step % len(targets)]
+        else:
+            following += 2 if step > 10 else 1
+            log.append(manifest(following, last))
+            last = following
+        for each in (last, *log.kept.restorable):
+            assert_same(log, each)
+
+
+def assert_same(log: Log, restored: int | None) -> None:
+    forgetful, whole = timeline(log.kept, restored), by_parents(log.whole, restored)
+    newest = max(log.whole.manifests, default=0) + 2
+    assert [forgetful.has(each) for each in range(newest)] == [whole.has(each) for each in range(newest)]
+
+
+def by_parents(whole: Any, restored: int | None) -> Timeline:
+    """By parents alone."""
+    return replace(timeline(whole, restored), undone=())
+
+
+def test_letters_that_a_rewind_has_undone_are_undone_for_ever():
+    log = Log()
+    for body in (manifest(0), manifest(1, 0), manifest(2, 1), manifest(3, 2), rewind(2, 3)):
+        log.append(body)
+    for each in range(4, 12):
+        log.append(manifest(each, 2 if each == 4 else each - 1))
+    assert min(log.kept.manifests) > 4, "the log has forgotten the rewind"
+    assert [timeline(log.kept, 11).has(each) for each in range(6)] == [True, True, True, False, True, True]
+
+
+def test_without_a_rewind_no_checkpoint_says_anything():
+    log = Log()
+    for each in range(9):
+        log.append(manifest(2 * each, 2 * each - 2 if each else None))
+    assert {each.undone for _, each in log.kept.manifests.values()} == {()}
+
+
+def test_what_was_exported_from_this_log_goes_on_where_it_was():
+    came = Origin(log_id="log-1", job="orders", checkpoint=3, export="e")
+    log = history(CLAIM, manifest(0), manifest(2, 0, undone=()), rewind(0, 2), manifest(3, 0), manifest(4, 3))
+    brought = manifest(5, origin=came)
+    assert left_behind(brought, log) == ((1, 3), (4, 5))
+    later = history(CLAIM, *(entry.body for entry in log.entries[1:]), brought, manifest(6, 5))
+    assert [timeline(later, 6).has(each) for each in range(8)] == [True, False, False, True, False, True, True, True]
+
+    long_ago = history(CLAIM, manifest(7, 6), manifest(8, 7), first=40)
+    assert left_behind(manifest(9, origin=came, undone=((1, 3),)), long_ago) == ((1, 3), (4, 9))
+    foreign = manifest(9, origin=replace(came, log_id="another"), undone=((1, 3),))
+    assert left_behind(foreign, long_ago) == ((0, 9),), "its letters are elsewhere, and its numbers mean others"
 
 
 def test_no_clean_up_takes_letters_for_its_own():

@@ -21,7 +21,7 @@ from penstock.checkpoint.entries import (
     Stopped,
     Unpin,
 )
-from penstock.checkpoint.fields import Fields, plain, read_object, read_text, read_whole
+from penstock.checkpoint.fields import Fields, plain, read_object, read_range, read_text, read_whole
 from penstock.checkpoint.handle_codec import read_committable, read_snapshot, write_committable, write_snapshot
 from penstock.elements.control import CheckpointKind
 from penstock.errors import CheckpointUnreadable, assert_never
@@ -122,7 +122,7 @@ def _read_claim(value: object, where: str) -> Claim:
 
 
 def write_manifest(body: Manifest) -> object:
-    """A checkpoint as JSON; what only one that was brought here has is left out elsewhere."""
+    """A checkpoint as JSON; what only some have is left out elsewhere."""
     origin = {} if body.origin is None else {"origin": _write_origin(body.origin)}
     return {
         "checkpoint": body.checkpoint,
@@ -143,6 +143,7 @@ def write_manifest(body: Manifest) -> object:
         "floor": body.floor,
         **({"settings": plain(body.settings, "settings")} if body.settings else {}),
         **origin,
+        **({"undone": [list(pair) for pair in body.undone]} if body.undone else {}),
     }
 
 
@@ -166,6 +167,7 @@ def read_manifest(value: object, where: str) -> Manifest:
             floor=EntryNumber(fields.whole("floor", least=0)),
             settings=fields.one("settings", read_object) if fields.has("settings") else {},
             origin=fields.one("origin", _read_origin) if fields.has("origin") else None,
+            undone=fields.items("undone", read_range) if fields.has("undone") else (),
         )
 
 

@@ -144,6 +144,8 @@ class Manifest:
         settings: of the run, for people: a start takes its own, and ``plan`` shows what differs. Empty where whoever
             wrote it did not say.
         origin: of a checkpoint that was brought here; ``None`` if it was taken here.
+        undone: ranges of ids of checkpoints on other timelines, each with its first and the one behind its last: rows
+            of their output came again. Empty as long as nobody has gone back.
     """
 
     checkpoint: CheckpointId
@@ -162,6 +164,7 @@ class Manifest:
     floor: EntryNumber = FIRST
     settings: Mapping[str, Json] = field(default_factory=dict)
     origin: Origin | None = None
+    undone: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,6 +130,13 @@ def read_whole(value: object, where: str) -> int:
     return _whole(value, where, None)
 
 
+def read_range(value: object, where: str) -> tuple[int, int]:
+    """The first whole number and the one behind the last."""
+    if not isinstance(value, list) or len(value) != 2:  # noqa: PLR2004 - a pair
+        raise _wrong(where, "a pair of whole numbers", value)
+    return _whole(value[0], f"{where}[0]", 0), _whole(value[1], f"{where}[1]", 0)
+
+
 def read_object(value: object, where: str) -> Mapping[str, Json]:
     """An object of whatever its owner keeps there."""
     if not isinstance(value, dict):

@@ -15,6 +15,7 @@ from typing import Final
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import NOTHING, Condemn, Manifest, Rewind
 from penstock.checkpoint.history import History
+from penstock.checkpoint.timeline import left_behind
 from penstock.errors import InternalError
 from penstock.failpoints import failpoint
 from penstock.filesystem.base import FileSystem
@@ -78,7 +79,7 @@ def collect(
     deleted: EntryNumber = NOTHING,
     orphans: Sequence[str] = (),
 ) -> Manifest:
-    """The manifest with all that rides in it: what it condemns, how far deletions are done, the new floor.
+    """The manifest with all that rides in it: what it condemns, what rewinds have undone, how far deletions are done, the new floor.
 
     Args:
         manifest: about to be appended.
@@ -92,7 +93,7 @@ def collect(
         raise InternalError(msg)
     with_it = _with(history, manifest)
     condemned = _too_many(with_it, manifest.checkpoint, retained)
-    final = replace(manifest, condemned=condemned)
+    final = replace(manifest, condemned=condemned, undone=left_behind(manifest, history))
     after = _with(history, final)
     done = max(deleted, history.deleted)
     return replace(

@@ -14,6 +14,7 @@ from penstock.checkpoint import paths
 from penstock.checkpoint.entries import Manifest, Origin
 from penstock.checkpoint.exported import Export
 from penstock.checkpoint.history import History
+from penstock.checkpoint.timeline import left_behind
 from penstock.elements.control import CheckpointKind
 from penstock.errors import InternalError, StateDirectoryRefused
 from penstock.handles import FileRef, LayerRef, StateHandle, TaskSnapshot
@@ -79,6 +80,7 @@ def plan_import(
             claimed=claims,
         ),
     )
+    manifest = replace(manifest, undone=left_behind(manifest, history))
     return Import(
         folder=folder, export=export, manifest=manifest, copies=tuple(mover.copies.values()), claims=claims, at=at
     )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from penstock.ids import CheckpointId
+
 if TYPE_CHECKING:
+    from penstock.checkpoint.entries import Manifest
     from penstock.checkpoint.history import History
-    from penstock.ids import CheckpointId
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,27 +21,42 @@ class Timeline:
     Attributes:
         known: ids of all checkpoints of the log, sorted.
         mine: that checkpoint and those it was built on.
+        undone: ranges of ids of other timelines, each with its first and the one behind its last; also of checkpoints
+            that the log has forgotten.
+        below: the newest checkpoint that it was built on and that the log no longer knows, if there is one.
     """
 
     known: tuple[CheckpointId, ...] = ()
     mine: frozenset[CheckpointId] = frozenset()
+    undone: tuple[tuple[int, int], ...] = ()
+    below: CheckpointId | None = None
 
     def has(self, checkpoint: int) -> bool:
         """Whether output that was prepared for a checkpoint is of this timeline, or of the time after it.
 
-        Output of an aborted checkpoint is in the next one. Of checkpoints that the log no longer knows none was undone,
-        as far as anybody can tell, unless the job began empty.
+        Output of an aborted checkpoint is in the next one.
 
         >>> left = Timeline(known=(0, 1, 2, 3), mine=frozenset({0, 1}))
         >>> [left.has(each) for each in (1, 2, 3, 4)]
         [True, False, False, True]
         """
+        if any(first <= checkpoint < end for first, end in self.undone):
+            return False
         at = bisect_left(self.known, checkpoint)
         if at == len(self.known):
             return True
-        if at == 0 and checkpoint < self.known[0]:
-            return bool(self.mine)
+        if at == 0 and self.below is not None and checkpoint <= self.below:
+            return True
         return self.known[at] in self.mine
+
+    def others(self) -> tuple[tuple[int, int], ...]:
+        """Ranges of all ids, up to the newest that is known, which are not of this timeline."""
+        found, first = list(self.undone), 0 if self.below is None else self.below + 1
+        for each in self.known:
+            if each not in self.mine:
+                found.append((min(first, each), each + 1))
+            first = each + 1
+        return _joined(found)
 
 
 WHOLE: Final = Timeline()
@@ -53,8 +71,42 @@ def timeline(history: History, restored: CheckpointId | None) -> Timeline:
     """
     manifests = history.manifests
     mine: set[CheckpointId] = set()
+    undone: set[tuple[int, int]] = set()
     key = restored
     while key is not None and key in manifests and key not in mine:
         mine.add(key)
-        key = manifests[key][1].parent
-    return Timeline(tuple(sorted(manifests)), frozenset(mine))
+        manifest = manifests[key][1]
+        undone.update(manifest.undone)
+        key = _continues(manifest, history)
+    return Timeline(tuple(sorted(manifests)), frozenset(mine), _joined(undone), key)
+
+
+def left_behind(manifest: Manifest, history: History) -> tuple[tuple[int, int], ...]:
+    """What a manifest that is about to be appended says in ``undone``.
+
+    The log forgets rewinds and what they left, while output of that time may stay for ever: so each checkpoint says
+    what is not of its timeline. Nothing, as long as nobody has gone back.
+    """
+    before = _continues(manifest, history)
+    said = () if before is None else manifest.undone
+    ranges = (*timeline(history, before).others(), *said)
+    return _joined((first, min(end, manifest.checkpoint)) for first, end in ranges if first < manifest.checkpoint)
+
+
+def _continues(manifest: Manifest, history: History) -> CheckpointId | None:
+    """The checkpoint of this log whose state it has; what was exported from this log goes on where it was then."""
+    origin = manifest.origin
+    if manifest.parent is not None or origin is None or origin.log_id != history.log_id:
+        return manifest.parent
+    return origin.checkpoint if origin.checkpoint < manifest.checkpoint else None  # else of a copy that went apart
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The same ids in as few ranges as can be, sorted."""
+    found: list[tuple[int, int]] = []
+    for first, end in sorted(ranges):
+        if found and first <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((first, end))
+    return tuple(found)

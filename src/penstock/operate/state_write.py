@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from penstock.checkpoint import paths
 from penstock.checkpoint.control import check_savepoint_name
 from penstock.checkpoint.entries import Manifest, Pin, StepRecord, StepRole
+from penstock.checkpoint.timeline import left_behind
 from penstock.elements import CheckpointKind
 from penstock.errors import JobIsRunning, RequestRefused, StateIncompatible, UnknownName
 from penstock.failpoints import failpoint
@@ -127,7 +128,7 @@ def manifest_with(history: History, base: Manifest | None, uid: str, handle: Sta
     tasks = base.tasks if base is not None else ()
     had = next((task for task in tasks if task.task == uid), TaskSnapshot(task=uid))
     snapshot = replace(had, state=handle)
-    return Manifest(
+    manifest = Manifest(
         checkpoint=checkpoint,
         kind=CheckpointKind.WRITTEN,
         parent=base.checkpoint if base is not None else None,
@@ -141,6 +142,7 @@ def manifest_with(history: History, base: Manifest | None, uid: str, handle: Sta
         floor=history.floor,
         settings=base.settings if base is not None else {},
     )
+    return replace(manifest, undone=left_behind(manifest, history))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
