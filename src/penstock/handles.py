@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from penstock.ids import BEGINNING, CheckpointId, EventTime
 
@@ -177,3 +177,39 @@ class TaskSnapshot:
     def watermark(self) -> EventTime:
         """The least of the inputs' watermarks."""
         return min(self.watermarks, default=BEGINNING)
+
+
+# --------------------------------------------------------------------------------- positions with replays beside them
+
+_KEY: Final = "replayed"
+_BARE: Final = ""
+
+
+def with_replays(position: Position, read: Mapping[str, int]) -> Position:
+    """A source's position, and beside it how many replays of which dead letters were read.
+
+    Other readers of the position, of an earlier version too, still find in it what the source itself wrote.
+
+    >>> with_replays(Position(kind="kafka/1", detail={"topics": {}}), {"bad-orders": 2}).detail
+    {'topics': {}, 'replayed': {'bad-orders': 2}}
+    """
+    if not read:
+        return position
+    numbers: Json = dict(sorted(read.items()))
+    own = position.detail
+    detail: dict[str, Json] = {**own, _KEY: numbers} if isinstance(own, Mapping) else {_BARE: own, _KEY: numbers}
+    return Position(kind=position.kind, detail=detail)
+
+
+def apart(position: Position) -> tuple[Position, dict[str, int]]:
+    """The position as the source wrote it, and how many replays of which dead letters were read.
+
+    >>> apart(with_replays(Position(kind="n/1", detail=7), {"bad": 2}))
+    (Position(kind='n/1', detail=7), {'bad': 2})
+    """
+    detail = position.detail
+    if not isinstance(detail, Mapping) or not isinstance(numbers := detail.get(_KEY), Mapping):
+        return position, {}
+    own: Json = detail[_BARE] if _BARE in detail else {name: each for name, each in detail.items() if name != _KEY}
+    read = {uid: number for uid, number in numbers.items() if isinstance(number, int)}
+    return Position(kind=position.kind, detail=own), read

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -17,10 +18,10 @@ from core.cli_kit import say
 from penstock.checkpoint import paths
 from penstock.checkpoint.codec import encode
 from penstock.checkpoint.entries import StepRecord, StepRole, Stopped
-from penstock.handles import Position, TaskSnapshot
+from penstock.handles import Position, TaskSnapshot, with_replays
 from penstock.ids import END_OF_TIME
 from penstock.operate import replaying
-from penstock.sources.dead_letters import Replay, with_replays
+from penstock.sources.dead_letters import Replay
 from penstock.sources.dead_letters import encode as written
 
 GOLDEN = Path(__file__).parent / "cli_golden"
@@ -198,6 +199,20 @@ def test_what_cannot_be_replayed_is_refused_with_the_reason(job: Job) -> None:
     assert "name one of bad-orders, late-totals" in job.refuses("show")
     job.log(at(0), at(1, 0), at(2, 1, read=1, ended=True), Stopped(checkpoint=2, at=NOON))
     assert "source 'orders' has ended: it was bounded" in job.refuses("replay", "bad-orders", "--all", code=1)
+
+
+def test_a_renamed_source_replays_letters_of_its_old_uid(job: Job) -> None:
+    renamed = manifest(3, 2, tasks=(replace(at(2, read=1).tasks[0], task="orders-v2"),))
+    job.log(at(0), at(1, 0), at(2, 1, read=1), renamed, Stopped(checkpoint=3, at=NOON))
+    job.letters("bad-orders", 3, {**bad(11, b"{"), "source": "orders-v2"})
+    done = json.loads(job.say("replay", "bad-orders", "--all", "--json"))
+    assert (done["source"], done["rows"]) == ("orders-v2", 3)
+
+
+def test_a_replay_is_numbered_above_what_a_position_says_was_read(job: Job) -> None:
+    job.log(at(0), at(1, 0), at(2, 1, read=7), Stopped(checkpoint=2, at=NOON))
+    assert json.loads(job.say("replay", "bad-orders", "--all", "--json"))["replays"] == [8]
+    assert json.loads(job.say("replay", "bad-orders", "--all", "--again", "--json"))["replays"] == [9]
 
 
 def test_letters_behind_a_rewind_are_undone(job: Job) -> None:

@@ -13,16 +13,17 @@ import penstock as ps
 from core.checkpoint_values import CLAIM, history, manifest, rewind
 from penstock.checkpoint.entries import Manifest, Origin
 from penstock.checkpoint.gc import collect
-from penstock.checkpoint.timeline import Timeline, left_behind, timeline
+from penstock.checkpoint.timeline import WHOLE, Timeline, left_behind, timeline
 from penstock.elements import Partitions
 from penstock.errors import GraphError, StateIncompatible
 from penstock.graph.dead_letters import provenance, replayed_by
-from penstock.handles import Position
+from penstock.handles import Position, apart, with_replays
 from penstock.ids import Generation
+from penstock.job.placing import letterbox
 from penstock.operate.ownership import Owner, owners
 from penstock.operate.spans import joined, length, within, without
 from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Rows, SourceContext, Until
-from penstock.sources.dead_letters import Letters, Replay, apart, decode, encode, replay_path, with_replays
+from penstock.sources.dead_letters import Letters, Replay, decode, encode, replay_path
 from penstock.sources.replaying import LOOK_EVERY, Letterbox, ReplayingReader, open_replaying
 from penstock.testing.filesystem import MemoryFileSystem
 
@@ -279,7 +280,11 @@ class Inner:
         pass
 
 
-def opened(inner: Inner, box: Letterbox, resume: Position | None = None, until: Until = Until.STOPPED) -> Any:
+BEGUN = Position(kind="told/1", detail={"next": 0})
+"""Of a source that has read no replay."""
+
+
+def opened(inner: Inner, box: Letterbox, resume: Position | None = BEGUN, until: Until = Until.STOPPED) -> Any:
     return open_replaying(inner, SourceContext(uid="lines", spark=None, until=until), resume, box)
 
 
@@ -333,12 +338,41 @@ def test_letters_that_a_rewind_has_undone_or_that_are_gone_are_left_out():
     box.put(a_replay(1, (1, (0, 2)), (3, (0, 5)), (9, (0, 7))))
     box.put(a_replay(2, (3, (5, 6))))
     box.put(a_replay(3, (2, (0, 4)), source="elsewhere"))
-    reader = opened(Inner(), box.box(undone=(3,)))
+    reader = opened(Inner(), replace(box.box(undone=(3,)), others=frozenset({"elsewhere"})))
     found = poll(reader)
     assert [each.file for each in found.plan.letters] == [name(1)]
     assert found.rows == 2
     assert isinstance(poll(reader), Nothing)
     assert reader.position().detail["replayed"] == {UID: 3}
+
+
+def test_a_source_that_was_renamed_reads_what_was_asked_for_under_its_old_uid():
+    box = Box()
+    box.put(a_replay(1, (1, (0, 2)), source="old-lines"))
+    reader = opened(Inner(), replace(box.box(), others=frozenset({"more"})))
+    assert poll(reader).rows == 2
+
+
+def test_a_source_knows_the_others_of_its_pipeline():
+    @ps.pipeline("demo")
+    def demo(p: ps.Pipeline) -> None:
+        lines(p).union(p.read("more", ps.files.Source("more", format="text"))).dead_letter("odd")
+
+    box = letterbox(demo.graph(), "lines", MemoryFileSystem(), WHOLE.has, has_ended=False)
+    assert box.others == {"more"}
+
+
+def test_a_source_that_begins_anew_reads_no_replay_of_before():
+    box = Box()
+    box.put(a_replay(1, (1, (0, 2))))
+    box.put(a_replay(2, (2, (0, 2))))
+    inner = Inner()
+    reader = opened(inner, box.box(), resume=None)
+    assert inner.resumed is None
+    assert isinstance(poll(reader), Nothing)
+    assert reader.position().detail["replayed"] == {UID: 2}
+    box.put(a_replay(3, (3, (0, 1))))
+    assert poll(reader, LOOK_EVERY).plan.number == 3
 
 
 @pytest.mark.parametrize("end", [CaughtUp(), Ended()])

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from core.checkpoint_values import CLAIM, SINK, SOURCE, STEP, keyed, manifest, output, pin, read_to
+from core.checkpoint_values import CLAIM, SINK, SOURCE, STEP, history, keyed, manifest, output, pin, read_to
 from core.copies_kit import JOB, Start, at, content, files_below, layer, write
 from penstock.checkpoint.entries import Manifest, Origin
+from penstock.checkpoint.importing import plan_import
 from penstock.elements import CheckpointKind
 from penstock.errors import (
     CheckpointUnreadable,
@@ -17,6 +18,7 @@ from penstock.errors import (
     UnknownName,
 )
 from penstock.failpoints import Crash, armed
+from penstock.handles import with_replays
 from penstock.job.beginning import read_beginning
 from penstock.operate.directory import JobDirectory
 from penstock.operate.export import export_checkpoint, verify_export
@@ -53,6 +55,18 @@ def test_a_new_log_begins_with_the_exported_checkpoint_under_names_of_its_own(fo
         f"state/totals/0/g0-i00000{number}/000{part}" for number in (1, 2) for part in (0, 1)
     ]
     assert found.tasks[1].state.layers[0].detail == {"slices": 2, "by": ["user"]}
+
+
+@pytest.mark.parametrize(("log", "detail"), [("log-1", {"next": 7, "replayed": {"bad": 3}}), ("other", {"next": 7})])
+def test_only_the_log_that_has_the_replays_is_told_how_many_were_read(folder, log, detail):
+    export = verify_export(folder)
+    read = replace(read_to(7), position=with_replays(read_to(7).position, {"bad": 3}))
+    export = replace(export, log_id=log, manifest=replace(export.manifest, tasks=(read,)))
+    here = history(CLAIM, at(0), at(7, 0), at(8, 7))
+    brought = plan_import(export, here, folder=str(folder), generation=1, at=5, claims=False).manifest
+
+    assert brought.tasks[0].position.detail == detail
+    assert brought.undone == (((8, 9),) if log == "log-1" else ((0, 9),))
 
 
 def test_R7_nothing_of_the_first_log_is_published_by_the_second(folder, tmp_path):

@@ -79,7 +79,7 @@ def collect(
     deleted: EntryNumber = NOTHING,
     orphans: Sequence[str] = (),
 ) -> Manifest:
-    """The manifest with all that rides in it: what it condemns, what rewinds have undone, how far deletions are done, the new floor.
+    """The manifest with all that rides in it: what it condemns and leaves, how far deletions are done, the floor.
 
     Args:
         manifest: about to be appended.

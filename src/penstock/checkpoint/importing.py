@@ -17,7 +17,7 @@ from penstock.checkpoint.history import History
 from penstock.checkpoint.timeline import left_behind
 from penstock.elements.control import CheckpointKind
 from penstock.errors import InternalError, StateDirectoryRefused
-from penstock.handles import FileRef, LayerRef, StateHandle, TaskSnapshot
+from penstock.handles import FileRef, LayerRef, StateHandle, TaskSnapshot, apart
 from penstock.ids import Generation, WallTime
 
 
@@ -60,7 +60,7 @@ def plan_import(
     Nothing is open in it, whatever was when it was exported: everything open in *this* log is published before, and
     what was open elsewhere is another log's to publish (rule R7).
     """
-    mover = _Mover(generation)
+    mover = _Mover(generation, knows_replays=export.log_id == history.log_id)
     tasks = tuple(mover.task(snapshot) for snapshot in export.manifest.tasks)
     manifest = replace(
         export.manifest,
@@ -116,12 +116,15 @@ def import_again(export: Export, history: History, *, folder: str, at: WallTime)
 class _Mover:
     """Gives layers new names: those that they have may be in use here, by this log's own layers."""
 
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, generation: Generation, *, knows_replays: bool) -> None:
         self._generation = generation
+        self._knows_replays = knows_replays
         self._numbers: Iterator[int] = itertools.count(1)
         self.copies: dict[str, Copy] = {}
 
     def task(self, snapshot: TaskSnapshot) -> TaskSnapshot:
+        if snapshot.position is not None and not self._knows_replays:  # those of another log stay there
+            snapshot = replace(snapshot, position=apart(snapshot.position)[0])
         state = snapshot.state
         if state is None:
             return replace(snapshot, committables=())

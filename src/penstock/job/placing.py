@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.graph.dead_letters import replayed_by
-from penstock.graph.nodes import Graph, Node, Write
+from penstock.graph.nodes import Graph, Node, Read, Write
 from penstock.sinks.dead_letters import DeadLetters
 from penstock.sources.dead_letters import FOLDER
 from penstock.sources.replaying import Letterbox
@@ -37,4 +37,5 @@ def letterbox(
 ) -> Letterbox:
     """The dead letters that a source may read again; none once it has ended, for it reads no more."""
     uids = () if has_ended else replayed_by(graph, source)
-    return Letterbox(uids=uids, filesystem=filesystem, counts=counts)
+    others = frozenset(node.uid for node in graph.nodes if isinstance(node, Read) and node.uid != source)
+    return Letterbox(uids=uids, filesystem=filesystem, counts=counts, others=others)

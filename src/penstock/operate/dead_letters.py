@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.checkpoint.timeline import timeline
 from penstock.errors import CheckpointUnreadable, UnknownName
+from penstock.handles import apart
 from penstock.ids import CheckpointId, WallTime
 from penstock.operate.names import near
 from penstock.operate.spans import Spans, joined, length, within, without
-from penstock.sources.dead_letters import FOLDER, apart, checkpoint_of, log_of, read_replay
+from penstock.sources.dead_letters import FOLDER, checkpoint_of, log_of, numbers, read_replay
 
 if TYPE_CHECKING:
     from penstock.checkpoint.history import History
@@ -172,10 +173,8 @@ def _file(job: JobDirectory, path: str, checkpoint: CheckpointId, *, stands: boo
 
 
 def _replays(job: JobDirectory, uid: str) -> tuple[Replay, ...]:
-    found: list[Replay] = []
-    while (replay := read_replay(job.filesystem, uid, len(found) + 1)) is not None:
-        found.append(replay)
-    return tuple(found)
+    found = (read_replay(job.filesystem, uid, number) for number in numbers(job.filesystem, uid))
+    return tuple(replay for replay in found if replay is not None)
 
 
 def _absolute(job: JobDirectory, path: str) -> str:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Final
 from penstock.checkpoint.timeline import timeline
 from penstock.errors import RequestRefused
 from penstock.filesystem.base import Created, UnknownOutcome
+from penstock.handles import apart
 from penstock.ids import END_OF_TIME, CheckpointId
 from penstock.job.asking import new_id
 from penstock.operate.dead_letters import Place, place_of, reasons, replayable, spans_named
 from penstock.operate.directory import me
-from penstock.operate.spans import Spans, cut, length, within, without
-from penstock.sources.dead_letters import FOLDER, MOST_BYTES, MOST_LETTERS, Letters, Replay, apart, encode, replay_path
+from penstock.operate.spans import Spans, cut, joined, length, within, without
+from penstock.sources.dead_letters import FOLDER, MOST_BYTES, MOST_LETTERS, Letters, Replay, encode, replay_path
 
 if TYPE_CHECKING:
     from penstock.checkpoint.entries import Manifest
@@ -73,7 +74,7 @@ def replay(
     place = place_of(job, uid)
     chosen = None if choose is None else choose(place)
     source = _source(history, place, chosen)
-    wanted = _among(replayable(place, again=True)[source], chosen)
+    wanted = _among(_by_reader(history, place)[source], chosen)
     command, written, rows = new_id(), [], 0
     while True:
         ours = [each for each in place.replays if each.command == command]
@@ -98,7 +99,7 @@ def _source(history: History, place: Place, chosen: Mapping[str, Spans] | None) 
     Raises:
         RequestRefused: there is none.
     """
-    found = {source: letters for source, letters in replayable(place, again=True).items() if _among(letters, chosen)}
+    found = {source: letters for source, letters in _by_reader(history, place).items() if _among(letters, chosen)}
     if not found:
         raise RequestRefused(_why_none(place, chosen))
     if len(found) > 1:
@@ -114,6 +115,25 @@ def _source(history: History, place: Place, chosen: Mapping[str, Spans] | None) 
         msg = f"source {source!r} has ended: it was bounded, and reads no more rows"
         raise RequestRefused(msg)
     return source
+
+
+def _by_reader(history: History, place: Place) -> Mapping[str, Mapping[str, Spans]]:
+    """Letters by the source that can read them again and by file: it may have another uid now than they say."""
+    point = history.restore_point
+    tasks = {task.task: task.position for task in point.tasks if task.position is not None} if point else {}
+    reads = [uid for uid, position in tasks.items() if place.uid in apart(position)[1]]
+    found: dict[str, dict[str, Spans]] = {}
+    for source, letters in replayable(place, again=True).items():
+        reader = reads[0] if source not in tasks and len(reads) == 1 else source
+        for file, spans in letters.items():
+            by_file = found.setdefault(reader, {})
+            by_file[file] = joined((*by_file.get(file, ()), *spans))
+    return {reader: dict(sorted(by_file.items(), key=_oldest(place))) for reader, by_file in found.items()}
+
+
+def _oldest(place: Place) -> Callable[[tuple[str, Spans]], int]:
+    order = {file.name: at for at, file in enumerate(place.files)}
+    return lambda item: order[item[0]]
 
 
 def _why_none(place: Place, chosen: Mapping[str, Spans] | None) -> str:
@@ -155,7 +175,7 @@ def _replay(
 ) -> Replay:
     point = history.restore_point
     return Replay(
-        number=len(place.replays) + 1,
+        number=max(place.read, *(each.number for each in place.replays), 0) + 1,
         command=command,
         uid=place.uid,
         source=source,

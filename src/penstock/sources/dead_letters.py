@@ -14,17 +14,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import StateIncompatible
-from penstock.handles import Position
 from penstock.ids import CheckpointId, WallTime
 
 if TYPE_CHECKING:
     from penstock.filesystem.base import FileSystem
-    from penstock.handles import Json
 
 FOLDER: Final = "deadletters"
 """Below the job's directory; the collector never looks into it."""
@@ -40,8 +37,6 @@ MOST_BYTES: Final = 16 * 1024 * 1024
 """Of the compressed files that these are in, by their share."""
 
 _FORMAT: Final = 1
-_KEY: Final = "replayed"
-_BARE: Final = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +133,12 @@ def read_replay(filesystem: FileSystem, uid: str, number: int) -> Replay | None:
     return None if data is None else decode(data, replay_path(uid, number))
 
 
+def numbers(filesystem: FileSystem, uid: str) -> tuple[int, ...]:
+    """Of the replays that there are, sorted."""
+    names = (path.rpartition("/")[2].partition(".") for path in filesystem.list(f"{FOLDER}/{uid}/{REPLAYS}"))
+    return tuple(sorted(int(name) for name, _, end in names if end == "json" and name.isdecimal()))
+
+
 def encode(replay: Replay) -> bytes:
     """A replay as it is written."""
     told = {
@@ -183,36 +184,3 @@ def decode(data: bytes, path: str) -> Replay:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         msg = f"{path} is no replay of dead letters ({error!r}): put it back as it was written"
         raise StateIncompatible(msg) from error
-
-
-# ------------------------------------------------------------------------------------------------------- in positions
-
-
-def with_replays(position: Position, read: Mapping[str, int]) -> Position:
-    """A source's position, and beside it how many replays of which dead letters were read.
-
-    Other readers of the position, of an earlier version too, still find in it what the source itself wrote.
-
-    >>> with_replays(Position(kind="kafka/1", detail={"topics": {}}), {"bad-orders": 2}).detail
-    {'topics': {}, 'replayed': {'bad-orders': 2}}
-    """
-    if not read:
-        return position
-    numbers: Json = dict(sorted(read.items()))
-    own = position.detail
-    detail: dict[str, Json] = {**own, _KEY: numbers} if isinstance(own, Mapping) else {_BARE: own, _KEY: numbers}
-    return Position(kind=position.kind, detail=detail)
-
-
-def apart(position: Position) -> tuple[Position, dict[str, int]]:
-    """The position as the source wrote it, and how many replays of which dead letters were read.
-
-    >>> apart(with_replays(Position(kind="n/1", detail=7), {"bad": 2}))
-    (Position(kind='n/1', detail=7), {'bad': 2})
-    """
-    detail = position.detail
-    if not isinstance(detail, Mapping) or not isinstance(numbers := detail.get(_KEY), Mapping):
-        return position, {}
-    own: Json = detail[_BARE] if _BARE in detail else {name: each for name, each in detail.items() if name != _KEY}
-    read = {uid: number for uid, number in numbers.items() if isinstance(number, int)}
-    return Position(kind=position.kind, detail=own), read

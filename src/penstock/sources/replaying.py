@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from penstock.elements import Partitions
+from penstock.handles import apart, with_replays
 from penstock.ids import Instant
 from penstock.sources.base import NamesPartitions, Nothing, Partitioned, Rows, Until
-from penstock.sources.dead_letters import FOLDER, Letters, Replay, apart, checkpoint_of, read_replay, with_replays
+from penstock.sources.dead_letters import FOLDER, Letters, Replay, checkpoint_of, numbers, read_replay
 from penstock.sources.letter_frames import letters_frame
 
 if TYPE_CHECKING:
@@ -40,24 +41,31 @@ class Letterbox:
         filesystem: of the job's directory.
         counts: whether letters of a checkpoint belong to what the job has done, as it stands; after a rewind, rows
             behind it are read from the source again, and their letters must not be.
+        others: uids of all other sources of the pipeline: what is for them is not for this one. A source may have had
+            another uid when a replay was written for it.
     """
 
     uids: tuple[str, ...]
     filesystem: FileSystem
     counts: Callable[[int], bool]
+    others: frozenset[str] = frozenset()
 
 
 def open_replaying(source: Source, context: SourceContext, resume: Position | None, box: Letterbox) -> Reader:
     """The source's reader, and around it one of replays, if there may be any.
 
     Without dead letters that it may read again, a position keeps what it says of them: should they come back, nothing
-    is read twice.
+    is read twice. A source that begins anew reads all its rows, so the replays of before are not for it.
     """
-    own, read = (resume, {}) if resume is None else apart(resume)
+    own, read = (None, _all_of(box)) if resume is None else apart(resume)
     reader = source.open(context, own)
     if not box.uids and not read:
         return reader
     return ReplayingReader(reader, source, context, read, box)
+
+
+def _all_of(box: Letterbox) -> dict[str, int]:
+    return {uid: max(numbers(box.filesystem, uid), default=0) for uid in box.uids}
 
 
 class ReplayingReader:
@@ -110,7 +118,7 @@ class ReplayingReader:
     def _to_read(self, found: Replay) -> tuple[Letters, ...]:
         """Those that count and are there; what is left out is told, for it stays where it is."""
         uid, number = found.uid, found.number
-        if found.source != self._context.uid:
+        if found.source in self._box.others:
             log.warning(
                 "replay %d of '%s' is for source '%s', not for '%s'", number, uid, found.source, self._context.uid
             )
