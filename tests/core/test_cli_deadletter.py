@@ -8,20 +8,30 @@ import shutil
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import penstock as ps
 from core.checkpoint_values import CLAIM, entries, manifest, rewind
 from core.cli_kit import say
+from core.graphs import NoSource
 from penstock.checkpoint import paths
 from penstock.checkpoint.codec import encode
 from penstock.checkpoint.entries import StepRecord, StepRole, Stopped
-from penstock.handles import Position, TaskSnapshot, with_replays
+from penstock.handles import Committable, FileRef, Guarantee, Position, TaskSnapshot, with_replays
 from penstock.ids import END_OF_TIME
 from penstock.operate import replaying
-from penstock.sources.dead_letters import Replay
+from penstock.operate.checking import Fault
+from penstock.operate.directory import JobDirectory
+from penstock.operate.disk import files_of
+from penstock.operate.planning import plan
+from penstock.operate.verify import verify
+from penstock.settings import read_settings
+from penstock.sources.base import Waiting
+from penstock.sources.dead_letters import Letters, Replay
 from penstock.sources.dead_letters import encode as written
 
 GOLDEN = Path(__file__).parent / "cli_golden"
@@ -73,6 +83,11 @@ class Job:
     def folder(self, uid: str) -> Path:
         return self.state / "orders" / "deadletters" / uid
 
+    def replay(self, number: int, *letters: Letters) -> None:
+        told = {"command": f"c-{number}", "uid": "bad-orders", "source": "orders", "after": 1, "at": NOON, "by": "me"}
+        path = self.folder("bad-orders") / "_replays" / f"{number:020d}.json"
+        path.write_bytes(written(Replay(number=number, letters=letters, **told)))
+
     def say(self, command: str, *arguments: str) -> str:
         said = say("deadletter", command, "orders", *arguments, "--state", str(self.state))
         assert said.code == 0, said.err
@@ -115,9 +130,18 @@ def job(tmp_path: Path) -> Job:
     return made
 
 
-def letters_of(path: Path, span: tuple[int, int]):
-    from penstock.sources.dead_letters import Letters
+class Asked(NoSource):
+    """Tells nothing, and remembers from where it was asked to."""
 
+    guarantee = Guarantee.EXACTLY_ONCE
+    positions: ClassVar[list[Position | None]] = []
+
+    def waiting(self, resume: Position | None) -> Waiting:
+        self.positions.append(resume)
+        return Waiting()
+
+
+def letters_of(path: Path, span: tuple[int, int]):
     return Letters(file=path.name, ranges=(span,))
 
 
@@ -213,6 +237,65 @@ def test_a_replay_is_numbered_above_what_a_position_says_was_read(job: Job) -> N
     job.log(at(0), at(1, 0), at(2, 1, read=7), Stopped(checkpoint=2, at=NOON))
     assert json.loads(job.say("replay", "bad-orders", "--all", "--json"))["replays"] == [8]
     assert json.loads(job.say("replay", "bad-orders", "--all", "--again", "--json"))["replays"] == [9]
+
+
+def test_verify_names_what_ends_the_next_start_or_is_left_out_by_it(job: Job) -> None:
+    def broken(quick: bool = False) -> list[tuple[str, Fault]]:
+        found = verify(JobDirectory(job.state, "orders"), quick=quick)
+        assert found.is_sound == (found.remedies == ())
+        return [(each.path.rpartition("/")[2], each.fault) for each in found.broken]
+
+    job.log(at(0), at(1, 0), at(2, 1, read=1), Stopped(checkpoint=2, at=NOON))
+    replays = job.folder("bad-orders") / "_replays"
+    (replays / f"{1:020d}.json").write_bytes(b"{}")
+    assert broken() == [], "it was read"
+    (replays / f"{1:020d}.json").unlink()
+    first, _ = sorted(job.folder("bad-orders").glob("*.parquet"))
+    job.replay(2, letters_of(first, (0, 2)))
+    assert broken() == []
+    job.replay(3, letters_of(first, (1, 3)))
+    assert broken() == [(first.name, Fault.REFERENCE)]
+    first.write_bytes(b"PAR1")
+    assert set(broken()) == {(first.name, Fault.UNREADABLE)}
+    assert broken(quick=True) == []
+    first.unlink()
+    assert set(broken(quick=True)) == {(first.name, Fault.MISSING)}
+    (replays / f"{2:020d}.json").write_bytes(b"{")
+    (replays / f"{3:020d}.json").rename(replays / f"{4:020d}.json")
+    assert broken()[:2] == [(f"{2:020d}.json", Fault.UNREADABLE), (f"{3:020d}.json", Fault.MISSING)]
+    job.log(at(0), at(1, 0), at(2, 1, read=4), Stopped(checkpoint=2, at=NOON))
+    assert broken() == []
+
+
+def test_a_plan_says_which_replays_wait(job: Job) -> None:
+    @ps.pipeline("orders")
+    def orders(p: ps.Pipeline) -> None:
+        lines = p.read("orders", Asked())
+        good, broken = lines.parse_json("value", "id LONG", on_error="split")
+        broken.dead_letter("bad-orders")
+        good.write("out", ps.console.Sink())
+
+    def warnings() -> list[str]:
+        found = plan(orders.graph(), state=job.state, settings=read_settings({}), compares_schemas=False)
+        return [each for each in found.warnings if "replay" in each]
+
+    job.log(at(0), at(1, 0), at(2, 1, read=1), Stopped(checkpoint=2, at=NOON))
+    assert warnings() == []
+    assert Asked.positions == [Position(kind="kafka/1", detail={"bounded": False, "topics": {}})]
+    job.say("replay", "bad-orders", "--all")
+    told = "source 'orders' will read 1 replay of dead letters 'bad-orders' besides: penstock deadletter list orders"
+    assert warnings() == [told]
+
+
+def test_staged_letters_are_listed_once(job: Job) -> None:
+    staged = job.folder("bad-orders") / ".penstock" / "log-1" / "bad-orders" / "0" / "3" / "part-0.parquet"
+    staged.parent.mkdir(parents=True)
+    staged.write_bytes(b"PAR1")
+    file = FileRef(path=str(staged), length=4, sha256="")
+    item = Committable(uid="bad-orders", kind="files/1", checkpoint=3, target="there", files=(file,))
+    job.log(at(0), manifest(3, 0, open=(item,)))
+    found = JobDirectory(job.state, "orders")
+    assert [path for path in files_of(found.filesystem, found.read()) if ".penstock" in path] == [str(staged)]
 
 
 def test_letters_behind_a_rewind_are_undone(job: Job) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import penstock as ps
 from penstock.graph.nodes import Keyed, Read, Write
-from penstock.handles import Position
+from penstock.handles import Position, with_replays
 from penstock.operate.muting import Muted, Muting
 
 
@@ -36,4 +36,8 @@ def test_sources_end_where_they_are_told_and_those_that_cannot_are_named(tmp_pat
     [read] = [node for node in muting.graph(orders.graph()).nodes if isinstance(node, Read)]
     assert read.source == ps.rate.Source(10).replayed(end)
     assert muting.unbounded(orders.graph()) == ()
+
+    muting = Muting(folder=Path(tmp_path), ends={"in": with_replays(end, {"bad": 3})})
+    [read] = [node for node in muting.graph(orders.graph()).nodes if isinstance(node, Read)]
+    assert read.source == ps.rate.Source(10).replayed(end), "a source gets its own words"
     assert Muting(folder=Path(tmp_path), ends={}).unbounded(orders.graph()) == ("in",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from penstock.filesystem.base import FileSystem
 
 _CHUNK: Final = 1 << 20
+_STAGED_LETTERS = re.compile(r"deadletters/[^/]+/\.penstock/.+")
+"""Beside their target, which is below the job's directory: entries name them by absolute paths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +79,7 @@ def files_of(filesystem: FileSystem, history: History) -> Iterator[str]:
     Raises:
         StorageFailed: a folder cannot be listed.
     """
-    yield from filesystem.list("")
+    yield from (path for path in filesystem.list("") if not _STAGED_LETTERS.fullmatch(path))
     for folder in stages_of(history):
         yield from filesystem.list(folder)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from penstock.graph.nodes import Graph, Node, Read, Write
 from penstock.graph.pipeline import PipelineDefinition
-from penstock.handles import Position
+from penstock.handles import Position, apart
 from penstock.sinks.files import Sink as FilesSink
 from penstock.sources.base import Replayable
 
@@ -37,7 +37,8 @@ class Muting:
             case Write(uid=uid):
                 return replace(node, sink=FilesSink(self.folder / uid, format="parquet"), guarantee=None)
             case Read(uid=uid, source=source) if isinstance(source, Replayable):
-                return replace(node, source=source.replayed(self.ends.get(uid)))
+                end = self.ends.get(uid)
+                return replace(node, source=source.replayed(None if end is None else apart(end)[0]))
             case _:
                 return node
 

@@ -25,10 +25,11 @@ from penstock.errors import (
     UnknownName,
 )
 from penstock.filesystem.local import LocalFileSystem
+from penstock.graph.dead_letters import replayed_by
 from penstock.graph.fingerprint import fingerprint
 from penstock.graph.nodes import Keyed, Read, Write
 from penstock.graph.validate import validate_mode, weakest
-from penstock.handles import Guarantee
+from penstock.handles import Guarantee, apart
 from penstock.job.declared import Declared, declare, step_records
 from penstock.job.here import is_here
 from penstock.job.owner import has_ended
@@ -40,9 +41,10 @@ from penstock.operate.plan_steps import Beginning, Deciding, route
 from penstock.runtime.clock import Clock, SystemClock
 from penstock.runtime.plan import plan_tasks
 from penstock.sources.base import TellsWaiting
+from penstock.sources.dead_letters import numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -118,7 +120,11 @@ def plan(  # noqa: PLR0913 - all that a start can be told
         told=_told(graph, way.positions()),
         settings=asdict(settings),
         at=(clock or SystemClock()).wall(),
-        warnings=(*_running(history), *(() if compares_schemas else _unlooked(kept))),
+        warnings=(
+            *_running(history),
+            *_replays(graph, state, way.positions()),
+            *(() if compares_schemas else _unlooked(kept)),
+        ),
         refused=refused,
     )
 
@@ -228,10 +234,25 @@ def _told(graph: Graph, positions: Mapping[str, Position | None]) -> dict[str, T
         found[node.uid] = ONLY_READING_TELLS
         if isinstance(node.source, TellsWaiting):
             try:
-                found[node.uid] = node.source.waiting(positions[node.uid])
+                position = positions[node.uid]
+                found[node.uid] = node.source.waiting(None if position is None else apart(position)[0])
             except PenstockError as error:
                 found[node.uid] = str(error)
     return found
+
+
+def _replays(graph: Graph, state: str | Path, positions: Mapping[str, Position | None]) -> Iterator[str]:
+    """Of each source, how many replays of dead letters a start would have it read; one that begins anew reads none."""
+    root = root_of(state)
+    for source, position in positions.items():
+        if root is None or position is None:
+            continue
+        read = apart(position)[1]
+        for uid in replayed_by(graph, source):
+            count = sum(number > read.get(uid, 0) for number in numbers(LocalFileSystem(root / graph.name), uid))
+            if count:
+                told = f"{count} replay{'s' if count > 1 else ''} of dead letters '{uid}'"
+                yield f"source '{source}' will read {told} besides: penstock deadletter list {graph.name}"
 
 
 def _running(history: History) -> tuple[str, ...]:

@@ -16,7 +16,9 @@ from penstock.ids import CheckpointId, Generation
 from penstock.operate.checking import Fault, Problem, Progress, check, silent
 from penstock.operate.disk import files_of
 from penstock.operate.ownership import Owner, owners
+from penstock.operate.verify_replays import replay_problems
 from penstock.operate.whereabouts import Whereabouts, whereabouts
+from penstock.sources.dead_letters import FOLDER
 
 if TYPE_CHECKING:
     from penstock.checkpoint.entries import Manifest
@@ -102,8 +104,14 @@ def _remedies(verdict: Verdict) -> Iterable[str]:
     is_log = any(each.path.startswith(f"{paths.LOG}/") for each in verdict.broken)
     is_output = any(each.outputs for each in verdict.broken)
     is_point = verdict.restore_point is not None and verdict.restore_point not in verdict.sound
-    if not (is_log or is_output or is_point):
+    if any(each.path.startswith(f"{FOLDER}/") for each in verdict.broken):
+        yield (
+            "a replay that cannot be read ends each start whose source reads it; without a copy, and if it is the "
+            "newest one, move it away, start, and give the replay once more"
+        )
+    elif not (is_log or is_output or is_point):
         yield "the next start is not touched: the broken checkpoints are older, or on another timeline"
+    if not (is_log or is_output or is_point):
         return
     discard = " --discard-unpublished" if is_output else ""
     if newest is None:
@@ -137,6 +145,7 @@ def verify(job: JobDirectory, *, quick: bool = False, progress: Progress = silen
     still = _needs(after)
     gone = {path for path in needs if path not in still}
     problems = [each for each in problems if each.path not in gone]
+    problems += replay_problems(job.filesystem, after, quick=quick)
     broken = (*_broken_entries(after), *_references(after), *(_consequence(after, each) for each in problems))
     verdict = Verdict(
         job=job.job,
