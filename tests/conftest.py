@@ -72,6 +72,15 @@ def few_layers(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(window_operator, name, number)
 
 
+@pytest.fixture
+def eight_of_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merges are due after eight batches: so few that a test sees one, so many that layers lie side by side before."""
+    from penstock.operators import window_operator
+
+    for name, number in (("FAN", 8), ("CROWDED", 24), ("LIMIT", 32)):
+        monkeypatch.setattr(window_operator, name, number)
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logs made by hand have one id: what another test of this process ended says nothing of them."""

@@ -131,7 +131,7 @@ def test_storage_that_refuses_is_told_of_once_and_harms_nobody(disk, caplog):
         driver.clock.at += EVERY
         hint.look()
 
-    assert [record.message for record in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records] == [
         "job orders cannot write its numbers for `penstock status`: disk full"
     ]
     assert read_hint(disk).report == REPORT

@@ -31,6 +31,8 @@ ONLY_OF_THE_PRODUCT = {
     # A simulated driver does not begin with --fresh; the rewind tool does. Nor does it carry out a saved plan.
     "claim": {"past_unreadable", "expect"},
     "JobStarted": {"settings"},
+    # Nor has it dead letters.
+    "Surroundings": {"timeline"},
     # The simulation gives some of these as a dictionary, and its steps keep their names and columns.
     "decide_recovery": {"fresh", "allow_non_restored_state", "rename", "judge"},
 }

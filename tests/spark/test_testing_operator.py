@@ -55,6 +55,7 @@ def test_a_step_of_a_pipeline_fires_is_restored_and_counts(spark: SparkSession) 
     assert persistent(spark) <= before
 
 
+@pytest.mark.usefixtures("eight_of_a_size")
 def test_background_work_is_done_when_asked_for(spark: SparkSession) -> None:
     spec = WindowAggregate(
         keys=(("user", "user"),), time="at", window=ps.tumbling("1 minute"), aggregates=(ps.agg.count(),)

@@ -92,6 +92,7 @@ def test_no_exchange_lies_above_layers_of_batches_of_whose_keys_spark_knows_more
     rig.operator.close()
 
 
+@pytest.mark.usefixtures("eight_of_a_size")
 @pytest.mark.parametrize("keys", [(("user", "user"),), (("half", "x / 2"),), ()], ids=["string", "double", "none"])
 def test_no_exchange_lies_above_layers_at_any_height(spark, tmp_path, keys):
     rig = Rig(spark, step(keys), SCHEMA, tmp_path)

@@ -62,6 +62,7 @@ def test_a_file_that_a_killed_attempt_left_behind_is_not_part_of_the_layer(spark
     assert rest_of(again) == [("a", 3)]
 
 
+@pytest.mark.usefixtures("eight_of_a_size")
 @pytest.mark.parametrize("folder", ["{x,y} a[b]c what?*", "day=1 100%20 #1"])
 def test_a_state_path_is_a_path_and_not_a_pattern(spark, tmp_path, folder):
     rig = Rig(spark, step(), SCHEMA, tmp_path / folder / "job")
