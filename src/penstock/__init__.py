@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from penstock.graph.pipeline import Pipeline, PipelineDefinition, pipeline
     from penstock.graph.stream import Stream
     from penstock.job import Job, Report, get_or_create
-    from penstock.operate.shadow import shadow
-    from penstock.operate.state_read import read_state
-    from penstock.operate.state_write import write_state
+    from penstock.operate.shadow.running import shadow
+    from penstock.operate.state.read import read_state
+    from penstock.operate.state.write import write_state
     from penstock.operators import aggregates as agg
     from penstock.operators.windows import (
         count_window,
@@ -108,13 +108,13 @@ _HOMES: Final = {
     "global_window": "penstock.operators.windows",
     "linger": "penstock.graph.pace",
     "pipeline": "penstock.graph.pipeline",
-    "read_state": "penstock.operate.state_read",
+    "read_state": "penstock.operate.state.read",
     "session": "penstock.operators.windows",
-    "shadow": "penstock.operate.shadow",
+    "shadow": "penstock.operate.shadow.running",
     "sliding": "penstock.operators.windows",
     "tumbling": "penstock.operators.windows",
     "when_ready": "penstock.graph.pace",
-    "write_state": "penstock.operate.state_write",
+    "write_state": "penstock.operate.state.write",
 }
 
 

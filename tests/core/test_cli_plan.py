@@ -21,7 +21,7 @@ from penstock.cli.plan import PlanOptions, show_plan
 from penstock.cli.planned import as_planned
 from penstock.cli.run import RunOptions
 from penstock.errors import PlanOutdated
-from penstock.operate.plan_document import SCHEMA, read_plan, require_unmoved
+from penstock.operate.plan.document import SCHEMA, read_plan, require_unmoved
 from penstock.settings import MODES
 from penstock.testing import ManualClock
 

@@ -4,7 +4,8 @@ import pytest
 
 from core.cli_kit import say
 from penstock.cli.exits import UsageError
-from penstock.cli.run import RunOptions, renames_of
+from penstock.cli.renames import renames_of
+from penstock.cli.run import RunOptions
 from penstock.errors import SettingsError
 from penstock.graph.pipeline import pipeline
 from penstock.job import Job

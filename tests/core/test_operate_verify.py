@@ -11,9 +11,9 @@ from core.looking_kit import GONE, NOON, a_job, layer_in, put, staged_in, taken,
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import Rewind, Stopped
 from penstock.handles import Committable
-from penstock.operate.checking import Fault
 from penstock.operate.directory import JobDirectory
-from penstock.operate.verify import verify
+from penstock.operate.files.checking import Fault
+from penstock.operate.files.verify import verify
 
 LAYER_B = "state/totals/0/b/part-0.parquet"
 LAYER_C = "state/totals/0/c/part-0.parquet"

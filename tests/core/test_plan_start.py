@@ -13,9 +13,9 @@ from penstock.checkpoint.history import History
 from penstock.checkpoint.recovery import decide_recovery
 from penstock.errors import GraphError, StateIncompatible, UnknownName
 from penstock.handles import ColumnMove, StateColumn, StateHandle, TaskSnapshot
-from penstock.operate.plan import PipelineFacts, plan_start
-from penstock.operate.plan_outputs import SeenAgain
-from penstock.operate.plan_steps import Beginning, Deciding, Verdict, route
+from penstock.operate.plan.outputs import SeenAgain
+from penstock.operate.plan.start import PipelineFacts, plan_start
+from penstock.operate.plan.steps import Beginning, Deciding, Verdict, route
 from penstock.operate.rewinding import consequences
 from penstock.sources.base import Waiting
 

@@ -7,10 +7,10 @@ import pytest
 import penstock as ps
 from integration.test_kafka_job import expected, orders, windows
 from integration.topics import Record
-from penstock.operate.dead_letters import place_of
 from penstock.operate.directory import JobDirectory
-from penstock.operate.letters import letters_of
-from penstock.operate.replaying import replay
+from penstock.operate.letters.listing import place_of
+from penstock.operate.letters.reading import letters_of
+from penstock.operate.letters.replaying import replay
 
 pytestmark = pytest.mark.spark
 

@@ -12,10 +12,10 @@ import penstock as ps
 from penstock.errors import RequestRefused, StorageFailed
 from penstock.facts import RowsRead
 from penstock.failpoints import armed
-from penstock.operate.dead_letters import place_of
 from penstock.operate.directory import JobDirectory
-from penstock.operate.letters import chosen_by, letters_of
-from penstock.operate.replaying import drop, plan_drop, replay
+from penstock.operate.letters.listing import place_of
+from penstock.operate.letters.reading import chosen_by, letters_of
+from penstock.operate.letters.replaying import drop, plan_drop, replay
 from penstock.operate.stopping import rewind
 from spark.job_kit import Jobs, Watch, published
 from spark.job_kit import drop as put

@@ -21,7 +21,7 @@ from penstock.cli.planned import expected
 from penstock.cli.run import RunOptions, run_settings
 from penstock.errors import StateDirectoryRefused
 from penstock.facts import JobStarted
-from penstock.operate.planning import plan
+from penstock.operate.plan.planning import plan
 from penstock.settings import read_settings
 from spark.job_kit import Watch, drop, published
 

@@ -11,8 +11,8 @@ import penstock as ps
 from core.copies_kit import files_below
 from penstock.errors import SettingsError, StateIncompatible
 from penstock.graph.pipeline import PipelineDefinition
-from penstock.operate.comparing import Columns, Comparison, Sample, compare
 from penstock.operate.directory import JobDirectory
+from penstock.operate.shadow.comparing import Columns, Comparison, Sample, compare
 from spark.job_kit import drop, published
 
 if TYPE_CHECKING:

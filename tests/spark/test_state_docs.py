@@ -14,7 +14,7 @@ import pytest
 import penstock as ps
 from core.cli_kit import say
 from penstock.operate.savepoints import create
-from penstock.operate.state_find import open_job
+from penstock.operate.state.find import open_job
 from spark.job_kit import drop
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from pyspark.sql import functions as F
 import penstock as ps
 from core.cli_kit import say
 from penstock.errors import CondemnedWhileRead, StateIncompatible, UnknownName
-from penstock.operate.state_find import chosen, open_job, state_of
-from penstock.operate.state_read import StateReader
+from penstock.operate.state.find import chosen, open_job, state_of
+from penstock.operate.state.read import StateReader
 from spark.testing_kit import NOWHERE, at, clicks
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from penstock import failpoints
 from penstock.checkpoint.gc import layers_of
 from penstock.errors import JobIsRunning, PenstockError, RequestRefused, SchemaMismatch, StateIncompatible, UnknownName
 from penstock.failpoints import Crash
-from penstock.operate.state_find import open_job, state_of
+from penstock.operate.state.find import open_job, state_of
 from spark.job_kit import drop
 from spark.testing_kit import NOWHERE, at, clicks, counts
 

@@ -111,6 +111,10 @@ class History:
                     held.update({pin.name: pin for pin in pins})
         return held
 
+    def names_of(self, checkpoint: CheckpointId) -> tuple[str, ...]:
+        """Names that this checkpoint has now, sorted."""
+        return tuple(sorted(pin.name for pin in self.pins.values() if pin.checkpoint == checkpoint))
+
     @property
     def pinned(self) -> frozenset[CheckpointId]:
         """Checkpoints that have a name."""

@@ -23,6 +23,14 @@ def near(name: str, there: Iterable[str]) -> str:
     return f"; there is {', '.join(known)}" if known else ""
 
 
+def taken(history: History, name: str) -> str | None:
+    """Why a new savepoint cannot have this name, if another has it."""
+    pin = history.pins.get(name)
+    if pin is None:
+        return None
+    return f"{name!r} exists already: it is checkpoint {pin.checkpoint}; choose another name, names never move"
+
+
 def which_checkpoint(history: History, text: str) -> CheckpointId:
     """The restorable checkpoint that a savepoint's name, or a number, means.
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Final
 from rich.text import Text
 
 from penstock.checkpoint.gc import layers_of
+from penstock.checkpoint.names import which_checkpoint
 from penstock.cli.exits import ExitCode
-from penstock.cli.shown import UNKNOWN, number, plain_table, watermark
-from penstock.cli.words import count, size, when
+from penstock.cli.shown import UNKNOWN, number, plain_table
+from penstock.cli.words import clipped, count, size, watermark, when
 from penstock.errors import UnknownName
 from penstock.ids import BEGINNING, END_OF_TIME, CheckpointId, Generation
 from penstock.operate.directory import JobDirectory
-from penstock.operate.names import which_checkpoint
 from penstock.operate.savepoints import bytes_of
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SCHEMA: Final = "penstock.checkpoint/1"
 
 SHOWN: Final = 72
-"""Characters of a position; all of it is in the document."""
+"""Characters of a position, for a files source remembers many names; all of it is in the document."""
 
 
 def show_checkpoint(output: Output, *, job: str, which: str, state: str, as_json: bool) -> int:
@@ -83,7 +83,7 @@ def document(history: History, checkpoint: CheckpointId) -> dict[str, object]:
         "completed": manifest.completed,
         "duration_ms": (manifest.completed - manifest.triggered) / 1_000,
         "status": "condemned" if checkpoint in history.condemned else "restorable",
-        "pins": _pins(history, checkpoint),
+        "pins": list(history.names_of(checkpoint)),
         "is_restore_point": point is not None and point.checkpoint == checkpoint,
         "bytes": bytes_of(manifest),
         "tasks": [_task(task, steps.get(task.task)) for task in manifest.tasks],
@@ -107,10 +107,6 @@ def document(history: History, checkpoint: CheckpointId) -> dict[str, object]:
 
 def _generation(history: History, entry: int) -> Generation:
     return next(each.generation for each in history.entries if each.number == entry)
-
-
-def _pins(history: History, checkpoint: CheckpointId) -> list[str]:
-    return sorted(pin.name for pin in history.pins.values() if pin.checkpoint == checkpoint)
 
 
 def _task(task: TaskSnapshot, step: StepRecord | None) -> dict[str, object]:
@@ -146,7 +142,7 @@ def _task(task: TaskSnapshot, step: StepRecord | None) -> dict[str, object]:
 
 def _head(history: History, manifest: Manifest) -> Iterator[Text]:
     entry = history.manifests[manifest.checkpoint][0]
-    names = "".join(f" · savepoint {name}" for name in _pins(history, manifest.checkpoint))
+    names = "".join(f" · savepoint {name}" for name in history.names_of(manifest.checkpoint))
     status = " · condemned, its files may be gone" if manifest.checkpoint in history.condemned else ""
     point = history.restore_point
     following = " · the next start continues it" if point and point.checkpoint == manifest.checkpoint else ""
@@ -184,14 +180,9 @@ def _table(manifest: Manifest) -> Table:
             number(sum(layer.rows for layer in layers)) if task.state else "",
             size(sum(file.length for layer in layers for file in layer.files)) if task.state else "",
             watermark(task.watermark) if has_mark else "",
-            _clipped(json.dumps(task.position.detail, sort_keys=True)) if task.position else "",
+            clipped(json.dumps(task.position.detail, sort_keys=True), SHOWN) if task.position else "",
         )
     return table
-
-
-def _clipped(text: str) -> str:
-    """A files source remembers many names; the document has them all."""
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
 
 
 def _tail(manifest: Manifest) -> Iterator[Text]:

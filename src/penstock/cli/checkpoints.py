@@ -5,21 +5,22 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
-from rich.table import Table
 from rich.text import Text
 
-from penstock.checkpoint.entries import Claim, Stopped
+from penstock.checkpoint.entries import Claim
 from penstock.cli.exits import ExitCode
+from penstock.cli.shown import output_fields, plain_table
 from penstock.cli.words import count, size, when
-from penstock.operate.directory import JobDirectory
+from penstock.operate.directory import JobDirectory, is_at_rest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from rich.table import Table
+
     from penstock.checkpoint.entries import Manifest
     from penstock.checkpoint.history import History
     from penstock.cli.output import Output
-    from penstock.ids import CheckpointId
 
 SCHEMA: Final = "penstock.checkpoints/1"
 """Of the JSON document: fields may be added under this name, never changed or taken away."""
@@ -101,7 +102,7 @@ def rows(history: History) -> list[Row]:
                 outputs=sum(item.checkpoint == key for item in manifest.open),
                 open=open_now.count(key),
                 status="condemned" if key in history.condemned else "restorable",
-                pins=_pins(history, key),
+                pins=history.names_of(key),
                 is_restore_point=point is not None and point.checkpoint == key,
             )
         )
@@ -117,12 +118,9 @@ def document(history: History) -> dict[str, object]:
         "log": history.log_id,
         "generation": history.generation,
         "owner": asdict(claim.body) if claim is not None and isinstance(claim.body, Claim) else None,
-        "stopped": _is_stopped(history),
+        "stopped": is_at_rest(history),
         "restore_point": point.checkpoint if point else None,
-        "open": [
-            {"uid": item.uid, "checkpoint": item.checkpoint, "kind": item.kind, "target": item.target}
-            for item in history.open_committables
-        ],
+        "open": [output_fields(item) for item in history.open_committables],
         "checkpoints": [asdict(row) for row in rows(history)],
     }
 
@@ -133,22 +131,19 @@ def _files(manifest: Manifest) -> Mapping[str, int]:
     return files | {file.path: file.length for item in manifest.open for file in item.files}
 
 
-def _pins(history: History, key: CheckpointId) -> tuple[str, ...]:
-    return tuple(sorted(pin.name for pin in history.pins.values() if pin.checkpoint == key))
-
-
-def _is_stopped(history: History) -> bool:
-    return bool(history.entries) and isinstance(history.entries[-1].body, Stopped)
-
-
 def _table(history: History) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
-    for name, justify in (("id", "right"), ("kind", "left"), ("completed", "left"), ("took", "right")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    for name, justify in (("new", "right"), ("total", "right"), ("outputs", "right"), ("open", "right")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    table.add_column("status")
+    table = plain_table(
+        ("", "left"),
+        ("id", "right"),
+        ("kind", "left"),
+        ("completed", "left"),
+        ("took", "right"),
+        ("new", "right"),
+        ("total", "right"),
+        ("outputs", "right"),
+        ("open", "right"),
+        ("status", "left"),
+    )
     for row in rows(history):
         status = " ".join([row.status, *(f"pinned:{name}" for name in row.pins)])
         table.add_row(
@@ -172,7 +167,7 @@ def _summary(history: History) -> str:
     following = f"checkpoint {point.checkpoint} (→)" if point else "empty state"
     waiting = len(history.open_committables)
     published = f"{count(waiting, 'output')} not known to be published" if waiting else "everything is published"
-    ended = "stopped in order" if _is_stopped(history) else "running, or ended without a last word"
+    ended = "stopped in order" if is_at_rest(history) else "running, or ended without a last word"
     return (
         f"{history.job}: {ended} · generation {history.generation} · the next start continues {following} · {published}"
     )

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
-from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.exits import ExitCode, UsageError
+from penstock.cli.session import session_for
+from penstock.cli.shown import UNKNOWN, plain_table
 from penstock.cli.words import count, size, when
-from penstock.operate.dead_letters import Place, Why, places_of, reasons, replayable
 from penstock.operate.directory import JobDirectory
-from penstock.operate.letters import chosen_by, failed_again
-from penstock.operate.replaying import Replayed, replay
-from penstock.operate.spans import length
+from penstock.operate.letters.listing import Place, Why, places_of, reasons, replayable
+from penstock.operate.letters.reading import chosen_by, failed_again
+from penstock.operate.letters.replaying import Replayed, replay
+from penstock.operate.letters.spans import length
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from rich.table import Table
 
     from penstock.cli.output import Output
-    from penstock.operate.spans import Spans
+    from penstock.operate.letters.spans import Spans
 
 SCHEMA: Final = "penstock.deadletters/1"
 """Of the JSON documents of all four commands: fields may be added under this name, never changed or taken away."""
@@ -76,13 +75,17 @@ def _replayable(place: Place) -> int:
 
 
 def _table(places: list[tuple[Place, tuple[Why, ...]]]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("dead letters", "cause", "step", "source"):
-        table.add_column(name)
-    for name in ("rows", "replayed", "size"):
-        table.add_column(name, justify="right")
-    for name in ("oldest", "newest"):
-        table.add_column(name)
+    table = plain_table(
+        ("dead letters", "left"),
+        ("cause", "left"),
+        ("step", "left"),
+        ("source", "left"),
+        ("rows", "right"),
+        ("replayed", "right"),
+        ("size", "right"),
+        ("oldest", "left"),
+        ("newest", "left"),
+    )
     for place, why in places:
         standing = [file for file in place.files if file.stands]
         about = [
@@ -176,30 +179,8 @@ class _Chooser:
         self._where = where
 
     def __call__(self, place: Place) -> Mapping[str, Spans]:
-        with _spark(self._output) as spark:
+        with session_for(self._output, "dead letters") as spark:
             return chosen_by(spark, place, self._where)
-
-
-@contextmanager
-def _spark(output: Output) -> Iterator[SparkSession]:
-    """The session that is there; or one of our own, whose log goes to a file that is thrown away."""
-    from pyspark.sql import SparkSession
-
-    from penstock.cli.engine import log_to_file
-    from penstock.job.session import make_session
-
-    there = SparkSession.getActiveSession()
-    if there is not None:
-        yield there
-        return
-    output.note("starting Spark …", style="dim")
-    with TemporaryDirectory(prefix="penstock-letters-") as folder:
-        log_to_file("letters", folder)
-        made = make_session("dead letters")
-        try:
-            yield made
-        finally:
-            made.stop()
 
 
 def write(output: Output, fields: Mapping[str, object]) -> None:
@@ -208,4 +189,4 @@ def write(output: Output, fields: Mapping[str, object]) -> None:
 
 
 def _moment(wall: int | None) -> str:
-    return "-" if wall is None else when(wall)
+    return UNKNOWN if wall is None else when(wall)

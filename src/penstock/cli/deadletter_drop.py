@@ -13,9 +13,9 @@ from penstock.cli.deadletter import write
 from penstock.cli.exits import ExitCode, UsageError
 from penstock.cli.words import count, size, when
 from penstock.ids import WallTime
-from penstock.operate.dead_letters import place_of
 from penstock.operate.directory import JobDirectory
-from penstock.operate.replaying import Dropping, drop, plan_drop
+from penstock.operate.letters.listing import place_of
+from penstock.operate.letters.replaying import Dropping, drop, plan_drop
 
 if TYPE_CHECKING:
     from penstock.cli.output import Output

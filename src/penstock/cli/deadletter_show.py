@@ -9,14 +9,14 @@ from rich.text import Text
 
 from penstock.cli.deadletter import chooser, write
 from penstock.cli.exits import ExitCode, UsageError
-from penstock.cli.words import count, event_time, when
-from penstock.operate.dead_letters import place_of
+from penstock.cli.words import clipped, count, event_time, when
 from penstock.operate.directory import JobDirectory
-from penstock.operate.letters import letters_of
+from penstock.operate.letters.listing import place_of
+from penstock.operate.letters.reading import letters_of
 
 if TYPE_CHECKING:
     from penstock.cli.output import Output
-    from penstock.operate.letters import Letter
+    from penstock.operate.letters.reading import Letter
 
 _CLIP: Final = 500
 """Characters of a raw text that people are shown; scripts get all."""
@@ -57,8 +57,8 @@ def _lines(letter: Letter) -> list[str]:
     lines = [" · ".join(told), f"  {letter.cause} at {letter.step}, from {letter.source}{_where(letter)}"]
     if letter.error is not None:
         why = letter.error.removesuffix(letter.raw)  # what cannot be decoded is told once
-        lines.append(f"  {_clipped(why.strip())}")
-    lines.append(f"  {_clipped(letter.raw)}")
+        lines.append(f"  {clipped(why.strip(), _CLIP)}")
+    lines.append(f"  {clipped(letter.raw, _CLIP)}")
     return lines
 
 
@@ -72,11 +72,6 @@ def _where(letter: Letter) -> str:
     if letter.event_time is not None:
         told += f", at {event_time(letter.event_time)}"
     return told
-
-
-def _clipped(text: str) -> str:
-    shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text[: _CLIP + 1])
-    return shown if len(text) <= _CLIP else f"{shown[:_CLIP]}…"
 
 
 def _end(shown: int, found: int) -> str:

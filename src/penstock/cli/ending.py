@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
+from penstock.checkpoint.names import which_checkpoint
 from penstock.cli.confirm import confirm
 from penstock.cli.exits import ExitCode, UsageError
+from penstock.cli.shown import output_fields
 from penstock.cli.words import count
 from penstock.operate import stopping
 from penstock.operate.directory import JobDirectory
-from penstock.operate.names import which_checkpoint
 from penstock.operate.rewinding import consequences
 
 if TYPE_CHECKING:
@@ -151,4 +152,4 @@ def _fields(means: Consequences) -> dict[str, object]:
 
 
 def _items(items: Sequence[Committable]) -> list[dict[str, object]]:
-    return [{"uid": i.uid, "checkpoint": i.checkpoint, "kind": i.kind, "target": i.target} for i in items]
+    return [output_fields(item) for item in items]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 
 from penstock.cli.exits import ExitCode
+from penstock.cli.shown import output_fields
 from penstock.cli.words import count, size
 from penstock.operate.directory import JobDirectory
 from penstock.operate.export import export_checkpoint
@@ -29,7 +29,7 @@ def export(output: Output, *, job: str, checkpoint: str, folder: str, state: str
     """
     made = export_checkpoint(JobDirectory(state, job), checkpoint, folder, wait=wait)
     if as_json:
-        output.out.file.write(json.dumps(document(made), indent=2) + "\n")
+        output.document(SCHEMA, **document(made))
         return ExitCode.ENDED
     output.result(Text(summary(made)))
     for line in warnings(made):
@@ -38,10 +38,9 @@ def export(output: Output, *, job: str, checkpoint: str, folder: str, state: str
 
 
 def document(made: Exported) -> dict[str, object]:
-    """The JSON document. Times are microseconds since 1970."""
+    """The JSON document's fields. Times are microseconds since 1970."""
     export = made.export
     return {
-        "schema": SCHEMA,
         "folder": made.folder,
         "job": export.job,
         "log": export.log_id,
@@ -51,10 +50,7 @@ def document(made: Exported) -> dict[str, object]:
         "files": len(export.files),
         "bytes": export.bytes,
         "sha256": export.sha256,
-        "left_open": [
-            {"uid": item.uid, "checkpoint": item.checkpoint, "kind": item.kind, "target": item.target}
-            for item in export.left_open
-        ],
+        "left_open": [output_fields(item) for item in export.left_open],
     }
 
 

@@ -13,14 +13,14 @@ from penstock.cli.shown import UNKNOWN, plain_table, span
 from penstock.cli.words import count, size
 from penstock.errors import JobIsRunning
 from penstock.operate.directory import JobDirectory
-from penstock.operate.ownership import DELETABLE, Owner, collect_garbage, inventory
+from penstock.operate.files.ownership import DELETABLE, Owner, collect_garbage, inventory
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from penstock.cli.output import Output
     from penstock.ids import WallTime
-    from penstock.operate.ownership import Collected, Inventory, Owned
+    from penstock.operate.files.ownership import Collected, Inventory, Owned
     from penstock.runtime.clock import Clock
 
 SCHEMA: Final = "penstock.gc/1"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from rich.live import Live
 from rich.text import Text
 
-from penstock.cli.words import age, clock_time, count, event_time, size
+from penstock.cli.words import age, clock_time, count, size, watermark
 from penstock.facts import (
     BatchDone,
     CheckpointCompleted,
@@ -24,7 +24,7 @@ from penstock.facts import (
     SourceLag,
     WatermarkAdvanced,
 )
-from penstock.ids import BEGINNING, END_OF_TIME
+from penstock.ids import BEGINNING
 
 if TYPE_CHECKING:
     from penstock.cli.output import Output
@@ -162,7 +162,11 @@ class LiveOutput:
         while self._rows and self._rows[0][0] < now - SPAN:
             self._rows.popleft()
         rate = sum(rows for _, rows in self._rows) / (SPAN / 1_000_000)
-        parts = [f"{rate:,.0f} rows/s", f"watermark {self._watermark()}", *self._behind()]
+        parts = [
+            f"{rate:,.0f} rows/s",
+            f"watermark {watermark(min(self._watermarks.values(), default=BEGINNING))}",
+            *self._behind(),
+        ]
         if self._last is not None:
             age = max(0, self._clock.wall() - self._last[1]) / 1_000_000
             parts.append(f"checkpoint {self._last[0]} {age:.0f} s ago")
@@ -181,11 +185,3 @@ class LiveOutput:
         ends = [lag.eta_seconds for lag in self._lag.values() if lag.rows]
         known = [end for end in ends if end is not None]
         return [f"{found}, caught up in {max(known):,.0f} s" if known and len(known) == len(ends) else found]
-
-    def _watermark(self) -> str:
-        at = min(self._watermarks.values(), default=BEGINNING)
-        if at == BEGINNING:
-            return "none yet"
-        if at == END_OF_TIME:
-            return "at the end"
-        return event_time(at)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import penstock
+from penstock.checkpoint.names import near
 from penstock.cli.exits import UsageError
 from penstock.errors import GraphError, PenstockError
-from penstock.operate.names import near
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,12 +14,13 @@ from rich.text import Text
 from penstock.cli.engine import log_to_file
 from penstock.cli.exits import ExitCode, UsageError
 from penstock.cli.locate import locate
-from penstock.cli.run import renames_of, run_settings
+from penstock.cli.renames import renames_of
+from penstock.cli.run import run_settings
 from penstock.cli.words import age, count, size
 from penstock.durations import format_duration
-from penstock.operate.plan_document import SCHEMA, document
-from penstock.operate.plan_steps import Verdict
-from penstock.operate.planning import plan
+from penstock.operate.plan.document import SCHEMA, document
+from penstock.operate.plan.planning import plan
+from penstock.operate.plan.steps import Verdict
 from penstock.settings import is_duration, read_settings
 
 if TYPE_CHECKING:
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
 
     from penstock.cli.output import Output
     from penstock.handles import Json
-    from penstock.operate.plan import SinkPlan, SourcePlan, StartPlan
-    from penstock.operate.plan_outputs import OutputPlan
-    from penstock.operate.plan_steps import StepPlan
+    from penstock.operate.plan.outputs import OutputPlan
+    from penstock.operate.plan.start import SinkPlan, SourcePlan, StartPlan
+    from penstock.operate.plan.steps import StepPlan
     from penstock.runtime.clock import Clock
 
 MARKS: Final = {

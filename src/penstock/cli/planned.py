@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cli.exits import UsageError
-from penstock.operate.plan_document import SavedPlan, read_plan, require_unmoved
+from penstock.cli.renames import renames_of
+from penstock.operate.plan.document import SavedPlan, read_plan, require_unmoved
 
 if TYPE_CHECKING:
     from penstock.checkpoint.history import LogMark
@@ -23,8 +24,6 @@ def as_planned(options: RunOptions) -> RunOptions:
         UsageError: there is no such file, or the command line says otherwise how to begin.
         SettingsError: it holds no plan.
     """
-    from penstock.cli.run import renames_of
-
     begin = read_saved(options).beginning
     checkpoint = None if begin.checkpoint is None else str(begin.checkpoint)
     for name, here, planned in (
@@ -73,7 +72,7 @@ def expected(options: RunOptions, graph: Graph, settings: Settings) -> LogMark:
         CheckpointError: the log cannot be read.
     """
     from penstock.graph.fingerprint import fingerprint
-    from penstock.operate.planning import read_log
+    from penstock.operate.plan.planning import read_log
 
     saved = read_saved(options)
     history = read_log(graph.name, options.state, past_unreadable=saved.beginning.is_rewind)

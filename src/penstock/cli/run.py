@@ -11,14 +11,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
-from penstock.checkpoint.renaming import check_rename
 from penstock.cli.engine import EngineWatch, log_to_file
-from penstock.cli.exits import ExitCode, UsageError
+from penstock.cli.exits import ExitCode
 from penstock.cli.lifeline import StopRequests
 from penstock.cli.live import LiveOutput
 from penstock.cli.locate import locate, refused
 from penstock.cli.planned import as_planned, expected
 from penstock.cli.process import Parent
+from penstock.cli.renames import renames_of
 from penstock.cli.waiting import Waiting
 from penstock.errors import EngineDied, PenstockError
 from penstock.facts import Fact, JobStarted
@@ -125,25 +125,6 @@ def run_as_parent(options: RunOptions, output: Output) -> int:
 def run_as_child(options: RunOptions, output: Output) -> int:
     """Run the job in this process."""
     return _Runner(options, output).run()
-
-
-def renames_of(pairs: Sequence[str]) -> dict[str, str]:
-    """What ``--rename OLD=NEW`` says, as often as it was given.
-
-    Raises:
-        UsageError: it is not written so.
-
-    >>> renames_of(["totals=sums", "in=orders"])
-    {'totals': 'sums', 'in': 'orders'}
-    """
-    found: dict[str, str] = {}
-    for pair in pairs:
-        old, is_there, new = pair.partition("=")
-        if not (old and is_there and new) or old in found:
-            msg = f"--rename {pair}: write each as OLD=NEW, such as --rename totals=sums, and each old uid once"
-            raise UsageError(msg)
-        found[old] = new
-    return check_rename(found)
 
 
 class _Runner:

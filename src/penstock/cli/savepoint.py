@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
-from rich.table import Table
-
 from penstock.cli.confirm import confirm
 from penstock.cli.exits import ExitCode
+from penstock.cli.shown import plain_table
 from penstock.cli.words import age, size, when
 from penstock.operate import savepoints
 from penstock.operate.directory import JobDirectory
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from penstock.cli.output import Output
     from penstock.ids import WallTime
     from penstock.operate.savepoints import Savepoint
@@ -95,14 +96,15 @@ def drop(output: Output, *, job: str, name: str, state: str, yes: bool, seconds:
 
 
 def _table(found: tuple[Savepoint, ...], now: WallTime) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
-    table.add_column("name")
-    table.add_column("checkpoint", justify="right")
-    table.add_column("taken")
-    table.add_column("age", justify="right")
-    table.add_column("size", justify="right")
-    table.add_column("by")
+    table = plain_table(
+        ("", "left"),
+        ("name", "left"),
+        ("checkpoint", "right"),
+        ("taken", "left"),
+        ("age", "right"),
+        ("size", "right"),
+        ("by", "left"),
+    )
     for each in found:
         table.add_row(
             "→" if each.is_restore_point else "",

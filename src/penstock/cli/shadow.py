@@ -9,22 +9,24 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.engine import log_to_file
 from penstock.cli.exits import ExitCode, UsageError
 from penstock.cli.locate import locate, refused
-from penstock.cli.run import renames_of
+from penstock.cli.renames import renames_of
+from penstock.cli.shown import plain_table
 from penstock.cli.words import count
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from rich.table import Table
+
     from penstock.cli.output import Output
-    from penstock.operate.comparing import Columns, Sample
-    from penstock.operate.shadow import ShadowResult, SinkShadow
+    from penstock.operate.shadow.comparing import Columns, Sample
+    from penstock.operate.shadow.running import ShadowResult, SinkShadow
 
 SCHEMA: Final = "penstock.shadow/1"
 """Of the JSON document: fields may be added under this name, never changed or taken away."""
@@ -53,7 +55,7 @@ def run_shadow(output: Output, options: ShadowOptions, *, as_json: bool) -> int:
         UsageError: a pipeline or a key cannot be understood.
         PenstockError: what kept it from comparing.
     """
-    from penstock.operate.shadow import shadow
+    from penstock.operate.shadow.running import shadow
 
     keys, rename = keys_of(options.key), renames_of(options.rename)
     new = locate(options.pipeline)
@@ -80,7 +82,7 @@ def run_shadow(output: Output, options: ShadowOptions, *, as_json: bool) -> int:
     except Exception as error:
         raise refused(error) from error
     if as_json:
-        output.out.file.write(json.dumps(document(result), indent=2) + "\n")
+        output.document(SCHEMA, **document(result))
     else:
         for part in story(result):
             output.result(part)
@@ -115,9 +117,8 @@ def _codes(options: ShadowOptions) -> str:
 
 
 def document(result: ShadowResult) -> dict[str, object]:
-    """The JSON document."""
+    """The JSON document's fields."""
     return {
-        "schema": SCHEMA,
         "job": result.job,
         "checkpoint": result.checkpoint,
         "compared": result.is_compared,
@@ -170,10 +171,15 @@ def _read(result: ShadowResult) -> str:
 
 
 def _table(result: ShadowResult) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("sink")
-    for name in ("old", "new", "equal", "only old", "only new", "changed"):
-        table.add_column(name, justify="right")
+    table = plain_table(
+        ("sink", "left"),
+        ("old", "right"),
+        ("new", "right"),
+        ("equal", "right"),
+        ("only old", "right"),
+        ("only new", "right"),
+        ("changed", "right"),
+    )
     for sink in result.sinks:
         held = sink.comparison
         if held is None:

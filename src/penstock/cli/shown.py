@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Final
 from rich.table import Table
 
 from penstock.checkpoint.entries import host_of
-from penstock.cli.words import age, event_time
-from penstock.ids import BEGINNING, END_OF_TIME
+from penstock.cli.words import age
 from penstock.operate.standing import Being
 
 if TYPE_CHECKING:
     from rich.console import JustifyMethod
 
+    from penstock.checkpoint.exported import LeftOpen
+    from penstock.handles import Committable
     from penstock.operate.standing import Standing
 
 UNKNOWN: Final = "-"
@@ -38,19 +39,17 @@ def number(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:,.0f}"
 
 
-def watermark(at: int) -> str:
-    """Event time of a step, in UTC."""
-    if at == BEGINNING:
-        return "none yet"
-    return "at the end" if at == END_OF_TIME else event_time(at)
-
-
 def plain_table(*columns: tuple[str, JustifyMethod]) -> Table:
     """A table without lines."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, justify in columns:
         table.add_column(name, justify=justify)
     return table
+
+
+def output_fields(item: Committable | LeftOpen) -> dict[str, object]:
+    """An output that a sink has handed over, in a document: which, and where its rows go."""
+    return {"uid": item.uid, "checkpoint": item.checkpoint, "kind": item.kind, "target": item.target}
 
 
 def who(now: Standing) -> str:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import re
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.cli.exits import ExitCode, UsageError
+from penstock.cli.session import session_for
 from penstock.cli.state_rows import write_result
 from penstock.operate.directory import JobDirectory
-from penstock.operate.state_find import chosen, state_of
+from penstock.operate.state.find import chosen, state_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from penstock.checkpoint.history import History
     from penstock.cli.output import Output
-    from penstock.operate.state_read import StateReader
+    from penstock.operate.state.read import StateReader
 
 TABLE_ROWS = 20
 """Rows of a table for people, unless they say otherwise."""
@@ -62,8 +60,8 @@ def query_state(output: Output, question: Question) -> int:
     for manifest in manifests:
         state_of(manifest, question.uid)  # what is not there is said at once, not after Spark has started
     ids = [int(manifest.checkpoint) for manifest in manifests]
-    with _spark(output) as session:
-        from penstock.operate.state_read import StateReader
+    with session_for(output, "state query") as session:
+        from penstock.operate.state.read import StateReader
 
         output.note(_progress(ids, question), style="dim")
         frame = _table(StateReader(session, directory), history, question)
@@ -100,7 +98,7 @@ def _progress(ids: list[int], question: Question) -> str:
 
 
 def _table(reader: StateReader, history: History, question: Question) -> DataFrame:
-    from penstock.operate.state_diff import diff_state
+    from penstock.operate.state.diff import diff_state
 
     if question.diff is not None:
         return diff_state(reader, history, question.uid, *question.diff)
@@ -143,25 +141,3 @@ def _sorted(frame: DataFrame) -> DataFrame:
 
     names = [quoted(field.name) for field in frame.schema if is_ordered(field.dataType)]
     return frame.orderBy(*names) if names else frame
-
-
-@contextmanager
-def _spark(output: Output) -> Iterator[SparkSession]:
-    """The session that is there, left as it was; or one of our own, whose log goes to a file that is thrown away."""
-    from pyspark.sql import SparkSession
-
-    from penstock.cli.engine import log_to_file
-    from penstock.job.session import make_session
-
-    there = SparkSession.getActiveSession()
-    if there is not None:
-        yield there.newSession()
-        return
-    output.note("starting Spark …", style="dim")
-    with tempfile.TemporaryDirectory(prefix="penstock-query-") as folder:
-        log_to_file("query", folder)
-        made = make_session("state query")
-        try:
-            yield made
-        finally:
-            made.stop()

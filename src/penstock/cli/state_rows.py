@@ -13,16 +13,18 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.exits import UsageError
+from penstock.cli.shown import plain_table
 from penstock.cli.words import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame
+    from rich.console import JustifyMethod
+    from rich.table import Table
 
     from penstock.cli.output import Output
     from penstock.cli.state_query import Question
@@ -90,14 +92,15 @@ def _document(rows: Any, answer: DataFrame, question: Question, ids: Sequence[in
 
 
 def _table(rows: Any) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
     columns = [column.to_pylist() for column in rows.columns]
-    for name, values in zip(rows.column_names, columns, strict=True):
-        is_number = any(isinstance(value, int | float | Decimal) for value in values)
-        table.add_column(name, justify="right" if is_number else "left")
+    table = plain_table(*zip(rows.column_names, map(_justify, columns), strict=True))
     for row in zip(*columns, strict=True):
         table.add_row(*(Text("NULL", style="dim") if value is None else Text(shown(value)) for value in row))
     return table
+
+
+def _justify(values: Sequence[object]) -> JustifyMethod:
+    return "right" if any(isinstance(value, int | float | Decimal) for value in values) else "left"
 
 
 def _tuples(rows: Any) -> Sequence[tuple[object, ...]]:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
-from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.exits import ExitCode
+from penstock.cli.shown import plain_table
 from penstock.cli.words import count, size, when
 from penstock.operate.directory import JobDirectory
-from penstock.operate.state_find import chosen, held_by
+from penstock.operate.state.find import chosen, held_by
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from penstock.checkpoint.entries import Manifest
     from penstock.checkpoint.history import History
     from penstock.cli.output import Output
-    from penstock.operate.state_find import Held
+    from penstock.operate.state.find import Held
 
 SCHEMA: Final = "penstock.state.show/1"
 """Of the JSON document: fields may be added under this name, never changed or taken away."""
@@ -34,7 +35,7 @@ def show_state(output: Output, *, job: str, state: str, at: str | None, as_json:
     history = JobDirectory(state, job).read()
     manifest = chosen(history, at)
     if as_json:
-        output.out.file.write(json.dumps(document(history, manifest), indent=2) + "\n")
+        output.document(SCHEMA, **document(history, manifest))
         return ExitCode.ENDED
     held = held_by(manifest)
     if held:
@@ -46,9 +47,8 @@ def show_state(output: Output, *, job: str, state: str, at: str | None, as_json:
 
 
 def document(history: History, manifest: Manifest) -> dict[str, object]:
-    """The JSON document. Times are microseconds since 1970; files are below the job's directory."""
+    """The JSON document's fields. Times are microseconds since 1970; files are below the job's directory."""
     return {
-        "schema": SCHEMA,
         "job": history.job,
         "checkpoint": manifest.checkpoint,
         "kind": manifest.kind.value,
@@ -64,11 +64,7 @@ def _is_restore_point(history: History, manifest: Manifest) -> bool:
 
 
 def _table(held: tuple[Held, ...]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("step", "kind"):
-        table.add_column(name)
-    for name in ("rows", "size", "layers"):
-        table.add_column(name, justify="right")
+    table = plain_table(("step", "left"), ("kind", "left"), ("rows", "right"), ("size", "right"), ("layers", "right"))
     for each in held:
         rows = f"≤ {each.rows:,}" if each.layers > 1 else f"{each.rows:,}"
         table.add_row(each.uid, each.kind, rows, size(each.bytes), str(each.layers))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 from rich.text import Text
 
 from penstock.cli.exits import ExitCode
-from penstock.cli.shown import UNKNOWN, as_of, number, plain_table, span, watermark, who
-from penstock.cli.words import count, size
+from penstock.cli.shown import UNKNOWN, as_of, number, output_fields, plain_table, span, who
+from penstock.cli.words import count, size, watermark
 from penstock.ids import BEGINNING, END_OF_TIME
 from penstock.job.hint import numbers
 from penstock.operate.directory import JobDirectory
@@ -133,7 +133,7 @@ def document(now: Standing) -> dict[str, object]:
         "restore_point": point.checkpoint if point else None,
         "restorable": list(history.restorable),
         "savepoints": {name: pin.checkpoint for name, pin in sorted(history.pins.items())},
-        "open": [{"uid": item.uid, "checkpoint": item.checkpoint} for item in history.open_committables],
+        "open": [output_fields(item) for item in history.open_committables],
         "state_bytes": dict(now.state_bytes),
         "run": _run(now),
     }

@@ -12,16 +12,16 @@ from rich.text import Text
 
 from penstock.cli.exits import ExitCode
 from penstock.cli.words import count, size
-from penstock.operate.checking import silent
 from penstock.operate.directory import JobDirectory
-from penstock.operate.verify import verify
-from penstock.operate.verify_folder import verify_folder
+from penstock.operate.files.checking import silent
+from penstock.operate.files.verify import verify
+from penstock.operate.files.verify_folder import verify_folder
 
 if TYPE_CHECKING:
     from penstock.cli.output import Output
-    from penstock.operate.checking import Progress as Told
-    from penstock.operate.verify import Broken, Verdict
-    from penstock.operate.verify_folder import FolderVerdict
+    from penstock.operate.files.checking import Progress as Told
+    from penstock.operate.files.verify import Broken, Verdict
+    from penstock.operate.files.verify_folder import FolderVerdict
     from penstock.runtime.clock import Clock
 
 SCHEMA: Final = "penstock.verify/1"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
+from penstock.ids import BEGINNING, END_OF_TIME
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
@@ -50,6 +52,27 @@ def when(wall: int) -> str:
     '2026-01-01 12:00:00Z'
     """
     return f"{_EPOCH + timedelta(microseconds=wall):%Y-%m-%d %H:%M:%SZ}"
+
+
+def clipped(text: str, most: int) -> str:
+    """The beginning of a text, of so many characters at most; what cannot be printed as an escape.
+
+    >>> clipped("abc", 3), clipped("abcd", 3), clipped("tab" + chr(9), 9) == "tab" + repr(chr(9))[1:-1]
+    ('abc', 'ab…', True)
+    """
+    shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text[: most + 1])
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+
+
+def watermark(at: int) -> str:
+    """Event time of a step, in UTC.
+
+    >>> watermark(0), watermark(BEGINNING), watermark(END_OF_TIME)
+    ('1970-01-01 00:00:00', 'none yet', 'at the end')
+    """
+    if at == BEGINNING:
+        return "none yet"
+    return "at the end" if at == END_OF_TIME else event_time(at)
 
 
 def age(micros: int) -> str:

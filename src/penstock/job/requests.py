@@ -16,6 +16,7 @@ from penstock.checkpoint.control import ControlRequest, Kind, savepoint_of, told
 from penstock.checkpoint.history import History
 from penstock.checkpoint.log import OwnedLog
 from penstock.checkpoint.messages import AbortReason, Answer, AnswerRequest, CheckpointRequested, StopRequested
+from penstock.checkpoint.names import taken
 from penstock.errors import GenerationFenced, PenstockError, StateDirectoryRefused, StorageFailed
 from penstock.ids import CheckpointId, Generation
 from penstock.job.pins import entry_of, why_unfit
@@ -157,10 +158,9 @@ class Requests:
             return Reply(answer=Answer.DONE, checkpoint=told[0], message=told[1])
         if opened.name is None:
             return None
-        pin = history.pins.get(opened.name)
-        if pin is not None:
-            msg = f"{opened.name!r} exists already: it is checkpoint {pin.checkpoint}; choose another name"
-            return Reply(answer=Answer.REFUSED, checkpoint=pin.checkpoint, message=msg)
+        msg = taken(history, opened.name)
+        if msg is not None:
+            return Reply(answer=Answer.REFUSED, checkpoint=history.pins[opened.name].checkpoint, message=msg)
         earlier = itertools.takewhile(lambda other: other is not opened, self._open.values())
         if any(other.name == opened.name for other in earlier):
             return Reply(

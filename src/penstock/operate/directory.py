@@ -21,6 +21,7 @@ from penstock.checkpoint.effects import Answer
 from penstock.checkpoint.entries import Claim, Stopped
 from penstock.checkpoint.history import History
 from penstock.checkpoint.log import Log, OwnedLog
+from penstock.checkpoint.names import near
 from penstock.errors import CheckpointError, RequestFailed, UnknownName
 from penstock.filesystem.base import FileSystem
 from penstock.filesystem.local import LocalFileSystem
@@ -29,7 +30,6 @@ from penstock.job.asking import new_id
 from penstock.job.here import here
 from penstock.job.owner import OwnerCheck, note_over
 from penstock.job.requests import reply_of_log
-from penstock.operate.names import near
 from penstock.runtime.clock import Clock, SystemClock, pause
 
 LOOK_FOR_OWNER: Final = 5.0

@@ -19,7 +19,7 @@ from penstock.errors import PenstockError, SettingsError, StateDirectoryRefused
 from penstock.failpoints import failpoint
 from penstock.filesystem.local import LocalFileSystem
 from penstock.job.importing import open_export, read_checked, write_once
-from penstock.operate.reading import held
+from penstock.operate.holding import held
 from penstock.runtime.clock import pause
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from penstock.checkpoint.control import Kind, check_savepoint_name
 from penstock.checkpoint.effects import Answer
 from penstock.checkpoint.entries import Pin, Unpin
+from penstock.checkpoint.names import near, taken, which_checkpoint
 from penstock.errors import RequestFailed, RequestRefused, UnknownName
 from penstock.operate.directory import me
-from penstock.operate.names import near, which_checkpoint
 
 if TYPE_CHECKING:
     from penstock.checkpoint.control import ControlAnswer
@@ -126,9 +126,8 @@ def create(job: JobDirectory, name: str, *, at: str | None = None, seconds: floa
 
 
 def _refuse_taken(history: History, name: str) -> None:
-    pin = history.pins.get(name)
-    if pin is not None:
-        msg = f"{name!r} exists already: it is checkpoint {pin.checkpoint}; choose another name, names never move"
+    msg = taken(history, name)
+    if msg is not None:
         raise RequestRefused(msg)
 
 

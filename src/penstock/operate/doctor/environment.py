@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from typing import Final
 
+from penstock.checkpoint.names import near
 from penstock.errors import SettingsError
 from penstock.operate.doctor.findings import Finding, fail, ok, warn
-from penstock.operate.names import near
 from penstock.settings import PREFIX, Settings, read_settings
 
 _OTHERS: Final = ("MASTER", "FAILPOINTS", "FAILPOINTS_RECORD", "LIFELINE")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from penstock.checkpoint.timeline import timeline
 from penstock.errors import CheckpointUnreadable, StateIncompatible
 from penstock.handles import apart
-from penstock.operate.checking import Fault, Problem
-from penstock.operate.dead_letters import parquet
+from penstock.operate.files.checking import Fault, Problem
+from penstock.operate.letters.listing import parquet
 from penstock.sources.dead_letters import FOLDER, REPLAYS, Letters, checkpoint_of, numbers, read_replay, replay_path
 
 if TYPE_CHECKING:

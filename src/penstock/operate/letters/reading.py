@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import SettingsError
 from penstock.ids import CheckpointId, WallTime
-from penstock.operate.dead_letters import parquet
-from penstock.operate.spans import Spans, length, spans_of, within
+from penstock.operate.letters.listing import parquet
+from penstock.operate.letters.spans import Spans, length, spans_of, within
 from penstock.sources.dead_letters import AS_IT_WAS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.operate.dead_letters import LetterFile, Place
+    from penstock.operate.letters.listing import LetterFile, Place
 
 _ROWS: Final = 1_000
 

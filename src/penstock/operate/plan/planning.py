@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import Claim, host_of
 from penstock.checkpoint.history import History
+from penstock.checkpoint.names import which_checkpoint
 from penstock.checkpoint.reading import read_history
 from penstock.checkpoint.renaming import check_rename
 from penstock.errors import (
@@ -35,9 +36,8 @@ from penstock.job.here import is_here
 from penstock.job.owner import has_ended
 from penstock.job.session import activate, make_session, take_over
 from penstock.operate.directory import root_of
-from penstock.operate.names import which_checkpoint
-from penstock.operate.plan import PipelineFacts, SinkPlan, StartPlan, plan_start
-from penstock.operate.plan_steps import Beginning, Deciding, route
+from penstock.operate.plan.start import PipelineFacts, SinkPlan, StartPlan, plan_start
+from penstock.operate.plan.steps import Beginning, Deciding, route
 from penstock.runtime.clock import Clock, SystemClock
 from penstock.runtime.plan import plan_tasks
 from penstock.sources.base import TellsWaiting
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from penstock.graph.nodes import Graph
     from penstock.handles import Position
     from penstock.ids import CheckpointId
-    from penstock.operate.plan import Told
+    from penstock.operate.plan.start import Told
     from penstock.settings import Settings
 
 ONLY_READING_TELLS: Final = "only reading tells"

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from penstock.errors import StateIncompatible
-from penstock.operate.disk import digest, find
+from penstock.operate.files.disk import digest, find
 from penstock.sinks.base import ShowsOutput
 from penstock.sinks.committers import committer
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.checkpoint.names import near
 from penstock.checkpoint.timeline import timeline
 from penstock.errors import CheckpointUnreadable, UnknownName
 from penstock.handles import apart
 from penstock.ids import CheckpointId, WallTime
-from penstock.operate.names import near
-from penstock.operate.spans import Spans, joined, length, within, without
+from penstock.operate.letters.spans import Spans, joined, length, within, without
 from penstock.sources.dead_letters import FOLDER, checkpoint_of, log_of, numbers, read_replay
 
 if TYPE_CHECKING:

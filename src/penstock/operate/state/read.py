@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.entries import Manifest
+from penstock.checkpoint.names import near
 from penstock.errors import LayerMissing, PenstockError, StateIncompatible, UnknownName
 from penstock.job.explain import explain
 from penstock.job.session import activate, cores_of, take_over
 from penstock.operate.directory import JobDirectory
-from penstock.operate.names import near
-from penstock.operate.state_find import check_whole, chosen, open_job, state_of
+from penstock.operate.state.find import check_whole, chosen, open_job, state_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,6 +1,6 @@
 """What a start would do, as one value: decided from the log, the pipeline and what its sources tell. Pure; asks nobody.
 
-:mod:`penstock.operate.planning` gathers the facts, and knows where they come from.
+:mod:`penstock.operate.plan.planning` gathers the facts, and knows where they come from.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from penstock.checkpoint.history import History, LogMark
 from penstock.durations import format_duration
 from penstock.handles import Json
 from penstock.ids import CheckpointId, WallTime
-from penstock.operate.plan_outputs import OutputPlan, RewindPlan, outputs, rewinding
-from penstock.operate.plan_steps import Beginning, Route, StepPlan, Verdict
+from penstock.operate.plan.outputs import OutputPlan, RewindPlan, outputs, rewinding
+from penstock.operate.plan.steps import Beginning, Route, StepPlan, Verdict
 from penstock.sources.base import Waiting
 
 RECENT: Final = 10

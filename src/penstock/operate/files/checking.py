@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.errors import CheckpointError
-from penstock.operate.disk import digest, find
+from penstock.operate.files.disk import digest, find
 
 if TYPE_CHECKING:
     from penstock.filesystem.base import FileSystem

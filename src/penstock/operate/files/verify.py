@@ -13,11 +13,11 @@ from penstock.checkpoint import paths
 from penstock.checkpoint.history import History
 from penstock.errors import CheckpointUnreadable, LogGap, StateDirectoryRefused
 from penstock.ids import CheckpointId, Generation
-from penstock.operate.checking import Fault, Problem, Progress, check, silent
-from penstock.operate.disk import files_of
-from penstock.operate.ownership import Owner, owners
-from penstock.operate.verify_replays import replay_problems
-from penstock.operate.whereabouts import Whereabouts, whereabouts
+from penstock.operate.files.checking import Fault, Problem, Progress, check, silent
+from penstock.operate.files.disk import files_of
+from penstock.operate.files.ownership import Owner, owners
+from penstock.operate.files.verify_replays import replay_problems
+from penstock.operate.files.whereabouts import Whereabouts, whereabouts
 from penstock.sources.dead_letters import FOLDER
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import StepRole
+from penstock.checkpoint.names import near, which_checkpoint
 from penstock.errors import CondemnedWhileRead, UnknownName
 from penstock.operate.directory import JobDirectory, jobs_in, root_of
-from penstock.operate.names import near, which_checkpoint
 
 if TYPE_CHECKING:
     from penstock.checkpoint.entries import Manifest

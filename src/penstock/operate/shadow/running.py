@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.checkpoint.names import near
 from penstock.errors import RequestFailed, SettingsError
 from penstock.job import Job
 from penstock.job.beginning import read_beginning
 from penstock.job.importing import open_export
 from penstock.job.session import make_session, take_over
 from penstock.job.signals import stopping_on_signals
-from penstock.operate.comparing import Comparison, compare
 from penstock.operate.directory import JobDirectory
 from penstock.operate.export import empty_folder, export_checkpoint
-from penstock.operate.muting import Muted, Muting
-from penstock.operate.names import near
+from penstock.operate.shadow.comparing import Comparison, compare
+from penstock.operate.shadow.muting import Muted, Muting
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import StateIncompatible
-from penstock.operate.state_find import chosen
+from penstock.operate.state.find import chosen
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from penstock.checkpoint.history import History
-    from penstock.operate.state_read import StateReader
+    from penstock.operate.state.read import StateReader
 
 _BEFORE, _AFTER, _SIDE, _ROW = (f"__penstock_{name}" for name in ("before", "after", "side", "row"))
 CHANGES: Final = ("delete", "insert", "update_before", "update_after")

@@ -16,17 +16,17 @@ from penstock.filesystem.base import Created, UnknownOutcome
 from penstock.handles import apart
 from penstock.ids import END_OF_TIME, CheckpointId
 from penstock.job.asking import new_id
-from penstock.operate.dead_letters import Place, place_of, reasons, replayable, spans_named
 from penstock.operate.directory import me
-from penstock.operate.spans import Spans, cut, joined, length, within, without
+from penstock.operate.letters.listing import Place, place_of, reasons, replayable, spans_named
+from penstock.operate.letters.spans import Spans, cut, joined, length, within, without
 from penstock.sources.dead_letters import FOLDER, MOST_BYTES, MOST_LETTERS, Letters, Replay, encode, replay_path
 
 if TYPE_CHECKING:
     from penstock.checkpoint.entries import Manifest
     from penstock.checkpoint.history import History
     from penstock.ids import WallTime
-    from penstock.operate.dead_letters import LetterFile
     from penstock.operate.directory import JobDirectory
+    from penstock.operate.letters.listing import LetterFile
 
 _TRIES: Final = 100
 

@@ -14,7 +14,7 @@ from penstock.checkpoint.exported import CLAIMED, EXPORT
 from penstock.errors import CheckpointUnreadable
 from penstock.filesystem.local import LocalFileSystem
 from penstock.job.importing import open_export
-from penstock.operate.checking import Fault, Problem, Progress, check, silent
+from penstock.operate.files.checking import Fault, Problem, Progress, check, silent
 
 if TYPE_CHECKING:
     from penstock.ids import CheckpointId

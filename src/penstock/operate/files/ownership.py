@@ -16,7 +16,7 @@ from penstock.checkpoint.gc import layers_of, orphans_of, staged_of
 from penstock.errors import JobIsRunning
 from penstock.failpoints import failpoint
 from penstock.ids import CheckpointId, Generation, WallTime
-from penstock.operate.disk import files_of, find, generation_below
+from penstock.operate.files.disk import files_of, find, generation_below
 from penstock.sources.dead_letters import FOLDER
 
 if TYPE_CHECKING:

@@ -15,14 +15,14 @@ from penstock.checkpoint.history import LogMark
 from penstock.errors import PlanOutdated, SettingsError
 from penstock.graph.fingerprint import moved
 from penstock.ids import CheckpointId, EntryNumber
-from penstock.operate.plan import changed_settings
-from penstock.operate.plan_steps import Beginning
+from penstock.operate.plan.start import changed_settings
+from penstock.operate.plan.steps import Beginning
 
 if TYPE_CHECKING:
     from penstock.checkpoint.entries import Body
     from penstock.checkpoint.history import History
     from penstock.handles import Json
-    from penstock.operate.plan import StartPlan
+    from penstock.operate.plan.start import StartPlan
 
 SCHEMA: Final = "penstock.plan/1"
 """Of the document: fields may be added under this name, never changed or taken away."""

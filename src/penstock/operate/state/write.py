@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from penstock.checkpoint import paths
 from penstock.checkpoint.control import check_savepoint_name
 from penstock.checkpoint.entries import Manifest, Pin, StepRecord, StepRole
+from penstock.checkpoint.names import taken
 from penstock.checkpoint.timeline import left_behind
 from penstock.elements import CheckpointKind
 from penstock.errors import JobIsRunning, RequestRefused, StateIncompatible, UnknownName
@@ -25,8 +26,8 @@ from penstock.handles import StateHandle, TaskSnapshot
 from penstock.ids import BEGINNING
 from penstock.job.session import cores_of
 from penstock.operate.directory import JobDirectory, me, root_of
-from penstock.operate.state_find import chosen, open_job
-from penstock.operate.state_read import plan_of, working
+from penstock.operate.state.find import chosen, open_job
+from penstock.operate.state.read import plan_of, working
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -227,9 +228,8 @@ def _directory(state: str | Path, job: str | None, pipeline: PipelineDefinition 
 
 
 def _refuse_unfit(history: History, name: str) -> None:
-    pin = history.pins.get(name)
-    if pin is not None:
-        msg = f"{name!r} exists already: it is checkpoint {pin.checkpoint}; choose another name, names never move"
+    msg = taken(history, name)
+    if msg is not None:
         raise RequestRefused(msg)
     if history.to_void:
         msg = f"a rewind of job {history.job!r} discarded output and was cut short; penstock settle ends it"

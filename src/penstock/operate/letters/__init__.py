@@ -1,0 +1,1 @@
+"""Dead letters of a job: which there are, what they say, and having them read again."""

@@ -1,0 +1,1 @@
+"""State of steps as tables: found, read, compared, written."""
