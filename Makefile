@@ -52,7 +52,7 @@ imports: $(INSTALLED) ## who may import whom
 .PHONY: test test-core mission torture replay exhaust planted coverage-simulation torture-windows torture-files \
         torture-kafka newcomer
 test: $(INSTALLED) ## all tests; TESTS="tests/spark -k join" runs some
-	@$(WITH_JAVA) tools/test.sh $(or $(TESTS),--numprocesses 2 --dist loadfile tests)
+	@$(WITH_JAVA) tools/test.sh $(or $(TESTS),--numprocesses 2 --dist loadfile --no-loadscope-reorder tests)
 
 test-core: $(INSTALLED) ## the tests that need no JVM: seconds
 	@tools/test.sh -m "not spark and not crash and not integration" $(or $(TESTS),tests)

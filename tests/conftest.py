@@ -27,6 +27,16 @@ settings.register_profile("penstock", deadline=None, suppress_health_check=[Heal
 settings.load_profile("penstock")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What starts processes comes first, seconds come last: else one worker ends with minutes that the other lacks."""
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    marked = [item.get_closest_marker(marker) is not None for marker in ("crash", "integration", "spark")]
+    return [*marked, True].index(True)
+
+
 def pytest_report_header() -> str:
     return f"PYTHONHASHSEED={os.environ.get('PYTHONHASHSEED', 'random')}"
 
