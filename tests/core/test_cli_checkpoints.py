@@ -68,24 +68,27 @@ def test_the_document_has_a_versioned_schema(state):
 
     assert document["schema"] == "penstock.checkpoints/1"
     assert document["restore_point"] == 2
-    assert document["open"] == [{"uid": "out", "checkpoint": 2, "kind": "files/1", "target": "there"}]
-    assert document["stopped"] is False
-    assert document["owner"] == {"host": "here", "pid": 7, "started": CLAIM.started, "version": "0.1"}
-    assert [row["status"] for row in document["checkpoints"]] == ["condemned", "restorable", "restorable"]
+    assert document["open"] == [
+        {"uid": "out", "checkpoint": 2, "kind": "files/1", "target": "there", "file_count": 1, "bytes": 3}
+    ]
+    assert document["is_at_rest"] is False
+    assert document["process"] == {"host": "here", "pid": 7, "started": CLAIM.started, "version": "0.1"}
+    assert [row["is_restorable"] for row in document["checkpoints"]] == [False, True, True]
     assert document["checkpoints"][2] == {
-        "id": 2,
+        "checkpoint": 2,
         "kind": "periodic",
         "entry": 4,
         "generation": 0,
         "parent": 1,
+        "triggered": NOON + 2 * SECOND,
         "completed": NOON + 2 * SECOND + 250_000,
-        "duration_ms": 250.0,
-        "bytes": 6,
-        "total_bytes": 9,
-        "outputs": 1,
-        "open": 1,
-        "status": "restorable",
-        "pins": [],
+        "took_seconds": 0.25,
+        "new_bytes": 6,
+        "bytes": 9,
+        "output_count": 1,
+        "open_count": 1,
+        "is_restorable": True,
+        "names": [],
         "is_restore_point": True,
     }
 

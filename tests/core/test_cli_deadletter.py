@@ -158,7 +158,7 @@ def steady(text: str) -> str:
     for place in told.get("places", []):
         assert place["bytes"] > 0
         place["bytes"] = 0
-    for file in told.get("files", []):
+    for file in (*told.get("files", []), *told.get("kept", [])):
         assert file["bytes"] > 0
         file["bytes"] = 0
     return json.dumps(told, indent=2) + "\n"
@@ -191,20 +191,20 @@ def test_a_replay_names_what_none_has_named_and_a_second_one_nothing(job: Job) -
     golden("replay-again.txt", job.say("replay", "bad-orders", "--all"))
     assert "2 rows of a replay yet to be in a checkpoint" in job.say("list")
     assert json.loads(job.say("replay", "bad-orders", "--all", "--again", "--json")) == {
-        "schema": "penstock.deadletters/1",
+        "schema": "penstock.deadletter.replay/1",
         "job": "orders",
         "uid": "bad-orders",
         "source": "orders",
         "rows": 3,
         "replays": [3],
-        "left": 0,
+        "left_out_rows": 0,
     }
 
 
 def test_many_letters_are_several_replays_of_one_command(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replaying, "MOST_LETTERS", 1)
     done = json.loads(job.say("replay", "bad-orders", "--all", "--again", "--json"))
-    assert (done["rows"], done["replays"], done["left"]) == (3, [2, 3, 4], 0)
+    assert (done["rows"], done["replays"], done["left_out_rows"]) == (3, [2, 3, 4], 0)
     files = sorted((job.folder("bad-orders") / "_replays").iterdir())
     told = [json.loads(path.read_text()) for path in files]
     assert [each["rows"] for each in told] == [1, 1, 1, 1]
@@ -301,7 +301,7 @@ def test_staged_letters_are_listed_once(job: Job) -> None:
 def test_letters_behind_a_rewind_are_undone(job: Job) -> None:
     job.log(at(0), at(1, 0), at(2, 1, read=1), rewind(1, 2), Stopped(checkpoint=1, at=NOON))
     place = json.loads(job.say("list", "--json"))["places"][0]
-    assert (place["rows"], place["undone"], place["waiting"]) == (2, 1, 1)
+    assert (place["rows"], place["undone_rows"], place["waiting_rows"]) == (2, 1, 1)
     assert "1 row more that a rewind has undone" in job.say("list")
 
 
@@ -309,13 +309,22 @@ def test_a_drop_asks_and_leaves_what_a_replay_needs(job: Job) -> None:
     before = ("bad-orders", "--before", "2026-01-01T12:01:30Z")
     assert "Nobody is here to say so: give --yes" in job.refuses("drop", "late-totals", "--before", "2027-01-01")
     golden("drop-kept.txt", job.say("drop", *before, "--yes"))
+    golden("drop-kept.json", steady(job.say("drop", *before, "--yes", "--json")))
     job.log(at(1), at(2, 1, read=1), Stopped(checkpoint=2, at=NOON))
     assert json.loads(job.say("drop", *before, "--json", "--yes"))["kept"] != [], "checkpoint 1 has yet to read it"
     job.log(at(2, 1, read=1), Stopped(checkpoint=2, at=NOON))
     golden("drop-dry.txt", unsized(job.say("drop", *before, "--dry-run")))
+    golden("drop-dry.json", steady(job.say("drop", *before, "--dry-run", "--json")))
     golden("drop.txt", unsized(job.say("drop", *before, "--yes")))
     assert len(list(job.folder("bad-orders").glob("*.parquet"))) == 1
     assert "is no date such as 2026-01-31" in job.refuses("drop", "bad-orders", "--before", "yesterday", "--yes")
+
+
+def test_the_documents_of_what_was_dropped_and_of_what_will_be_read_again(job: Job) -> None:
+    golden("replay.json", job.say("replay", "bad-orders", "--all", "--json"))
+    golden("replay-again.json", job.say("replay", "bad-orders", "--all", "--json"))
+    job.log(at(2, 1, read=2), Stopped(checkpoint=2, at=NOON))
+    golden("drop.json", steady(job.say("drop", "bad-orders", "--before", "2027-01-01", "--yes", "--json")))
 
 
 def unsized(text: str) -> str:

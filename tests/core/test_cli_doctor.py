@@ -66,7 +66,7 @@ def test_the_document_for_scripts_says_the_same(tmp_path, java):
 
     assert told["verdict"] in {"ok", "warn"}
     found = f"21 ({tmp_path}/jdk, found by JAVA_HOME)"
-    assert lines["java"] == {"name": "java", "status": "ok", "found": found, "fix": None}
+    assert lines["java"] == {"name": "java", "verdict": "ok", "message": found, "remedy": None}
     assert {"python", "packages", "extras", "cores", "memory", "environment"} <= lines.keys()
     assert {"state folder", "durable writes", "space", "clocks"} <= lines.keys()
 
@@ -88,7 +88,7 @@ def test_no_java_at_all_is_told_with_where_it_was_looked_for(tmp_path, java, mon
 
     _, lines = findings(doctor(tmp_path, "--json"))
 
-    assert lines["java"]["found"] == "there is none: JAVA_HOME is not set, and no java is on PATH"
+    assert lines["java"]["message"] == "there is none: JAVA_HOME is not set, and no java is on PATH"
 
 
 def test_a_java_home_without_java_is_told(tmp_path, java, monkeypatch):
@@ -96,8 +96,8 @@ def test_a_java_home_without_java_is_told(tmp_path, java, monkeypatch):
 
     _, lines = findings(doctor(tmp_path, "--json"))
 
-    assert lines["java"]["status"] == "fail"
-    assert lines["java"]["found"] == f"JAVA_HOME is {tmp_path}/gone"
+    assert lines["java"]["verdict"] == "fail"
+    assert lines["java"]["message"] == f"JAVA_HOME is {tmp_path}/gone"
 
 
 def test_a_state_folder_that_is_a_file_fails(tmp_path, java):
@@ -105,15 +105,15 @@ def test_a_state_folder_that_is_a_file_fails(tmp_path, java):
 
     _, lines = findings(doctor(tmp_path, "--json"))
 
-    assert lines["state folder"]["status"] == "fail"
-    assert "is a file" in lines["state folder"]["found"]
+    assert lines["state folder"]["verdict"] == "fail"
+    assert "is a file" in lines["state folder"]["message"]
 
 
 def test_an_address_that_no_file_system_knows_fails(tmp_path, java):
     said = say("doctor", "--no-spark", "--json", "--state", "s3://bucket/state")
 
     assert said.code == 1
-    assert findings(said)[1]["state folder"]["found"] == "s3://bucket/state"
+    assert findings(said)[1]["state folder"]["message"] == "s3://bucket/state"
 
 
 def test_the_pipeline_is_built_and_its_steps_are_named(tmp_path, java, monkeypatch):
@@ -123,12 +123,12 @@ def test_the_pipeline_is_built_and_its_steps_are_named(tmp_path, java, monkeypat
     )
     monkeypatch.chdir(tmp_path)
 
-    assert findings(doctor(tmp_path, "doctored_shop:orders", "--json"))[1]["pipeline"]["found"] == (
+    assert findings(doctor(tmp_path, "doctored_shop:orders", "--json"))[1]["pipeline"]["message"] == (
         "orders reads in and writes out"
     )
     said = doctor(tmp_path, "doctored_shop:order", "--json")
     assert said.code == 1
-    assert "did you mean 'orders'?" in findings(said)[1]["pipeline"]["found"]
+    assert "did you mean 'orders'?" in findings(said)[1]["pipeline"]["message"]
 
 
 def test_a_broker_that_does_not_answer_fails_within_its_time(tmp_path, java, monkeypatch):

@@ -47,14 +47,23 @@ def test_the_document_has_a_versioned_schema(state, tmp_path):
     assert document(made) == {
         "folder": str(tmp_path / "out"),
         "job": "orders",
-        "log": "log-1",
+        "log_id": "log-1",
         "checkpoint": 1,
         "names": ["before-v2"],
         "exported": made.export.at,
-        "files": 2,
+        "file_count": 2,
         "bytes": 44,
         "sha256": made.export.sha256,
-        "left_open": [{"uid": "out", "checkpoint": 1, "kind": "files/1", "target": "there"}],
+        "left_open": [
+            {
+                "uid": "out",
+                "checkpoint": 1,
+                "kind": "files/1",
+                "target": "there",
+                "file_count": None,
+                "bytes": None,
+            }
+        ],
     }
 
 

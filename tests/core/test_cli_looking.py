@@ -89,17 +89,19 @@ def test_all_commands_tell_the_numbers_of_the_report(state):
     documents = {name: json.loads(of(state, *words, "--json").out) for name, words in COMMANDS.items()}
 
     run = documents["status"]["run"]
-    assert run["rows_read"] == dict(REPORT.rows_read)
-    assert run["rows_written"] == dict(REPORT.rows_written)
-    assert run["batches"] == dict(REPORT.batches)
-    assert (run["checkpoints"], run["failed_checkpoints"], run["restarts"]) == (2, 1, 1)
-    assert run["counters"] == {"totals": {"late": 7, "missing_time": 3, "fired": 9}}
-    assert run["lag"]["in"]["rows"] == LAG.rows == documents["lag"]["sources"][0]["rows"]
-    assert documents["list"]["jobs"][0]["lag_rows"] == LAG.rows
+    assert {each["uid"]: each["rows_read"] for each in run["sources"]} == dict(REPORT.rows_read)
+    assert {each["uid"]: each["rows_written"] for each in run["sinks"]} == dict(REPORT.rows_written)
+    assert {each["uid"]: each["batch_count"] for each in run["sources"]} == dict(REPORT.batches)
+    assert (run["checkpoint_count"], run["failed_checkpoint_count"], run["restart_count"]) == (2, 1, 1)
+    counters = {each["uid"]: {own["name"]: own["amount"] for own in each["counters"]} for each in run["steps"]}
+    assert counters == {"out": {}, "totals": {"late": 7, "missing_time": 3, "fired": 9}}
+    assert run["sources"][0]["behind_rows"] == LAG.rows == documents["lag"]["sources"][0]["behind_rows"]
+    assert documents["list"]["jobs"][0]["behind_rows"] == LAG.rows
     assert run["put_aside"] == documents["late"]["put_aside"]
     assert {each["step"]: each["rows"] for each in run["put_aside"]} == {"totals": 7, "parse_json value": 2}
     bytes = documents["list"]["jobs"][0]["state_bytes"]
-    assert bytes == sum(documents["status"]["state_bytes"].values()) == documents["checkpoint"]["bytes"]
+    assert bytes == documents["status"]["state_bytes"] == documents["checkpoint"]["state_bytes"]
+    assert bytes == sum(each["bytes"] for each in documents["status"]["steps"])
     owned = {each["owner"]: each for each in documents["gc"]["sums"]}
     assert owned["checkpoint"]["bytes"] == bytes, "checkpoint 1 has a part of what 2 has"
 
@@ -164,6 +166,8 @@ def test_a_job_that_cannot_be_read_hides_no_other(state):
     assert "broken  unreadable: " in said.out
     assert "orders  dead" in said.out
     assert [each["is"] for each in listed] == ["unreadable", "dead"]
+    assert listed[0].keys() == listed[1].keys()
+    assert [each["message"] is None for each in listed] == [False, True]
 
 
 @pytest.mark.parametrize(

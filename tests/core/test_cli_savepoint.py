@@ -19,6 +19,12 @@ def state(tmp_path):
     return tmp_path
 
 
+def outputs(state):
+    """What is open there, as documents have it."""
+    rest = {"kind": "files/1", "target": str(state / "out"), "file_count": 1, "bytes": 5}
+    return [{"uid": "out", "checkpoint": checkpoint, **rest} for checkpoint in (1, 2)]
+
+
 @pytest.fixture
 def at_rest(tmp_path):
     """Two checkpoints, and an orderly end."""
@@ -97,22 +103,18 @@ def test_the_list_has_a_line_each_and_a_document(at_rest):
 
     assert shown.out.splitlines()[0].split() == ["name", "checkpoint", "taken", "age", "size", "by"]
     assert shown.out.splitlines()[1].split()[:3] == ["good", "0", "1970-01-01"]
-    assert document == {
-        "schema": "penstock.savepoints/1",
-        "job": JOB,
-        "savepoints": [
-            {
-                "name": "good",
-                "checkpoint": 0,
-                "taken": 2,
-                "named": 4,
-                "owner": "",
-                "bytes": 3,
-                "is_restore_point": False,
-            }
-        ],
+    good = {
+        "savepoint": "good",
+        "checkpoint": 0,
+        "taken": 2,
+        "named": 4,
+        "by": "",
+        "state_bytes": 3,
+        "is_restore_point": False,
     }
-    assert json.loads(say("savepoint", "show", JOB, "good", "--state", str(at_rest), "--json").out) == document
+    one = json.loads(say("savepoint", "show", JOB, "good", "--state", str(at_rest), "--json").out)
+    assert document == {"schema": "penstock.savepoint.list/1", "job": JOB, "savepoints": [good]}
+    assert one == {"schema": "penstock.savepoint.show/1", "job": JOB, **good}
 
 
 def test_dropping_asks_and_refuses_where_nobody_can_answer(at_rest):
@@ -154,15 +156,13 @@ def test_documents_of_a_stop_and_of_a_settled_job(state):
         "savepoint": None,
         "checkpoint": 2,
         "was_running": False,
-        "unpublished": waits,
+        "message": waits,
+        "open": outputs(state),
     }
     assert json.loads(settled.out) == {
         "schema": "penstock.settle/1",
         "job": JOB,
-        "published": [
-            {"uid": "out", "checkpoint": 1, "kind": "files/1", "target": str(state / "out")},
-            {"uid": "out", "checkpoint": 2, "kind": "files/1", "target": str(state / "out")},
-        ],
+        "published": outputs(state),
         "voided": [],
     }
 
@@ -170,7 +170,8 @@ def test_documents_of_a_stop_and_of_a_settled_job(state):
 def test_a_created_savepoint_has_a_document(at_rest):
     said = say("savepoint", "create", JOB, "x", "--json", "--state", str(at_rest))
 
-    assert [(each["name"], each["checkpoint"]) for each in json.loads(said.out)["savepoints"]] == [("x", 1)]
+    told = json.loads(said.out)
+    assert (told["schema"], told["savepoint"], told["checkpoint"]) == ("penstock.savepoint.create/1", "x", 1)
 
 
 def test_settling_again_publishes_nothing_twice(state):
@@ -248,17 +249,15 @@ def test_a_dry_run_changes_nothing_and_has_a_document(state):
     assert json.loads(said.out) == {
         "schema": "penstock.rewind/1",
         "job": JOB,
-        "done": False,
-        "to": 0,
-        "left": 2,
+        "is_dry_run": True,
+        "was_done": False,
+        "from_checkpoint": 2,
+        "to_checkpoint": 0,
+        "publish": outputs(state),
+        "void": [],
         "condemned": [],
         "lost": [],
-        "again": {"out": [1, 2]},
-        "publish": [
-            {"uid": "out", "checkpoint": 1, "kind": "files/1", "target": str(state / "out")},
-            {"uid": "out", "checkpoint": 2, "kind": "files/1", "target": str(state / "out")},
-        ],
-        "void": [],
+        "again": outputs(state),
     }
     assert {path: path.read_bytes() for path in state.rglob("*") if path.is_file()} == before
 

@@ -89,8 +89,9 @@ def test_the_document_has_a_versioned_schema_and_says_what_was_written_by_hand(s
     assert said.out == golden("state-show.json", said.out)
     assert document["schema"] == "penstock.state.show/1"
     assert (document["checkpoint"], document["kind"], document["is_restore_point"]) == (2, "written", True)
-    assert document["held"][0]["written"] == WRITTEN
-    assert document["held"][0]["files"] == ["state/totals/0/c/0000/part-0.parquet"]
+    (held,) = document["steps"]
+    assert held["by_hand"] == {"by": "process 7 on here", "written": NOON, "parent": 1, "rows": 2}
+    assert held["files"] == [{"path": "state/totals/0/c/0000/part-0.parquet", "bytes": 3}]
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_every_number_comes_back_from_the_bytes():
 
 def test_fields_of_a_newer_version_are_left_out_and_other_schemas_are_no_hint():
     told = json.loads(encode(HINT))
-    told["report"]["mood"] = told["mood"] = "good"
+    told["run"]["mood"] = told["mood"] = "good"
 
     assert decode(json.dumps(told).encode()) == HINT
     assert decode(json.dumps(told | {"schema": "penstock.report/2"}).encode()) is None

@@ -68,7 +68,7 @@ def test_each_file_has_an_owner(job):
     }
     shared = found["state/totals/0/b/part-0.parquet"]
     assert (shared.checkpoints, shared.savepoints, shared.generation) == ((1, 2), ("before-v2",), 0)
-    assert found["staged/out/0/2/part-0"].outputs == ("#2 of 'out'",)
+    assert found["staged/out/0/2/part-0"].outputs == log(job).open_committables
 
 
 def test_a_dry_run_changes_nothing_and_says_what_would_be_deleted(job):

@@ -98,7 +98,9 @@ def test_staged_output_that_is_gone_is_found_where_nothing_proves_that_it_was_pu
     found = verdict(job)
 
     (each,) = found.broken
-    assert (each.path, each.fault, each.outputs) == (STAGED, Fault.MISSING, ("#2 of 'out'",))
+    assert (each.path, each.fault) == (STAGED, Fault.MISSING)
+    assert [(item.checkpoint, item.uid) for item in each.outputs] == [(2, "out")]
+    assert "is not there; breaks output #2 of 'out'\n" in lines(job)[1]
     assert found.sound == (1, 2), "state can be restored"
     assert "penstock rewind orders 2 --discard-unpublished" in found.remedies[1]
 
@@ -162,14 +164,14 @@ def test_the_json_has_everything_a_script_needs(job):
     told = json.loads(said)
 
     assert code == 1
-    assert (told["schema"], told["sound"], told["sound_checkpoints"]) == ("penstock.verify/1", False, [1])
+    assert (told["schema"], told["is_sound"], told["sound"]) == ("penstock.verify/1", False, [1])
     assert told["broken"] == [
         {
             "path": LAYER_C,
             "fault": "missing",
             "message": "is not there",
-            "checkpoints": [2],
-            "savepoints": [],
+            "needed_by": [2],
+            "names": [],
             "outputs": [],
         }
     ]

@@ -47,9 +47,9 @@ def test_a_file_of_an_export_that_is_damaged_is_named(exported, damage, quick, f
     told = json.loads(said.out)
 
     assert said.code == 1
-    assert (told["schema"], told["sound"], told["checkpoint"]) == ("penstock.verify-export/1", False, 1)
+    assert (told["schema"], told["is_sound"], told["checkpoint"]) == ("penstock.verify.export/1", False, 1)
     assert [(each["path"], each["fault"]) for each in told["broken"]] == [(LAYER, fault)]
-    assert told["others"] == ["notes.txt"]
+    assert told["other_files"] == ["notes.txt"]
     assert "remedy: export the checkpoint once more" in say("verify", str(exported)).out
 
 

@@ -13,7 +13,7 @@ from penstock.checkpoint.history import History
 from penstock.checkpoint.recovery import decide_recovery
 from penstock.errors import GraphError, StateIncompatible, UnknownName
 from penstock.handles import ColumnMove, StateColumn, StateHandle, TaskSnapshot
-from penstock.operate.plan.outputs import SeenAgain
+from penstock.operate.plan.outputs import SeenAgain, outputs
 from penstock.operate.plan.start import PipelineFacts, plan_start
 from penstock.operate.plan.steps import Beginning, Deciding, Verdict, route
 from penstock.operate.rewinding import consequences
@@ -51,7 +51,7 @@ def test_the_same_pipeline_goes_on_and_nothing_changes():
 
     assert verdicts(found) == {"in": "kept", "totals": "kept", "out": "kept"}
     assert (found.restored.checkpoint, found.is_change, found.is_refused) == (2, False, False)
-    assert [(item.uid, item.checkpoint, item.files) for item in found.publish] == [("out", 2, 1)]
+    assert [(item.uid, item.checkpoint, item.file_count) for item in found.publish] == [("out", 2, 1)]
     assert found.counts == {"new": 0, "migrated": 0, "dropped": 0, "kept": 3, "refused": 0}
 
 
@@ -134,11 +134,15 @@ def test_columns_that_move_are_a_migration_and_those_that_cannot_a_refusal():
 # ----------------------------------------------------------------------------------------------------- going back
 
 
+def seen(*checkpoints):
+    return SeenAgain(uid="out", checkpoints=checkpoints, target="there", outputs=outputs(map(output, checkpoints)))
+
+
 def test_a_rewind_lists_the_output_that_readers_see_again():
     found = plan(history(*story()), checkpoint=1)
 
     assert (found.rewind.to, found.rewind.left) == (1, 2)
-    assert found.rewind.again == (SeenAgain(uid="out", checkpoints=(2,), target="there", files=1, bytes=3),)
+    assert found.rewind.again == (seen(2),)
     assert (found.restored.checkpoint, found.restored.names) == (1, ("before-v2",))
     assert found.is_change
 
@@ -147,7 +151,7 @@ def test_a_fresh_start_lists_all_output_and_says_if_more_was_published_than_the_
     kept = plan(history(*story()), fresh=True)
     trimmed = plan(history(CLAIM, at(8), at(9, 8, open=(output(9),), floor=7), first=7), fresh=True)
 
-    assert kept.rewind.again == (SeenAgain(uid="out", checkpoints=(1, 2), target="there", files=2, bytes=6),)
+    assert kept.rewind.again == (seen(1, 2),)
     assert not kept.rewind.is_more_published
     assert trimmed.rewind.is_more_published
     assert verdicts(kept) == {"in": "new", "totals": "new", "out": "new"}
@@ -165,7 +169,7 @@ def test_output_of_an_aborted_checkpoint_is_that_of_the_one_that_carried_it():
     found = history(CLAIM, at(0), at(1, 0), at(3, 1, open=(output(2), output(3))))
 
     again = plan(found, checkpoint=1).rewind.again[0]
-    assert (again.checkpoints, again.files) == ((3,), 2)
+    assert (again.checkpoints, [each.checkpoint for each in again.outputs]) == ((3,), [2, 3])
     assert plan(history(CLAIM, at(0), at(3, 0, open=(output(2),)), at(4, 3)), checkpoint=3).rewind.again == ()
 
 
@@ -174,6 +178,7 @@ def test_the_rewind_command_says_the_same():
         planned = plan(history(*story()), fresh=target is None, checkpoint=target).rewind
         told = consequences(history(*story()), target)
         assert {each.uid: each.checkpoints for each in planned.again} == dict(told.again)
+        assert [each for again in planned.again for each in again.outputs] == list(outputs(told.outputs_again))
 
 
 def test_output_that_is_not_of_the_timeline_that_is_left_was_seen_again_before():

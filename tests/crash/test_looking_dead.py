@@ -58,6 +58,10 @@ def told(home, *words):
     return json.loads(done.stdout)
 
 
+def rows_read(status):
+    return {each["uid"]: each["rows_read"] for each in status["run"]["sources"]}
+
+
 def test_status_list_lag_late_verify_and_gc_work_on_a_job_that_was_killed(killed):
     home, alive = killed
     before = entries(home)
@@ -72,13 +76,13 @@ def test_status_list_lag_late_verify_and_gc_work_on_a_job_that_was_killed(killed
     assert status["is"] == listed["is"] == late["is"] == lag["is"] == "dead"
     assert status["uptime_seconds"] is None
     assert status["generation"] == status["run"]["generation"]
-    assert status["run"]["age_seconds"] >= 0
-    assert status["run"]["rows_read"] == {"lines": status["run"]["rows_read"]["lines"]}
-    assert status["run"]["rows_read"]["lines"] >= alive["run"]["rows_read"].get("lines", 0)
+    assert status["run"]["numbers_age_seconds"] >= 0
+    assert list(rows_read(status)) == ["lines"]
+    assert rows_read(status)["lines"] >= rows_read(alive).get("lines", 0)
     assert status["checkpoint"] == listed["checkpoint"]
     assert {each["kind"] for each in late["put_aside"]} == {"bad", "late"}
-    assert [each["source"] for each in lag["sources"]] == ["lines"]
-    assert verdict["sound"] is True, verdict
+    assert [each["uid"] for each in lag["sources"]] == ["lines"]
+    assert verdict["is_sound"] is True, verdict
     assert verdict["restore_point"] == status["restore_point"]
     assert "unknown" not in {each["owner"] for each in files["sums"]}
     assert say("lag", "torture", "--state", str(home / "state"), "--max-lag", "1000000").code == 4
@@ -87,7 +91,7 @@ def test_status_list_lag_late_verify_and_gc_work_on_a_job_that_was_killed(killed
     swept = say("gc", "torture", "--state", str(home / "state"), "--yes")
     assert swept.code == 0, swept.err
     assert told(home, "gc", "torture", "--dry-run")["sums"] == [
-        each for each in told(home, "gc", "torture", "--dry-run")["sums"] if not each["deletable"]
+        each for each in told(home, "gc", "torture", "--dry-run")["sums"] if not each["is_deletable"]
     ]
     again = Driver(home, 1, "--until", "caught-up")
     try:
@@ -96,4 +100,4 @@ def test_status_list_lag_late_verify_and_gc_work_on_a_job_that_was_killed(killed
         with suppress(AssertionError):
             again.end()
     assert told(home, "status", "torture")["is"] == "stopped"
-    assert told(home, "verify", "torture")["sound"] is True
+    assert told(home, "verify", "torture")["is_sound"] is True

@@ -76,10 +76,11 @@ def test_a_report_the_file_that_a_run_leaves_and_all_commands_have_the_same_numb
     assert status["is"] == listed["jobs"][0]["is"] == "stopped"  # type: ignore[index]
     told_of = status["run"]
     assert isinstance(told_of, dict)
-    assert told_of["rows_read"] == report.rows_read == {"lines": 4}
-    assert told_of["rows_written"] == report.rows_written
-    assert told_of["checkpoints"] == report.checkpoints
-    assert told_of["watermarks"]["counts"]["at"] == report.watermarks["counts"]
+    assert {each["uid"]: each["rows_read"] for each in told_of["sources"]} == report.rows_read == {"lines": 4}
+    assert {each["uid"]: each["rows_written"] for each in told_of["sinks"]} == report.rows_written
+    assert told_of["checkpoint_count"] == report.checkpoints
+    marks = {each["uid"]: each["watermark"] for each in told_of["steps"]}
+    assert marks["counts"] == report.watermarks["counts"]
     assert isinstance(aside, list)
     found = {(each["kind"], each["step"]): (each["rows"], [sink["uid"] for sink in each["sinks"]]) for each in aside}
     assert found == {
@@ -95,14 +96,13 @@ def test_a_real_job_is_sound_and_each_of_its_files_has_an_owner(ran: tuple[Path,
     home, _ = ran
     verdict, owned = told(home, "verify", "orders"), told(home, "gc", "orders", "--dry-run")
 
-    assert verdict["sound"] is True
-    assert verdict["files"]
+    assert verdict["is_sound"] is True
+    assert verdict["file_count"]
     known = {"checkpoint", "output", "log", "control", "orphan", "condemned"}
     assert {each["owner"] for each in owned["sums"]} <= known  # type: ignore[attr-defined]
     one = told(home, "checkpoint", "orders", str(verdict["restore_point"]))
     assert one["is_restore_point"] is True
-    state = told(home, "status", "orders")["state_bytes"]
-    assert one["bytes"] == sum(state.values())  # type: ignore[attr-defined]
+    assert one["state_bytes"] == told(home, "status", "orders")["state_bytes"]
 
 
 def test_a_flipped_byte_in_a_real_layer_is_found(ran: tuple[Path, Report], tmp_path: Path) -> None:

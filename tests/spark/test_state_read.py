@@ -344,10 +344,10 @@ def test_other_formats_are_for_programs(run: PipelineRun, tmp_path: object) -> N
         "user": "v", "window_start": "2026-01-01 00:02:00Z", "window_end": "2026-01-01 00:03:00Z", "amount": "6",
         "n": "1",
     }  # fmt: skip
-    assert document["schema"] == "penstock.state-query/1"
-    assert document["checkpoints"] == [open_job(run.folder).read().pins["later"].checkpoint]
+    assert document["schema"] == "penstock.state.query/1"
+    assert document["checkpoint"] == open_job(run.folder).read().pins["later"].checkpoint
     assert document["columns"][0] == {"name": "user", "type": "string"}
-    assert document["rows"][1] == {
+    assert document["answer"][1] == {
         "user": None, "window_start": "2026-01-01T00:02:00+00:00", "window_end": "2026-01-01T00:03:00+00:00",
         "amount": 7, "n": 1,
     }  # fmt: skip
@@ -357,7 +357,7 @@ def test_other_formats_are_for_programs(run: PipelineRun, tmp_path: object) -> N
 def test_a_diff_tells_what_came_went_and_changed(run: PipelineRun) -> None:
     older, newer = sorted(open_job(run.folder, "shop").read().restorable)[-2:]
     out = ask(run, "ever", "--diff", str(older), str(newer), "--format", "json")
-    changes = {(row["_change"], row["user"], row["amount"]) for row in json.loads(out)["rows"]}
+    changes = {(row["_change"], row["user"], row["amount"]) for row in json.loads(out)["answer"]}
     back = ask(run, "visits", "SELECT _change, count(*) AS n FROM visits GROUP BY 1 ORDER BY 1", "--diff", "later",
                str(older), "--format", "csv")  # fmt: skip
 
@@ -381,8 +381,8 @@ def test_only_a_select_over_the_table_is_run(run: PipelineRun, sql: str) -> None
 
 def test_duckdb_reads_the_files_that_show_names(run: PipelineRun) -> None:
     said = say("state", "show", "shop", "--state", str(run.folder), "--json")
-    files = next(held["files"] for held in json.loads(said.out)["held"] if held["uid"] == "ever")
-    paths = [str(run.folder / "shop" / file) for file in files]
+    files = next(held["files"] for held in json.loads(said.out)["steps"] if held["uid"] == "ever")
+    paths = [str(run.folder / "shop" / file["path"]) for file in files]
 
     found = duckdb.sql(f'SELECT "user", sum(amount__sum) FROM read_parquet({paths}) GROUP BY ALL').fetchall()
 

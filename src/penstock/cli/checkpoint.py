@@ -10,10 +10,11 @@ from rich.text import Text
 from penstock.checkpoint.gc import layers_of
 from penstock.checkpoint.names import which_checkpoint
 from penstock.cli.exits import ExitCode
-from penstock.cli.shown import UNKNOWN, number, plain_table
+from penstock.cli.shown import UNKNOWN, file_fields, number, output_fields, plain_table
 from penstock.cli.words import clipped, count, size, watermark, when
 from penstock.errors import UnknownName
-from penstock.ids import BEGINNING, END_OF_TIME, CheckpointId, Generation
+from penstock.ids import BEGINNING, CheckpointId, Generation
+from penstock.job.numbers import watermark_fields
 from penstock.operate.directory import JobDirectory
 from penstock.operate.savepoints import bytes_of
 
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
     from penstock.checkpoint.entries import Manifest, StepRecord
     from penstock.checkpoint.history import History
     from penstock.cli.output import Output
-    from penstock.handles import TaskSnapshot
+    from penstock.handles import StateHandle, TaskSnapshot
 
 SCHEMA: Final = "penstock.checkpoint/1"
+"""Of the JSON document: see docs/json.md."""
 
 SHOWN: Final = 72
 """Characters of a position, for a files source remembers many names; all of it is in the document."""
@@ -74,31 +76,21 @@ def document(history: History, checkpoint: CheckpointId) -> dict[str, object]:
     point = history.restore_point
     return {
         "job": history.job,
-        "id": checkpoint,
+        "checkpoint": checkpoint,
         "kind": manifest.kind.value,
         "entry": entry,
         "generation": _generation(history, entry),
         "parent": manifest.parent,
         "triggered": manifest.triggered,
         "completed": manifest.completed,
-        "duration_ms": (manifest.completed - manifest.triggered) / 1_000,
-        "status": "condemned" if checkpoint in history.condemned else "restorable",
-        "pins": list(history.names_of(checkpoint)),
+        "took_seconds": (manifest.completed - manifest.triggered) / 1_000_000,
+        "is_restorable": checkpoint not in history.condemned,
+        "names": list(history.names_of(checkpoint)),
         "is_restore_point": point is not None and point.checkpoint == checkpoint,
-        "bytes": bytes_of(manifest),
-        "tasks": [_task(task, steps.get(task.task)) for task in manifest.tasks],
-        "outputs": [
-            {
-                "uid": item.uid,
-                "checkpoint": item.checkpoint,
-                "kind": item.kind,
-                "target": item.target,
-                "files": len(item.files),
-                "bytes": sum(file.length for file in item.files),
-                "open": item in history.open_committables,
-            }
-            for item in manifest.open
-        ],
+        "state_bytes": bytes_of(manifest),
+        "steps": [_step(task, steps.get(task.task)) for task in manifest.tasks],
+        "outputs": [output_fields(item) for item in manifest.open],
+        "open": [output_fields(item) for item in manifest.open if item in history.open_committables],
         "condemned": list(manifest.condemned),
         "condemned_files": list(manifest.condemned_files),
         "floor": manifest.floor,
@@ -109,32 +101,29 @@ def _generation(history: History, entry: int) -> Generation:
     return next(each.generation for each in history.entries if each.number == entry)
 
 
-def _task(task: TaskSnapshot, step: StepRecord | None) -> dict[str, object]:
-    state = task.state
+def _step(task: TaskSnapshot, step: StepRecord | None) -> dict[str, object]:
     return {
         "uid": task.task,
         "role": step.role.value if step is not None else None,
-        "kind": step.kind if step is not None else None,
+        "kind": (step.kind or None) if step is not None else None,
         "position": None if task.position is None else {"kind": task.position.kind, "detail": task.position.detail},
-        "state": None
-        if state is None
-        else {
-            "kind": state.kind,
-            "schema": state.schema,
-            "detail": state.detail,
-            "layers": [
-                {
-                    "name": layer.name,
-                    "level": layer.level,
-                    "rows": layer.rows,
-                    "bytes": sum(file.length for file in layer.files),
-                    "files": [file.path for file in layer.files],
-                }
-                for layer in state.layers
-            ],
-        },
-        "watermark": task.watermark if task.watermark not in {BEGINNING, END_OF_TIME} else None,
+        "state": None if task.state is None else _state(task.state),
+        **watermark_fields(task.watermark if task.watermarks else None),
     }
+
+
+def _state(state: StateHandle) -> dict[str, object]:
+    layers = [
+        {
+            "name": layer.name,
+            "level": layer.level,
+            "rows": layer.rows,
+            "bytes": sum(file.length for file in layer.files),
+            "files": [file_fields(file) for file in layer.files],
+        }
+        for layer in state.layers
+    ]
+    return {"kind": state.kind, "ddl": state.schema, "detail": state.detail, "layers": layers}
 
 
 # ---------------------------------------------------------------------------------------------------------- for people

@@ -2,65 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 
 from penstock.checkpoint.entries import Claim
 from penstock.cli.exits import ExitCode
-from penstock.cli.shown import output_fields, plain_table
+from penstock.cli.shown import output_fields, plain_table, process_fields
 from penstock.cli.words import count, size, when
+from penstock.operate.checkpoints import checkpoints_of
 from penstock.operate.directory import JobDirectory, is_at_rest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from rich.table import Table
 
-    from penstock.checkpoint.entries import Manifest
     from penstock.checkpoint.history import History
     from penstock.cli.output import Output
+    from penstock.operate.checkpoints import Checkpoint
 
 SCHEMA: Final = "penstock.checkpoints/1"
-"""Of the JSON document: fields may be added under this name, never changed or taken away."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One checkpoint.
-
-    Attributes:
-        id: rises over the whole log.
-        kind: why it was taken.
-        entry: its number in the log.
-        generation: the claim under which it was taken.
-        parent: the checkpoint it continues.
-        completed: when, in microseconds since 1970.
-        duration_ms: from the trigger to the last acknowledgement.
-        bytes: of files that no earlier checkpoint of the log names.
-        total_bytes: of all files that it needs.
-        outputs: what its sinks handed over.
-        open: those of them that the log does not know to be published.
-        status: ``restorable`` or ``condemned``.
-        pins: names it has.
-        is_restore_point: the next start continues it.
-    """
-
-    id: int
-    kind: str
-    entry: int
-    generation: int
-    parent: int | None
-    completed: int
-    duration_ms: float
-    bytes: int
-    total_bytes: int
-    outputs: int
-    open: int
-    status: str
-    pins: tuple[str, ...]
-    is_restore_point: bool
+"""Of the JSON document: see docs/json.md."""
 
 
 def show_checkpoints(output: Output, *, job: str, state: str, as_json: bool) -> int:
@@ -79,56 +40,40 @@ def show_checkpoints(output: Output, *, job: str, state: str, as_json: bool) -> 
     return ExitCode.ENDED
 
 
-def rows(history: History) -> list[Row]:
-    """All checkpoints of the log, oldest first."""
-    open_now = [item.checkpoint for item in history.open_committables]
-    point = history.restore_point
-    entries = {entry.number: entry for entry in history.entries}
-    seen: set[str] = set()
-    found = []
-    for key, (number, manifest) in history.manifests.items():
-        files = _files(manifest)
-        found.append(
-            Row(
-                id=key,
-                kind=manifest.kind.value,
-                entry=number,
-                generation=entries[number].generation,
-                parent=manifest.parent,
-                completed=manifest.completed,
-                duration_ms=(manifest.completed - manifest.triggered) / 1_000,
-                bytes=sum(length for path, length in files.items() if path not in seen),
-                total_bytes=sum(files.values()),
-                outputs=sum(item.checkpoint == key for item in manifest.open),
-                open=open_now.count(key),
-                status="condemned" if key in history.condemned else "restorable",
-                pins=history.names_of(key),
-                is_restore_point=point is not None and point.checkpoint == key,
-            )
-        )
-        seen.update(files)
-    return found
-
-
 def document(history: History) -> dict[str, object]:
     """The JSON document's fields. Times are microseconds since 1970."""
     point, claim = history.restore_point, history.claim
+    body = claim.body if claim is not None else None
     return {
         "job": history.job,
-        "log": history.log_id,
+        "log_id": history.log_id,
         "generation": history.generation,
-        "owner": asdict(claim.body) if claim is not None and isinstance(claim.body, Claim) else None,
-        "stopped": is_at_rest(history),
+        "process": process_fields(body) if isinstance(body, Claim) else None,
+        "is_at_rest": is_at_rest(history),
         "restore_point": point.checkpoint if point else None,
         "open": [output_fields(item) for item in history.open_committables],
-        "checkpoints": [asdict(row) for row in rows(history)],
+        "checkpoints": [_fields(each) for each in checkpoints_of(history)],
     }
 
 
-def _files(manifest: Manifest) -> Mapping[str, int]:
-    layers = [layer for task in manifest.tasks if task.state for layer in task.state.layers]
-    files = {file.path: file.length for layer in layers for file in layer.files}
-    return files | {file.path: file.length for item in manifest.open for file in item.files}
+def _fields(each: Checkpoint) -> dict[str, object]:
+    return {
+        "checkpoint": each.checkpoint,
+        "kind": each.kind,
+        "entry": each.entry,
+        "generation": each.generation,
+        "parent": each.parent,
+        "triggered": each.triggered,
+        "completed": each.completed,
+        "took_seconds": each.seconds,
+        "new_bytes": each.new_bytes,
+        "bytes": each.bytes,
+        "output_count": each.outputs,
+        "open_count": each.open,
+        "is_restorable": each.is_restorable,
+        "names": list(each.names),
+        "is_restore_point": each.is_restore_point,
+    }
 
 
 def _table(history: History) -> Table:
@@ -144,20 +89,20 @@ def _table(history: History) -> Table:
         ("open", "right"),
         ("status", "left"),
     )
-    for row in rows(history):
-        status = " ".join([row.status, *(f"pinned:{name}" for name in row.pins)])
+    for each in checkpoints_of(history):
+        status = "restorable" if each.is_restorable else "condemned"
         table.add_row(
-            "→" if row.is_restore_point else "",
-            str(row.id),
-            row.kind,
-            when(row.completed),
-            f"{row.duration_ms / 1_000:.2f} s",
-            f"+{size(row.bytes)}",
-            size(row.total_bytes),
-            str(row.outputs),
-            str(row.open),
-            status,
-            style="dim" if row.status == "condemned" else None,
+            "→" if each.is_restore_point else "",
+            str(each.checkpoint),
+            each.kind,
+            when(each.completed),
+            f"{each.seconds:.2f} s",
+            f"+{size(each.new_bytes)}",
+            size(each.bytes),
+            str(each.outputs),
+            str(each.open),
+            " ".join([status, *(f"pinned:{name}" for name in each.names)]),
+            style=None if each.is_restorable else "dim",
         )
     return table
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
@@ -24,8 +23,9 @@ if TYPE_CHECKING:
     from penstock.cli.output import Output
     from penstock.operate.letters.spans import Spans
 
-SCHEMA: Final = "penstock.deadletters/1"
-"""Of the JSON documents of all four commands: fields may be added under this name, never changed or taken away."""
+LIST_SCHEMA: Final = "penstock.deadletter.list/1"
+REPLAY_SCHEMA: Final = "penstock.deadletter.replay/1"
+"""Of the JSON documents: see docs/json.md."""
 
 
 def list_places(output: Output, *, job: str, state: str, as_json: bool) -> int:
@@ -38,7 +38,7 @@ def list_places(output: Output, *, job: str, state: str, as_json: bool) -> int:
     directory = JobDirectory(state, job)
     places = [(place, reasons(place)) for place in places_of(directory)]
     if as_json:
-        write(output, {"job": job, "places": [_document(place, why) for place, why in places]})
+        output.document(LIST_SCHEMA, job=job, places=[_place(place, why) for place, why in places])
         return ExitCode.ENDED
     if not places:
         output.result(Text(f"{job}: no dead letters; a pipeline keeps them with stream.dead_letter(uid)"))
@@ -50,23 +50,34 @@ def list_places(output: Output, *, job: str, state: str, as_json: bool) -> int:
     return ExitCode.ENDED
 
 
-def _document(place: Place, why: tuple[Why, ...]) -> dict[str, object]:
+def _place(place: Place, why: tuple[Why, ...]) -> dict[str, object]:
     standing = [file for file in place.files if file.stands]
     return {
         "uid": place.uid,
         "folder": place.folder,
-        "files": len(standing),
+        "file_count": len(standing),
         "bytes": sum(file.bytes for file in standing),
         "rows": sum(each.rows for each in why),
-        "replayed": sum(each.replayed for each in why),
-        "waiting": place.waiting,
-        "failed_again": failed_again(place),
-        "replayable": _replayable(place),
-        "undone": sum(file.rows for file in place.files if not file.stands),
-        "oldest": min((file.written for file in standing), default=None),
-        "newest": max((file.written for file in standing), default=None),
-        "replays": len(place.replays),
-        "causes": [asdict(each) for each in why],
+        "replayed_rows": sum(each.replayed for each in why),
+        "waiting_rows": place.waiting,
+        "failed_again_rows": failed_again(place),
+        "replayable_rows": _replayable(place),
+        "undone_rows": sum(file.rows for file in place.files if not file.stands),
+        "oldest_written": min((file.written for file in standing), default=None),
+        "newest_written": max((file.written for file in standing), default=None),
+        "replay_count": len(place.replays),
+        "causes": [_cause(each) for each in why],
+    }
+
+
+def _cause(why: Why) -> dict[str, object]:
+    return {
+        "cause": why.cause,
+        "step": why.step,
+        "source": why.source,
+        "rows": why.rows,
+        "replayed_rows": why.replayed,
+        "no_replay": why.no_replay,
     }
 
 
@@ -150,7 +161,15 @@ def replay_letters(
     directory = JobDirectory(state, job)
     done = replay(directory, uid, choose=None if where is None else chooser(output, where), again=again)
     if as_json:
-        write(output, {"job": job, **asdict(done)})
+        output.document(
+            REPLAY_SCHEMA,
+            job=job,
+            uid=done.uid,
+            source=done.source,
+            rows=done.rows,
+            replays=list(done.replays),
+            left_out_rows=done.left,
+        )
         return ExitCode.ENDED
     output.result(Text(_told(directory, done)))
     return ExitCode.ENDED
@@ -163,9 +182,6 @@ def _told(directory: JobDirectory, done: Replayed) -> str:
     which = ", ".join(map(str, done.replays))
     when = "within a second" if directory.owner() is not None else "at the job's next start"
     return f"{done.uid}: {count(done.rows, 'row')} will be read again by '{done.source}' {when} (replay {which}){left}"
-
-
-# ------------------------------------------------------------------------------------------------- shared by the four
 
 
 def chooser(output: Output, where: str) -> _Chooser:
@@ -181,11 +197,6 @@ class _Chooser:
     def __call__(self, place: Place) -> Mapping[str, Spans]:
         with session_for(self._output, "dead letters") as spark:
             return chosen_by(spark, place, self._where)
-
-
-def write(output: Output, fields: Mapping[str, object]) -> None:
-    """Print one JSON document. Times are microseconds since 1970."""
-    output.document(SCHEMA, **fields)
 
 
 def _moment(wall: int | None) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 
 from penstock.cli.confirm import confirm
-from penstock.cli.deadletter import write
 from penstock.cli.exits import ExitCode, UsageError
 from penstock.cli.words import count, size, when
 from penstock.ids import WallTime
@@ -19,6 +17,10 @@ from penstock.operate.letters.replaying import Dropping, drop, plan_drop
 
 if TYPE_CHECKING:
     from penstock.cli.output import Output
+    from penstock.operate.letters.listing import LetterFile
+
+SCHEMA: Final = "penstock.deadletter.drop/1"
+"""Of the JSON document: see docs/json.md."""
 
 
 def drop_letters(
@@ -38,12 +40,23 @@ def drop_letters(
     if does:
         drop(directory, dropping)
     if as_json:
-        kept = [file.name for file in dropping.kept]
-        files = [asdict(file) for file in dropping.files]
-        write(output, {"job": job, "uid": dropping.uid, "dropped": does, "files": files, "kept": kept})
+        fields: dict[str, object] = {"job": job, "uid": dropping.uid, "is_dry_run": dry_run, "was_done": does}
+        files, kept = ([_file(each) for each in part] for part in (dropping.files, dropping.kept))
+        output.document(SCHEMA, **fields, files=files, kept=kept)
     else:
         output.result(Text(_told(dropping, at, does=does, dry_run=dry_run)))
     return ExitCode.FAILED if dropping.files and not does and not dry_run else ExitCode.ENDED
+
+
+def _file(file: LetterFile) -> dict[str, object]:
+    return {
+        "path": file.path,
+        "bytes": file.bytes,
+        "rows": file.rows,
+        "checkpoint": file.checkpoint,
+        "written": file.written,
+        "was_undone": not file.stands,
+    }
 
 
 def _time(text: str) -> WallTime:

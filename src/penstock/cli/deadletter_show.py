@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 
-from penstock.cli.deadletter import chooser, write
+from penstock.cli.deadletter import chooser
 from penstock.cli.exits import ExitCode, UsageError
 from penstock.cli.words import clipped, count, event_time, when
 from penstock.operate.directory import JobDirectory
@@ -17,6 +16,9 @@ from penstock.operate.letters.reading import letters_of
 if TYPE_CHECKING:
     from penstock.cli.output import Output
     from penstock.operate.letters.reading import Letter
+
+SCHEMA: Final = "penstock.deadletter.show/1"
+"""Of the JSON document: see docs/json.md."""
 
 _CLIP: Final = 500
 """Characters of a raw text that people are shown; scripts get all."""
@@ -39,13 +41,32 @@ def show_letters(
     chosen = None if where is None else chooser(output, where)(place)
     letters, found = letters_of(place, chosen, limit=limit)
     if as_json:
-        write(output, {"job": job, "uid": place.uid, "found": found, "letters": [asdict(each) for each in letters]})
+        told = [_letter(each) for each in letters]
+        output.document(SCHEMA, job=job, uid=place.uid, letter_count=found, letters=told)
         return ExitCode.ENDED
     for letter in letters:
         for line in _lines(letter):
             output.result(Text(line))
     output.result(Text(_end(len(letters), found)))
     return ExitCode.ENDED
+
+
+def _letter(letter: Letter) -> dict[str, object]:
+    return {
+        "letter": letter.id,
+        "cause": letter.cause,
+        "error": letter.error,
+        "step": letter.step,
+        "source": letter.source,
+        "place": {name: letter.place.get(name) for name in ("topic", "partition", "offset", "file")},
+        "event_time": letter.event_time,
+        "checkpoint": letter.checkpoint,
+        "written": letter.written,
+        "attempt_count": letter.attempts,
+        "replay_count": letter.replayed,
+        "raw": letter.raw,
+        "record": dict(letter.record),
+    }
 
 
 def _lines(letter: Letter) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.graph.pipeline import PipelineDefinition
 
 SCHEMA: Final = "penstock.doctor/1"
-"""Of the JSON document: fields may be added under this name, never changed or taken away."""
+"""Of the JSON document: see docs/json.md."""
 
 _STYLES: Final = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}
 _INDENT: Final = " " * 6
@@ -46,7 +45,10 @@ def run_doctor(
 def document(findings: Iterable[Finding]) -> dict[str, object]:
     """The JSON document, without its schema."""
     found = list(findings)
-    lines = [{**asdict(finding), "status": finding.status.value.lower()} for finding in found]
+    lines = [
+        {"name": each.name, "verdict": each.status.value.lower(), "message": each.found, "remedy": each.fix}
+        for each in found
+    ]
     return {"verdict": worst(found).value.lower(), "findings": lines}
 
 

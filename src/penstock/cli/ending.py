@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from penstock.checkpoint.names import which_checkpoint
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 STOP_SCHEMA: Final = "penstock.stop/1"
 SETTLE_SCHEMA: Final = "penstock.settle/1"
 REWIND_SCHEMA: Final = "penstock.rewind/1"
-"""Of the JSON documents: fields may be added under a name, never changed or taken away."""
+"""Of the JSON documents: see docs/json.md."""
 
 
 def stop(
@@ -56,7 +55,16 @@ def stop(
     else:
         output.note(f"penstock: nobody runs job {job}{named}")
     if as_json:
-        output.document(STOP_SCHEMA, job=job, savepoint=savepoint, **asdict(ended))
+        waiting = directory.read().open_committables
+        output.document(
+            STOP_SCHEMA,
+            job=job,
+            savepoint=savepoint,
+            checkpoint=ended.checkpoint,
+            was_running=ended.was_running,
+            message=ended.unpublished,
+            open=_items(waiting),
+        )
     elif ended.checkpoint is not None:
         output.result(str(ended.checkpoint))
     return ExitCode.ENDED if ended.unpublished is None else ExitCode.FAILED
@@ -111,7 +119,7 @@ def rewind(  # noqa: PLR0913 - the options of the command
         stopping.rewind(directory, target, discard_unpublished=discard, expect_tail=history.tail)
         output.note(f"penstock: the next start of job {job} continues {where}")
     if as_json:
-        output.document(REWIND_SCHEMA, job=job, done=does, **_fields(means))
+        output.document(REWIND_SCHEMA, job=job, is_dry_run=dry, was_done=does, **_fields(means))
     return ExitCode.ENDED if does or dry else ExitCode.FAILED
 
 
@@ -147,8 +155,15 @@ def _span(ids: Sequence[CheckpointId]) -> str:
 
 
 def _fields(means: Consequences) -> dict[str, object]:
-    rest = {key: value for key, value in asdict(means).items() if key not in {"publish", "void"}}
-    return {**rest, "publish": _items(means.publish), "void": _items(means.void)}
+    return {
+        "from_checkpoint": means.left,
+        "to_checkpoint": means.to,
+        "publish": _items(means.publish),
+        "void": _items(means.void),
+        "condemned": list(means.condemned),
+        "lost": list(means.lost),
+        "again": _items(means.outputs_again),
+    }
 
 
 def _items(items: Sequence[Committable]) -> list[dict[str, object]]:

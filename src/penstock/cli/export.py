@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from penstock.cli.output import Output
     from penstock.operate.export import Exported
 
-SCHEMA: Final = "penstock.savepoint-export/1"
-"""Of the JSON document: fields may be added under this name, never changed or taken away."""
+SCHEMA: Final = "penstock.savepoint.export/1"
+"""Of the JSON document: see docs/json.md."""
 
 
 def export(output: Output, *, job: str, checkpoint: str, folder: str, state: str, wait: float, as_json: bool) -> int:
@@ -41,13 +41,13 @@ def document(made: Exported) -> dict[str, object]:
     """The JSON document's fields. Times are microseconds since 1970."""
     export = made.export
     return {
-        "folder": made.folder,
         "job": export.job,
-        "log": export.log_id,
+        "folder": made.folder,
+        "log_id": export.log_id,
         "checkpoint": export.checkpoint,
         "names": list(export.names),
         "exported": export.at,
-        "files": len(export.files),
+        "file_count": len(export.files),
         "bytes": export.bytes,
         "sha256": export.sha256,
         "left_open": [output_fields(item) for item in export.left_open],

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 
 from penstock.cli.confirm import confirm
 from penstock.cli.exits import ExitCode
-from penstock.cli.shown import UNKNOWN, plain_table, span
+from penstock.cli.shown import UNKNOWN, output_fields, output_name, plain_table, span
 from penstock.cli.words import count, size
 from penstock.errors import JobIsRunning
 from penstock.operate.directory import JobDirectory
-from penstock.operate.files.ownership import DELETABLE, Owner, collect_garbage, inventory
+from penstock.operate.files.ownership import DELETABLE, Collected, Owner, collect_garbage, inventory
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from penstock.cli.output import Output
     from penstock.ids import WallTime
-    from penstock.operate.files.ownership import Collected, Inventory, Owned
+    from penstock.operate.files.ownership import Inventory, Owned
     from penstock.runtime.clock import Clock
 
 SCHEMA: Final = "penstock.gc/1"
+"""Of the JSON document: see docs/json.md."""
+
+NOTHING: Final = Collected(condemned_before=(), condemned_now=(), bytes=0)
 
 WORDS: Final[dict[Owner, str]] = {
     Owner.CHECKPOINT: "state of checkpoints that can be restored",
@@ -62,7 +64,7 @@ def run_gc(
         return ExitCode.FAILED
     done = collect_garbage(directory) if found.deletable else None
     if as_json:
-        output.document(SCHEMA, job=job, dry_run=False, deleted=asdict(done) if done else None)
+        output.document(SCHEMA, **document(job, found, done or NOTHING))
     else:
         output.result(Text(_told(job, done)))
     return ExitCode.ENDED
@@ -70,7 +72,7 @@ def run_gc(
 
 def _show(output: Output, directory: JobDirectory, found: Inventory, *, as_json: bool) -> None:
     if as_json:
-        output.document(SCHEMA, **document(directory.job, found))
+        output.document(SCHEMA, **document(directory.job, found, None))
         return
     now = directory.now()
     output.result(files_table(found, now))
@@ -78,17 +80,42 @@ def _show(output: Output, directory: JobDirectory, found: Inventory, *, as_json:
     output.result(Text(_summary(directory.job, found)))
 
 
-def document(job: str, found: Inventory) -> dict[str, object]:
-    """The fields of a dry run's JSON document."""
+def document(job: str, found: Inventory, done: Collected | None) -> dict[str, object]:
+    """The JSON document's fields: what was there before, and what was deleted of it; ``None``: it was a dry run."""
     return {
         "job": job,
-        "dry_run": True,
-        "running": found.is_running,
+        "is_dry_run": done is None,
+        "is_running": found.is_running,
         "sums": [
-            {**asdict(each), "owner": each.owner.value, "deletable": each.owner in DELETABLE} for each in found.sums
+            {
+                "owner": each.owner.value,
+                "file_count": each.files,
+                "bytes": each.bytes,
+                "is_deletable": each.owner in DELETABLE,
+            }
+            for each in found.sums
         ],
-        "files": [{**asdict(file), "owner": file.owner.value} for file in found.files],
+        "files": [_file(each) for each in found.files],
+        "deleted": None if done is None else _deleted(done),
     }
+
+
+def _file(file: Owned) -> dict[str, object]:
+    return {
+        "path": file.path,
+        "bytes": file.length,
+        "written": file.written,
+        "owner": file.owner.value,
+        "needed_by": list(file.checkpoints),
+        "names": list(file.savepoints),
+        "outputs": [output_fields(item) for item in file.outputs],
+        "generation": file.generation,
+    }
+
+
+def _deleted(done: Collected) -> dict[str, object]:
+    condemned, orphans = list(done.condemned_before), list(done.condemned_now)
+    return {"condemned_files": condemned, "orphan_files": orphans, "bytes": done.bytes}
 
 
 def files_table(found: Inventory, now: WallTime) -> Table:
@@ -108,7 +135,7 @@ def _owner(file: Owned) -> str:
             names = f", savepoint {', '.join(file.savepoints)}" if file.savepoints else ""
             return f"checkpoint {', '.join(map(str, file.checkpoints))}{names}"
         case Owner.OUTPUT:
-            return f"output {', '.join(file.outputs)}"
+            return f"output {', '.join(map(output_name, file.outputs))}"
         case Owner.ORPHAN if file.generation is not None:
             return f"orphan of generation {file.generation}"
         case _:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
@@ -19,10 +18,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from penstock.cli.output import Output
-    from penstock.operate.lags import SourceBehind
+    from penstock.operate.lags import Limit, PartitionBehind, SourceBehind
     from penstock.runtime.clock import Clock
 
 SCHEMA: Final = "penstock.lag/1"
+"""Of the JSON document: see docs/json.md."""
 
 
 def show_lag(
@@ -40,9 +40,9 @@ def show_lag(
     found = lags(now)
     too_far = [] if limit is None else over(now, limit)
     if as_json:
-        fields: dict[str, object] = {"job": job, "is": now.being.value, "age_seconds": now.hint_age}
-        sources = [asdict(each) for each in found]
-        output.document(SCHEMA, **fields, sources=sources, max_lag=max_lag, over=too_far)
+        fields: dict[str, object] = {"job": job, "is": now.being.value, "doing": now.word}
+        fields |= {"numbers_age_seconds": now.hint_age, "sources": [_source(each) for each in found]}
+        output.document(SCHEMA, **fields, **_limit(limit), over=too_far)
     else:
         output.result(table_of(found))
         word = now.word if now.being is Being.RUNNING else f"{now.being.value}: nothing is read"
@@ -50,6 +50,38 @@ def show_lag(
         for said in too_far:
             output.result(Text(said, style="red"))
     return ExitCode.BEHIND if too_far else ExitCode.ENDED
+
+
+def _source(each: SourceBehind) -> dict[str, object]:
+    return {
+        "uid": each.source,
+        "behind_rows": each.rows,
+        "behind_seconds": each.seconds,
+        "rows_per_second": each.rate,
+        "caught_up_in_seconds": each.eta_seconds,
+        "partitions": [_partition(part) for part in each.partitions],
+        "holds": list(each.holds),
+    }
+
+
+def _partition(each: PartitionBehind) -> dict[str, object]:
+    return {
+        "name": each.partition,
+        "next": each.position,
+        "end": each.end,
+        "behind_rows": each.rows,
+        "behind_seconds": each.seconds,
+        "rows_per_second": each.rate,
+        "holds": list(each.holds),
+    }
+
+
+def _limit(limit: Limit | None) -> dict[str, object]:
+    micros = limit.micros if limit is not None else None
+    return {
+        "limit_rows": limit.rows if limit is not None else None,
+        "limit_seconds": None if micros is None else micros / 1_000_000,
+    }
 
 
 def table_of(found: Sequence[SourceBehind]) -> Table:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 
 from penstock.cli.exits import ExitCode
 from penstock.cli.shown import as_of, number, plain_table
+from penstock.job.numbers import outlet_fields
 from penstock.operate.directory import JobDirectory
 from penstock.operate.lateness import put_aside
 from penstock.operate.standing import standing
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from penstock.runtime.clock import Clock
 
 SCHEMA: Final = "penstock.late/1"
+"""Of the JSON document: see docs/json.md."""
 
 
 def show_late(output: Output, *, job: str, state: str, as_json: bool, clock: Clock | None = None) -> int:
@@ -35,8 +36,9 @@ def show_late(output: Output, *, job: str, state: str, as_json: bool, clock: Clo
     now = standing(JobDirectory(state, job, clock=clock))
     found = put_aside(now)
     if as_json:
-        fields: dict[str, object] = {"job": job, "is": now.being.value, "age_seconds": now.hint_age}
-        output.document(SCHEMA, **fields, put_aside=[asdict(each) for each in found])
+        fields: dict[str, object] = {"job": job, "is": now.being.value, "doing": now.word}
+        aside = [put_aside_fields(each) for each in found]
+        output.document(SCHEMA, **fields, numbers_age_seconds=now.hint_age, put_aside=aside)
         return ExitCode.ENDED
     if found:
         output.result(table_of(found))
@@ -44,6 +46,18 @@ def show_late(output: Output, *, job: str, state: str, as_json: bool, clock: Clo
         output.result(Text(f"{job} puts no rows aside: it has no step that could"))
     output.result(Text(f"{job}: {now.word} · {as_of(now)}"))
     return ExitCode.ENDED
+
+
+def put_aside_fields(each: PutAside) -> dict[str, object]:
+    """What a step has put aside, in a document."""
+    return {
+        "step": each.step,
+        "kind": each.kind,
+        "rows": each.rows,
+        "causes": [{"cause": cause.cause, "rows": cause.rows} for cause in each.causes],
+        "partitions": [{"name": name, "rows": rows} for name, rows in each.partitions],
+        "sinks": [outlet_fields(sink) for sink in each.sinks],
+    }
 
 
 def table_of(found: Sequence[PutAside]) -> Table:

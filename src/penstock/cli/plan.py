@@ -232,8 +232,12 @@ def _waiting(source: SourcePlan) -> str:
 
 def _outputs(items: Sequence[OutputPlan]) -> Iterator[str]:
     return _aligned(
-        (item.uid, f"checkpoint {item.checkpoint}: {_files(item.files, item.bytes)} → {item.target}") for item in items
+        (item.uid, f"checkpoint {item.checkpoint}: {_files_of([item])} → {item.target}") for item in items
     )
+
+
+def _files_of(items: Sequence[OutputPlan]) -> str:
+    return _files(sum(item.file_count or 0 for item in items), sum(item.bytes or 0 for item in items))
 
 
 def _files(files: int, bytes: int) -> str:
@@ -254,7 +258,7 @@ def _again(found: StartPlan) -> Iterator[str]:
     if rewind is None:
         return
     yield from _aligned(
-        (each.uid, f"output of {_checkpoints(each.checkpoints)}: {_files(each.files, each.bytes)} in {each.target}")
+        (each.uid, f"output of {_checkpoints(each.checkpoints)}: {_files_of(each.outputs)} in {each.target}")
         for each in rewind.again
     )
     if rewind.is_more_published:

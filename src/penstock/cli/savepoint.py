@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from penstock.cli.confirm import confirm
 from penstock.cli.exits import ExitCode
-from penstock.cli.shown import plain_table
+from penstock.cli.shown import plain_table, savepoint_fields
 from penstock.cli.words import age, size, when
 from penstock.operate import savepoints
 from penstock.operate.directory import JobDirectory
@@ -19,9 +18,11 @@ if TYPE_CHECKING:
     from penstock.ids import WallTime
     from penstock.operate.savepoints import Savepoint
 
-SCHEMA: Final = "penstock.savepoints/1"
-DROP_SCHEMA: Final = "penstock.savepoint-drop/1"
-"""Of the JSON documents: fields may be added under a name, never changed or taken away."""
+CREATE_SCHEMA: Final = "penstock.savepoint.create/1"
+LIST_SCHEMA: Final = "penstock.savepoint.list/1"
+SHOW_SCHEMA: Final = "penstock.savepoint.show/1"
+DROP_SCHEMA: Final = "penstock.savepoint.drop/1"
+"""Of the JSON documents: see docs/json.md."""
 
 
 def create(
@@ -37,7 +38,7 @@ def create(
     checkpoint = savepoints.create(directory, name, at=at, seconds=seconds)
     output.note(f"penstock: savepoint {name} is checkpoint {checkpoint}; penstock run … --from {name} restores it")
     if as_json:
-        output.document(SCHEMA, job=job, savepoints=[asdict(savepoints.savepoint_of(directory.read(), name))])
+        output.document(CREATE_SCHEMA, job=job, **savepoint_fields(savepoints.savepoint_of(directory.read(), name)))
     else:
         output.result(str(checkpoint))
     return ExitCode.ENDED
@@ -52,7 +53,7 @@ def show_all(output: Output, *, job: str, state: str, as_json: bool) -> int:
     directory = JobDirectory(state, job)
     found = savepoints.savepoints_of(directory.read())
     if as_json:
-        output.document(SCHEMA, job=job, savepoints=[asdict(each) for each in found])
+        output.document(LIST_SCHEMA, job=job, savepoints=[savepoint_fields(each) for each in found])
         return ExitCode.ENDED
     if found:
         output.result(_table(found, directory.now()))
@@ -70,7 +71,7 @@ def show_one(output: Output, *, job: str, name: str, state: str, as_json: bool) 
     directory = JobDirectory(state, job)
     found = savepoints.savepoint_of(directory.read(), name)
     if as_json:
-        output.document(SCHEMA, job=job, savepoints=[asdict(found)])
+        output.document(SHOW_SCHEMA, job=job, **savepoint_fields(found))
     else:
         output.result(_table((found,), directory.now()))
     return ExitCode.ENDED
@@ -90,7 +91,7 @@ def drop(output: Output, *, job: str, name: str, state: str, yes: bool, seconds:
         return ExitCode.FAILED
     savepoints.drop(directory, name, seconds=seconds)
     if as_json:
-        output.document(DROP_SCHEMA, job=job, dropped=asdict(found))
+        output.document(DROP_SCHEMA, job=job, **savepoint_fields(found))
     output.note(f"penstock: {name} is gone; checkpoint {found.checkpoint} stays until newer ones take its place")
     return ExitCode.ENDED
 

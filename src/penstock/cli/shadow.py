@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from penstock.cli.output import Output
-    from penstock.operate.shadow.comparing import Columns, Sample
+    from penstock.operate.shadow.comparing import Columns, Comparison, Sample
     from penstock.operate.shadow.running import ShadowResult, SinkShadow
 
 SCHEMA: Final = "penstock.shadow/1"
-"""Of the JSON document: fields may be added under this name, never changed or taken away."""
+"""Of the JSON document: see docs/json.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,32 +121,48 @@ def document(result: ShadowResult) -> dict[str, object]:
     return {
         "job": result.job,
         "checkpoint": result.checkpoint,
-        "compared": result.is_compared,
-        "same": result.is_same,
+        "is_compared": result.is_compared,
+        "is_same": result.is_same,
         "folder": result.folder,
-        "runs": {
-            side: {"rows_read": dict(report.rows_read), "rows_written": dict(report.rows_written)}
+        "runs": [
+            {
+                "side": side,
+                "sources": [{"uid": uid, "rows_read": rows} for uid, rows in sorted(report.rows_read.items())],
+                "sinks": [{"uid": uid, "rows_written": rows} for uid, rows in sorted(report.rows_written.items())],
+            }
             for side, report in result.reports.items()
-        },
+        ],
         "sinks": [_sink(sink) for sink in result.sinks],
         "notes": list(result.notes),
     }
 
 
 def _sink(sink: SinkShadow) -> dict[str, object]:
-    found: dict[str, object] = {"uid": sink.uid, "rows": dict(sink.rows), "key": list(sink.key), "same": sink.is_same}
-    held = sink.comparison
-    if held is None:
-        return {**found, "comparison": None}
-    counts = {name: getattr(held, name) for name in ("old", "new", "equal", "only_old", "only_new")}
     return {
-        **found,
-        "comparison": {
-            **counts,
-            "changed": held.changed if sink.key else None,
-            "columns": asdict(held.columns),
-            "samples": [asdict(sample) for sample in held.samples],
-        },
+        "uid": sink.uid,
+        "old_rows": sink.rows.get("old"),
+        "new_rows": sink.rows.get("new"),
+        "key_columns": list(sink.key),
+        "is_same": sink.is_same,
+        "comparison": None if sink.comparison is None else _comparison(sink.comparison, has_key=bool(sink.key)),
+    }
+
+
+def _comparison(held: Comparison, *, has_key: bool) -> dict[str, object]:
+    columns = held.columns
+    return {
+        "old_rows": held.old,
+        "new_rows": held.new,
+        "equal_rows": held.equal,
+        "only_old_rows": held.only_old,
+        "only_new_rows": held.only_new,
+        "changed_rows": held.changed if has_key else None,
+        "compared_columns": list(columns.compared),
+        "added_columns": list(columns.added),
+        "removed_columns": list(columns.removed),
+        "retyped_columns": list(columns.retyped),
+        "left_out_columns": list(columns.left_out),
+        "samples": [{"old": sample.old, "new": sample.new} for sample in held.samples],
     }
 
 

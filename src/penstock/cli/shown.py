@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Final
 from rich.table import Table
 
 from penstock.checkpoint.entries import host_of
+from penstock.checkpoint.exported import LeftOpen
 from penstock.cli.words import age
 from penstock.operate.standing import Being
 
 if TYPE_CHECKING:
     from rich.console import JustifyMethod
 
-    from penstock.checkpoint.exported import LeftOpen
-    from penstock.handles import Committable
+    from penstock.checkpoint.entries import Claim
+    from penstock.handles import Committable, FileRef
+    from penstock.operate.savepoints import Savepoint
     from penstock.operate.standing import Standing
 
 UNKNOWN: Final = "-"
@@ -47,9 +49,48 @@ def plain_table(*columns: tuple[str, JustifyMethod]) -> Table:
     return table
 
 
+def output_name(item: Committable) -> str:
+    """An output that a sink has handed over, for people: ``#3 of 'totals-out'``."""
+    return f"#{item.checkpoint} of '{item.uid}'"
+
+
 def output_fields(item: Committable | LeftOpen) -> dict[str, object]:
-    """An output that a sink has handed over, in a document: which, and where its rows go."""
-    return {"uid": item.uid, "checkpoint": item.checkpoint, "kind": item.kind, "target": item.target}
+    """The same in a document: which, where its rows go, and how many files wait there, if that is known.
+
+    A plan says the same of an output: :class:`penstock.operate.plan.outputs.OutputPlan`.
+    """
+    files = None if isinstance(item, LeftOpen) else item.files
+    return {
+        "uid": item.uid,
+        "checkpoint": item.checkpoint,
+        "kind": item.kind,
+        "target": item.target,
+        "file_count": None if files is None else len(files),
+        "bytes": None if files is None else sum(file.length for file in files),
+    }
+
+
+def file_fields(file: FileRef) -> dict[str, object]:
+    """A file, in a document."""
+    return {"path": file.path, "bytes": file.length}
+
+
+def process_fields(claim: Claim) -> dict[str, object]:
+    """The process that has a job, or had it, in a document."""
+    return {"host": claim.host, "pid": claim.pid, "started": claim.started, "version": claim.version}
+
+
+def savepoint_fields(each: Savepoint) -> dict[str, object]:
+    """A savepoint, in a document."""
+    return {
+        "savepoint": each.name,
+        "checkpoint": each.checkpoint,
+        "taken": each.taken,
+        "named": each.named,
+        "by": each.owner,
+        "state_bytes": each.bytes,
+        "is_restore_point": each.is_restore_point,
+    }
 
 
 def who(now: Standing) -> str:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from penstock.cli.output import Output
     from penstock.cli.state_query import Question
 
-SCHEMA: Final = "penstock.state-query/1"
-"""Of the JSON document: fields may be added under this name, never changed or taken away."""
+SCHEMA: Final = "penstock.state.query/1"
+"""Of the JSON document: see docs/json.md."""
 
 
 def write_result(output: Output, answer: DataFrame, question: Question, ids: Sequence[int]) -> None:
@@ -48,7 +48,12 @@ def write_result(output: Output, answer: DataFrame, question: Question, ids: Seq
         output.result(Text(_footer(rows.num_rows, is_cut=found.num_rows > rows.num_rows)))
         return
     else:
-        text = _text(rows, answer, question, ids)
+        is_cut = found.num_rows > rows.num_rows
+        if question.format == "json":
+            told = _document(rows, answer, question, ids, is_cut=is_cut)
+            text = json.dumps(told, indent=2, ensure_ascii=False) + "\n"
+        else:
+            text = _csv(rows)
         if question.to is None:
             output.out.file.write(text)
             return
@@ -70,9 +75,7 @@ def _footer(shown: int, *, is_cut: bool) -> str:
     return f"the first {count(shown, 'row')}; --limit 0 shows all" if is_cut else count(shown, "row")
 
 
-def _text(rows: Any, answer: DataFrame, question: Question, ids: Sequence[int]) -> str:
-    if question.format == "json":
-        return json.dumps(_document(rows, answer, question, ids), indent=2) + "\n"
+def _csv(rows: Any) -> str:
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
     lines.writerow(rows.column_names)
@@ -80,14 +83,18 @@ def _text(rows: Any, answer: DataFrame, question: Question, ids: Sequence[int]) 
     return out.getvalue()
 
 
-def _document(rows: Any, answer: DataFrame, question: Question, ids: Sequence[int]) -> Mapping[str, object]:
+def _document(
+    rows: Any, answer: DataFrame, question: Question, ids: Sequence[int], *, is_cut: bool
+) -> Mapping[str, object]:
     return {
         "schema": SCHEMA,
         "job": question.job,
         "uid": question.uid,
-        "checkpoints": list(ids),
+        "checkpoint": ids[-1],
+        "compared_with": ids[0] if len(ids) > 1 else None,
         "columns": [{"name": field.name, "type": field.dataType.simpleString()} for field in answer.schema],
-        "rows": [dict(zip(rows.column_names, map(as_json, row), strict=True)) for row in _tuples(rows)],
+        "answer": [dict(zip(rows.column_names, map(as_json, row), strict=True)) for row in _tuples(rows)],
+        "is_cut": is_cut,
     }
 
 

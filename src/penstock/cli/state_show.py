@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 
 from penstock.cli.exits import ExitCode
-from penstock.cli.shown import plain_table
+from penstock.cli.shown import file_fields, plain_table
 from penstock.cli.words import count, size, when
 from penstock.operate.directory import JobDirectory
 from penstock.operate.state.find import chosen, held_by
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.operate.state.find import Held
 
 SCHEMA: Final = "penstock.state.show/1"
-"""Of the JSON document: fields may be added under this name, never changed or taken away."""
+"""Of the JSON document: see docs/json.md."""
 
 
 def show_state(output: Output, *, job: str, state: str, at: str | None, as_json: bool) -> int:
@@ -54,8 +53,29 @@ def document(history: History, manifest: Manifest) -> dict[str, object]:
         "kind": manifest.kind.value,
         "completed": manifest.completed,
         "is_restore_point": _is_restore_point(history, manifest),
-        "held": [asdict(each) for each in held_by(manifest)],
+        "steps": [_step(each) for each in held_by(manifest)],
     }
+
+
+def _step(held: Held) -> dict[str, object]:
+    return {
+        "uid": held.uid,
+        "kind": held.kind,
+        "ddl": held.schema,
+        "rows": held.rows,
+        "bytes": held.bytes,
+        "layer_count": held.layers,
+        "files": [file_fields(file) for file in held.files],
+        "by_hand": _by_hand(held.written),
+    }
+
+
+def _by_hand(written: object) -> dict[str, object] | None:
+    """Who wrote it, when, upon which checkpoint; as the log says it."""
+    if not isinstance(written, dict):
+        return None
+    names = {"by": "by", "written": "at", "parent": "on", "rows": "rows"}
+    return {name: written.get(recorded) for name, recorded in names.items()}
 
 
 def _is_restore_point(history: History, manifest: Manifest) -> bool:

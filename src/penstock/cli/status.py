@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 
 from penstock.cli.exits import ExitCode
-from penstock.cli.shown import UNKNOWN, as_of, number, output_fields, plain_table, span, who
+from penstock.cli.late import put_aside_fields
+from penstock.cli.shown import (
+    UNKNOWN,
+    as_of,
+    number,
+    output_fields,
+    plain_table,
+    process_fields,
+    savepoint_fields,
+    span,
+    who,
+)
 from penstock.cli.words import count, size, watermark
-from penstock.ids import BEGINNING, END_OF_TIME
-from penstock.job.hint import numbers
+from penstock.job.numbers import numbers
 from penstock.operate.directory import JobDirectory
 from penstock.operate.lateness import put_aside
+from penstock.operate.savepoints import savepoints_of
 from penstock.operate.standing import Being, Standing, Unclear, all_jobs, standing
 
 if TYPE_CHECKING:
@@ -25,6 +35,7 @@ if TYPE_CHECKING:
 
 LIST_SCHEMA: Final = "penstock.list/1"
 STATUS_SCHEMA: Final = "penstock.status/1"
+"""Of the JSON documents: see docs/json.md."""
 
 
 # ----------------------------------------------------------------------------------------------------------------- list
@@ -34,7 +45,7 @@ def show_jobs(output: Output, *, state: str, as_json: bool, clock: Clock | None 
     """Print all jobs of a folder."""
     found = all_jobs(state, clock=clock)
     if as_json:
-        output.document(LIST_SCHEMA, state=state, jobs=[_job(each) for each in found])
+        output.document(LIST_SCHEMA, folder=state, jobs=[_job(each) for each in found])
         return ExitCode.ENDED
     if not found:
         output.note(f"no job has any state in {state}")
@@ -79,19 +90,30 @@ def _lag_of(now: Standing) -> str:
 
 def _job(each: Standing | Unclear) -> dict[str, object]:
     if isinstance(each, Unclear):
-        return {"job": each.job, "is": "unreadable", "message": each.message}
+        return {"job": each.job, "is": "unreadable", "message": each.message, **dict.fromkeys(_KNOWN)}
     lags = each.hint.report.lag if each.hint is not None else {}
-    return {
-        "job": each.job,
-        "is": each.being.value,
-        "doing": each.word,
-        "checkpoint": None if each.newest is None else each.newest.checkpoint,
-        "checkpoint_age_seconds": each.checkpoint_age,
-        "state_bytes": sum(each.state_bytes.values()),
-        "open": len(each.history.open_committables),
-        "lag_rows": sum(lag.rows for lag in lags.values()) if lags else None,
-        "numbers_age_seconds": each.hint_age,
-    }
+    known = (
+        each.word,
+        None if each.newest is None else each.newest.checkpoint,
+        each.checkpoint_age,
+        sum(each.state_bytes.values()),
+        len(each.history.open_committables),
+        sum(lag.rows for lag in lags.values()) if lags else None,
+        each.hint_age,
+    )
+    return {"job": each.job, "is": each.being.value, "message": None, **dict(zip(_KNOWN, known, strict=True))}
+
+
+_KNOWN: Final = (
+    "doing",
+    "checkpoint",
+    "checkpoint_age_seconds",
+    "state_bytes",
+    "open_count",
+    "behind_rows",
+    "numbers_age_seconds",
+)
+"""What is told of a job whose log can be read."""
 
 
 # --------------------------------------------------------------------------------------------------------------- status
@@ -124,17 +146,18 @@ def document(now: Standing) -> dict[str, object]:
         "job": now.job,
         "is": now.being.value,
         "doing": now.word,
-        "log": history.log_id,
+        "log_id": history.log_id,
         "generation": history.generation,
-        "owner": None if now.claim is None else asdict(now.claim),
+        "process": None if now.claim is None else process_fields(now.claim),
         "uptime_seconds": now.uptime,
         "checkpoint": None if now.newest is None else now.newest.checkpoint,
         "checkpoint_age_seconds": now.checkpoint_age,
         "restore_point": point.checkpoint if point else None,
         "restorable": list(history.restorable),
-        "savepoints": {name: pin.checkpoint for name, pin in sorted(history.pins.items())},
+        "savepoints": [savepoint_fields(each) for each in savepoints_of(history)],
         "open": [output_fields(item) for item in history.open_committables],
-        "state_bytes": dict(now.state_bytes),
+        "state_bytes": sum(now.state_bytes.values()),
+        "steps": [{"uid": uid, "bytes": length} for uid, length in sorted(now.state_bytes.items())],
         "run": _run(now),
     }
 
@@ -144,22 +167,14 @@ def _run(now: Standing) -> dict[str, object] | None:
     hint = now.hint
     if hint is None:
         return None
-    report = hint.report
     return {
         "generation": hint.generation,
         "began": hint.began,
         "written": hint.written,
-        "age_seconds": now.hint_age,
-        **numbers(report),
-        "watermarks": {task: _mark(report, task) for task in sorted(report.watermarks)},
-        "put_aside": [asdict(each) for each in put_aside(now)],
+        "numbers_age_seconds": now.hint_age,
+        **numbers(hint.report),
+        "put_aside": [put_aside_fields(each) for each in put_aside(now)],
     }
-
-
-def _mark(report: Report, task: str) -> dict[str, object]:
-    at = report.watermarks[task]
-    is_time = at not in {BEGINNING, END_OF_TIME}
-    return {"at": at if is_time else None, "at_end": at == END_OF_TIME, "held_by": report.held_by.get(task)}
 
 
 def _headline(now: Standing) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from penstock.cli.exits import ExitCode
+from penstock.cli.shown import output_fields, output_name
 from penstock.cli.words import count, size
 from penstock.operate.directory import JobDirectory
 from penstock.operate.files.checking import silent
@@ -19,13 +19,15 @@ from penstock.operate.files.verify_folder import verify_folder
 
 if TYPE_CHECKING:
     from penstock.cli.output import Output
+    from penstock.operate.files.checking import Problem
     from penstock.operate.files.checking import Progress as Told
     from penstock.operate.files.verify import Broken, Verdict
     from penstock.operate.files.verify_folder import FolderVerdict
     from penstock.runtime.clock import Clock
 
 SCHEMA: Final = "penstock.verify/1"
-FOLDER_SCHEMA: Final = "penstock.verify-export/1"
+FOLDER_SCHEMA: Final = "penstock.verify.export/1"
+"""Of the JSON documents, of a job and of a folder: see docs/json.md."""
 
 
 def show_verdict(
@@ -58,8 +60,7 @@ def show_folder(output: Output, *, folder: str, quick: bool, as_json: bool) -> i
     with _progress(output) as progress:
         verdict = verify_folder(folder, quick=quick, progress=progress)
     if as_json:
-        broken = [{**asdict(each), "fault": each.fault.value} for each in verdict.broken]
-        output.document(FOLDER_SCHEMA, **{**asdict(verdict), "sound": verdict.is_sound, "broken": broken})
+        output.document(FOLDER_SCHEMA, **folder_document(verdict))
     else:
         for line in folder_lines(verdict):
             output.result(line)
@@ -78,8 +79,8 @@ def folder_lines(verdict: FolderVerdict) -> Iterator[Text]:
         yield Text(f"  {each.path}: {each.message}")
     if verdict.others:
         yield Text(f"not part of it: {', '.join(verdict.others[:5])}{', …' if len(verdict.others) > 5 else ''}")  # noqa: PLR2004 - enough to see what they are
-    if not verdict.is_sound:
-        yield Text("remedy: export the checkpoint once more, into another folder, or put the files back from a copy")
+    for remedy in verdict.remedies:
+        yield Text(f"remedy: {remedy}")
 
 
 @contextmanager
@@ -98,12 +99,48 @@ def _progress(output: Output) -> Iterator[Told]:
 def document(verdict: Verdict) -> dict[str, object]:
     """The JSON document's fields."""
     return {
-        **asdict(verdict),
-        "sound": verdict.is_sound,
-        "sound_checkpoints": list(verdict.sound),
-        "broken": [{**asdict(each), "fault": each.fault.value} for each in verdict.broken],
+        "job": verdict.job,
+        "log_id": verdict.log_id,
+        "tail": verdict.tail if verdict.log_id is not None else None,
+        "is_quick": verdict.quick,
+        "is_sound": verdict.is_sound,
+        "file_count": verdict.files,
+        "bytes": verdict.bytes,
+        "broken": [{**_fault(each), **_broken_by(each)} for each in verdict.broken],
+        "taken_files": list(verdict.taken),
+        "restorable": list(verdict.restorable),
+        "sound": list(verdict.sound),
+        "restore_point": verdict.restore_point,
+        "orphan_files": list(verdict.orphans),
+        "condemned_files": list(verdict.condemned),
         "remedies": list(verdict.remedies),
     }
+
+
+def folder_document(verdict: FolderVerdict) -> dict[str, object]:
+    """The fields of the JSON document of a folder."""
+    return {
+        "folder": verdict.folder,
+        "job": verdict.job,
+        "checkpoint": verdict.checkpoint,
+        "names": list(verdict.names),
+        "is_quick": verdict.quick,
+        "is_sound": verdict.is_sound,
+        "file_count": verdict.files,
+        "bytes": verdict.bytes,
+        "broken": [_fault(each) for each in verdict.broken],
+        "other_files": list(verdict.others),
+        "remedies": list(verdict.remedies),
+    }
+
+
+def _fault(each: Broken | Problem) -> dict[str, object]:
+    return {"path": each.path, "fault": each.fault.value, "message": each.message}
+
+
+def _broken_by(each: Broken) -> dict[str, object]:
+    outputs = [output_fields(item) for item in each.outputs]
+    return {"needed_by": list(each.checkpoints), "names": list(each.savepoints), "outputs": outputs}
 
 
 def lines(verdict: Verdict) -> Iterator[Text]:
@@ -136,7 +173,7 @@ def _breaks(broken: Broken) -> str:
         what = "savepoint" if len(broken.savepoints) == 1 else "savepoints"
         parts.append(f"{what} {', '.join(broken.savepoints)}")
     if broken.outputs:
-        parts.append(f"output {', '.join(broken.outputs)}")
+        parts.append(f"output {', '.join(map(output_name, broken.outputs))}")
     return f"; breaks {', '.join(parts)}" if parts else ""
 
 

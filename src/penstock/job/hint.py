@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.checkpoint import paths
-from penstock.facts import PartitionLag, SourceLag
-from penstock.ids import CheckpointId, EventTime, Generation, Instant, WallTime
+from penstock.ids import Generation, Instant, WallTime
+from penstock.job.numbers import numbers, read_report, read_side_output, side_output_fields
 from penstock.job.report import Report
-from penstock.job.side_outputs import Outlet, SideOutput
+from penstock.job.side_outputs import SideOutput
 
 if TYPE_CHECKING:
     from penstock.checkpoint.log import OwnedLog
@@ -155,33 +155,17 @@ def read_hint(filesystem: FileSystem) -> Hint | None:
 
 def encode(hint: Hint) -> bytes:
     """As JSON; times are microseconds since 1970."""
-    sides = [asdict(each) for each in hint.side_outputs]
-    plain = {**_fields(hint), "schema": SCHEMA, "report": numbers(hint.report), "side_outputs": sides}
+    plain = {
+        "schema": SCHEMA,
+        "job": hint.job,
+        "log_id": hint.log_id,
+        "generation": hint.generation,
+        "began": hint.began,
+        "written": hint.written,
+        "run": numbers(hint.report),
+        "side_outputs": [side_output_fields(each) for each in hint.side_outputs],
+    }
     return json.dumps(plain).encode()
-
-
-def numbers(report: Report) -> dict[str, object]:
-    """A report as JSON can say it: pairs become nested objects, for there keys are text."""
-    plain = {**_fields(report), "counters": _nested(report.counters), "late_by": _nested(report.late_by)}
-    plain["lag"] = {task: _lag(lag) for task, lag in report.lag.items()}
-    return plain
-
-
-def _lag(lag: SourceLag) -> dict[str, object]:
-    plain = _fields(lag) | {"partitions": {name: _fields(each) for name, each in lag.partitions.items()}}
-    return {key: value for key, value in plain.items() if key != "task"}
-
-
-def _fields(value: Hint | Report | SourceLag | PartitionLag) -> dict[str, object]:
-    """One level deep: a job writes this each second, and ``asdict`` copies everything below."""
-    return {field.name: getattr(value, field.name) for field in fields(value)}
-
-
-def _nested(pairs: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
-    for (step, name), amount in pairs.items():
-        found.setdefault(step, {})[name] = amount
-    return found
 
 
 def decode(data: bytes) -> Hint | None:
@@ -200,67 +184,8 @@ def decode(data: bytes) -> Hint | None:
             generation=Generation(int(told["generation"])),
             began=WallTime(int(told["began"])),
             written=WallTime(int(told["written"])),
-            report=_read_report(told["report"]),
-            side_outputs=tuple(_read_side_output(each) for each in told["side_outputs"]),
+            report=read_report(told["run"]),
+            side_outputs=tuple(read_side_output(each) for each in told["side_outputs"]),
         )
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
         return None
-
-
-def _read_report(told: Any) -> Report:
-    last, restored = told["last_checkpoint"], told["restored"]
-    failure = told["last_failure"]
-    return Report(
-        state=str(told["state"]),
-        restored=None if restored is None else CheckpointId(int(restored)),
-        batches=_read_numbers(told["batches"]),
-        rows_read=_read_numbers(told["rows_read"]),
-        rows_written=_read_numbers(told["rows_written"]),
-        counters=_read_pairs(told["counters"]),
-        checkpoints=int(told["checkpoints"]),
-        failed_checkpoints=int(told["failed_checkpoints"]),
-        last_checkpoint=None if last is None else CheckpointId(int(last)),
-        published=_read_numbers(told["published"]),
-        restarts=int(told["restarts"]),
-        lag={str(task): _read_lag(str(task), lag) for task, lag in told["lag"].items()},
-        late_by=_read_pairs(told["late_by"]),
-        watermarks={str(task): EventTime(int(at)) for task, at in told["watermarks"].items()},
-        held_by={str(task): str(by) for task, by in told["held_by"].items()},
-        last_failure=None if failure is None else str(failure),
-    )
-
-
-def _read_numbers(told: Any) -> dict[str, int]:
-    return {str(name): int(number) for name, number in told.items()}
-
-
-def _read_pairs(told: Any) -> dict[tuple[str, str], int]:
-    return {(str(step), str(name)): int(n) for step, names in told.items() for name, n in names.items()}
-
-
-def _read_lag(task: str, told: Any) -> SourceLag:
-    partitions = {
-        str(name): PartitionLag(
-            rows=int(lag["rows"]),
-            seconds=lag["seconds"],
-            position=lag["position"],
-            end=lag["end"],
-            rate=lag["rate"],
-            name=str(lag["name"]),
-        )
-        for name, lag in told["partitions"].items()
-    }
-    return SourceLag(
-        task=task,
-        rows=int(told["rows"]),
-        seconds=told["seconds"],
-        eta_seconds=told["eta_seconds"],
-        partitions=partitions,
-    )
-
-
-def _read_side_output(told: Any) -> SideOutput:
-    sinks = (
-        Outlet(uid=str(each["uid"]), to=str(each["to"]), is_direct=bool(each["is_direct"])) for each in told["sinks"]
-    )
-    return SideOutput(step=str(told["step"]), kind=str(told["kind"]), sinks=tuple(sinks))

@@ -24,6 +24,7 @@ class Consequences:
         condemned: checkpoints that can never be restored again.
         lost: entries of the log that cannot be read and are given up.
         again: by sink, the checkpoints whose output readers have, and will have a second time under new ids (hole 16).
+        outputs_again: these outputs, one by one.
     """
 
     to: CheckpointId | None
@@ -33,6 +34,7 @@ class Consequences:
     condemned: tuple[CheckpointId, ...] = ()
     lost: tuple[EntryNumber, ...] = ()
     again: Mapping[str, tuple[CheckpointId, ...]] = field(default_factory=dict)
+    outputs_again: tuple[Committable, ...] = ()
 
 
 def consequences(history: History, to: CheckpointId | None, *, discard_unpublished: bool = False) -> Consequences:
@@ -52,6 +54,7 @@ def consequences(history: History, to: CheckpointId | None, *, discard_unpublish
         condemned=entry.condemned,
         lost=entry.lost,
         again={uid: tuple(dict.fromkeys(key for key, _ in found)) for uid, found in again.items()},
+        outputs_again=tuple(item for found in again.values() for _, item in found),
     )
 
 

@@ -15,7 +15,7 @@ Show one checkpoint of a job in full: positions, layers, watermarks, outputs, an
 EXAMPLES: Final = """\
 Examples:
   penstock checkpoint orders 42 --state ./state
-  penstock checkpoint orders before-v2 --state ./state --json | jq '.tasks[].position'"""
+  penstock checkpoint orders before-v2 --state ./state --json | jq '.steps[].position'"""
 
 
 def add(app: App, output: Output) -> None:

@@ -39,7 +39,7 @@ Show all savepoints of a job, from its directory alone."""
 LIST_EXAMPLES: Final = """\
 Examples:
   penstock savepoint list orders
-  penstock savepoint list orders --json | jq -r '.savepoints[].name'"""
+  penstock savepoint list orders --json | jq -r '.savepoints[].savepoint'"""
 
 SHOW_HELP: Final = """\
 Show one savepoint."""

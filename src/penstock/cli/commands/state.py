@@ -29,7 +29,7 @@ Examples:
 SHOW_EXAMPLES: Final = """\
 Examples:
   penstock state show orders --state ./state
-  penstock state show orders --at before-v2 --json | jq -r '.held[] | select(.uid == "totals") | .files[]'"""
+  penstock state show orders --at before-v2 --json | jq -r '.steps[] | select(.uid == "totals") | .files[].path'"""
 
 QUERY_EXAMPLES: Final = """\
 Examples:

@@ -18,7 +18,7 @@ runs; those of a dead job stay, and are shown with their age."""
 EXAMPLES: Final = """\
 Examples:
   penstock status orders --state ./state
-  penstock status orders --state ./state --json | jq .run.rows_written"""
+  penstock status orders --state ./state --json | jq '.run.sinks[].rows_written'"""
 
 
 def add(app: App, output: Output) -> None:

@@ -21,6 +21,7 @@ from penstock.sources.dead_letters import FOLDER
 
 if TYPE_CHECKING:
     from penstock.checkpoint.history import History
+    from penstock.handles import Committable
     from penstock.operate.directory import JobDirectory
 
 
@@ -64,7 +65,7 @@ class Owned:
         owner: why it is there.
         checkpoints: that need it.
         savepoints: names of those that have one.
-        outputs: ``#3 of 'totals-out'`` that it belongs to.
+        outputs: that it belongs to.
         generation: that wrote it, if its name says.
     """
 
@@ -74,7 +75,7 @@ class Owned:
     owner: Owner
     checkpoints: tuple[CheckpointId, ...] = ()
     savepoints: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
+    outputs: tuple[Committable, ...] = ()
     generation: int | None = None
 
 
@@ -167,12 +168,12 @@ def _checkpoints(history: History) -> dict[str, list[CheckpointId]]:
     return found
 
 
-def _outputs(history: History) -> dict[str, list[str]]:
+def _outputs(history: History) -> dict[str, list[Committable]]:
     """Of each staged file, the outputs that are to be published, or voided, from it."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[Committable]] = {}
     for item in (*history.open_committables, *history.to_void):
         for path in sorted(staged_of([item])):
-            found.setdefault(path, []).append(f"#{item.checkpoint} of '{item.uid}'")
+            found.setdefault(path, []).append(item)
     return found
 
 

@@ -23,7 +23,7 @@ from penstock.sources.dead_letters import FOLDER
 if TYPE_CHECKING:
     from penstock.checkpoint.entries import Manifest
     from penstock.filesystem.base import FileSystem
-    from penstock.handles import FileRef
+    from penstock.handles import Committable, FileRef
     from penstock.operate.directory import JobDirectory
 
 
@@ -37,7 +37,7 @@ class Broken:
         message: the same for people.
         checkpoints: those that cannot be restored.
         savepoints: names of those that have one.
-        outputs: ``#3 of 'totals-out'`` that cannot be published.
+        outputs: that cannot be published.
     """
 
     path: str
@@ -45,7 +45,7 @@ class Broken:
     message: str
     checkpoints: tuple[CheckpointId, ...] = ()
     savepoints: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
+    outputs: tuple[Committable, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +239,7 @@ def _consequence(history: History, problem: Problem) -> Broken:
         message=problem.message,
         checkpoints=checkpoints,
         savepoints=tuple(sorted(pin.name for pin in history.pins.values() if pin.checkpoint in checkpoints)),
-        outputs=tuple(f"#{item.checkpoint} of '{item.uid}'" for item in outputs),
+        outputs=tuple(outputs),
     )
 
 

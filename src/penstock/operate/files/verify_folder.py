@@ -51,6 +51,13 @@ class FolderVerdict:
         """Whether nothing is wrong."""
         return not self.broken
 
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        """What an operator can do."""
+        if self.is_sound:
+            return ()
+        return ("export the checkpoint once more, into another folder, or put the files back from a copy",)
+
 
 def verify_folder(folder: str | Path, *, quick: bool = False, progress: Progress = silent) -> FolderVerdict:
     """Look at everything that a restore from this folder would read.

@@ -22,10 +22,14 @@ if TYPE_CHECKING:
     from penstock.checkpoint.entries import Body
     from penstock.checkpoint.history import History
     from penstock.handles import Json
-    from penstock.operate.plan.start import StartPlan
+    from penstock.ids import WallTime
+    from penstock.operate.plan.outputs import RewindPlan
+    from penstock.operate.plan.start import Restored, SinkPlan, SourcePlan, StartPlan
+    from penstock.operate.plan.steps import StepPlan
+    from penstock.sources.base import Waiting
 
 SCHEMA: Final = "penstock.plan/1"
-"""Of the document: fields may be added under this name, never changed or taken away."""
+"""Of the document: see docs/json.md."""
 
 SHOWN: Final = 5
 """How many entries a message lists."""
@@ -33,29 +37,89 @@ SHOWN: Final = 5
 
 def document(plan: StartPlan) -> dict[str, object]:
     """The document's fields. Times are microseconds since 1970, settings' durations microseconds."""
-    restored = plan.restored
-    age = None if restored is None else max(0, plan.at - restored.completed) / 1_000_000
     verdict = "refused" if plan.is_refused else "changes" if plan.is_change else "no change"
     return {
         "job": plan.job,
         "verdict": verdict,
         "at": plan.at,
         "log": asdict(plan.log),
-        "beginning": asdict(plan.beginning),
-        "restore": None if restored is None else {**asdict(restored), "age_seconds": age},
-        "steps": [asdict(step) for step in plan.steps],
-        "summary": plan.counts,
-        "sources": [asdict(source) for source in plan.sources],
+        "beginning": _beginning(plan.beginning),
+        "restore": None if plan.restored is None else _restored(plan.restored, plan.at),
+        "steps": [_step(step) for step in plan.steps],
+        "summary": {f"{verdict}_count": number for verdict, number in plan.counts.items()},
+        "sources": [_source(source) for source in plan.sources],
         "publish": [asdict(item) for item in plan.publish],
-        "rewind": None if plan.rewind is None else asdict(plan.rewind),
+        "rewind": None if plan.rewind is None else _rewind(plan.rewind),
         "void": [asdict(item) for item in plan.void],
-        "sinks": [asdict(sink) for sink in plan.sinks],
+        "sinks": [_sink(sink) for sink in plan.sinks],
         "settings": dict(plan.settings),
         "changed_settings": None if plan.changed is None else [asdict(change) for change in plan.changed],
         "warnings": list(plan.warnings),
         "refused": list(plan.refused),
         "code": dict(plan.code),
     }
+
+
+def _beginning(begin: Beginning) -> dict[str, object]:
+    return {
+        "is_fresh": begin.fresh,
+        "checkpoint": begin.checkpoint,
+        "does_discard_unpublished": begin.discard_unpublished,
+        "does_allow_non_restored_state": begin.allow_non_restored_state,
+        "rename": dict(begin.rename),
+    }
+
+
+def _restored(restored: Restored, now: WallTime) -> dict[str, object]:
+    age = max(0, now - restored.completed) / 1_000_000
+    return {**asdict(restored), "checkpoint_age_seconds": age}
+
+
+def _step(step: StepPlan) -> dict[str, object]:
+    return {**asdict(step), "kind": step.kind or None}
+
+
+def _source(source: SourcePlan) -> dict[str, object]:
+    return {
+        "uid": source.uid,
+        "description": source.describe,
+        "does_resume": source.resumes,
+        "waiting": None if source.waiting is None else _waiting(source.waiting),
+        "why_unknown": source.unknown or None,
+    }
+
+
+def _waiting(waiting: Waiting) -> dict[str, object]:
+    return {
+        "rows": waiting.rows,
+        "file_count": waiting.files,
+        "bytes": waiting.bytes,
+        "partitions": [{"name": name, "next": at, "end": end} for name, (at, end) in waiting.partitions.items()],
+        "warnings": list(waiting.warnings),
+    }
+
+
+def _rewind(rewind: RewindPlan) -> dict[str, object]:
+    return {
+        "from_checkpoint": rewind.left,
+        "to_checkpoint": rewind.to,
+        "condemned": list(rewind.condemned),
+        "lost": list(rewind.lost),
+        "again": [asdict(item) for each in rewind.again for item in each.outputs],
+        "is_more_published": rewind.is_more_published,
+    }
+
+
+def _sink(sink: SinkPlan) -> dict[str, object]:
+    return {
+        "uid": sink.uid,
+        "description": sink.describe,
+        "guarantee": sink.guarantee,
+        "because": sink.because or None,
+    }
+
+
+# ------------------------------------------------------------------------------------------------------- carrying it out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +151,10 @@ def read_plan(text: str, where: str) -> SavedPlan:
             job=str(held["job"]),
             log=LogMark(log_id=log["log_id"], tail=EntryNumber(int(log["tail"])), tail_hash=str(log["tail_hash"])),
             beginning=Beginning(
-                fresh=bool(begin["fresh"]),
+                fresh=bool(begin["is_fresh"]),
                 checkpoint=None if at is None else CheckpointId(int(at)),
-                discard_unpublished=bool(begin["discard_unpublished"]),
-                allow_non_restored_state=bool(begin["allow_non_restored_state"]),
+                discard_unpublished=bool(begin["does_discard_unpublished"]),
+                allow_non_restored_state=bool(begin["does_allow_non_restored_state"]),
                 rename=dict(begin["rename"]),
             ),
             settings=dict(held["settings"]),

@@ -21,7 +21,7 @@ class OutputPlan:
         checkpoint: for which it was made.
         kind: who publishes it (``files/1``).
         target: where it goes.
-        files: how many.
+        file_count: of its files; ``None`` if it is not known.
         bytes: of them.
     """
 
@@ -29,8 +29,8 @@ class OutputPlan:
     checkpoint: CheckpointId
     kind: str
     target: str
-    files: int
-    bytes: int
+    file_count: int | None
+    bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +41,13 @@ class SeenAgain:
         uid: of the sink.
         checkpoints: with which it came into the log: the epochs, as ``penstock rewind`` names them.
         target: where it went.
-        files: how many.
-        bytes: of them.
+        outputs: each of them.
     """
 
     uid: str
     checkpoints: tuple[CheckpointId, ...]
     target: str
-    files: int
-    bytes: int
+    outputs: tuple[OutputPlan, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +79,7 @@ def outputs(items: Sequence[Committable]) -> tuple[OutputPlan, ...]:
             checkpoint=item.checkpoint,
             kind=item.kind,
             target=item.target,
-            files=len(item.files),
+            file_count=len(item.files),
             bytes=sum(file.length for file in item.files),
         )
         for item in items
@@ -112,6 +110,5 @@ def _again(uid: str, found: Sequence[tuple[CheckpointId, Committable]]) -> SeenA
         uid=uid,
         checkpoints=tuple(dict.fromkeys(checkpoint for checkpoint, _ in found)),
         target=found[-1][1].target,
-        files=sum(len(item.files) for _, item in found),
-        bytes=sum(file.length for _, item in found for file in item.files),
+        outputs=outputs([item for _, item in found]),
     )

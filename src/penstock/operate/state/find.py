@@ -19,7 +19,7 @@ from penstock.operate.directory import JobDirectory, jobs_in, root_of
 if TYPE_CHECKING:
     from penstock.checkpoint.entries import Manifest
     from penstock.checkpoint.history import History
-    from penstock.handles import StateHandle, TaskSnapshot
+    from penstock.handles import FileRef, StateHandle, TaskSnapshot
     from penstock.ids import CheckpointId
 
 
@@ -34,7 +34,7 @@ class Held:
         rows: of all layers, before rows of one key are merged: an upper bound.
         bytes: of all files.
         layers: how many.
-        files: where they lie below the job's directory, oldest layer first.
+        files: below the job's directory, oldest layer first.
         written: who wrote it by hand, when and on what, if the checkpoint was made so.
     """
 
@@ -44,7 +44,7 @@ class Held:
     rows: int
     bytes: int
     layers: int
-    files: tuple[str, ...]
+    files: tuple[FileRef, ...]
     written: object = None
 
 
@@ -133,7 +133,7 @@ def held_by(manifest: Manifest) -> tuple[Held, ...]:
                 rows=sum(layer.rows for layer in state.layers),
                 bytes=sum(file.length for file in files),
                 layers=len(state.layers),
-                files=tuple(file.path for file in files),
+                files=tuple(files),
                 written=state.detail.get("written") if isinstance(state.detail, dict) else None,
             )
         )
