@@ -50,10 +50,10 @@ def bad(offset: int, value: bytes) -> dict[str, object]:
     return {**text, "place": {**place, "file": None}, "record": {"value": value, **place}}
 
 
-def late(user: str) -> dict[str, object]:
+def late(user: str, file: str | None = None) -> dict[str, object]:
     text = {"cause": "late", "error": "came after each window that would hold it was closed", "step": "totals"}
     why = {"source": "orders", "no_replay": "they would be late again: their windows are closed for ever"}
-    return {**text, **why, "place": {}, "event_time": AT.replace(tzinfo=None), "record": {"user": user, "at": AT}}
+    return {**text, **why, "place": {"file": file}, "event_time": AT.replace(tzinfo=None), "record": {"user": user, "at": AT}}
 
 
 class Job:
@@ -113,7 +113,7 @@ def job(tmp_path: Path) -> Job:
     made.log(at(0), at(1, 0), at(2, 1, read=1), Stopped(checkpoint=2, at=NOON))
     first = made.letters("bad-orders", 1, bad(7, b'{"id": "x"}'), bad(9, b'{"id": 1.5, "more": "\xff\x1b[1m"}'))
     made.letters("bad-orders", 2, bad(7, b'{"id": "x"}'))
-    made.letters("late-totals", 2, late("ann"), late("bob"), record=LATE)
+    made.letters("late-totals", 2, late("ann"), late("bob", "in/1.json"), record=LATE)
     replay = Replay(
         number=1,
         command="c-1",
@@ -155,7 +155,7 @@ def golden(name: str, text: str) -> None:
 def steady(text: str) -> str:
     """JSON without what differs from writer to writer: sizes of Parquet files."""
     told = json.loads(text)
-    for place in told.get("places", []):
+    for place in told.get("dead_letters", []):
         assert place["bytes"] > 0
         place["bytes"] = 0
     for file in (*told.get("files", []), *told.get("kept", [])):
@@ -170,7 +170,7 @@ def test_the_list_counts_by_cause_and_step_and_says_what_to_do_next(job: Job) ->
         for path in job.folder(uid).glob("*.parquet"):
             assert path.stat().st_size < 10_000
     text = job.say("list")
-    sizes = {f"{place['bytes'] / 1_000:.1f} kB" for place in json.loads(job.say("list", "--json"))["places"]}
+    sizes = {f"{place['bytes'] / 1_000:.1f} kB" for place in json.loads(job.say("list", "--json"))["dead_letters"]}
     for size in sizes:
         text = text.replace(size, "0.0 kB")
     golden("list.txt", text)
@@ -180,6 +180,7 @@ def test_letters_are_shown_with_place_attempts_and_text_that_harms_no_terminal(j
     golden("show.txt", job.say("show", "bad-orders"))
     golden("show.json", job.say("show", "bad-orders", "--json"))
     golden("show-late.txt", job.say("show", "late-totals"))
+    golden("show-late.json", job.say("show", "late-totals", "--json"))
     assert "2 of 3 dead letters (--limit)" in job.say("show", "bad-orders", "--limit", "2")
 
 
@@ -300,7 +301,7 @@ def test_staged_letters_are_listed_once(job: Job) -> None:
 
 def test_letters_behind_a_rewind_are_undone(job: Job) -> None:
     job.log(at(0), at(1, 0), at(2, 1, read=1), rewind(1, 2), Stopped(checkpoint=1, at=NOON))
-    place = json.loads(job.say("list", "--json"))["places"][0]
+    place = json.loads(job.say("list", "--json"))["dead_letters"][0]
     assert (place["rows"], place["undone_rows"], place["waiting_rows"]) == (2, 1, 1)
     assert "1 row more that a rewind has undone" in job.say("list")
 
@@ -337,7 +338,7 @@ def test_a_job_without_dead_letters_says_how_to_keep_some(tmp_path: Path) -> Non
     made = Job(tmp_path)
     made.log(at(0))
     assert made.say("list") == "orders: no dead letters; a pipeline keeps them with stream.dead_letter(uid)\n"
-    assert json.loads(made.say("list", "--json"))["places"] == []
+    assert json.loads(made.say("list", "--json"))["dead_letters"] == []
     assert "has no dead letters; a pipeline keeps them" in made.refuses("show")
 
 

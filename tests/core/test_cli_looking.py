@@ -135,12 +135,16 @@ def test_a_running_job_is_asked_and_says_what_it_is_doing(tmp_path, at_noon):
     try:
         now = standing(JobDirectory(tmp_path, "orders"))
         said, listed = of(tmp_path, "status", "orders"), of(tmp_path, "list")
+        documents = {name: of(tmp_path, *COMMANDS[name], "--json").out for name in ("status", "list")}
         swept = of(tmp_path, "gc", "orders", "--yes")
     finally:
         driver.watch.close()
 
     assert now.being is Being.RUNNING
     assert f"orders: running · process {os.getpid()} on " in said.out
+    compare("status-running.txt", re.sub(r"process \d+ on [\w.-]+", "process N on HOST", said.out))
+    for name, told in documents.items():
+        compare(f"{name}-running.json", told.replace(str(tmp_path), "state").replace(driver.owned.log_id, "log-1"))
     assert "as of 1.0 s ago" in said.out
     assert "orders  running" in listed.out
     assert "1,204 rows" in listed.out
@@ -163,6 +167,8 @@ def test_a_job_that_cannot_be_read_hides_no_other(state):
     said = of(state, "list")
     listed = json.loads(of(state, "list", "--json").out)["jobs"]
 
+    compare("list-unreadable.txt", said.out.replace(str(state), "state"))
+    compare("list-unreadable.json", of(state, "list", "--json").out.replace(str(state), "state"))
     assert "broken  unreadable: " in said.out
     assert "orders  dead" in said.out
     assert [each["is"] for each in listed] == ["unreadable", "dead"]
@@ -218,10 +224,12 @@ def test_looking_loads_no_spark(tmp_path):
 
 
 def test_the_hint_file_is_what_the_documents_are_made_of(state):
-    hint = decode((state / "orders" / "control" / "report.json").read_bytes())
+    data = (state / "orders" / "control" / "report.json").read_bytes()
+    hint = decode(data)
 
     assert hint is not None
     assert hint.report == REPORT
+    compare("report-file.json", json.dumps(json.loads(data), indent=2))
 
 
 # ---------------------------------------------------------------------------------------------------------- in the docs
@@ -257,6 +265,10 @@ def test_lag_of_a_job_that_does_not_run_is_over_any_limit(state):
     code, said = limit(state, "1000000")
 
     assert code == 4
+    for name, text in (("rows", "1000"), ("seconds", "30s")):
+        told = of(state, "lag", "orders", "--max-lag", text, "--json")
+        assert told.code == 4
+        compare(f"lag-over-{name}.json", told.out)
     assert said == "job 'orders' does not run (dead): how far it is behind now is not known"
 
 

@@ -38,7 +38,7 @@ def list_places(output: Output, *, job: str, state: str, as_json: bool) -> int:
     directory = JobDirectory(state, job)
     places = [(place, reasons(place)) for place in places_of(directory)]
     if as_json:
-        output.document(LIST_SCHEMA, job=job, places=[_place(place, why) for place, why in places])
+        output.document(LIST_SCHEMA, job=job, dead_letters=[_place(place, why) for place, why in places])
         return ExitCode.ENDED
     if not places:
         output.result(Text(f"{job}: no dead letters; a pipeline keeps them with stream.dead_letter(uid)"))

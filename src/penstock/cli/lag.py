@@ -40,7 +40,7 @@ def show_lag(
     found = lags(now)
     too_far = [] if limit is None else over(now, limit)
     if as_json:
-        fields: dict[str, object] = {"job": job, "is": now.being.value, "doing": now.word}
+        fields: dict[str, object] = {"job": job, "is": now.being.value, "doing": now.doing}
         fields |= {"numbers_age_seconds": now.hint_age, "sources": [_source(each) for each in found]}
         output.document(SCHEMA, **fields, **_limit(limit), over=too_far)
     else:

@@ -36,7 +36,7 @@ def show_late(output: Output, *, job: str, state: str, as_json: bool, clock: Clo
     now = standing(JobDirectory(state, job, clock=clock))
     found = put_aside(now)
     if as_json:
-        fields: dict[str, object] = {"job": job, "is": now.being.value, "doing": now.word}
+        fields: dict[str, object] = {"job": job, "is": now.being.value, "doing": now.doing}
         aside = [put_aside_fields(each) for each in found]
         output.document(SCHEMA, **fields, numbers_age_seconds=now.hint_age, put_aside=aside)
         return ExitCode.ENDED

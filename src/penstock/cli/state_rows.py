@@ -91,7 +91,7 @@ def _document(
         "job": question.job,
         "uid": question.uid,
         "checkpoint": ids[-1],
-        "compared_with": ids[0] if len(ids) > 1 else None,
+        "compared_checkpoint": ids[0] if len(ids) > 1 else None,
         "columns": [{"name": field.name, "type": field.dataType.simpleString()} for field in answer.schema],
         "answer": [dict(zip(rows.column_names, map(as_json, row), strict=True)) for row in _tuples(rows)],
         "is_cut": is_cut,

@@ -93,7 +93,7 @@ def _job(each: Standing | Unclear) -> dict[str, object]:
         return {"job": each.job, "is": "unreadable", "message": each.message, **dict.fromkeys(_KNOWN)}
     lags = each.hint.report.lag if each.hint is not None else {}
     known = (
-        each.word,
+        each.doing,
         None if each.newest is None else each.newest.checkpoint,
         each.checkpoint_age,
         sum(each.state_bytes.values()),
@@ -145,7 +145,7 @@ def document(now: Standing) -> dict[str, object]:
     return {
         "job": now.job,
         "is": now.being.value,
-        "doing": now.word,
+        "doing": now.doing,
         "log_id": history.log_id,
         "generation": history.generation,
         "process": None if now.claim is None else process_fields(now.claim),

@@ -25,7 +25,7 @@ def numbers(report: Report) -> dict[str, object]:
     """
     return {
         "doing": report.state,
-        "restored": report.restored,
+        "restored_checkpoint": report.restored,
         "checkpoint": report.last_checkpoint,
         "checkpoint_count": report.checkpoints,
         "failed_checkpoint_count": report.failed_checkpoints,
@@ -80,7 +80,7 @@ def _step(report: Report, uid: str) -> dict[str, object]:
         **watermark_fields(report.watermarks.get(uid)),
         "held_by": report.held_by.get(uid),
         "counters": [{"name": name, "amount": n} for (step, name), n in report.counters.items() if step == uid],
-        "late": [{"name": name, "rows": n} for (step, name), n in report.late_by.items() if step == uid],
+        "late_partitions": [{"name": name, "rows": n} for (step, name), n in report.late_by.items() if step == uid],
     }
 
 
@@ -110,7 +110,7 @@ def outlet_fields(sink: Outlet) -> dict[str, object]:
 def read_report(told: Any) -> Report:
     """The inverse of :func:`numbers`; raises what comes of values that are none of its."""
     sources, steps, sinks = (_by_uid(told[name]) for name in ("sources", "steps", "sinks"))
-    restored, last, failure = told["restored"], told["checkpoint"], told["last_failure"]
+    restored, last, failure = told["restored_checkpoint"], told["checkpoint"], told["last_failure"]
     return Report(
         state=str(told["doing"]),
         restored=None if restored is None else CheckpointId(int(restored)),
@@ -124,7 +124,7 @@ def read_report(told: Any) -> Report:
         published=_numbers(sinks, "published_count"),
         restarts=int(told["restart_count"]),
         lag={uid: _read_lag(uid, each) for uid, each in sources.items() if each["behind_rows"] is not None},
-        late_by={(uid, str(each["name"])): int(each["rows"]) for uid, each in _below(steps, "late")},
+        late_by={(uid, str(each["name"])): int(each["rows"]) for uid, each in _below(steps, "late_partitions")},
         watermarks={uid: _read_watermark(each) for uid, each in steps.items() if each["is_at_end"] is not None},
         held_by={uid: str(each["held_by"]) for uid, each in steps.items() if each["held_by"] is not None},
         last_failure=None if failure is None else str(failure),

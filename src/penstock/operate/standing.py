@@ -71,6 +71,11 @@ class Standing:
         return me.state if me is not None else self.being.value
 
     @property
+    def doing(self) -> str | None:
+        """The same for documents; ``None`` if nobody runs it."""
+        return self.word if self.being is Being.RUNNING else None
+
+    @property
     def claim(self) -> Claim | None:
         """Who has, or had, the job."""
         entry = self.history.claim

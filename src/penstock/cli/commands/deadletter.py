@@ -37,7 +37,7 @@ Examples:
 LIST_EXAMPLES: Final = """\
 Examples:
   penstock deadletter list orders --state ./state
-  penstock deadletter list orders --json | jq '.places[].rows'"""
+  penstock deadletter list orders --json | jq '.dead_letters[].rows'"""
 
 SHOW_EXAMPLES: Final = """\
 Examples:
