@@ -86,6 +86,7 @@ CASES = {
     "changed": ({"allow_non_restored_state": True}, CHANGED, 2),
     "refused": ({}, CHANGED, 65),
     "back": ({"start_at": "before-v2"}, SHOP, 2),
+    "settings": ({"settings": {"checkpoint_every": "1s", "retained": 5}}, SHOP, 2),
     "fresh": ({"fresh": True, "discard_unpublished": True}, SHOP, 2),
     "renamed": ({"rename": ("totals=sums",)}, SHOP.replace('"totals", ps.agg', '"sums", ps.agg'), 2),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 from collections import defaultdict
 from datetime import timezone
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from penstock.testing import PipelineRun
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
+
+GOLDEN = Path(__file__).parents[1] / "core" / "cli_golden"
 
 FIRST = [("u", 1, "00:10"), ("u", 2, "00:50"), ("v", 3, "01:10"), ("u", 4, "02:05")]
 SECOND = [("u", 5, "02:20"), ("v", 6, "02:40"), (None, 7, "02:50")]
@@ -352,6 +355,25 @@ def test_other_formats_are_for_programs(run: PipelineRun, tmp_path: object) -> N
         "amount": 7, "n": 1,
     }  # fmt: skip
     assert duckdb.sql(f"SELECT sum(amount) FROM '{target}'").fetchall() == [(22,)]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("state-query-said.txt", ["--limit", "2"]),
+        ("state-query-said.csv", ["--format", "csv"]),
+        ("state-query-said.json", ["--format", "json"]),
+        ("state-query-said-cut.json", ["--format", "json", "--limit", "2"]),
+        ("state-query-said-diff.json", ["--format", "json", "--diff", "1", "later"]),
+    ],
+)
+def test_what_is_answered_is_golden(run: PipelineRun, name: str, options: list[str]) -> None:
+    said = ask(run, "by-minute", *options)
+    golden = GOLDEN / name
+    if os.environ.get("WRITE_GOLDEN"):
+        golden.write_text(said)
+
+    assert said == golden.read_text()
 
 
 def test_a_diff_tells_what_came_went_and_changed(run: PipelineRun) -> None:
