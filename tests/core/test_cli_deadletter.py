@@ -53,7 +53,13 @@ def bad(offset: int, value: bytes) -> dict[str, object]:
 def late(user: str, file: str | None = None) -> dict[str, object]:
     text = {"cause": "late", "error": "came after each window that would hold it was closed", "step": "totals"}
     why = {"source": "orders", "no_replay": "they would be late again: their windows are closed for ever"}
-    return {**text, **why, "place": {"file": file}, "event_time": AT.replace(tzinfo=None), "record": {"user": user, "at": AT}}
+    return {
+        **text,
+        **why,
+        "place": {"file": file},
+        "event_time": AT.replace(tzinfo=None),
+        "record": {"user": user, "at": AT},
+    }
 
 
 class Job:

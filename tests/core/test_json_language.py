@@ -14,7 +14,9 @@ from core.cli_kit import say
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
-GOLDEN = {path.name: json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "cli_golden").glob("*.json"))}
+GOLDEN = {
+    path.name: json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "cli_golden").glob("*.json"))
+}
 
 FOLDER_OF = {"penstock.verify.export/1": ("verify",), "penstock.report/1": ()}
 """Schemas that are not named after a command: of a folder that a command is given, and of a file."""
@@ -121,7 +123,11 @@ def test_every_list_of_outputs_has_the_same_items() -> None:
 
 def _in_source() -> set[str]:
     folders = [ROOT / "src" / "penstock" / name for name in ("cli", "operate", "job")]
-    found = (re.findall(r'"(penstock\.[a-z._-]+/\d+)"', path.read_text()) for place in folders for path in place.rglob("*.py"))
+    found = (
+        re.findall(r'"(penstock\.[a-z._-]+/\d+)"', path.read_text())
+        for place in folders
+        for path in place.rglob("*.py")
+    )
     return {schema for schemas in found for schema in schemas}
 
 
@@ -154,10 +160,11 @@ def _shapes() -> dict[str, dict[str, Any]]:
     rows = re.findall(r"^\| (?:`(penstock[\w./]+)`|\*(\w+)\*) \|[^|]*\| (.*) \|$", PAGE, re.MULTILINE)
     shared = {word: fields for _, word, fields in rows if word}
     found = {}
-    for schema, _, fields in rows:
+    for schema, _, told in rows:
+        fields = told
+        while "*" in fields:
+            fields = re.sub(r"\*(\w+)\*", lambda word: shared[word[1]], fields)
         if schema:
-            while "*" in fields:
-                fields = re.sub(r"\*(\w+)\*", lambda word: shared[word[1]], fields)
             found[schema] = _parse(re.findall(r"\w+|[()]", fields))
     return found
 

@@ -231,9 +231,7 @@ def _waiting(source: SourcePlan) -> str:
 
 
 def _outputs(items: Sequence[OutputPlan]) -> Iterator[str]:
-    return _aligned(
-        (item.uid, f"checkpoint {item.checkpoint}: {_files_of([item])} → {item.target}") for item in items
-    )
+    return _aligned((item.uid, f"checkpoint {item.checkpoint}: {_files_of([item])} → {item.target}") for item in items)
 
 
 def _files_of(items: Sequence[OutputPlan]) -> str:
