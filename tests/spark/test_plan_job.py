@@ -93,7 +93,7 @@ def test_a_run_does_what_was_planned_and_is_refused_once_the_log_has_moved(spark
     }
     [spent] = [step for step in saved["steps"] if step["uid"] == "spent"]
     assert spent["reason"] == "goes on with what was 'totals'; adds orders__count bigint, from now on"
-    assert saved["sources"][0]["waiting"]["files"] == 1
+    assert saved["sources"][0]["waiting"]["file_count"] == 1
     assert saved["changed_settings"] == []
     assert [sink["guarantee"] for sink in saved["sinks"]] == ["exactly-once", "exactly-once"]
 
