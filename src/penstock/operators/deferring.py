@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 from penstock.elements import Batch, Measure
 from penstock.operators.base import LATE, MAIN, Deferred, Emit, OperatorContext
-from penstock.state.blocks import completes_by_hand, twin
+from penstock.state.blocks import completes_by_hand
 from penstock.state.keeping import LazyLayer, Tag
+from penstock.state.lean import LeanSession
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from penstock.operators.arrival import Arrival
     from penstock.operators.emitter import Emitter
     from penstock.operators.folding import Folding
@@ -52,7 +51,7 @@ class Deferring:
         self._folding = folding
         self._context = context
         self._can = completes_by_hand(context.spark)
-        self._twin: SparkSession | None = None
+        self._beside: LeanSession | None = None
         self._coming: Layer | None = None
 
     def may(self, batch: Batch) -> bool:
@@ -70,11 +69,11 @@ class Deferring:
         How far the layer reaches is told by the rows before they travel, not by the layer: a task that has kept a part
         of it and fails over what comes after finds that part when it is tried again, and tells nothing of it.
         """
-        if self._twin is None:
-            self._twin = twin(self._context.spark)
+        if self._beside is None:
+            self._beside = LeanSession(self._context.spark)
         rows = self._plans.unwatched(arrival.watched)
         tag = Tag(name=self._stack.next_name(), level=0, epoch=self._stack.epoch, turn=self._emitter.turn)
-        lazy = LazyLayer(self._format, rows, arrival.extent, tag, beside=self._twin)
+        lazy = LazyLayer(self._format, rows, arrival.extent, tag, beside=self._beside)
         self._coming = lazy.layer
         ran = Measure(dict)
         self._emitter.defer(lazy.layer, ran, emit)

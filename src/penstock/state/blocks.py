@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from penstock.state.lean import LeanSession
+
 _LOST = ("CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND", "Checkpoint block rdd_")
 STATE_SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
@@ -50,10 +52,11 @@ class LazyCut:
             complete what is observed in it at once, before anything ran: each session completes only its own.
     """
 
-    def __init__(self, frame: DataFrame, beside: SparkSession) -> None:
+    def __init__(self, frame: DataFrame, beside: LeanSession) -> None:
         self._session = frame.sparkSession
-        self._run = rebind(frame, beside)
-        kept = self._run.localCheckpoint(eager=False)
+        self._run = rebind(frame, beside.session)
+        with beside.planning(self._run):
+            kept = self._run.localCheckpoint(eager=False)
         self._rows = _internals(kept).logicalPlan().rdd()
         self.frame: DataFrame = _fresh(kept, self._session)
 

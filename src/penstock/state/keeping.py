@@ -17,7 +17,9 @@ from penstock.state.layer import EXTENT, Kept, Layer, LayerFormat
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
+
+    from penstock.state.lean import LeanSession
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,7 @@ class LazyLayer:
         read: Callable[[], Mapping[str, Any] | None],
         tag: Tag,
         *,
-        beside: SparkSession,
+        beside: LeanSession,
     ) -> None:
         self._format = layers_format
         self._read = read
