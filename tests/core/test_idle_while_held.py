@@ -33,9 +33,7 @@ class Bench:
         self.work = Leaving("step", passes_on=True)
         self.sources, self.sink = [Channel() for _ in range(inputs)], Channel()
         self.inputs = Inputs(self.sources, [marked(idle_after=100)] * inputs, wake=lambda: None)
-        self.task = StepTask(
-            "step", self.inputs, output_to(self.sink), self.work, shell=self.shell, clock=self.clock
-        )
+        self.task = StepTask("step", self.inputs, output_to(self.sink), self.work, shell=self.shell, clock=self.clock)
 
     def at(self, now: int) -> Progress:
         """Step until nothing is left to do."""

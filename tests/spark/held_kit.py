@@ -64,9 +64,9 @@ def told(changes: Iterable[Mapping[str, Any]]) -> dict[tuple[object, object], in
     for each in changes:
         place = each["user"], each["window_start"].minute
         if each["_change"] == "update_before":
-            befores[*place, each["x"]] += 1
+            befores[(*place, each["x"])] += 1
         else:
-            afters[*place, each["x"]] += 1
+            afters[(*place, each["x"])] += 1
             inserts[place] += each["_change"] == "insert"
     assert max(inserts.values(), default=1) == 1, "a window was told as new twice"
     left = afters - befores

@@ -152,9 +152,7 @@ def test_a_sink_that_wants_none_of_the_changes_does_not_take_them_from_the_other
     @ps.pipeline("chosen")
     def pipeline(p: ps.Pipeline) -> None:
         rows = p.read("in", ps.files.Source(NOWHERE, schema=SCHEMA)).with_watermark("at", delay="1 hour")
-        changes = rows.group_by("user", ps.tumbling("1 minute")).agg(
-            "sums", ps.agg.sum("x").alias("x"), emit="updates"
-        )
+        changes = rows.group_by("user", ps.tumbling("1 minute")).agg("sums", ps.agg.sum("x").alias("x"), emit="updates")
         changes.where("false").write("none", ps.memory.Sink())
         changes.where("user = 'a'").write("some", ps.memory.Sink())
         changes.write("out", ps.memory.Sink())

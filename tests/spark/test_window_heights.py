@@ -62,7 +62,9 @@ def rows_of(rig: Rig) -> Sums:
     """All that is in memory, merged as for whoever reads it: each key and window once."""
     layers, lease = rig.operator._stack.lease_due(BEGINNING, END_OF_TIME)
     merged, _ = rig.operator._plans.merged(layers, rig.operator._stack.horizon)
-    found = [(row[0], row[1], row[2]) for row in merged.selectExpr("user", "unix_seconds(window_end)", "x__sum").collect()]
+    found = [
+        (row[0], row[1], row[2]) for row in merged.selectExpr("user", "unix_seconds(window_end)", "x__sum").collect()
+    ]
     lease.release()
     sums = {(user, end): x for user, end, x in found}
     assert len(sums) == len(found)
