@@ -41,5 +41,4 @@ def frame_of_table(session: SparkSession, table: pa.Table, schema: StructType) -
     """The rows of an Arrow table, as ``createDataFrame`` makes them a frame."""
     from pyspark.sql.pandas.conversion import SparkConversionMixin
 
-    made: Any = SparkConversionMixin.createDataFrame(session, table, schema)  # type: ignore[call-overload]
-    return made  # type: ignore[no-any-return]
+    return SparkConversionMixin.createDataFrame(session, table, schema)
