@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import penstock as ps
+from penstock.checkpoint.messages import StopRequested
 from penstock.errors import HarnessError
 from penstock.facts import BatchRead
 from spark.held_kit import HELD, NOWHERE, SCHEMA, doing, expected, hold, row, sums, told
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock.testing import PipelineRun
+    from penstock.testing.stepping import Running
 
 pytestmark = pytest.mark.spark
 
@@ -110,6 +112,22 @@ def test_a_source_that_ends_while_rows_are_held_closes_its_windows_after_them(sp
         hold(t, "out", is_held=False)
         t.advance("1 second")
         assert not t.is_alive
+        assert told(t.rows("out")) == expected([*FIRST, *SECOND])
+        assert "late" not in t.counters("sums")
+
+
+def test_a_drain_while_rows_are_held_closes_all_windows_with_them(spark: SparkSession) -> None:
+    def drain(running: Running) -> None:
+        at, wall = t.clock.now(), t.clock.wall()
+        running.supervisor.request(StopRequested(at=at, wall=wall, request="drain", drain=True))
+
+    with ps.testing.run(sums(), spark) as t:
+        holding(t)
+        t._life.move(drain)
+        assert doing(t, "sums") == HELD
+        hold(t, "out", is_held=False)
+        assert not t.is_alive
+        assert str(t.watermark("sums"))[:4] == "9999"
         assert told(t.rows("out")) == expected([*FIRST, *SECOND])
         assert "late" not in t.counters("sums")
 
