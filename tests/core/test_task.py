@@ -206,6 +206,7 @@ def test_a_quiet_input_goes_idle_after_its_time_and_active_again_with_a_batch() 
     bench.sources[1].put(rows(1, largest=10))
     bench.settle_down()
     assert drained(bench.sink) == [at(10)]
+    bench.settle_down()  # all is through
     bench.clock.at = 99
     assert bench.settle_down().wake_at == 100
     bench.sources[0].put(rows(2, largest=60))

@@ -67,7 +67,8 @@ class Times:
             if task._inputs.valve.inputs[i] == END_OF_TIME:
                 continue
             after = self._shape.idle_after
-            is_quiet = after is not None and self._world.now() - each.last_batch >= after
+            may_be = after is not None and each.channel.is_awaited  # else its source may wait for what is at work
+            is_quiet = may_be and self._world.now() - each.last_batch >= after
             (quiet if is_quiet else active).append(self._told(self._shape.sources[i], restored[i]))
         wanted = min(active) if active else max(quiet, default=BEGINNING)
         if task._announced < wanted and task._output.has_room:

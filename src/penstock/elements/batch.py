@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from penstock.elements.first_run import FirstRun
 from penstock.elements.partitions import Partitions
+from penstock.ids import Instant
 
 
 class Measure:
@@ -105,10 +106,11 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Which source read rows, and with which of its batches in this attempt (1, 2, …)."""
+    """Which source read rows, with which of its batches in this attempt (1, 2, …), and when it was asked for them."""
 
     source: str
     number: int
+    at: Instant | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.state.sessions import active_session
+
 if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import DataType
@@ -29,10 +31,9 @@ def quotient(total: Column, count: Column, input_type: DataType) -> Column:
 
 
 def _divide(total: Column, count: Column, result: Any) -> Column:
-    from pyspark.sql import SparkSession
     from pyspark.sql.classic.column import Column as ClassicColumn
 
-    session: Any = SparkSession.active()
+    session: Any = active_session()
     jvm = session.sparkContext._jvm  # noqa: SLF001
     edge = jvm.org.apache.spark.sql.classic.ExpressionUtils
     left, right = (edge.expression(_java(column)) for column in (total, count))

@@ -12,6 +12,7 @@ from penstock.operators.count_window import Counted
 from penstock.operators.emission import FINAL, Emission
 from penstock.operators.sessions import Session
 from penstock.operators.window_checks import CHANGE, TIMING
+from penstock.state.sessions import active_session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -138,9 +139,7 @@ class WindowAggregate:
 
 
 def _session() -> SparkSession:
-    from pyspark.sql import SparkSession
-
-    session = SparkSession.getActiveSession()
+    session = active_session()
     if session is None:
         msg = "a windowed aggregate is checked by Spark's analyser: create the SparkSession before the pipeline"
         raise GraphError(msg)

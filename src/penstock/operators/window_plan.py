@@ -30,6 +30,7 @@ from penstock.operators.window_record import record_of
 from penstock.state.changing import changing, quoted
 from penstock.state.layer import END, START, LayerFormat
 from penstock.state.migration import Keeps
+from penstock.state.sessions import empty
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -143,7 +144,7 @@ def make_plan(
     check_time(schema, None if window.is_processing else step.time)
     check_names(step.keys, aggregates, schema)
     inputs = _inputs(step, schema)
-    given = session.createDataFrame([], schema)
+    given = empty(session, schema)
     given = given.selectExpr("*", f"0L AS {_ARRIVAL}") if window.is_processing else given
     if isinstance(window, Session) and window.by is not None:
         check_gap(given, window.by, schema)
@@ -182,7 +183,7 @@ def _plain(keys: Sequence[tuple[str, str | Column]], schema: StructType) -> tupl
 
 def _whole(layers_format: LayerFormat, session: SparkSession) -> DataFrame:
     """An empty frame of merged partials in windows."""
-    merged = layers_format.merged(session.createDataFrame([], layers_format.schema))
+    merged = layers_format.merged(empty(session, layers_format.schema))
     return merged.withColumnsRenamed({layers_format.start: START, layers_format.end: END})
 
 

@@ -70,12 +70,13 @@ class Channel:
         self._on_take()
         return element
 
-    def through(self) -> None:
-        """The receiver is done with what it took, and so is everybody behind it."""
+    def through(self) -> bool:
+        """The receiver is done with what it took, and so is everybody behind it; whether that is news."""
         with self._lock:
             told, self._is_worked_on = self._is_worked_on, False
         if told:
             self._on_take()
+        return told
 
     def drain(self) -> list[Element]:
         """Remove and return all that is left, when the job is torn down."""

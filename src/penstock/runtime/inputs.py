@@ -18,11 +18,11 @@ from penstock.runtime.watermarks import Valve
 
 @dataclass(frozen=True, slots=True)
 class Unsettled:
-    """A batch whose largest event times are still to be told, and when it was taken."""
+    """A batch whose largest event times are still to be told, and when its source was asked for it."""
 
     measure: Measure
     partitions: Partitions | None
-    taken: Instant
+    asked: Instant
 
     def tell(self, marks: PartitionMarks) -> None:
         """The measure has settled: what it says counts."""
@@ -32,13 +32,13 @@ class Unsettled:
         partitions, largest = self.partitions, largest_times(figures, self.partitions)
         if partitions is None:
             if largest[""] is not None:
-                marks.observe(largest, source="", now=self.taken)
+                marks.observe(largest, source="", now=self.asked)
             return
         behind = ("",) if "" in largest and partitions.behind else partitions.behind
         marks.observe(
             {partitions.qualified(name): time for name, time in largest.items()},
             source=partitions.source,
-            now=self.taken,
+            now=self.asked,
             behind={partitions.qualified(name) for name in behind},
         )
 
@@ -72,6 +72,10 @@ class Input:
     generator: PartitionMarks | None = None
     unsettled: deque[Unsettled] = field(default_factory=deque)
     last_batch: Instant | None = None
+    asked: Instant | None = None
+    """When its source was asked for the last batch: what it had after that nobody knows until it is asked again."""
+    waited: int = 0
+    """How long it was not, for what it had sent was not through."""
     ahead: int = 0
 
     @classmethod
@@ -96,10 +100,18 @@ class Input:
 
     def took(self, batch: Batch, now: Instant, wake: Callable[[], None]) -> None:
         """A batch was taken: its largest event times count as soon as its first job has told them."""
-        self.last_batch = now
+        asked = batch.reading.at if batch.reading is not None else None
+        self.last_batch, self.asked, self.waited = now, now if asked is None else asked, 0
         if self.mark is not None and (measure := batch.measures.get(f"time:{self.mark.id}")) is not None:
-            self.unsettled.append(Unsettled(measure, batch.partitions, now))
+            self.unsettled.append(Unsettled(measure, batch.partitions, self.asked))
             measure.when_settled(wake)
+
+    def through(self, now: Instant) -> bool:
+        """All that was taken is through, here and behind; whether that is news. Silence begins anew with it."""
+        is_news = self.channel.through()
+        if is_news and self.asked is not None:
+            self.last_batch, self.waited = now, now - self.asked
+        return is_news
 
     def told(self) -> EventTime | None:
         """The generator's watermark after the batches that have settled, in order; ``None`` if it did not move."""
@@ -108,7 +120,7 @@ class Input:
         before = self.generator.at
         while self.unsettled and self.unsettled[0].measure.settled:
             settled = self.unsettled.popleft()
-            self.stand(settled.taken)
+            self.stand(settled.asked)
             settled.tell(self.generator)
             ahead = (settled.measure.value or {}).get("ahead")
             self.ahead += ahead if isinstance(ahead, int) else 0
@@ -159,10 +171,10 @@ class Inputs:
         heads = ((i, self._inputs[i].channel.peek()) for i in order if i not in blocked)
         return [(i, head) for i, head in heads if head is not None]
 
-    def through(self) -> None:
-        """All that was taken is through, here and behind."""
-        for each in self._inputs:
-            each.channel.through()
+    def through(self, now: Instant) -> Instant | None:
+        """All that was taken is through, here and behind; returns when to look who is idle, if that is news."""
+        told = [each for each in self._inputs if each.through(now)]
+        return self.check_idle(now) if told else None
 
     def take(self, source: int) -> Element:
         """Take the head of an input; the next one has the turn then."""
@@ -196,7 +208,8 @@ class Inputs:
     def check_idle(self, now: Instant) -> Instant | None:
         """Call inputs idle that brought nothing for long; returns when to look again.
 
-        An input with something queued is never idle: then it is this task that is behind.
+        An input of which something is on its way, here or behind, is never idle: it is this task that is behind, or
+        one after it, and the source may wait for that.
         """
         wake: list[Instant] = []
         for i, each in enumerate(self._inputs):
@@ -207,10 +220,10 @@ class Inputs:
             if quiet is not None:
                 wake.append(quiet)
             due = each.idle_at()
-            if due is None or i in self.valve.idle:
+            if due is None or i in self.valve.idle or not each.channel.is_awaited:
                 continue
-            if due > now or each.channel.peek() is not None:
-                wake.append(due if due > now else Instant(now + 100_000))
+            if due > now:
+                wake.append(due)
             else:
                 self.valve.set_idle(i, True)
         return min(wake, default=None)
@@ -218,15 +231,17 @@ class Inputs:
     def _look(self, source: int, now: Instant) -> Instant | None:
         """Call partitions of an input idle that brought nothing for long; returns when to look again.
 
-        What settled batches have told is known, what unsettled ones hold is not: those are waited for.
+        What settled batches have told is known, what unsettled ones hold is not: those are waited for. So are those
+        that are on their way, and the time that the last one took is nobody's silence, until the next one tells.
         """
         each = self._inputs[source]
-        if each.generator is None or each.unsettled or (due := each.generator.idle_at()) is None:
+        if each.generator is None or each.unsettled or not each.channel.is_awaited:
             return None
-        if due <= now:
-            self.valve.advance(source, each.generator.look(now))
+        due = each.generator.idle_at()
+        if due is not None and due + each.waited <= now:
+            self.valve.advance(source, each.generator.look(Instant(now - each.waited)))
             due = each.generator.idle_at()
-        return due
+        return None if due is None else Instant(due + each.waited)
 
     def news(self, task: str, at: EventTime) -> Iterator[Fact]:
         """What observers do not know yet: rows too far ahead of the wall clock, another that holds event time back."""

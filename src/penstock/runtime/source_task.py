@@ -206,7 +206,7 @@ class SourceTask:
             measures=dict(rows.measures),
             verify=rows.verify,
             partitions=replace(rows.partitions, source=self.id) if rows.partitions is not None else None,
-            reading=Reading(self.id, self._sent),
+            reading=Reading(self.id, self._sent, began),
         )
         self._output.emit(batch, ready=lambda: self._tell_read(rows, began, polled))
 

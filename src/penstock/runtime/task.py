@@ -102,8 +102,8 @@ class StepTask:
                 self._take(source)
                 return Progress(worked=True, done=len(self._ended) == len(self._inputs))
             wake = wait if wake is None else min(wake, wait)
-        if self._output.is_awaited:
-            self._inputs.through()
+        if self._output.is_awaited and (look := self._inputs.through(now)) is not None:
+            wake = look if wake is None else min(wake, look)
         aligning = self._alignment.aligning
         self.doing = "idle" if aligning is None else f"aligning checkpoint {aligning}"
         return Progress(wake_at=wake)

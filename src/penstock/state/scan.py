@@ -13,6 +13,7 @@ from penstock.state.blocks import literal
 from penstock.state.changing import quoted
 from penstock.state.column_types import spark_type
 from penstock.state.migration import moves_between, recorded_in
+from penstock.state.sessions import empty
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +48,7 @@ def scan(layers_format: LayerFormat, filesystem: FileSystem, session: SparkSessi
         frame = session.read.schema(_as_written(moves, layers_format)).options(**WHOLE).parquet(*paths)
         frames.append(frame.select(*_moved(moves, layers_format)) if moves else frame)
     if not frames:
-        return session.createDataFrame([], layers_format.schema)
+        return empty(session, layers_format.schema)
     return reduce(lambda left, right: left.union(right), frames)
 
 

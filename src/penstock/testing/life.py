@@ -28,6 +28,7 @@ from penstock.job.requests import Reply, Requests
 from penstock.job.session import activate, take_over
 from penstock.settings import Settings
 from penstock.sources.base import Until
+from penstock.state.sessions import active_session
 from penstock.testing.clock import ManualClock
 from penstock.testing.stepping import Pieces, Running, Stepped
 from penstock.testing.substitute import nearest
@@ -262,11 +263,9 @@ class Life:
     @contextmanager
     def own_thread(self) -> Iterator[None]:
         """The calling thread as one of the engine's: its session and job properties are the user's again afterwards."""
-        from pyspark.sql import SparkSession
-
         context = self.spark.sparkContext
         before = {name: context.getLocalProperty(name) for name in _PROPERTIES}
-        active = SparkSession.getActiveSession() or self._users
+        active = active_session() or self._users
         activate(self.spark)
         try:
             yield

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from penstock.errors import HarnessError, SchemaMismatch
+from penstock.state.sessions import frame_of_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -220,7 +221,7 @@ def table_of(rows: Sequence[Row], schema: StructType) -> pa.Table:
 
 def frame_of(spark: SparkSession, rows: Sequence[Row], schema: StructType) -> DataFrame:
     """Fitted rows as a frame with exactly this schema."""
-    return spark.createDataFrame(table_of(rows, schema), schema)
+    return frame_of_table(spark, table_of(rows, schema), schema)
 
 
 def rows_of(frame: DataFrame) -> list[Row]:

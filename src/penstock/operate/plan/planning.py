@@ -42,6 +42,7 @@ from penstock.runtime.clock import Clock, SystemClock
 from penstock.runtime.plan import plan_tasks
 from penstock.sources.base import TellsWaiting
 from penstock.sources.dead_letters import numbers
+from penstock.state.sessions import active_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -162,6 +163,7 @@ def _asked(graph: Graph, spark: SparkSession | None) -> Declared:
     """What the steps keep, by Spark's analyser: runs no job."""
     from penstock.graph.analyze import analyze
 
+    before = active_session() or spark
     session = take_over(spark) if spark is not None else make_session(graph.name, master="local[1]")
     try:
         activate(session)
@@ -173,6 +175,8 @@ def _asked(graph: Graph, spark: SparkSession | None) -> Declared:
     finally:
         if spark is None:
             session.stop()
+        elif before is not None:
+            activate(before)
 
 
 def _unlooked(kept: tuple[str, ...]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from penstock.job.explain import explain
 from penstock.job.session import activate, cores_of, take_over
 from penstock.operate.directory import JobDirectory
 from penstock.operate.state.find import check_whole, chosen, open_job, state_of
+from penstock.state.sessions import active_session
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -158,10 +159,8 @@ def plan_of(pipeline: PipelineDefinition, uid: str, session: SparkSession) -> Wi
 @contextmanager
 def working(spark: SparkSession) -> Iterator[SparkSession]:
     """A session of our own beside the user's, active on this thread; afterwards that is as it was."""
-    from pyspark.sql import SparkSession
-
     session = take_over(spark)
-    before = SparkSession.getActiveSession() or spark
+    before = active_session() or spark
     activate(session)
     try:
         yield session

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import GraphError, PenstockError, UserFunctionError
 from penstock.operators.aggregates.base import Aggregate, Part
+from penstock.state.sessions import empty
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -217,7 +218,7 @@ def _one_row(frames: Sequence[DataFrame]) -> DataFrame:
     from pyspark.sql.types import StructType
 
     schema = StructType([field for frame in frames for field in frame.schema.fields])
-    return frames[0].sparkSession.createDataFrame([], schema)
+    return empty(frames[0].sparkSession, schema)
 
 
 def _plan(frame: DataFrame) -> Any:
