@@ -229,7 +229,13 @@ def test_what_cannot_be_replayed_is_refused_with_the_reason(job: Job) -> None:
     assert "did you mean 'bad-orders'?" in job.refuses("replay", "bad-order", "--all")
     assert "name one of bad-orders, late-totals" in job.refuses("show")
     job.log(at(0), at(1, 0), at(2, 1, read=1, ended=True), Stopped(checkpoint=2, at=NOON))
-    assert "source 'orders' has ended: it was bounded" in job.refuses("replay", "bad-orders", "--all", code=1)
+    ended = job.refuses("replay", "bad-orders", "--all", code=1)
+    assert "source 'orders' of job 'orders' has ended, for it was bounded or drained" in ended
+    assert "go back to a checkpoint before its end (penstock rewind orders CHECKPOINT)" in ended
+    job.log(at(0), at(1, 0), manifest(2, 1, tasks=(), steps=()), Stopped(checkpoint=2, at=NOON))
+    gone = job.refuses("replay", "bad-orders", "--all", code=1)
+    assert "source 'orders', which is not in checkpoint 2, where the next start of job 'orders' goes on" in gone
+    assert "(sources there: none): a pipeline that reads 'orders' again begins it anew" in gone
 
 
 def test_a_renamed_source_replays_letters_of_its_old_uid(job: Job) -> None:

@@ -268,7 +268,7 @@ def test_a_plan_of_another_job_or_one_that_was_refused_is_not_run(folder):
 
     assert (refused.code, other.code) == (65, 65)
     assert "the plan says that a start would be refused" in refused.err
-    assert "the plan is of job 'orders', not of 'others'" in other.err
+    assert "the plan is of job 'orders', not of 'others': run that pipeline, or plan this one and save it" in other.err
 
 
 @pytest.mark.parametrize(

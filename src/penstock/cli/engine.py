@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import tempfile
@@ -9,23 +10,50 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.errors import StateDirectoryRefused, StorageFailed
+
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
 
 _OPTIONS: Final = "SPARK_SUBMIT_OPTS"
 """Options that Spark gives its JVM in client mode, besides those of its configuration."""
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What an operator mends without another folder."""
 
 
-def log_to_file(job: str, state: str) -> Path:
-    """Let the next JVM write its log into a file beside the state, so that errors of ours come first; its path."""
+def log_to_file(job: str, state: str, *, option: str = "--state") -> Path:
+    """Let the next JVM write its log into a file beside the state, so that errors of ours come first; its path.
+
+    Args:
+        job: whose log it is.
+        state: the folder; made if absent.
+        option: which of the command line names the folder, or one below it.
+
+    Raises:
+        StateDirectoryRefused: the folder cannot be made, or nothing can be written there.
+        StorageFailed: there is no room for it.
+    """
     folder = Path(tempfile.gettempdir()) if "://" in state else Path(state)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = (folder / f"{job}.engine.log").resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = (folder / f"{job}.engine.log").resolve()
+        if not os.access(path if path.exists() else folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise _no_folder(folder, option, error) from error
     ours = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()} "
     ours += f"-Dpenstock.engine.log={shlex.quote(str(path))}"
     os.environ[_OPTIONS] = " ".join(filter(None, (os.environ.get(_OPTIONS), ours)))
     return path
+
+
+def _no_folder(folder: Path, option: str, error: OSError) -> StateDirectoryRefused | StorageFailed:
+    reason = error.strerror or str(error)
+    if error.errno in _FULL:
+        return StorageFailed(f"cannot make {folder} of {option}: {reason}; free some space")
+    msg = f"cannot write in {folder} of {option}: {reason}; make it a writable folder, or give {option} another one"
+    return StateDirectoryRefused(msg)
 
 
 class EngineWatch:

@@ -63,7 +63,7 @@ def run_shadow(output: Output, options: ShadowOptions, *, as_json: bool) -> int:
     if options.master is not None:
         os.environ["PENSTOCK_MASTER"] = options.master
     out = Path(options.out or f"shadow-{new.name}")
-    log_to_file(out.name, str(out.parent))
+    log_to_file(out.name, str(out.parent), option="--out")
     output.note(f"penstock: a copy of {options.restore_from} is run through {_codes(options)}; this may take a while")
     try:
         result = shadow(

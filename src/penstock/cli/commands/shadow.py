@@ -42,7 +42,7 @@ def add(app: App, output: Output) -> None:
         ] = (),
         rename: Annotated[
             tuple[str, ...],
-            Parameter(help="old=new: the new code's uid of a step.", negative="", show_default=False),
+            Parameter(help="OLD=NEW: the new code's uid of a step.", negative="", show_default=False),
         ] = (),
         out: Annotated[str | None, Parameter(help="New folder for all output; ./shadow-JOB by default.")] = None,
         allow_non_restored_state: Annotated[bool, Flag, Parameter(help="The new code may leave state unused.")] = False,

@@ -109,12 +109,27 @@ def _source(history: History, place: Place, chosen: Mapping[str, Spans] | None) 
     point = history.restore_point
     tasks = {task.task: task for task in point.tasks} if point else {}
     if source not in tasks or tasks[source].position is None:
-        msg = f"they come from source {source!r}, which the job no longer has in its newest checkpoint"
-        raise RequestRefused(msg)
+        raise RequestRefused(_why_gone(history, source))
     if END_OF_TIME in tasks[source].watermarks:
-        msg = f"source {source!r} has ended: it was bounded, and reads no more rows"
+        msg = (
+            f"source {source!r} of job {history.job!r} has ended, for it was bounded or drained, and reads no more "
+            f"rows: go back to a checkpoint before its end (penstock rewind {history.job} CHECKPOINT) and replay then, "
+            "or read the letters' files in another pipeline, as docs/dead-letters.md shows"
+        )
         raise RequestRefused(msg)
     return source
+
+
+def _why_gone(history: History, source: str) -> str:
+    """Who wants rows of a source that is not there any more, and has them read anew by putting it back."""
+    point = history.restore_point
+    where = f"checkpoint {point.checkpoint}" if point else "empty state"
+    reads = sorted(task.task for task in point.tasks if task.position is not None) if point else []
+    return (
+        f"they come from source {source!r}, which is not in {where}, where the next start of job {history.job!r} goes "
+        f"on (sources there: {', '.join(reads) or 'none'}): a pipeline that reads {source!r} again begins it anew, "
+        "these rows included; or read the letters' files in another pipeline, as docs/dead-letters.md shows"
+    )
 
 
 def _by_reader(history: History, place: Place) -> Mapping[str, Mapping[str, Spans]]:

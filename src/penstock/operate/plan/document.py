@@ -177,7 +177,7 @@ def require_unmoved(
         PlanOutdated: with everything that has moved.
     """
     if saved.job != job:
-        msg = f"the plan is of job {saved.job!r}, not of {job!r}"
+        msg = f"the plan is of job {saved.job!r}, not of {job!r}: run that pipeline, or plan this one and save it anew"
         raise PlanOutdated(msg)
     if saved.is_refused:
         msg = "the plan says that a start would be refused: mend what it names, and plan again"

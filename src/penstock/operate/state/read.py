@@ -146,7 +146,12 @@ def plan_of(pipeline: PipelineDefinition, uid: str, session: SparkSession) -> Wi
         raise UnknownName(msg)
     spec = node.spec
     if not isinstance(spec, WindowAggregate):
-        msg = f"its state is of kind {spec.kind!r}, which is no table"
+        tables = sorted(each for each, step in steps.items() if isinstance(step.spec, WindowAggregate))
+        msg = (
+            f"its state is of kind {spec.kind!r}, which is no table; tables of pipeline {graph.name!r} are: "
+            f"{', '.join(tables) or 'none'}. Read one of these, or the files that penstock state show {graph.name} "
+            "--json names"
+        )
         raise StateIncompatible(msg, uid=uid)
     analysis = analyze(graph, session, only=Ref(node.id))
     try:
