@@ -59,7 +59,9 @@ def test_a_state_folder_that_cannot_be_made_is_refused_with_65_by_parent_and_chi
         said = say(*command, state)
 
         assert said.code == 65
-        assert f"cannot write in {state} of --state: {why}; make it a writable folder, or give --state another" in said.err
+        assert (
+            f"cannot write in {state} of --state: {why}; make it a writable folder, or give --state another" in said.err
+        )
         assert "bug of penstock" not in said.err
 
 
