@@ -38,7 +38,10 @@ def run_tests(output: Output, arguments: Sequence[str]) -> int:
     finally:
         signal.signal(signal.SIGINT, before)
     if child.returncode == NOTHING_FOUND:
-        output.note("penstock: no tests here: they are functions test_… in files test_*.py; penstock init makes some")
+        which = f" that fit {' '.join(arguments)}" if arguments else ""
+        output.note(
+            f"penstock: no tests here{which}: they are functions test_… in files test_*.py; penstock init makes some"
+        )
     return code
 
 

@@ -15,7 +15,7 @@ Run the tests of the project in this folder with pytest, and pass arguments on t
 EXAMPLES: Final = """\
 Examples:
   penstock test
-  penstock test -k crash -x                            what pytest takes
+  penstock test -k dies -x                             what pytest takes
   penstock test -- --help                              what that is"""
 
 

@@ -1,0 +1,98 @@
+"""The page on the command line has every command, option and setting, and no other; and what run prints."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from cyclopts import App
+
+from page_kit import sample
+from penstock.cli.live import LiveOutput
+from penstock.cli.main import make_app
+from penstock.cli.output import Output
+from penstock.cli.waiting import Waiting
+from penstock.durations import format_duration
+from penstock.facts import BatchDone as Batch
+from penstock.facts import CheckpointCompleted, CheckpointFailed, Counted, JobEnded, JobStarted, RowsRead, SourceLag
+from penstock.settings import Settings, is_duration, read_settings
+from penstock.testing import ManualClock
+
+PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+ALWAYS = {"--help", "-h", "--version"}
+
+
+def commands(app: App, *path: str) -> Iterator[tuple[str, list[str]]]:
+    """Each with its options, under the name that changes something: ``--no-parent``, for a parent is the default."""
+    for name in app:
+        if name in ALWAYS:
+            continue
+        command, words = app[name], (*path, name)
+        if any(below not in ALWAYS for below in command):
+            yield from commands(command, *words)
+            continue
+        named = [
+            [each for each in argument.names if each.startswith("--")]
+            for argument in command.assemble_argument_collection()
+        ]
+        yield " ".join(("penstock", *words)), [names[-1] for names in named if names]
+
+
+def test_the_table_of_commands_has_each_with_its_options() -> None:
+    rows = re.findall(r"^\| `(penstock [^`]+)` \| [^|]+ \|([^|]*)\|$", PAGE, re.MULTILINE)
+    shown = {
+        re.sub(r" (\[?[A-Z:]+\]?)", "", command): re.findall(r"`(--[a-z-]+)`", options) for command, options in rows
+    }
+    assert shown.pop("penstock --version") == []
+    assert shown == dict(commands(make_app(Output())))
+
+
+def test_the_table_of_settings_has_each_with_its_default() -> None:
+    rows = re.findall(r"^\| `([a-z_]+)` \| (?:`(--[a-z-]+)`)? ?\| ([^|]+) \| ", PAGE, re.MULTILINE)
+    defaults = read_settings({}, environment={})
+    found = {field.name: getattr(defaults, field.name) for field in fields(Settings)}
+    assert {name: said for name, _, said in rows} == {name: written(name, value) for name, value in found.items()}
+    given = next(options for command, options in commands(make_app(Output())) if command == "penstock run")
+    assert {option for _, option, _ in rows if option} == {f"--{name.replace('_', '-')}" for name in found} & set(given)
+
+
+def written(name: str, value: object) -> str:
+    if value is None:
+        return "none"
+    if is_duration(name) and isinstance(value, int):
+        return format_duration(value) if value else "0 seconds"
+    return str(value).lower()
+
+
+def test_what_the_page_shows_of_a_run_is_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    clock, stream = ManualClock("2026-01-01T12:00:05Z"), io.StringIO()
+    output = Output(err=stream)
+    Waiting(output).on("orders: starting Spark")
+    live = LiveOutput("orders", output=output, clock=clock, sinks=frozenset({"out"}))
+    late = "timed out after 600 s, waiting for 'totals' (batch 12)"
+    for fact in (
+        JobStarted(job="orders", generation=7, restored=41, published=2, attempt=1, age_ms=12_000),
+        RowsRead(task="orders", rows=1_204),
+        Batch(task="out", sequence=1, rows=12, duration_ms=5),
+        Counted(task="totals", name="late", amount=4),
+        SourceLag(task="orders", rows=1_234, seconds=None, eta_seconds=4.0, partitions={}),
+        CheckpointCompleted(checkpoint=42, kind="periodic", duration_ms=310, bytes=2_100_000, committables=3),
+        None,
+        CheckpointFailed(checkpoint=43, reason="expired", message=late),
+        JobEnded(state="stopped"),
+    ):
+        if fact is None:
+            clock.advance("5 seconds")
+        else:
+            live(fact)
+    live.close()
+    monkeypatch.undo()
+    time.tzset()
+    assert stream.getvalue() == sample("cli.md", "orders: starting Spark")
