@@ -19,9 +19,8 @@ from penstock.cli.doctor import summary, text_of
 from penstock.operate.doctor import kafka
 from penstock.operate.doctor.findings import Finding, Status
 from penstock.operate.doctor.machine import GIB, cores_of, memory_of
+from penstock.operate.doctor.spark import try_spark
 from penstock.operate.doctor.storage import MIB, kind_finding, space_of
-
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 SHOWN = sample("doctor.md", "$ penstock doctor\n")
 OF_THIS_MACHINE = {"extras", "cores", "memory", "state folder"}
@@ -49,7 +48,7 @@ def clean(name: str) -> bool:
 def test_a_machine_is_told_of_as_the_page_shows(tmp_path: Path) -> None:
     shown = findings(SHOWN)
     done = subprocess.run(
-        [sys.executable, "-m", "penstock", "doctor"],
+        [sys.executable, "-m", "penstock", "doctor", "--no-spark"],
         cwd=tmp_path,
         env={name: value for name, value in os.environ.items() if clean(name)},
         capture_output=True,
@@ -59,7 +58,7 @@ def test_a_machine_is_told_of_as_the_page_shows(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stdout
     said = findings(done.stdout)
-    assert list(said) == list(shown)
+    assert [*said, "spark"] == list(shown)
     for name in said.keys() - OF_THIS_MACHINE:
         assert plain(said[name].found) == plain(shown[name].found)
     assert list(tmp_path.iterdir()) == []
@@ -70,20 +69,22 @@ def test_what_the_page_shows_of_another_machine_is_what_is_said_there() -> None:
     there = kind_finding("/home/you/.penstock", "overlay", is_new=True)
     assert shown["state folder"] == there
     assert (shown["cores"], shown["memory"]) == (cores_of(8, None), memory_of(int(31.2 * GIB) + 1, None))
+    trial = json.dumps({"version": "4.3.0", "seconds": 6.1, "cores": 8})
+    assert shown["spark"] == try_spark(lambda: (0, trial, ""))
     assert shown["space"] == space_of(int(210.4 * 1024 * MIB) + MIB)
     printed = [text_of(each).plain for each in shown.values()]
     assert SHOWN.splitlines()[1:] == "\n".join([*printed, summary(shown.values())]).splitlines()
 
 
 def test_the_other_lines_of_the_page_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a session, which the first line has made; brokers of these names are nowhere."""
+    """Without a session, which test_doctor_spark makes; brokers of these names are nowhere."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(kafka, "PATIENCE", 0.3)
     for name in filter(lambda name: not clean(name), list(os.environ)):
         monkeypatch.delenv(name)
     ours = module(tmp_path, SHOP)
-    first, *lines = command_lines("doctor.md")
-    assert (first, len(lines)) == ("penstock doctor", 6)
+    lines = command_lines("doctor.md")
+    assert len(lines) == 6
     for line in lines:
         words = shlex.split(line.replace("shop:", f"{ours}:").replace("/data", str(tmp_path / "data")))[1:]
         said = say(*words, *([] if "--no-spark" in words else ["--no-spark"]))
