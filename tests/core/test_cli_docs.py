@@ -7,23 +7,28 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 from cyclopts import App
 
-from page_kit import sample
+from page_kit import DOCS, sample
+from penstock.checkpoint.history import LogMark
 from penstock.cli.live import LiveOutput
 from penstock.cli.main import make_app
 from penstock.cli.output import Output
+from penstock.cli.plan import lines
 from penstock.cli.waiting import Waiting
 from penstock.durations import format_duration
 from penstock.facts import BatchDone as Batch
 from penstock.facts import CheckpointCompleted, CheckpointFailed, Counted, JobEnded, JobStarted, RowsRead, SourceLag
+from penstock.ids import EntryNumber, WallTime
+from penstock.operate.plan.start import SourcePlan, StartPlan
+from penstock.operate.plan.steps import Beginning
 from penstock.settings import Settings, is_duration, read_settings
+from penstock.sources.base import Waiting as Waits
 from penstock.testing import ManualClock
 
-PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "cli.md").read_text(encoding="utf-8")
 ALWAYS = {"--help", "-h", "--version"}
 
 
@@ -67,6 +72,17 @@ def written(name: str, value: object) -> str:
     if is_duration(name) and isinstance(value, int):
         return format_duration(value) if value else "0 seconds"
     return str(value).lower()
+
+
+def test_a_plan_shows_what_waits_in_kafka_as_the_page_about_plans_has_it() -> None:
+    waiting = Waits(rows=582, partitions={"orders-0": (8_120, 8_702)})
+    source = SourcePlan(uid="orders", describe="kafka orders at localhost:9092", resumes=True, waiting=waiting)
+    log = LogMark(log_id=None, tail=EntryNumber(-1), tail_hash="")
+    found = StartPlan(job="orders", log=log, beginning=Beginning(), at=WallTime(0), sources=(source,))
+    said = [line.plain.strip() for line in lines(found)]
+    assert "orders  kafka orders at localhost:9092: goes on, at most 582 rows waiting" in said
+    assert "orders-0  8,120 → 8,702" in said
+    assert "`orders-0  8,120 → 8,702`" in (DOCS / "plan.md").read_text(encoding="utf-8")
 
 
 def test_what_the_page_shows_of_a_run_is_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
