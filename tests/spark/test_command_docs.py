@@ -20,7 +20,7 @@ import pytest
 from core.cli_kit import Said, Terminal
 from page_kit import command_lines, sample, shows
 from spark.job_kit import published
-from spark.shop_kit import RENAMED, SHOP_V2, Shop, lend
+from spark.shop_kit import RENAMED, SECOND, SHOP_V2, THIRD, Shop, lend
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 PAGES = ("cli.md", "savepoints.md", "plan.md", "shadow.md", "upgrades.md")
-LINES = [line.replace(" 41", " 1") for page in PAGES for line in command_lines(page)]
-"""Checkpoint 41 of the pages is checkpoint 1 of the job here."""
+LINES = [line for page in PAGES for line in command_lines(page)]
 
 PARTS = {
     "plan": r"plan |run .*--plan ",
@@ -97,6 +96,7 @@ def test_a_plan_says_what_the_page_shows_and_is_outdated_by_a_name(shop: Shop) -
 
     ends_with(shop.run(saved), 2)
     assert "totals" in json.loads((shop.home / "plan.json").read_text())["code"]
+    shop.without_input(2)
     assert "restoring from checkpoint 2" in ends_with(shop.run(run)).err
 
     ends_with(shop.run(saved), 0)
@@ -123,7 +123,9 @@ def test_a_running_job_is_stopped(shop: Shop) -> None:
     for line in stops:
         shop.back("stopped")
         shop.run("penstock savepoint drop orders before-v2")
-        ran, stopped = shop.run_until(run, line)
+        if "--drain" not in line:
+            shop.without_input(2)
+        ran, stopped = shop.run_until(run, line, rows=len(THIRD) if "--drain" in line else 0)
         ends_with(ran)
         assert int(ends_with(stopped).out) == max(shop.job.read().restorable)
         assert "everything is published" in stopped.err
@@ -161,11 +163,16 @@ def test_a_start_begins_at_an_older_checkpoint_and_at_an_exported_one(shop: Shop
     for export, begin in zip(exports, copied, strict=True):
         shop.back("stopped")
         ends_with(shop.run(export))
+        shop.without_input(1)
         assert ", brought from " in ends_with(shop.run(begin)).err
         assert (shop.home / "exports" / "orders" / "claimed.json").exists() == ("--claim" in begin)
     for line in set(lines) - {*exports, *copied}:
         shop.back("stopped")
-        assert "orders: restoring from checkpoint 1 " in ends_with(shop.run(line)).err
+        if "--discard-unpublished" in line:
+            shop.without_input(1)
+        said = ends_with(shop.run(line)).err
+        assert "orders: restoring from checkpoint 1 " in said
+        assert f"{0 if '--discard-unpublished' in line else len(SECOND) + len(THIRD)} rows read" in said
 
 
 def test_a_shadow_run_says_what_the_page_shows(shop: Shop) -> None:
@@ -184,10 +191,11 @@ def test_steps_go_on_under_other_names(shop: Shop) -> None:
 
 
 def test_what_there_is_is_looked_at_and_letters_are_replayed(shop: Shop) -> None:
+    shop.without_input(2)
     for line in part("look"):
         given = line.replace("SELECT …", "SELECT user, amount FROM totals").replace("CHECKPOINT", "before-v2")
         ends_with(shop.run(given))
-    assert "2 rows of a replay yet to be in a checkpoint" in shop.run("penstock deadletter list orders").out
+    assert "1 row of a replay yet to be in a checkpoint" in shop.run("penstock deadletter list orders").out
 
 
 def test_a_project_is_made_and_its_tests_are_found(shop: Shop, capfd: pytest.CaptureFixture[str]) -> None:
