@@ -152,7 +152,7 @@ def test_a_rewind_says_what_it_means_and_does_it(shop: Shop) -> None:
         if line == "penstock rewind orders before-v2":
             shows(sample("savepoints.md", "rewind from"), said.err.replace("[y/N] ", "[y/N] y\n"))
         if "--json" in line:
-            assert json.loads(said.out)["to"] == 1
+            assert json.loads(said.out)["to_checkpoint"] == 1
 
 
 def test_a_start_begins_at_an_older_checkpoint_and_at_an_exported_one(shop: Shop) -> None:
