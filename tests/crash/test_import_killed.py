@@ -1,6 +1,6 @@
-"""Starts from an exported checkpoint that are killed at each of their steps, and copies that live beside the first job.
+"""Starts from an exported checkpoint that are killed at each of their steps, and copies that live beside a first job.
 
-Each is ``penstock run`` in a process of its own, with its JVM. 17 is the hole of the protocol that forks could fall into.
+Each is ``penstock run`` in a process of its own, with its JVM. 17 is the hole of the protocol for forks.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def is_killed(home, number, *arguments, at, hit=1, **options):
 
 def told(home, *words):
     done = subprocess.run(
-        [sys.executable, "-m", "penstock", *words],
+        [sys.executable, "-m", "penstock", *words, "--state", "state"],
         cwd=home,
         env=surroundings(home),
         capture_output=True,
@@ -109,8 +109,9 @@ def exported(tmp_path_factory):
     """A job with windows that are open, which has published others, and its newest checkpoint as a folder."""
     home = tmp_path_factory.mktemp("import")
     files = InputFiles(home / "in", seed=11)
-    files.drop(12)
-    ends(home, 0, "--checkpoint-every", "500ms")
+    for number, count in enumerate((8, 4)):  # each run adds a layer
+        files.drop(count)
+        ends(home, number)
     told(home, "savepoint", "export", "torture", str(log(home, "state").restore_point.checkpoint), "export")
     assert len(verify_export(home / "export").files) > 1
     files.drop(4)
@@ -176,7 +177,7 @@ def together(home, name):
 
 @pytest.fixture
 def owing(tmp_path):
-    """A job that was killed with a checkpoint in the log whose output is not published, and that checkpoint's export."""
+    """A job that was killed with a checkpoint in the log whose output is not published, and the export of that."""
     InputFiles(tmp_path / "in", seed=3).drop(2)
     is_killed(tmp_path, 0, at="sink.commit.before", pipeline="plain_job:job")
     newest = log(tmp_path, "state").restore_point

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 from penstock.checkpoint.entries import Claim, Manifest, Pin
 from penstock.checkpoint.paths import entry as path_of
 from penstock.ids import CheckpointId, EntryNumber
+from penstock.job.beginning import Beginning
 from penstock.runtime.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
 from penstock.sources.base import Until
 from simulation.damage import damaged
+from simulation.exports import export
 from simulation.oracle import check_liveness
 from simulation.orders import Orders
 from simulation.process import Driver
@@ -43,12 +45,17 @@ class Plan:
     deploys: int = 0
     damages: int = 0
     strangers: int = 0
+    drains: int = 0
+    renames: int = 0
+    imports: int = 0
 
 
 def driver(world: World, **options: object) -> Driver:
     """Somebody starts the job."""
     chance = world.chance
     until = Until.CAUGHT_UP if chance.random() < 0.12 else Until.STOPPED
+    if world.importing is not None and chance.random() < 0.6:  # again what came to nothing
+        options.setdefault("brings", world.importing)
     has_dropped = any(uid.startswith("source") for uid in world.pipeline.shape.without)
     return Driver(
         world,
@@ -96,6 +103,9 @@ class Acts:
             (plan.damages and not world.disk.rotten, self._damage),
             (world.disk.rotten, self._repair),
             (plan.strangers, self._stranger),
+            (plan.drains, self._drain),
+            (plan.renames, self._rename),
+            (plan.imports, self._import),
         ):
             if left:
                 acts.append(act)
@@ -127,7 +137,7 @@ class Acts:
             victim = world.chance.choice(world.processes)
             world.tell(f"{victim.name} is killed")
             world.kill(victim)
-            if world.chance.random() < 0.3:
+            if world.chance.random() < 0.3 or world.importing is not None:
                 check_liveness(world, durable_only=world.chance.random() < 0.5)
 
     def _cut(self) -> None:
@@ -163,8 +173,11 @@ class Acts:
 
     def _wipe(self) -> None:
         """Everybody is stopped and the state directory deleted; files staged beside a target stay, of a dead log."""
-        world = self._world
         self._plan.wipes -= 1
+        self._wipe_all()
+
+    def _wipe_all(self) -> None:
+        world = self._world
         for process in list(world.processes):
             world.kill(process)
         world.disk.wipe()
@@ -227,6 +240,40 @@ class Acts:
         world.deploy(shape)
         world.tell(f"the pipeline is now {shape}")
         world.count("deploy")
+
+    def _rename(self) -> None:
+        """Whoever starts next runs a pipeline in which some steps have other uids, and says which are which."""
+        world, chance = self._world, self._world.chance
+        self._plan.renames -= 1
+        shape = world.pipeline.shape
+        for step in chance.sample(shape.all_steps, min(len(shape.all_steps), chance.choice((1, 1, 2, 3)))):
+            shape = shape.renamed(step, world.steps)
+        world.deploy(shape)
+        world.tell(f"steps are now called {dict(shape.names)}")
+        world.count("rename")
+
+    def _import(self) -> None:
+        """A checkpoint leaves as a folder; or a job begins with one: beside what is there, or in an empty directory."""
+        world, chance = self._world, self._world.chance
+        if world.is_strange or world.pipeline.shape.without:
+            return
+        known = world.restorable_now()
+        if known and (not world.exported or chance.random() < 0.3):
+            world.count("export" if export(world, chance.choice(known)) else "export refused")
+            return
+        if not world.exported:
+            return
+        self._plan.imports -= 1
+        world.count("import")
+        if chance.random() < 0.35:
+            world.count("import elsewhere")
+            self._wipe_all()
+        world.importing = Beginning(folder=chance.choice(world.exported), claim=chance.random() < 0.5)
+        world.start(driver(world, brings=world.importing))
+
+    def _drain(self) -> None:
+        if self._orders.drain():
+            self._plan.drains -= 1
 
     def add_source(self) -> None:
         """A source that the pipeline did not have before."""
