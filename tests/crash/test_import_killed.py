@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -101,6 +101,24 @@ def content(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def days(folder):
+    """By user, what was counted in the first day; there is one row of each."""
+    found = [json.loads(line) for path in folder.glob("part-*") for line in path.read_text().splitlines()]
+    of_the_day = [(row["user"], row["n"]) for row in found if row["day"].startswith("2026-01-01")]
+    assert len({user for user, _ in of_the_day}) == len(of_the_day)
+    return Counter(dict(of_the_day))
+
+
+def first_day(folder):
+    counts = Counter()
+    for line in lines(folder.parent):
+        with suppress(ValueError):
+            row = json.loads(line)
+            if isinstance(row["amount"], float) and row["at"].startswith("2026-01-01"):
+                counts[row["user"]] += 1
+    return counts
+
+
 # -------------------------------------------------------------------------------------- killed at each step of a start
 
 
@@ -109,9 +127,8 @@ def exported(tmp_path_factory):
     """A job with windows that are open, which has published others, and its newest checkpoint as a folder."""
     home = tmp_path_factory.mktemp("import")
     files = InputFiles(home / "in", seed=11)
-    for number, count in enumerate((8, 4)):  # each run adds a layer
-        files.drop(count)
-        ends(home, number)
+    files.drop(12)
+    ends(home, 0, pipeline="copied_job:job")
     told(home, "savepoint", "export", "torture", str(log(home, "state").restore_point.checkpoint), "export")
     assert len(verify_export(home / "export").files) > 1
     files.drop(4)
@@ -123,23 +140,26 @@ def exported(tmp_path_factory):
 def test_a_start_that_is_killed_at_each_step_of_an_import_goes_on_with_the_same_words(exported, claim):
     home, files = exported
     name = "claimed" if claim else "copied"
-    folder, options = shutil.copytree(home / "export", home / f"export-{name}"), {"state": name}
+    folder, options = shutil.copytree(home / "export", home / f"export-{name}"), {"pipeline": "copied_job:job"}
     options["environment"] = {"TORTURE_OUT": f"of-{name}"}
     whole = content(folder)
     words = ["--from", f"./{folder.name}", *(["--claim"] if claim else [])]
 
-    for number, (place, hit, stands) in enumerate(STEPS[claim]):
-        is_killed(home, 100 + number, *words, at=place, hit=hit, **options)
+    for number, (place, hit, stands) in enumerate(STEPS[claim], 200 if claim else 100):
+        is_killed(home, number, *words, at=place, hit=hit, state=name, **options)
         check(home, name, folder, whole, stands, claim=claim)
         if place == "import.claimed":
-            said = ends(home, 199, *words, state="another", code=65, environment=options["environment"])
+            said = ends(home, 299, *words, state="another", code=65, **options)
             assert f"the files of {folder} were taken over by job 'torture'" in said
-    ends(home, 200, *words, **options)
+        if stands in (IN_THE_LOG, RELEASED):
+            assert log(home, name).restore_point == brought(log(home, name))[0]
+    ends(home, number + 1, *words, state=name, **options)
 
     check(home, name, folder, whole, RELEASED if claim else IN_THE_LOG, claim=claim)
     verdict = judge(together(home, name), files)
     assert verdict.problems == []
     assert verdict.windows > 0
+    assert days(home / f"of-{name}" / "days") == first_day(home / "in")
 
 
 def check(home, state, folder, whole, stands, *, claim):
@@ -147,7 +167,7 @@ def check(home, state, folder, whole, stands, *, claim):
     history, now = log(home, state), content(folder)
     is_in_the_log = stands in (IN_THE_LOG, RELEASED)
     assert len(brought(history)) == is_in_the_log, "never twice"
-    assert history.restore_point == (brought(history)[0] if is_in_the_log else None)
+    assert bool(history.manifests) == is_in_the_log
     if not claim or stands == NOTHING_SAID:
         assert now == whole, "untouched"
         return

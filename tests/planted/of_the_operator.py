@@ -25,7 +25,11 @@ def _(put):
     put(Ending, "drain", lambda self: False)
 
 
-@bug("drain-again", "a drain is forgotten once its final checkpoint has failed: others say that the sources have ended")
+@bug(
+    "drain-again",
+    "a drain is forgotten once its final checkpoint has failed: others say that the sources have ended",
+    core="core/test_scenarios_savepoint_stop.py",  # the simulation needs some 400 stories
+)
 def _(put):
     def drain(self):
         wanted = any(stop.drain for stop in self._stops) and not hasattr(self, "drained_once")
@@ -181,7 +185,11 @@ def _(put):
     put(recover, "bring_in", bring_in)
 
 
-@bug("import-release", "a folder that is taken over is emptied before the entry is written")
+@bug(
+    "import-release",
+    "a folder that is taken over is emptied before the entry is written",
+    core="core/test_import.py",
+)
 def _(put):
     real = recover.bring_in
 
@@ -196,7 +204,7 @@ def _(put):
     put(recover, "bring_in", bring_in)
 
 
-@bug("import-claim", "a folder that another log has taken over is brought in", core="core/test_import.py")
+@bug("import-claim", "a folder that another log has taken over is brought in")
 def _(put):
     put(importing, "refuse_claimed", lambda claimed, folder, log_id: None)
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.entries import Claim, Manifest, Pin
 from penstock.checkpoint.paths import entry as path_of
 from penstock.ids import CheckpointId, EntryNumber
-from penstock.job.beginning import Beginning
-from penstock.runtime.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
-from penstock.sources.base import Until
+from simulation.changes import Changes, driver
 from simulation.damage import damaged
-from simulation.exports import export
 from simulation.oracle import check_liveness
 from simulation.orders import Orders
 from simulation.process import Driver
@@ -23,12 +20,8 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 MS = 1_000
-STRATEGIES = (
-    NoRestart(),
-    FixedDelay(attempts=2, delay=50 * MS),
-    FailureRate(failures=2, interval=500 * MS, delay=20 * MS),
-    ExponentialDelay(initial=20 * MS, maximum=200 * MS, reset_after=1_000 * MS),
-)
+MOST_FOLDERS = 2
+"""With exported checkpoints in one story."""
 
 
 @dataclass(slots=True)
@@ -50,25 +43,6 @@ class Plan:
     imports: int = 0
 
 
-def driver(world: World, **options: object) -> Driver:
-    """Somebody starts the job."""
-    chance = world.chance
-    until = Until.CAUGHT_UP if chance.random() < 0.12 else Until.STOPPED
-    if world.importing is not None and chance.random() < 0.6:  # again what came to nothing
-        options.setdefault("brings", world.importing)
-    has_dropped = any(uid.startswith("source") for uid in world.pipeline.shape.without)
-    return Driver(
-        world,
-        world.name("driver"),
-        strategy=chance.choice(STRATEGIES),
-        until=until,
-        take_over=chance.random() < 0.2,
-        is_polite=world.terms.controlled and chance.random() < 0.4,
-        drops_state=has_dropped and chance.random() < 0.8,
-        **options,  # type: ignore[arg-type]
-    )
-
-
 class Acts:
     """Everything that may be done to a world, by chance."""
 
@@ -76,6 +50,7 @@ class Acts:
         self._world = world
         self._plan = plan
         self._orders = Orders(world)
+        self.changes = Changes(world)
 
     @property
     def is_urgent(self) -> bool:
@@ -84,7 +59,7 @@ class Acts:
 
     def act(self) -> None:
         """One of the things that are still granted."""
-        world, plan = self._world, self._plan
+        world, plan, shape = self._world, self._plan, self._world.pipeline.shape
         acts: list[Callable[[], None]] = []
         if world.disk.in_flight:
             acts += [self._land, self._land]
@@ -105,7 +80,8 @@ class Acts:
             (plan.strangers, self._stranger),
             (plan.drains, self._drain),
             (plan.renames, self._rename),
-            (plan.imports, self._import),
+            (plan.imports and len(world.exported) < MOST_FOLDERS and self.changes.exportable, self.changes.export),
+            (plan.imports and world.exported and not world.is_strange and not shape.without, self._import),
         ):
             if left:
                 acts.append(act)
@@ -172,18 +148,8 @@ class Acts:
     # ---------------------------------------------------------------------------------------------------- operators
 
     def _wipe(self) -> None:
-        """Everybody is stopped and the state directory deleted; files staged beside a target stay, of a dead log."""
         self._plan.wipes -= 1
-        self._wipe_all()
-
-    def _wipe_all(self) -> None:
-        world = self._world
-        for process in list(world.processes):
-            world.kill(process)
-        world.disk.wipe()
-        world.ledger.wiped()
-        world.tell("the state directory is deleted")
-        world.count("wipe")
+        self.changes.wipe()
 
     def _damage(self) -> None:
         """An entry rots on the disk, or is removed by hand (never the newest: its number would be used again)."""
@@ -223,65 +189,20 @@ class Acts:
         self._world.start(Tool(self._world, self._world.name("stranger"), stranger))
 
     def _deploy(self) -> None:
-        """Whoever starts next runs another pipeline: a sink or a source more or less, or another prefix."""
-        world, chance = self._world, self._world.chance
         self._plan.deploys -= 1
-        shape = world.pipeline.shape
-        kind = chance.random()
-        if kind < 0.35:
-            shape = replace(shape, prefix=f"-{world.steps}")
-        elif kind < 0.8 or len(shape.sources) < 2:
-            sink = chance.choice(shape.all_sinks)
-            shape = replace(shape, without=shape.without ^ {sink})
-            if not set(shape.all_sinks) - shape.without - {"dead", "late"}:
-                return
-        else:
-            shape = replace(shape, without=shape.without | {f"source{chance.choice(shape.sources[1:])}"})
-        world.deploy(shape)
-        world.tell(f"the pipeline is now {shape}")
-        world.count("deploy")
+        self.changes.deploy()
 
     def _rename(self) -> None:
-        """Whoever starts next runs a pipeline in which some steps have other uids, and says which are which."""
-        world, chance = self._world, self._world.chance
         self._plan.renames -= 1
-        shape = world.pipeline.shape
-        for step in chance.sample(shape.all_steps, min(len(shape.all_steps), chance.choice((1, 1, 2, 3)))):
-            shape = shape.renamed(step, world.steps)
-        world.deploy(shape)
-        world.tell(f"steps are now called {dict(shape.names)}")
-        world.count("rename")
+        self.changes.rename()
 
     def _import(self) -> None:
-        """A checkpoint leaves as a folder; or a job begins with one: beside what is there, or in an empty directory."""
-        world, chance = self._world, self._world.chance
-        if world.is_strange or world.pipeline.shape.without:
-            return
-        known = world.restorable_now()
-        if known and (not world.exported or chance.random() < 0.3):
-            world.count("export" if export(world, chance.choice(known)) else "export refused")
-            return
-        if not world.exported:
-            return
         self._plan.imports -= 1
-        world.count("import")
-        if chance.random() < 0.35:
-            world.count("import elsewhere")
-            self._wipe_all()
-        world.importing = Beginning(folder=chance.choice(world.exported), claim=chance.random() < 0.5)
-        world.start(driver(world, brings=world.importing))
+        self.changes.begin_with_a_folder()
 
     def _drain(self) -> None:
         if self._orders.drain():
             self._plan.drains -= 1
-
-    def add_source(self) -> None:
-        """A source that the pipeline did not have before."""
-        shape = self._world.pipeline.shape
-        hidden = {uid for uid in shape.without if uid.startswith("source")}
-        self._world.deploy(replace(shape, without=shape.without - hidden))
-        self._world.is_grown = True
-        self._world.count("new source")
 
     def _target(self) -> CheckpointId | None:
         """Any checkpoint somebody may have seen in the log, condemned or not by now; mostly one that is restorable."""

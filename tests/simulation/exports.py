@@ -150,4 +150,5 @@ class Imports:
         for uid in self._world.sinks:
             seen = facts.published.setdefault(uid, Counter())
             kept = taken.covered.get(uid, frozenset())
+            facts.excused.update((uid, row) for row in kept if not seen[row])
             facts.expected[uid] = {row: seen[row] + (row not in kept) for row in self._world.all_rows()}

@@ -62,6 +62,8 @@ class Facts:
     """Requests that ask for a drain."""
     exports: dict[str, Any] = field(default_factory=dict)
     """By the hash of an exported folder's description: what the judge knows of it."""
+    excused: set[tuple[str, RowKey]] = field(default_factory=set)
+    """Rows that were read before the job began with a folder, and that another log has not published: nor will this."""
     owners: dict[str, str] = field(default_factory=dict)
     """By the same hash: which log has taken its files over."""
 
