@@ -226,8 +226,7 @@ class Driver(Process):
         )
 
     def _recover(self, owned: OwnedLog) -> Recovery:
-        world = self.world
-        wanted = self._beginnings.decided(owned, self._number)
+        world, wanted = self.world, self._beginnings.decided(owned, self._number)
         recovery = decide_recovery(
             owned.history,
             self.pipeline.steps,
