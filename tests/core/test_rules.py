@@ -12,7 +12,6 @@ NAMED = re.compile(r"\brules? ((?:[LSRGC]\d+(?:, | and | to )?)+)")
 
 WITHOUT_A_BUG = {
     "L10": "tests/core/test_log.py plants gaps; the simulation's file system never loses an entry that was durable",
-    "R7": "no log is copied into another job before there is an export",
     "G3": "see the bugs 'layer-dropped' and 'G1-shared'",
     "G4": "a pin is not modelled; tests of state as a table condemn what is being read",
     "S5": "kept with the first sink that has a marker",

@@ -82,3 +82,14 @@ def test_the_way_out_works(open_writer, tmp_path):
     folder.rmdir()
     folder.parent.rmdir()
     open_writer("mine")
+
+
+def test_what_the_sink_staged_under_an_older_uid_is_found_by_the_clean_up_and_what_another_log_staged_is_not(tmp_path):
+    old, theirs = staged(tmp_path, "mine", uid="totals-old") / "part-0", staged(tmp_path, "other") / "part-0"
+    for path in (old, theirs):
+        path.write_bytes(b"rows")
+
+    folders = files.Sink(tmp_path / "out").stages_in("mine", "totals-out")
+
+    found = [path for folder in folders for path in LocalFileSystem(tmp_path / "state").list(folder)]
+    assert found == [str(old)]

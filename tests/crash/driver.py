@@ -27,7 +27,8 @@ class Driver:
     """``penstock run`` in a folder; stderr goes into a file.
 
     Args:
-        home: the folder with ``in``; the state lies in ``state``.
+        home: the folder with ``in``.
+        state: where in it the state lies.
         pause_at: a failpoint at whose ``hit``-th hit it stops until it is killed or released.
         parent: whether a parent watches it.
     """
@@ -38,6 +39,7 @@ class Driver:
         number: int,
         *arguments: str,
         pipeline: str = "files_job:job",
+        state: str = "state",
         pause_at: str | None = None,
         hit: int = 1,
         parent: bool = False,
@@ -59,7 +61,7 @@ class Driver:
         self._jvm: psutil.Process | None = None
         with self.words.open("w", encoding="utf-8") as stderr:
             self.process = subprocess.Popen(
-                command(pipeline, *arguments, *([] if parent else ["--no-parent"])),
+                command(pipeline, *arguments, *([] if parent else ["--no-parent"]), state=state),
                 cwd=home,
                 env=surroundings(home) | extra | (environment or {}),
                 stdin=subprocess.DEVNULL,
@@ -156,8 +158,8 @@ class Driver:
             self.process.wait()
 
 
-def command(pipeline: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "penstock", "run", pipeline, "--state", "state", *arguments]
+def command(pipeline: str, *arguments: str, state: str = "state") -> list[str]:
+    return [sys.executable, "-m", "penstock", "run", pipeline, "--state", state, *arguments]
 
 
 def surroundings(home: Path) -> dict[str, str]:

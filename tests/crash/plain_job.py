@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import penstock as ps
+from crash.torture_pipeline import sink
 
 
 @ps.pipeline("torture")
 def job(p: ps.Pipeline) -> None:
     lines = p.read("lines", ps.files.Source("in", format="text", poll_interval_ms=50))
-    lines.write("out", ps.files.Sink("out", format="json"))
+    lines.write("out", sink("out"))

@@ -1,6 +1,7 @@
 """What the jobs that a torture kills have in common: windows, and files for results, late rows and bad ones.
 
 With ``TORTURE_BROKEN=1`` the sinks publish before the manifest: the negative control, which must lose or repeat rows.
+``TORTURE_OUT`` is the folder in which they publish, for two jobs that read the same.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class HastyPrepared:
 
 
 def sink(path):
-    made = ps.files.Sink(path, format="json")
+    made = ps.files.Sink(os.path.join(os.environ.get("TORTURE_OUT", ""), path), format="json")
     return Hasty(made) if os.environ.get("TORTURE_BROKEN") else made
 
 

@@ -39,6 +39,7 @@ def planted(name: str) -> Iterator[None]:
     undo: list[tuple[Any, str, Any]] = []
 
     def put(owner: Any, attribute: str, replacement: Any) -> None:
+        assert hasattr(owner, attribute), f"{name} is planted where nothing is any more: {owner} has no {attribute}"
         undo.append((owner, attribute, vars(owner).get(attribute, INHERITED)))
         setattr(owner, attribute, replacement)
 

@@ -161,13 +161,13 @@ def _(put):
 
 @bug("no-restore", "a restored source begins at the beginning")
 def _(put):
-    real = recovery._match
+    real = recovery.match
 
     def match(target, steps, **rest):
         found = real(target, steps, **rest)
         return replace(found, snapshots={k: v for k, v in found.snapshots.items() if v.position is None})
 
-    put(recovery, "_match", match)
+    put(recovery, "match", match)
 
 
 @bug("layer-dropped", "a step refers only to the layer it wrote last")

@@ -28,8 +28,8 @@ from penstock.runtime.source_task import SourceTask
 from penstock.runtime.supervisor import Supervisor
 from penstock.runtime.task import StepTask
 from penstock.runtime.works import OperatorWork, SinkWork, UnionWork
-from planted import of_another_kind, of_rewinds, of_the_breadth, of_the_log, of_the_run  # noqa: F401 - they register
-from planted.bug import planted
+from planted import of_another_kind, of_rewinds, of_the_breadth, of_the_log, of_the_operator, of_the_run  # noqa: F401 - they register
+from planted.bug import BUGS, planted
 from simulation import fibers, process
 from simulation.exhaustive import IN_TESTS, search
 from simulation.run import BLOCK, run_block
@@ -39,8 +39,14 @@ from simulation.tools import Tool
 SEEDS = 2_000
 """Stories of a test run: 1 to 2,000, each with its own pipeline, settings, faults and operators."""
 
+LATER = ("rename", "drained", "import", "import elsewhere", "begun with a folder", "oracle of an import")
+"""What operators learned after the rest."""
+
 WORKERS = 2
 TESTS = Path(__file__).resolve().parents[1]
+
+
+OF_OPERATORS = ["drain-never", "rename-state", "R7", "import-order"]
 
 
 def run_seeds(first: int, end: int) -> None:
@@ -63,7 +69,7 @@ def test_no_seed_breaks_an_invariant() -> None:
     assert seen["exact: repeated"] == 0
     assert seen["at least once: repeated"] > 20, "at-least-once repeats rows after a crash, or nothing was tested"
     assert seen["exact: oracle at every step"] > 5_000, "the liveness oracle was hardly asked after every step"
-    for name in ("zombie", "rewind", "power cut", "deploy", "go past", "new source", "again TaskAcknowledged"):
+    for name in ("zombie", "rewind", "power cut", "deploy", "go past", "new source", "again TaskAcknowledged", *LATER):
         assert seen[f"exact: {name}"] > 20, f"hardly any story has a {name}"
 
 
@@ -144,7 +150,17 @@ def test_every_schedule_of_a_small_world_keeps_the_invariants(setting: str, kind
     assert len(done.states) > 300
 
 
-@pytest.mark.parametrize("bug", ["L5", "R3-above", "S1", "S2", "G1-staged", "commit-early", "no-blocking", "fsync"])
+@pytest.mark.parametrize("bug", sorted(BUGS))
+def test_a_bug_is_planted_where_something_is_and_taken_away_again(bug: str) -> None:
+    before = {name: vars(OwnedLog)[name] for name in ("append", "trim")}
+    with planted(bug):
+        pass
+    assert {name: vars(OwnedLog)[name] for name in before} == before
+
+
+@pytest.mark.parametrize(
+    "bug", ["L5", "R3-above", "S1", "S2", "G1-staged", "commit-early", "no-blocking", "fsync", *OF_OPERATORS]
+)
 def test_a_planted_bug_is_found_within_a_few_seeds(bug: str) -> None:
     with planted(bug), pytest.raises(Violation):
         run_seeds(1, 301)

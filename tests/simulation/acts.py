@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.entries import Claim, Manifest, Pin
 from penstock.checkpoint.paths import entry as path_of
 from penstock.ids import CheckpointId, EntryNumber
-from penstock.runtime.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
-from penstock.sources.base import Until
+from simulation.changes import Changes, driver
 from simulation.damage import damaged
 from simulation.oracle import check_liveness
 from simulation.orders import Orders
@@ -21,12 +20,8 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 MS = 1_000
-STRATEGIES = (
-    NoRestart(),
-    FixedDelay(attempts=2, delay=50 * MS),
-    FailureRate(failures=2, interval=500 * MS, delay=20 * MS),
-    ExponentialDelay(initial=20 * MS, maximum=200 * MS, reset_after=1_000 * MS),
-)
+MOST_FOLDERS = 2
+"""With exported checkpoints in one story."""
 
 
 @dataclass(slots=True)
@@ -43,23 +38,9 @@ class Plan:
     deploys: int = 0
     damages: int = 0
     strangers: int = 0
-
-
-def driver(world: World, **options: object) -> Driver:
-    """Somebody starts the job."""
-    chance = world.chance
-    until = Until.CAUGHT_UP if chance.random() < 0.12 else Until.STOPPED
-    has_dropped = any(uid.startswith("source") for uid in world.pipeline.shape.without)
-    return Driver(
-        world,
-        world.name("driver"),
-        strategy=chance.choice(STRATEGIES),
-        until=until,
-        take_over=chance.random() < 0.2,
-        is_polite=world.terms.controlled and chance.random() < 0.4,
-        drops_state=has_dropped and chance.random() < 0.8,
-        **options,  # type: ignore[arg-type]
-    )
+    drains: int = 0
+    renames: int = 0
+    imports: int = 0
 
 
 class Acts:
@@ -69,6 +50,7 @@ class Acts:
         self._world = world
         self._plan = plan
         self._orders = Orders(world)
+        self.changes = Changes(world)
 
     @property
     def is_urgent(self) -> bool:
@@ -77,7 +59,7 @@ class Acts:
 
     def act(self) -> None:
         """One of the things that are still granted."""
-        world, plan = self._world, self._plan
+        world, plan, shape = self._world, self._plan, self._world.pipeline.shape
         acts: list[Callable[[], None]] = []
         if world.disk.in_flight:
             acts += [self._land, self._land]
@@ -96,6 +78,10 @@ class Acts:
             (plan.damages and not world.disk.rotten, self._damage),
             (world.disk.rotten, self._repair),
             (plan.strangers, self._stranger),
+            (plan.drains, self._drain),
+            (plan.renames, self._rename),
+            (plan.imports and len(world.exported) < MOST_FOLDERS and self.changes.exportable, self.changes.export),
+            (plan.imports and world.exported and not world.is_strange and not shape.without, self._import),
         ):
             if left:
                 acts.append(act)
@@ -127,7 +113,7 @@ class Acts:
             victim = world.chance.choice(world.processes)
             world.tell(f"{victim.name} is killed")
             world.kill(victim)
-            if world.chance.random() < 0.3:
+            if world.chance.random() < 0.3 or world.importing is not None:
                 check_liveness(world, durable_only=world.chance.random() < 0.5)
 
     def _cut(self) -> None:
@@ -162,15 +148,8 @@ class Acts:
     # ---------------------------------------------------------------------------------------------------- operators
 
     def _wipe(self) -> None:
-        """Everybody is stopped and the state directory deleted; files staged beside a target stay, of a dead log."""
-        world = self._world
         self._plan.wipes -= 1
-        for process in list(world.processes):
-            world.kill(process)
-        world.disk.wipe()
-        world.ledger.wiped()
-        world.tell("the state directory is deleted")
-        world.count("wipe")
+        self.changes.wipe()
 
     def _damage(self) -> None:
         """An entry rots on the disk, or is removed by hand (never the newest: its number would be used again)."""
@@ -210,31 +189,20 @@ class Acts:
         self._world.start(Tool(self._world, self._world.name("stranger"), stranger))
 
     def _deploy(self) -> None:
-        """Whoever starts next runs another pipeline: a sink or a source more or less, or another prefix."""
-        world, chance = self._world, self._world.chance
         self._plan.deploys -= 1
-        shape = world.pipeline.shape
-        kind = chance.random()
-        if kind < 0.35:
-            shape = replace(shape, prefix=f"-{world.steps}")
-        elif kind < 0.8 or len(shape.sources) < 2:
-            sink = chance.choice(shape.all_sinks)
-            shape = replace(shape, without=shape.without ^ {sink})
-            if not set(shape.all_sinks) - shape.without - {"dead", "late"}:
-                return
-        else:
-            shape = replace(shape, without=shape.without | {f"source{chance.choice(shape.sources[1:])}"})
-        world.deploy(shape)
-        world.tell(f"the pipeline is now {shape}")
-        world.count("deploy")
+        self.changes.deploy()
 
-    def add_source(self) -> None:
-        """A source that the pipeline did not have before."""
-        shape = self._world.pipeline.shape
-        hidden = {uid for uid in shape.without if uid.startswith("source")}
-        self._world.deploy(replace(shape, without=shape.without - hidden))
-        self._world.is_grown = True
-        self._world.count("new source")
+    def _rename(self) -> None:
+        self._plan.renames -= 1
+        self.changes.rename()
+
+    def _import(self) -> None:
+        self._plan.imports -= 1
+        self.changes.begin_with_a_folder()
+
+    def _drain(self) -> None:
+        if self._orders.drain():
+            self._plan.drains -= 1
 
     def _target(self) -> CheckpointId | None:
         """Any checkpoint somebody may have seen in the log, condemned or not by now; mostly one that is restorable."""

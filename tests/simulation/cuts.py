@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 from penstock.checkpoint.entries import Manifest
 from penstock.handles import Committable, StateHandle
-from simulation.entries import positions, waiting
+from penstock.ids import END_OF_TIME
+from simulation.entries import ended, positions, waiting
 from simulation.facts import RowKey
+from simulation.names import first_called
 from simulation.outside import rows_of
 
 if TYPE_CHECKING:
@@ -30,7 +32,8 @@ class Cuts:
         parent = manifest.parent
         chain = dict(facts.chains.get(parent, {})) if parent is not None else {}
         for item in manifest.open:
-            chain[item.uid] = chain.get(item.uid, frozenset()) | {ref.path for ref in item.files}
+            uid = first_called(item.uid)
+            chain[uid] = chain.get(uid, frozenset()) | {ref.path for ref in item.files}
             for ref in item.files:
                 self._staged(item, ref.path, ref.sha256)
         facts.chains[manifest.checkpoint] = chain
@@ -52,7 +55,7 @@ class Cuts:
         read = facts.read.get(parent, frozenset()) | {(s, row) for s, end in at.items() for row in range(end)}
         emitted = read - waiting(manifest)
         fresh = emitted - facts.emitted.get(parent, frozenset())
-        present = {step.uid for step in manifest.steps}
+        present = {first_called(step.uid) for step in manifest.steps}
         owed = dict(old)
         for uid in self._world.sinks:
             if uid in present:
@@ -75,8 +78,9 @@ class Cuts:
         shape = self._world.terms.shape
         if not self._world.is_exact or self._world.is_grown or (shape.marked and shape.idle_after is not None):
             return  # rows behind an early barrier, an idle input, the end of all other sources: it may be further
-        present = [int(step.uid[6:]) for step in manifest.steps if step.uid.startswith("source")]
-        allowed = min(self._world.time_allowed(s, at.get(s, 0)) for s in present)
+        present = [int(first_called(step.uid)[6:]) for step in manifest.steps if step.uid.startswith("source")]
+        over = ended(manifest)  # drained, perhaps, of which there is another judge
+        allowed = min(END_OF_TIME if s in over else self._world.time_allowed(s, at.get(s, 0)) for s in present)
         if watermark > allowed:
             self._ledger.violated("watermark", f"a step stands at {watermark}, its input allows {allowed}")
 

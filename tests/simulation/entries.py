@@ -8,6 +8,8 @@ from typing import Any
 from penstock.checkpoint import reading
 from penstock.checkpoint.codec import decode
 from penstock.checkpoint.entries import Claim, Entry, Manifest, Pin, Rewind, Stopped, Unpin
+from penstock.ids import END_OF_TIME
+from simulation.names import first_called
 from simulation.sources import next_row
 
 reading.decode = lru_cache(maxsize=1000)(decode)
@@ -16,7 +18,7 @@ reading.decode = lru_cache(maxsize=1000)(decode)
 
 def positions(manifest: Manifest) -> dict[int, int]:
     return {
-        int(task.task.removeprefix("source")): next_row(task.position)
+        int(first_called(task.task).removeprefix("source")): next_row(task.position)
         for task in manifest.tasks
         if task.position is not None
     }
@@ -25,7 +27,7 @@ def positions(manifest: Manifest) -> dict[int, int]:
 def marks(manifest: Manifest | None, step: str) -> tuple[int, ...]:
     """The watermarks of a step's inputs."""
     tasks = manifest.tasks if manifest is not None else ()
-    return next((tuple(task.watermarks) for task in tasks if task.task == step), ())
+    return next((tuple(task.watermarks) for task in tasks if first_called(task.task) == first_called(step)), ())
 
 
 def waiting(manifest: Manifest) -> frozenset[tuple[int, int]]:
@@ -36,6 +38,15 @@ def waiting(manifest: Manifest) -> frozenset[tuple[int, int]]:
         for timers in (held or {}).values():
             found.update(tuple(int(part) for part in key.split(":")) for _, key in timers)
     return frozenset(found)
+
+
+def ended(manifest: Manifest) -> frozenset[int]:
+    """Sources after whose rows no more can come."""
+    return frozenset(
+        int(first_called(task.task).removeprefix("source"))
+        for task in manifest.tasks
+        if task.position is not None and tuple(task.watermarks) == (END_OF_TIME,)
+    )
 
 
 def layer_paths(manifest: Manifest) -> set[str]:

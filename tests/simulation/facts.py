@@ -56,6 +56,17 @@ class Facts:
     fulfilled: dict[str, int] = field(default_factory=dict)
     """Requests, and the entry that holds them."""
 
+    cut_short: dict[int, frozenset[int]] = field(default_factory=dict)
+    """By checkpoint: sources that have ended for good although they have more rows; they were drained."""
+    drains: set[str] = field(default_factory=set)
+    """Requests that ask for a drain."""
+    exports: dict[str, Any] = field(default_factory=dict)
+    """By the hash of an exported folder's description: what the judge knows of it."""
+    excused: set[tuple[str, RowKey]] = field(default_factory=set)
+    """Rows that were read before the job began with a folder, and that another log has not published: nor will this."""
+    owners: dict[str, str] = field(default_factory=dict)
+    """By the same hash: which log has taken its files over."""
+
     def copy(self) -> Facts:
         copied: dict[str, Any] = {name: _copied(value) for name, value in vars(self).items()}
         return Facts(**copied)
@@ -65,6 +76,11 @@ class Facts:
         """Whether something is in the log and not published: when a rewind is most dangerous."""
         settled = self.done | self.discarded | self.lost
         return any(path not in settled for path in self.staged)
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether what is restored next can read nothing more."""
+        return self.restore is not None and bool(self.cut_short.get(self.restore))
 
     def verdicts(self) -> tuple[object, ...]:
         """What was published and what should be: equal where the same files and sinks are to be judged alike."""

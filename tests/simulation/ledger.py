@@ -14,8 +14,11 @@ from penstock.checkpoint.codec import decode
 from penstock.checkpoint.entries import Claim, Condemn, Entry, Manifest, Pin, Rewind, Stopped, Unpin
 from penstock.handles import Committable
 from simulation.cuts import Cuts
+from simulation.drains import Drains
 from simulation.entries import brief, fulfilled_by, layer_paths
+from simulation.exports import Imports
 from simulation.facts import Facts, Violation
+from simulation.names import first_called
 from simulation.outside import Row, rows_of
 
 if TYPE_CHECKING:
@@ -30,6 +33,8 @@ class Ledger:
     def __init__(self, world: World, facts: Facts | None = None) -> None:
         self._world = world
         self._cuts = Cuts(world, self)
+        self._drains = Drains(world, self)
+        self._imports = Imports(world, self)
         self.facts = facts or Facts()
         self.violation: Violation | None = None
 
@@ -71,6 +76,8 @@ class Ledger:
                 self._manifest(manifest)
             case Rewind() as rewind:
                 self._rewind(rewind)
+            case Stopped() as stopped:
+                self._drains.judge_stop(stopped)
             case Pin() as pin:
                 facts.pins[pin.name] = pin.checkpoint
             case Unpin(name=name):
@@ -98,13 +105,17 @@ class Ledger:
                 self.violated("done", f"{path} is there, and its deletion is recorded as done")
         facts.doomed.update(dict.fromkeys(manifest.condemned_files, facts.tail))
         facts.pins.update({pin.name: pin.checkpoint for pin in manifest.pins})
-        if manifest.parent != facts.restore:
+        if manifest.origin is not None:
+            self._imports.judge(manifest)
+        elif manifest.parent != facts.restore:
             self.violated("R1", f"checkpoint {id} continues {manifest.parent}, the log says {facts.restore}")
         facts.restore = id
         late = facts.discarded - facts.void - facts.done
         if late:
             self.violated("R3", f"{sorted(late)[0]} was discarded, sources run, and it is not voided")
-        self._cuts.judge(manifest)
+        if manifest.origin is None:
+            self._cuts.judge(manifest)
+            self._drains.judge(manifest)
 
     def _rewind(self, rewind: Rewind) -> None:
         facts = self.facts
@@ -120,7 +131,7 @@ class Ledger:
             for row in self._world.all_rows():
                 if row not in kept.get(uid, frozenset()):
                     expected[row] = seen[row] + 1
-                elif not seen[row]:
+                elif not seen[row] and (uid, row) not in facts.excused:
                     self.violated("R2", f"rewind to {rewind.to}, whose row {row} '{uid}' has not published")
                 else:
                     expected[row] = seen[row]
@@ -151,7 +162,7 @@ class Ledger:
     def wiped(self) -> None:
         """The operator deleted the state directory: all begins anew, and all is published once more."""
         before, self.facts = self.facts, Facts()
-        self.facts.published = before.published
+        self.facts.published, self.facts.exports, self.facts.owners = before.published, before.exports, before.owners
         for uid in self._world.sinks:
             seen = before.published.setdefault(uid, Counter())
             self.facts.expected[uid] = {row: seen[row] + 1 for row in self._world.all_rows()}
@@ -168,7 +179,7 @@ class Ledger:
         for path in self._world.disk.files:
             generation = paths.generation_of(path)
             is_old = generation is not None and generation < facts.generation
-            if is_old and path not in keep and path not in facts.doomed:
+            if is_old and not path.startswith("/exports/") and path not in keep and path not in facts.doomed:
                 found.append(path)
         gone = tuple(f"/out/{uid}/" for uid in self._world.pipeline.shape.without)  # nobody lists their folders
         found = [path for path in found if not path.startswith(gone)]
@@ -202,7 +213,7 @@ class Ledger:
         self.facts.void.add(path)
 
     def published(self, uid: str, files: Sequence[str], rows: Sequence[Row]) -> None:
-        facts, world = self.facts, self._world
+        facts, world, uid = self.facts, self._world, first_called(uid)
         late = False
         for path in files:
             if path not in facts.staged:
@@ -231,12 +242,12 @@ class Ledger:
             self.violated("once", f"row {key} is published {times} times by '{uid}'")
         self._world.count("repeated")
 
-    def missing(self) -> list[str]:
-        """What should be published in the end and is not."""
+    def missing(self, *, unread: bool = True) -> list[str]:
+        """What should be published in the end and is not; ``unread`` rows, too."""
         facts, found = self.facts, []
         owed = facts.covered.get(facts.restore, {}) if facts.restore is not None else {}
         emitted = facts.emitted.get(facts.restore, frozenset()) if facts.restore is not None else frozenset()
-        for number in self._world.pipeline.shape.sources:
+        for number in self._world.pipeline.shape.sources if unread else ():
             total = self._world.terms.shape.totals[number]
             found += [f"row {(number, row)} was not read" for row in range(total) if (number, row) not in emitted]
         for uid in self._world.sinks:

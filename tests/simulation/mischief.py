@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 WEIGHTS = {"create": 4, "move": 3}
 """Few calls, and all depends on them: entries and commits."""
+AT_A_FOLDER = 10
+"""So much likelier is a death at a call to an exported folder: a job begins with one once, if at all."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,7 +70,8 @@ class Mischief:
 
     def _may_die(self, when: str, name: str, path: str) -> None:
         faults = self.faults
-        if faults.crashes and self.chance.random() < faults.crash_rate:
+        rate = faults.crash_rate * (AT_A_FOLDER if path.startswith("/exports/") else 1)
+        if faults.crashes and self.chance.random() < rate:
             faults.crashes -= 1
             self.tell(f"is killed {when} {name} {path}")
             self.count("crash in a call")

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from penstock.checkpoint.policy import CoordinatorSettings
 from penstock.ids import CheckpointId
+from penstock.job.beginning import Beginning
 from penstock.runtime.restart import NoRestart
+from simulation.exports import is_anothers
 from simulation.mischief import Faults
 from simulation.process import Driver, is_after_the_end
 from simulation.tools import Tool, rewind_tool
@@ -22,16 +24,26 @@ HORIZON = 30_000
 def check_liveness(world: World, *, durable_only: bool) -> None:
     """From what is durable now everything is published in the end, and nothing is left lying about.
 
-    Where an entry cannot be read a start refuses: then the operator goes past it first.
+    Where an entry cannot be read a start refuses: then the operator goes past it first. Where somebody wants the job to
+    begin with a folder, and it has not yet, that is done again as well.
     """
+    _check(world, durable_only=durable_only)
+    begins = world.importing
+    if begins is not None and not is_anothers(world, begins.folder or "") and not world.is_strange:
+        world.count("oracle of an import")
+        _check(world, durable_only=durable_only, brings=begins)
+
+
+def _check(world: World, *, durable_only: bool, brings: Beginning | None = None) -> None:
     world.count("oracle")
     fresh = _copy(world, durable_only=durable_only)
     try:
         if fresh.disk.rotten:
             _go_past(fresh)
-        driver = Driver(fresh, "oracle", strategy=NoRestart(), drops_state=True)
-        _finish(fresh, driver)
-        if world.is_grown and is_after_the_end(driver.outcome):
+        driver = _driven(fresh, brings=brings)
+        if is_after_the_end(driver.outcome) and fresh.ledger.facts.is_drained:
+            driver = _go_back(fresh, driver)
+        if (world.is_grown or fresh.ledger.facts.is_drained) and is_after_the_end(driver.outcome):
             return
         missing = fresh.ledger.missing()
         if fresh.ledger.violation is None and (missing or not getattr(driver.outcome, "published", False)):
@@ -48,13 +60,40 @@ def check_liveness(world: World, *, durable_only: bool) -> None:
         raise world.ledger.violation
 
 
+def _driven(fresh: World, brings: Beginning | None = None) -> Driver:
+    driver = Driver(fresh, fresh.name("oracle"), strategy=NoRestart(), drops_state=True, brings=brings)
+    _finish(fresh, driver)
+    return driver
+
+
+def _go_back(fresh: World, refused: Driver) -> Driver:
+    """A drained job reads nothing more, and all that it has read is published; to go on it is rewound."""
+    missing = fresh.ledger.missing(unread=False)
+    if missing:
+        fresh.ledger.violated("drain", f"the job was drained, and {missing[:4]}")
+        raise fresh.ledger.violation or AssertionError
+    if fresh.is_strange or fresh.pipeline.shape.without:
+        return refused
+    fresh.count("go back")
+    _finish(fresh, Tool(fresh, "operator", rewind_tool(undrained(fresh), discard=False)))
+    return _driven(fresh)
+
+
+def undrained(world: World) -> CheckpointId | None:
+    """The newest checkpoint at which nothing was drained yet, or empty state."""
+    cut_short = world.ledger.facts.cut_short
+    known = [id for id in world.restorable_now() if not cut_short.get(id)]
+    return CheckpointId(known[-1]) if known else None
+
+
 def left_behind(world: World, *, durable_only: bool) -> int:
     """Equal where the fresh driver would meet the same, and be judged alike."""
     outside, disk = world.outside, world.disk
     files = frozenset(disk.durable_items() if durable_only else disk.files.items())
     owners = frozenset((key, world.last_init.get(key)) for key in outside.owners)
     remembered = (frozenset(outside.versions.items()), owners, frozenset(disk.rotten))
-    return hash((files, remembered, world.ledger.facts.verdicts(), world.pipeline.shape, world.is_grown))
+    wanted = (world.pipeline.shape, world.is_grown, world.importing)
+    return hash((files, remembered, world.ledger.facts.verdicts(), wanted))
 
 
 def _copy(world: World, *, durable_only: bool) -> World:

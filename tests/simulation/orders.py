@@ -22,6 +22,7 @@ class Orders:
     def __init__(self, world: World) -> None:
         self._world = world
         self._stopping: Driver | None = None
+        self._drains = False
         self._nags = 0
 
     def ask(self) -> bool:
@@ -45,8 +46,29 @@ class Orders:
             else:
                 patience = chance.choice((None, 1 * MS, 100 * MS))
                 event = StopRequested(at=now, wall=wall, request=request, name=name, patience=patience)
-                self._stopping, self._nags = asked, 4
+                self._stopping, self._nags, self._drains = asked, 4, False
             asked.desk.ask(event)
+        return True
+
+    def drain(self) -> bool:
+        """A stop after which nothing more is read; sometimes with somebody who wants a savepoint meanwhile."""
+        world, chance = self._world, self._world.chance
+        drivers = [p for p in world.processes if isinstance(p, Driver) and p.generation >= 0]
+        if not drivers:
+            return False
+        asked, request = chance.choice(drivers), f"request-{world.steps}-drain"
+        world.count("drain")
+        world.is_draining = True
+        world.ledger.facts.drains.add(request)
+        if world.terms.controlled and chance.random() < 0.5:
+            act = asker(world, Kind.DRAIN, request, None, asked.generation, repeats=chance.random() < 0.4)
+            world.start(Tool(world, world.name("asker"), act))
+            return True
+        now, wall, patience = world.now(), world.wall(), chance.choice((None, 100 * MS))
+        name = f"d{world.steps}" if chance.random() < 0.3 else None
+        event = StopRequested(at=now, wall=wall, request=request, name=name, patience=patience, drain=True)
+        self._stopping, self._nags, self._drains = asked, 6, True
+        asked.desk.ask(event)
         return True
 
     @property
@@ -60,8 +82,15 @@ class Orders:
         self._nags -= 1
         world = self._world
         request = f"request-{world.steps}-again"
-        self._stopping.desk.ask(StopRequested(at=world.now(), wall=world.wall(), request=request))
         world.count("nag")
+        if self._drains and world.chance.random() < 0.3:
+            wanted = CheckpointRequested(at=world.now(), wall=world.wall(), request=request, name=f"n{world.steps}")
+            self._stopping.desk.ask(wanted)
+            return
+        if self._drains:
+            world.ledger.facts.drains.add(request)
+        stop = StopRequested(at=world.now(), wall=world.wall(), request=request, drain=self._drains)
+        self._stopping.desk.ask(stop)
 
     def _ask_outside(self, request: str, name: str | None, generation: int) -> None:
         world, chance = self._world, self._world.chance

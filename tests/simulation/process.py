@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.coordinator import Coordinator
+from penstock.checkpoint.gc import stages_of
 from penstock.checkpoint.journal import Journal
 from penstock.checkpoint.log import OwnedLog
 from penstock.checkpoint.messages import AttemptId, JobStarted
@@ -21,6 +22,7 @@ from penstock.errors import GenerationFenced, InternalError, PenstockError, Stat
 from penstock.facts import CheckpointFailed, LatencyMeasured
 from penstock.graph.nodes import Write
 from penstock.ids import Generation, Instant
+from penstock.job.beginning import Beginning
 from penstock.job.explain import explain
 from penstock.job.recover import carry_out
 from penstock.job.wiring import Assembly, Surroundings
@@ -30,6 +32,7 @@ from penstock.runtime.roles import Wiring
 from penstock.runtime.source_task import SourceTask
 from penstock.runtime.supervisor import Supervisor
 from penstock.sources.base import Until
+from simulation.beginnings import Beginnings
 from simulation.desk import Desk
 from simulation.machine import Process
 from simulation.outside import committer_for
@@ -44,8 +47,9 @@ ONE_SECOND = FixedDelay(attempts=3)
 
 
 def is_after_the_end(outcome: object) -> bool:
-    """Whether a step refused rows because its event time had come to its end: only an operator gets past that."""
-    return isinstance(outcome, StateIncompatible) and "came to its end" in str(outcome)
+    """Whether rows were refused because event time had come to its end: only an operator gets past that."""
+    is_told = any(words in str(outcome) for words in ("came to its end", "or was drained"))
+    return isinstance(outcome, StateIncompatible) and is_told
 
 
 class Driver(Process):
@@ -67,6 +71,7 @@ class Driver(Process):
         take_over: bool = False,
         drops_state: bool = False,
         is_polite: bool = False,
+        brings: Beginning | None = None,
     ) -> None:
         super().__init__(world, name)
         self.pipeline = world.pipeline
@@ -75,7 +80,7 @@ class Driver(Process):
         self.generation = Generation(-1)
         self.supervisor: Supervisor | None = None
         self.wiring: Wiring | None = None
-        self._rewind = rewind or {}
+        self._beginnings = Beginnings(world, self.pipeline.steps, rewind or {}, brings)
         self._strategy = strategy
         self._until = until
         self._take_over = take_over
@@ -149,7 +154,8 @@ class Driver(Process):
         chance = self.world.chance.random()
         self._strategy, delay = self._strategy.after_failure(self.world.now(), chance=chance)
         is_cut = isinstance(error, StateIncompatible) and self.pipeline.shape.without != frozenset()
-        self.may_refuse = is_cut or (self.world.is_grown and is_after_the_end(error))
+        is_over = self.world.is_grown or self.world.ledger.facts.is_drained
+        self.may_refuse = is_cut or (is_over and is_after_the_end(error)) or self._beginnings.is_too_late(error)
         if not error.retry or delay is None:
             self._life.to(JobState.FENCED if isinstance(error, GenerationFenced) else JobState.FAILED)
             self.desk.close(error)
@@ -209,7 +215,7 @@ class Driver(Process):
                 owned,
                 world.disk,
                 retained=world.terms.settings.retained,
-                leftovers=lambda: self._leftovers(owned.log_id),
+                leftovers=lambda: self._leftovers(owned),
             ),
             publish=lambda item: committer_for(world, item.kind).commit(item),
             explain=explain,
@@ -220,11 +226,15 @@ class Driver(Process):
         )
 
     def _recover(self, owned: OwnedLog) -> Recovery:
-        world = self.world
-        wanted: dict[str, Any] = self._rewind if self._number == 1 else {}
-        steps = self.pipeline.steps
-        wanted = {**wanted, "allow_non_restored_state": self._drops_state}
-        recovery = decide_recovery(owned.history, steps, at=world.wall(), **wanted)
+        world, wanted = self.world, self._beginnings.decided(owned, self._number)
+        recovery = decide_recovery(
+            owned.history,
+            self.pipeline.steps,
+            allow_non_restored_state=self._drops_state,
+            rename=self._beginnings.renamed(owned.history, wanted),
+            at=world.wall(),
+            **wanted,
+        )
         self._edge, self._measured = FakeEdge(self), Counter()
         carry_out(
             recovery,
@@ -234,7 +244,9 @@ class Driver(Process):
             void=lambda item: committer_for(world, item.kind).void(item),
             listener=self.heard,
             pause=self.pause,
+            folders=world.folder,
         )
+        self._beginnings.begun()
         return recovery
 
     def _assembly(self, owned: OwnedLog, recovery: Recovery, supervisor: Supervisor) -> Assembly:
@@ -267,13 +279,12 @@ class Driver(Process):
             raise
         return assembly
 
-    def _leftovers(self, log_id: str) -> list[str]:
-        found = [path for folder in ("state", "staged") for path in self.world.disk.list(folder)]
+    def _leftovers(self, owned: OwnedLog) -> list[str]:
+        folders = {"state", "staged", *stages_of(owned.history)}
         for plan in self.pipeline.plans:
             if isinstance(plan.node, Write):
-                for folder in plan.node.sink.stages_in(log_id, plan.id):
-                    found += self.world.disk.list(folder)
-        return found
+                folders.update(plan.node.sink.stages_in(owned.log_id, plan.id))
+        return sorted({path for folder in sorted(folders) for path in self.world.disk.list(folder)})
 
     def _started(self, at: Instant, recovery: Recovery, assembly: Assembly) -> JobStarted:
         return JobStarted(

@@ -7,11 +7,13 @@ from random import Random
 
 from penstock.checkpoint.policy import CoordinatorSettings
 from penstock.settings import Settings
-from simulation.acts import MS, Acts, Plan, driver
+from simulation.acts import Acts, Plan
+from simulation.changes import MS, driver
 from simulation.ledger import Violation
 from simulation.mischief import Faults
-from simulation.oracle import check_liveness, left_behind
+from simulation.oracle import check_liveness, left_behind, undrained
 from simulation.shapes import Shape
+from simulation.tools import Tool, rewind_tool
 from simulation.world import Terms, World
 
 SLOW = ("source0", "source1", "source2", "count", "sink0", "sink1", "log", "sink0-commit", "sink0-snapshot", "turn")
@@ -63,6 +65,16 @@ def plan_of(chance: Random, *, is_core: bool) -> Plan:
     )
 
 
+def more_of(plan: Plan, chance: Random) -> Plan:
+    """What operators learned later: by a chance of its own, so that the other stories stay as they were told."""
+    return replace(
+        plan,
+        drains=chance.choice((0, 0, 0, 1, 2)),
+        renames=chance.choice((0, 0, 0, 1, 2)),
+        imports=chance.choice((0, 0, 1, 2)),
+    )
+
+
 def faults_of(chance: Random) -> Faults:
     is_calm = chance.random() < 0.1
     return Faults(
@@ -93,12 +105,15 @@ class Scenario:
         self.seed = seed
         chance = Random(seed)
         is_core = chance.random() < 0.45
-        self.plan, faults = plan_of(chance, is_core=is_core), faults_of(chance)
+        plan, faults = plan_of(chance, is_core=is_core), faults_of(chance)
+        self.plan = more_of(plan, Random(f"more of {seed}"))
         self._restarts_left = 3
         self._watch = seed % EVERY_STEP == 0 if watched is None else watched
         self._asked: set[int] = set()
         self.world = World(terms_of(chance, is_core=is_core), chance, faults)
         self.world.slow = frozenset(chance.sample(SLOW, chance.choice((0, 0, 1, 2, 3))))
+        if not self.world.is_exact:  # who goes back or ends early repeats less
+            self.plan.drains = self.plan.imports = 0
         if not self.world.is_exact:  # what comes behind an early barrier is what repeats
             self.world.slow = frozenset({f"source{chance.choice((0, 1))}"})
             faults.crashes = max(1, faults.crashes)
@@ -130,7 +145,7 @@ class Scenario:
     def _act(self) -> None:
         if self._grows and self.world.steps > 100:
             self._grows = False
-            self._acts.add_source()
+            self._acts.changes.add_source()
         self._acts.act()
 
     def _check(self) -> None:
@@ -150,9 +165,15 @@ class Scenario:
         if not self._restarts_left:
             return False
         self._restarts_left -= 1
-        if self.world.chance.random() < 0.3:
+        world = self.world
+        if world.chance.random() < 0.3 or world.importing is not None:
             self._check()
-        self.world.start(driver(self.world))
+        is_cut = world.is_strange or world.pipeline.shape.without
+        if world.ledger.facts.is_drained and not is_cut and world.chance.random() < 0.7:
+            world.count("go back")
+            world.start(Tool(world, world.name("rewind"), rewind_tool(undrained(world), discard=False)))
+            return True
+        world.start(driver(world))
         return True
 
 

@@ -13,6 +13,7 @@ from penstock.graph.pace import Every, at_once
 from penstock.job.declared import step_records
 from penstock.operators.base import LATE
 from penstock.runtime.plan import Select, plan_tasks
+from simulation.names import called
 from simulation.sinks import FakeSink
 from simulation.sources import IntSource
 from simulation.steps import CountSpec
@@ -32,7 +33,8 @@ RowKey = tuple[int, int]
 class Shape:
     """What a pipeline looks like; drawn from a seed, or given.
 
-    ``without`` names sources and sinks that the graph does not have at the moment: pipelines change between runs.
+    ``without`` names sources and sinks that the graph does not have at the moment, and ``names`` says which steps have
+    another uid now: pipelines change between runs.
     """
 
     totals: tuple[int, ...]
@@ -50,6 +52,7 @@ class Shape:
     defers: bool = False
     prefix: str = ""
     without: frozenset[str] = frozenset()
+    names: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def core(cls, chance: Random, least: int = 1) -> Shape:
@@ -84,6 +87,20 @@ class Shape:
         )
         may_defer = keyed and not shape.timed and shape.late is None
         return replace(shape, defers=may_defer and sum(core.totals) % 2 == 0)  # not drawn either
+
+    def uid(self, step: str) -> str:
+        """What a step is called now."""
+        return dict(self.names).get(step, step)
+
+    def renamed(self, step: str, number: int) -> Shape:
+        """The same, with another uid for a step."""
+        return replace(self, names=tuple({**dict(self.names), step: called(step, number)}.items()))
+
+    @property
+    def all_steps(self) -> tuple[str, ...]:
+        """Whatever has a uid in the graph as it is now, by its first."""
+        steps = [*(f"source{i}" for i in self.sources), *(["count"] if self.keyed else []), *self.all_sinks]
+        return tuple(step for step in steps if step not in self.without)
 
     # ----------------------------------------------------------------------------------------- which rows go where
 
@@ -179,7 +196,7 @@ class Pipeline:
             ends = [self._marked(end) for end in ends]
         late = None
         if shape.keyed:
-            ends = [self._add(Keyed, inputs=tuple(ends), uid="count", spec=CountSpec(world, shape))]
+            ends = [self._add(Keyed, inputs=tuple(ends), uid=shape.uid("count"), spec=CountSpec(world, shape))]
             late = Ref(ends[0].node, LATE)
         for number, kind in enumerate(shape.sinks):
             self._sink(f"sink{number}", kind, ends[0])
@@ -194,7 +211,7 @@ class Pipeline:
         source = IntSource(self._world, number, self.shape.totals[number])
         interval = self.shape.paces[number] if self.shape.paces else None
         pace = at_once if interval is None else Every(interval)
-        ref = self._add(Read, uid=f"source{number}", source=source, pace=pace)
+        ref = self._add(Read, uid=self.shape.uid(f"source{number}"), source=source, pace=pace)
         return self._marked(ref) if self.shape.union else ref
 
     def _marked(self, ref: Ref) -> Ref:
@@ -211,7 +228,8 @@ class Pipeline:
 
     def _sink(self, uid: str, kind: str, ref: Ref) -> None:
         if uid not in self.shape.without:
-            self._add(Write, inputs=(ref,), uid=uid, sink=FakeSink(self._world, kind, self.shape.prefix))
+            sink = FakeSink(self._world, kind, self.shape.prefix)
+            self._add(Write, inputs=(ref,), uid=self.shape.uid(uid), sink=sink)
 
     def _add(self, kind: Any, **fields: Any) -> Ref:
         self._nodes.append(kind(id=len(self._nodes), origin=HERE, **fields))

@@ -11,6 +11,7 @@ from penstock.elements import Batch
 from penstock.errors import EngineFailed
 from penstock.handles import Committable, FileRef, Guarantee
 from penstock.ids import CheckpointId
+from simulation.names import first_called
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -32,7 +33,7 @@ class FakeSink:
         return FakeWriter(self, context)
 
     def stages_in(self, log_id: str, uid: str) -> Sequence[str]:
-        return (f"/out/{uid}/.penstock/{log_id}/{uid}",) if self.kind == "files/1" else ()
+        return (f"/out/{first_called(uid)}/.penstock/{log_id}",) if self.kind == "files/1" else ()
 
     def describe(self) -> str:
         return self.kind
@@ -42,8 +43,8 @@ class FakeWriter:
     def __init__(self, sink: FakeSink, context: Any) -> None:
         self._sink = sink
         self._of = context
-        beside = [*sink.stages_in(context.log_id, context.uid)]
-        self._root = f"{beside[0]}/{context.generation}" if beside else context.staging
+        beside = f"/out/{first_called(context.uid)}/.penstock/{context.log_id}/{context.uid}/{context.generation}"
+        self._root = beside if sink.kind == "files/1" else context.staging
         self._epoch: list[str] = []
         self._batches = 0
 
@@ -74,9 +75,9 @@ class FakeWriter:
     def _committable(self, checkpoint: CheckpointId, refs: tuple[FileRef, ...]) -> Committable:
         of = self._of
         if self._sink.kind == "files/1":
-            name = f"/out/{of.uid}/part-{of.log_id}-{checkpoint}-{of.generation}"
+            name = f"/out/{first_called(of.uid)}/part-{of.log_id}-{checkpoint}-{of.generation}"
             detail: Any = {"moves": {ref.path: f"{name}-{i}.json" for i, ref in enumerate(refs)}}
-            target = f"/out/{of.uid}"
+            target = f"/out/{first_called(of.uid)}"
         else:
             detail, target = {"log": of.log_id}, f"penstock{self._sink.prefix}-{of.log_id}-{of.uid}"
         return Committable(

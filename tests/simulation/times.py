@@ -40,7 +40,7 @@ class Times:
 
     def judge_rise(self, watermark: EventTime, counts: dict[int, int]) -> None:
         """The keyed step, which has counted so much, is told of a watermark: an input that is not idle allows it."""
-        if not self._world.is_exact or watermark <= self._restored:
+        if not self._world.is_exact or self._world.is_draining or watermark <= self._restored:
             return
         for source in self._shape.sources:
             allowed = self._world.time_allowed(source, counts.get(source, 0), good=True)

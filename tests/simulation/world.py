@@ -15,10 +15,12 @@ from penstock.checkpoint.entries import Manifest
 from penstock.checkpoint.policy import CoordinatorSettings
 from penstock.errors import CheckpointUnreadable, GenerationFenced, GraphError, JobIsRunning, LogGap, PenstockError
 from penstock.ids import BEGINNING, END_OF_TIME, EventTime, Instant, WallTime
+from penstock.job.beginning import Beginning
 from penstock.settings import Settings
 from simulation.answers import Answers
 from simulation.disk import Disk
 from simulation.entries import positions
+from simulation.exports import Folder
 from simulation.facts import Facts
 from simulation.fibers import Fiber, Killed
 from simulation.ledger import Ledger
@@ -81,6 +83,12 @@ class World(Mischief):
         """A source was added: others may have ended before."""
         self.is_recut = False
         """Some pipeline had fewer sources than others."""
+        self.is_draining = False
+        """Somebody has asked for a drain."""
+        self.exported: list[str] = []
+        """Folders with exported checkpoints."""
+        self.importing: Beginning | None = None
+        """How somebody wants the job to begin, and it has not yet."""
         self._time = 1_000_000
         self._names = 0
 
@@ -89,7 +97,7 @@ class World(Mischief):
         """A world without mischief, under the same terms and with the same pipeline."""
         world = World(of.terms, chance, faults, facts=facts, is_plain=True)
         world.deploy(of.pipeline.shape)
-        world.is_grown, world.is_recut = of.is_grown, of.is_recut
+        world.is_grown, world.is_recut, world.is_draining = of.is_grown, of.is_recut, of.is_draining
         return world
 
     def deploy(self, shape: Shape) -> None:
@@ -140,6 +148,10 @@ class World(Mischief):
             self.ledger.violated("C4", f"source{source} is read, and no checkpoint holds where it began")
 
     # ---------------------------------------------------------------------------------------- sources, event time
+
+    def folder(self, place: str) -> Any:
+        """What is in an exported folder."""
+        return Folder(self.disk, place)
 
     def pace(self, source: int, at: int) -> tuple[int, int]:
         """How many rows a source has now behind those that were read, or else when to ask again."""

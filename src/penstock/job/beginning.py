@@ -14,8 +14,9 @@ from penstock.checkpoint.exported import EXPORT
 from penstock.checkpoint.importing import import_again, plan_import
 from penstock.checkpoint.names import which_checkpoint
 from penstock.errors import SettingsError, UnknownName
+from penstock.filesystem.local import LocalFileSystem
 from penstock.ids import Generation
-from penstock.job.importing import open_export
+from penstock.job.importing import Folders, open_export
 
 if TYPE_CHECKING:
     from penstock.checkpoint.history import History
@@ -99,7 +100,13 @@ def read_beginning(
 
 
 def decided(
-    beginning: Beginning, history: History, *, job: str, at: WallTime, generation: Generation | None = None
+    beginning: Beginning,
+    history: History,
+    *,
+    job: str,
+    at: WallTime,
+    generation: Generation | None = None,
+    folders: Folders = LocalFileSystem,
 ) -> Decided:
     """What it means for the log as it is, which is decided again under the claim (rule L2).
 
@@ -112,6 +119,7 @@ def decided(
         job: whose it is.
         at: now.
         generation: of our claim; before there is one, that of the next.
+        folders: how an exported folder is read.
 
     Raises:
         UnknownName: there is no such checkpoint, or no such folder.
@@ -128,7 +136,7 @@ def decided(
         found["rewind_to"] = _which(history, beginning.checkpoint, job)
     if beginning.folder is not None:
         folder, claims = beginning.folder, beginning.claim
-        export = open_export(folder, log_id=history.log_id)
+        export = open_export(folder, log_id=history.log_id, folders=folders)
         found["bring"] = import_again(export, history, folder=folder, at=at) or plan_import(
             export,
             history,

@@ -25,21 +25,24 @@ if TYPE_CHECKING:
     from penstock.filesystem.base import FileSystem
 
 Pause = Callable[[float], object]
+Folders = Callable[[str], "FileSystem"]
+"""Where the files of an exported folder are, by its path."""
 
 
-def open_export(folder: str, *, log_id: str | None) -> Export:
+def open_export(folder: str, *, log_id: str | None, folders: Folders = LocalFileSystem) -> Export:
     """What an exported folder holds, if this log may have it.
 
     Args:
         folder: where it lies.
         log_id: of the log that wants it: one that has taken it over may go on doing so. ``None`` if it has none yet.
+        folders: how it is read.
 
     Raises:
         UnknownName: there is nothing there.
         CheckpointUnreadable: it is no export, or not as it was written.
         StateDirectoryRefused: another log has taken its files over.
     """
-    there = LocalFileSystem(folder)
+    there = folders(folder)
     data = there.read(EXPORT)
     if data is None:
         raise _no_export(there, folder)
@@ -64,7 +67,7 @@ def refuse_claimed(claimed: Claimed, folder: str, log_id: str | None) -> None:
         raise StateDirectoryRefused(msg)
 
 
-def _no_export(there: LocalFileSystem, folder: str) -> UnknownName | CheckpointUnreadable:
+def _no_export(there: FileSystem, folder: str) -> UnknownName | CheckpointUnreadable:
     if there.list(paths.LOG):
         return UnknownName(
             f"{folder} is the directory of a job, not an exported checkpoint: penstock savepoint export makes one; to "
@@ -78,7 +81,9 @@ def _no_export(there: LocalFileSystem, folder: str) -> UnknownName | CheckpointU
     return UnknownName(f"there is no exported checkpoint in {folder}: it has no {EXPORT}")
 
 
-def bring_in(bring: Import, *, log: OwnedLog, filesystem: FileSystem, pause: Pause) -> None:
+def bring_in(
+    bring: Import, *, log: OwnedLog, filesystem: FileSystem, pause: Pause, folders: Folders = LocalFileSystem
+) -> None:
     """Do what the import says, in its order; its entry is the commit point.
 
     Raises:
@@ -86,7 +91,7 @@ def bring_in(bring: Import, *, log: OwnedLog, filesystem: FileSystem, pause: Pau
         StateDirectoryRefused: another log takes the folder's files over.
         GenerationFenced: the job is somebody else's now.
     """
-    there = LocalFileSystem(bring.folder)
+    there = folders(bring.folder)
     if not bring.is_brought:
         for copy in bring.copies:
             failpoint("import.file.before")
@@ -131,7 +136,7 @@ def write_once(there: FileSystem, path: str, data: bytes, pause: Pause) -> bool:
     raise AssertionError  # pragma: no cover - the backoff has no end
 
 
-def _claim(there: LocalFileSystem, bring: Import, log: OwnedLog, pause: Pause) -> None:
+def _claim(there: FileSystem, bring: Import, log: OwnedLog, pause: Pause) -> None:
     mine = Claimed(log_id=log.log_id, job=log.history.job or "", at=bring.at)
     if not write_once(there, CLAIMED, encode_claimed(mine), pause):
         held = there.read(CLAIMED)

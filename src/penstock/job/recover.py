@@ -16,8 +16,9 @@ from penstock.errors import CommitFailed
 from penstock.facts import Listener, Published
 from penstock.failpoints import failpoint
 from penstock.filesystem.base import FileSystem
+from penstock.filesystem.local import LocalFileSystem
 from penstock.handles import CommitOutcome, Committable
-from penstock.job.importing import bring_in
+from penstock.job.importing import Folders, bring_in
 
 Publish = Callable[[Committable], CommitOutcome]
 log_to = logging.getLogger("penstock")
@@ -33,10 +34,12 @@ def carry_out(
     void: Publish,
     listener: Listener,
     pause: Callable[[float], None],
+    folders: Folders = LocalFileSystem,
 ) -> None:
     """Do what the recovery says, in its order.
 
-    ``pause`` is called before anything is tried again; it may raise, to give up.
+    ``pause`` is called before anything is tried again; it may raise, to give up. ``folders`` says how an
+    exported folder is read.
     """
     for item in recovery.commit:
         failpoint("sink.commit.before")
@@ -50,7 +53,7 @@ def carry_out(
         _until_settled(item, void, log, pause)
         failpoint("sink.voided")
     if recovery.bring is not None:
-        bring_in(recovery.bring, log=log, filesystem=filesystem, pause=pause)
+        bring_in(recovery.bring, log=log, filesystem=filesystem, pause=pause, folders=folders)
     for path in recovery.delete:
         failpoint("recovery.delete.before")
         filesystem.delete(path)

@@ -126,7 +126,7 @@ class Sink(Protocol):
         ...
 
     def stages_in(self, log_id: str, uid: str) -> Sequence[str]:
-        """Folders outside the state directory that its writers stage in, one folder a generation below them.
+        """Folders outside the state directory below which its writers stage, also those of the uids that it had before.
 
         What a dead generation left there is condemned by name in the log, as in the state directory (rule G2).
         """

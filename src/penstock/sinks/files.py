@@ -121,9 +121,9 @@ class Sink:
         """
         return FilesWriter(self, context)
 
-    def stages_in(self, log_id: str, uid: str) -> Sequence[str]:
-        """Beside the target, so that publishing is a rename."""
-        return (f"{self.target}/{HIDDEN}/{log_id}/{uid}",)
+    def stages_in(self, log_id: str, uid: str) -> Sequence[str]:  # noqa: ARG002 - it may have had another
+        """Beside the target, so that publishing is a rename; whatever the sink was called when it did."""
+        return (f"{self.target}/{HIDDEN}/{log_id}",)
 
     def describe(self) -> str:
         """For people, with the path as it was resolved."""
