@@ -16,7 +16,7 @@ from penstock.cli.exits import ExitCode
 from penstock.cli.lifeline import StopRequests
 from penstock.cli.live import LiveOutput
 from penstock.cli.locate import locate, refused
-from penstock.cli.planned import as_planned, expected
+from penstock.cli.planned import Expected, as_planned, expected
 from penstock.cli.process import Parent
 from penstock.cli.renames import renames_of
 from penstock.cli.waiting import Waiting
@@ -28,7 +28,6 @@ from penstock.settings import read_settings
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.checkpoint.history import LogMark
     from penstock.cli.output import Output
     from penstock.job import Job
 
@@ -134,7 +133,6 @@ class _Runner:
         self._options = options
         self._output = output
         self._live: LiveOutput | None = None
-        self._expect: LogMark | None = None
         self._waiting = Waiting(output)
         self._over = threading.Event()
         self._requests = StopRequests(at_once=self._end_at_once, tell=lambda text: output.note(f"penstock: {text}"))
@@ -165,8 +163,9 @@ class _Runner:
         options = self._options if self._options.plan is None else as_planned(self._options)
         settings = run_settings(options.settings)
         definition = locate(options.pipeline)
+        seen: Expected | None = None
         if self._options.plan is not None:
-            self._expect = expected(self._options, definition.graph(), read_settings(settings))
+            seen = expected(self._options, definition.graph(), read_settings(settings))
         engine_log = log_to_file(definition.name, options.state)
         logging.getLogger("penstock").debug("the engine writes its log to %s", engine_log)
         try:
@@ -174,13 +173,13 @@ class _Runner:
                 definition,
                 state=options.state,
                 fresh=options.fresh,
-                restore_from=options.restore_from,
+                restore_from=(None if seen is None else seen.export) or options.restore_from,
                 claim=options.claim,
                 discard_unpublished=options.discard_unpublished,
                 allow_non_restored_state=options.allow_non_restored_state,
                 rename=renames_of(options.rename),
                 take_over=options.take_over,
-                expect=self._expect,
+                expect=None if seen is None else seen.log,
                 listener=self._listen,
                 **cast("Any", settings),
             )

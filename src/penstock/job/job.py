@@ -224,7 +224,7 @@ class Job:
 
         Raises:
             InternalError: called from one of the job's own threads, which would wait for itself.
-            RequestRefused: there can be no savepoint: the name is taken, or the job does not run; or no drain: too late.
+            RequestRefused: the name is taken, or the job does not run; or it is too late to drain it.
             RequestFailed: the job ended without its savepoint, or undrained for want of its last checkpoint.
             PenstockError: what ended the job instead.
         """
