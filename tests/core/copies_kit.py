@@ -61,7 +61,7 @@ class Start:
 
     def __init__(self, state, restore_from=None, *, claim=False, fresh=False, discard_unpublished=False, steps=STEPS):
         self.filesystem = LocalFileSystem(Path(state) / JOB)
-        self.published, self.voided = [], []
+        self.published, self.voided, self.facts = [], [], []
         asked = read_beginning(
             fresh=fresh, restore_from=restore_from, claim=claim, discard_unpublished=discard_unpublished
         )
@@ -75,7 +75,7 @@ class Start:
             filesystem=self.filesystem,
             commit=self._commit,
             void=self._void,
-            listener=lambda fact: None,
+            listener=self.facts.append,
             pause=lambda seconds: None,
         )
 

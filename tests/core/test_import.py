@@ -17,6 +17,7 @@ from penstock.errors import (
     StateIncompatible,
     UnknownName,
 )
+from penstock.facts import Restoring
 from penstock.failpoints import Crash, armed
 from penstock.handles import with_replays
 from penstock.job.beginning import read_beginning
@@ -84,6 +85,16 @@ def test_without_claiming_the_folder_stays_as_it_is_and_is_not_needed_afterwards
     assert files_below(folder) == before
     shutil.rmtree(folder)
     assert Start(tmp_path / "second").restored == EXPORTED
+
+
+def test_whoever_watches_is_told_how_many_bytes_are_copied(folder, tmp_path):
+    start = Start(tmp_path / "second", folder)
+    total = verify_export(folder).bytes
+
+    told = [fact for fact in start.facts if isinstance(fact, Restoring)]
+    assert told == [
+        Restoring(doing="copying", task=None, done=done, total=total) for done in range(0, total, total // 4)
+    ]
 
 
 def test_a_folder_that_was_moved_is_as_good(folder, tmp_path):

@@ -13,7 +13,7 @@ from penstock.checkpoint.log import OwnedLog
 from penstock.checkpoint.numbers import backoff
 from penstock.checkpoint.recovery import Recovery
 from penstock.errors import CommitFailed
-from penstock.facts import Listener, Published
+from penstock.facts import Listener, Published, Restoring
 from penstock.failpoints import failpoint
 from penstock.filesystem.base import FileSystem
 from penstock.handles import CommitOutcome, Committable
@@ -38,7 +38,8 @@ def carry_out(
 
     ``pause`` is called before anything is tried again; it may raise, to give up.
     """
-    for item in recovery.commit:
+    for number, item in enumerate(recovery.commit):
+        listener(Restoring(doing="publishing", task=item.uid, done=number, total=len(recovery.commit)))
         failpoint("sink.commit.before")
         outcome = _until_settled(item, commit, log, pause)
         failpoint("sink.published")
@@ -50,7 +51,7 @@ def carry_out(
         _until_settled(item, void, log, pause)
         failpoint("sink.voided")
     if recovery.bring is not None:
-        bring_in(recovery.bring, log=log, filesystem=filesystem, pause=pause)
+        bring_in(recovery.bring, log=log, filesystem=filesystem, pause=pause, listener=listener)
     for path in recovery.delete:
         failpoint("recovery.delete.before")
         filesystem.delete(path)
