@@ -109,6 +109,7 @@ def test_beside_state_it_is_a_rewind_what_is_open_there_is_published_first(folde
     start = Start(state, folder)
 
     assert start.published == [4]
+    assert start.facts[0] == Restoring(doing="publishing", task="out", done=0, total=1)
     assert (start.restored, start.recovery.restored, start.recovery.next_checkpoint) == (EXPORTED, 5, 6)
     assert start.owned.history.open_committables == ()
     assert set(start.owned.history.restorable) == {0, 4, 5}

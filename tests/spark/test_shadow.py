@@ -203,11 +203,13 @@ def test_a_source_that_would_notice_is_refused_and_left_out_it_holds_nobody_back
     queue = Queue(order("u9", 4, 0), order("u9", 5, 1))
     drop(tmp_path / "in", "a.json", [order("u1", 1, 0), order("u1", 2, 1)])
     ps.Job(joined(tmp_path, queue), state=tmp_path / "state", spark=spark).run(until="caught-up")
+    point = JobDirectory(tmp_path / "state", "orders").read().restore_point
+    assert point is not None
     drop(tmp_path / "in", "b.json", [order("u1", 10, 1, 30), order("u2", 20, 2), order("u2", 20, 3)])
     opened = queue.opened
     asked: dict[str, Any] = {
         "against": joined(tmp_path, queue),
-        "restore_from": 1,
+        "restore_from": point.checkpoint,
         "state": tmp_path / "state",
         "spark": spark,
         "key": {"out": ["user", "window_start"]},
