@@ -13,6 +13,20 @@ from penstock.ids import CheckpointId, EventTime, Generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Restoring:
+    """A driver owns the job and prepares its start, which may take a while; told before each part of it.
+
+    ``publishing`` counts outputs that the log held open, ``copying`` bytes of an exported checkpoint, ``restoring``
+    bytes of state. ``task`` is the sink or the step whose turn it is, ``None`` for copying.
+    """
+
+    doing: str
+    task: str | None
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobStarted:
     """A driver owns the job and its tasks run.
 
@@ -267,7 +281,8 @@ class JobEnded:
 
 
 Fact: TypeAlias = (
-    JobStarted
+    Restoring
+    | JobStarted
     | BatchRead
     | RowsRead
     | BatchDone

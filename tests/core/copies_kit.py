@@ -59,23 +59,23 @@ def put(path, data):
 class Start:
     """One start of the job: claims, decides, carries out. Its acts are those of a driver, with nothing behind them."""
 
-    def __init__(self, state, restore_from=None, *, claim=False, fresh=False, discard_unpublished=False):
+    def __init__(self, state, restore_from=None, *, claim=False, fresh=False, discard_unpublished=False, steps=STEPS):
         self.filesystem = LocalFileSystem(Path(state) / JOB)
-        self.published, self.voided = [], []
+        self.published, self.voided, self.facts = [], [], []
         asked = read_beginning(
             fresh=fresh, restore_from=restore_from, claim=claim, discard_unpublished=discard_unpublished
         )
         self.owned = log_on(self.filesystem, ids=f"id-{Path(state).name}")[0].claim(CLAIM, take_over=True)
         history = self.owned.history
         begins = decided(asked or CONTINUE, history, job=JOB, at=9, generation=self.owned.generation)
-        self.recovery = decide_recovery(history, STEPS, at=9, **begins)
+        self.recovery = decide_recovery(history, steps, at=9, **begins)
         carry_out(
             self.recovery,
             log=self.owned,
             filesystem=self.filesystem,
             commit=self._commit,
             void=self._void,
-            listener=lambda fact: None,
+            listener=self.facts.append,
             pause=lambda seconds: None,
         )
 

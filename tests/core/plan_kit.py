@@ -1,14 +1,23 @@
 """Logs and pipelines that plans are made of: checkpoints, a savepoint, output that is open, code that moves."""
 
+import io
+import os
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 from core.checkpoint_values import CLAIM, entries, keyed, layer, manifest, output, pin, wrote
+from core.cli_kit import say
 from penstock.checkpoint import paths
 from penstock.checkpoint.codec import encode
 from penstock.checkpoint.entries import StepRecord, StepRole, Stopped
+from penstock.cli.output import Output
+from penstock.cli.plan import PlanOptions, show_plan
 from penstock.handles import Position, TaskSnapshot
+from penstock.testing import ManualClock
+
+GOLDEN = Path(__file__).parent / "cli_golden"
 
 SECOND = 1_000_000
 NOON = 1_767_268_800 * SECOND
@@ -81,3 +90,54 @@ def tree(folder):
         str(path.relative_to(folder)): (path.read_bytes() if path.is_file() else None, path.stat().st_mtime_ns)
         for path in sorted(folder.rglob("*"))
     }
+
+
+def shop_folder(tmp_path, monkeypatch):
+    """A folder with the state of a job that was stopped, made the current one."""
+    monkeypatch.chdir(tmp_path)
+    for name in list(os.environ):
+        if name.startswith("PENSTOCK_"):
+            monkeypatch.delenv(name)
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "a.txt").write_text("one\ntwo\n")
+    write_log(tmp_path / "state", story(stopped=True))
+    return tmp_path
+
+
+def planned(folder, source=SHOP, *, lists_kept=False, as_json=False, **options):
+    """What it prints, and the exit code."""
+    out = io.StringIO()
+    given = {"pipeline": f"{module(folder, source)}:orders", "state": "state", "compares_schemas": False}
+    code = show_plan(
+        PlanOptions(**given, **options),
+        Output(out=out, err=io.StringIO()),
+        lists_kept=lists_kept,
+        as_json=as_json,
+        clock=ManualClock("2026-01-01T12:00:14Z"),
+    )
+    return code, out.getvalue()
+
+
+def shown(text, folder):
+    """The text without what differs from machine to machine, or with each release."""
+    text = text.replace(str(folder), "/shop")
+    text = re.sub(r'("code": \{)[^}]*\}', r"\1}", text)
+    return re.sub(r'("(?:tail_hash|log_id)": )"[0-9a-z-]+"', r'\1"…"', text)
+
+
+def golden(name, text):
+    place = GOLDEN / name
+    if os.environ.get("WRITE_GOLDEN"):
+        place.write_text(text)
+    assert text == place.read_text()
+
+
+def saved(folder, source=SHOP, **options):
+    code, text = planned(folder, source, as_json=True, **options)
+    (folder / "plan.json").write_text(text)
+    return code
+
+
+def run(folder, source=SHOP, *more):
+    name = module(folder, source)
+    return say("run", f"{name}:orders", "--state", "state", "--no-parent", "--plan", "plan.json", *more)

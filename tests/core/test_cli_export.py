@@ -8,6 +8,7 @@ import pytest
 from cyclopts import App
 
 from core.checkpoint_values import CLAIM, output, pin
+from core.cli_kit import Terminal
 from core.copies_kit import JOB, at, layer, write
 from penstock.checkpoint.entries import Stopped
 from penstock.cli.commands.export import add_export
@@ -67,11 +68,28 @@ def test_the_document_has_a_versioned_schema(state, tmp_path):
     }
 
 
-def family(out):
+def family(out, err=None):
     """The command as its family will have it."""
     app = App(name="savepoint", result_action="return_value", exit_on_error=False, print_error=False)
-    add_export(app, Output(out=out, err=io.StringIO()))
+    add_export(app, Output(out=out, err=err or io.StringIO()))
     return app
+
+
+def test_the_bytes_that_are_copied_are_told_and_shown_on_a_terminal_only(state, tmp_path, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    told = []
+    export_checkpoint(
+        JobDirectory(state, JOB), "1", tmp_path / "out", progress=lambda done, total: told.append((done, total))
+    )
+    terminal, file = Terminal(), io.StringIO()
+    for number, err in enumerate((terminal, file)):
+        family(io.StringIO(), err)(["export", JOB, "1", str(tmp_path / f"out-{number}"), "--state", str(state)])
+
+    assert told == [(0, 44), (22, 44), (44, 44)]
+    assert "copying" in terminal.getvalue()
+    assert "44/44 bytes" in terminal.getvalue()
+    assert "copying" not in file.getvalue()
 
 
 def test_the_command_exports_and_says_so(tmp_path):

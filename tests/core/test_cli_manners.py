@@ -14,7 +14,9 @@ from core.test_cli_checkpoints import at
 from penstock.cli.commands.shared import _BY_TAB
 from penstock.cli.main import dispatch, make_app
 from penstock.cli.output import Output
-from penstock.cli.waiting import Waiting
+from penstock.cli.run import RunOptions, _Runner
+from penstock.cli.waiting import Waiting, counting_bytes
+from penstock.facts import Restoring
 
 COMMANDS = (
     ("--help",),
@@ -90,6 +92,40 @@ def test_on_a_terminal_it_is_a_line_that_counts_and_goes_away(monkeypatch):
 
     assert "orders: starting Spark … 0:00:00" in err.getvalue()
     assert err.getvalue().endswith("\x1b[2K"), "the line is erased at the end"
+
+
+def test_how_far_it_is_is_told_on_a_terminal_only(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    shown, file = Terminal(), io.StringIO()
+    for err in (shown, file):
+        with Waiting(Output(err=err)) as waiting:
+            waiting.now("orders: restoring 'totals', 2.0 MB of 44.0 MB done")
+            waiting.now("orders: restoring 'totals', 4.0 MB of 44.0 MB done")
+        with counting_bytes(Output(err=err), "copying") as told:
+            told(0, 44_000)
+            told(44_000, 44_000)
+
+    assert "orders: restoring 'totals', 4.0 MB of 44.0 MB done … 0:00:00" in shown.getvalue()
+    assert "copying" in shown.getvalue()
+    assert "44.0/44.0 kB" in shown.getvalue()
+    assert file.getvalue() == ""
+
+
+def test_a_start_tells_what_it_does_until_its_sources_read_and_nothing_after_that(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    err = Terminal()
+    runner = _Runner(RunOptions(pipeline="shop:orders", state="state"), Output(err=err))
+    runner._waiting.on("orders: starting Spark")
+    runner._listen(Restoring(doing="restoring", task="totals", done=2_000_000, total=44_000_000))
+    runner._waiting.off()
+    first = err.getvalue()
+    runner._has_started = True  # from here on there is a line of now
+    runner._listen(Restoring(doing="restoring", task="totals", done=4_000_000, total=44_000_000))
+
+    assert "restoring 'totals', 2.0 MB of 44.0 MB done …" in first
+    assert err.getvalue() == first
 
 
 # ---------------------------------------------------------------------------------------------- ends that come early

@@ -1,31 +1,37 @@
 """``penstock plan`` on logs made by hand: golden text and documents, exit codes, and that it changes nothing."""
 
-import io
 import json
 import os
-import re
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from core.checkpoint_values import CLAIM, history, rewind
 from core.cli_kit import say
-from core.plan_kit import NOON, SHOP, at, module, story, tree, write_log
+from core.plan_kit import (
+    NOON,
+    SHOP,
+    at,
+    golden,
+    module,
+    planned,
+    run,
+    saved,
+    shop_folder,
+    shown,
+    story,
+    tree,
+    write_log,
+)
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import Stopped
-from penstock.cli.output import Output
-from penstock.cli.plan import PlanOptions, show_plan
 from penstock.cli.planned import as_planned
 from penstock.cli.run import RunOptions
 from penstock.errors import PlanOutdated
 from penstock.operate.plan.document import SCHEMA, read_plan, require_unmoved
 from penstock.settings import MODES
-from penstock.testing import ManualClock
-
-GOLDEN = Path(__file__).parent / "cli_golden"
 
 CHANGED = """\
 import penstock as ps
@@ -43,42 +49,7 @@ def orders(p):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in list(os.environ):
-        if name.startswith("PENSTOCK_"):
-            monkeypatch.delenv(name)
-    (tmp_path / "more").mkdir()
-    (tmp_path / "more" / "a.txt").write_text("one\ntwo\n")
-    write_log(tmp_path / "state", story(stopped=True))
-    return tmp_path
-
-
-def planned(folder, source=SHOP, *, lists_kept=False, as_json=False, **options):
-    """What it prints, and the exit code."""
-    out = io.StringIO()
-    given = {"pipeline": f"{module(folder, source)}:orders", "state": "state", "compares_schemas": False}
-    code = show_plan(
-        PlanOptions(**given, **options),
-        Output(out=out, err=io.StringIO()),
-        lists_kept=lists_kept,
-        as_json=as_json,
-        clock=ManualClock("2026-01-01T12:00:14Z"),
-    )
-    return code, out.getvalue()
-
-
-def shown(text, folder):
-    """The text without what differs from machine to machine, or with each release."""
-    text = text.replace(str(folder), "/shop")
-    text = re.sub(r'("code": \{)[^}]*\}', r"\1}", text)
-    return re.sub(r'("(?:tail_hash|log_id)": )"[0-9a-z-]+"', r'\1"…"', text)
-
-
-def golden(name, text):
-    place = GOLDEN / name
-    if os.environ.get("WRITE_GOLDEN"):
-        place.write_text(text)
-    assert text == place.read_text()
+    return shop_folder(tmp_path, monkeypatch)
 
 
 CASES = {
@@ -156,7 +127,7 @@ def test_it_changes_nothing_and_loads_no_spark(folder, options):
         (["--from", "9"], 64, "checkpoint 9 is not in the log; restorable are: 0, 1, 2"),
         (["--from", "befor-v2"], 64, "did you mean 'before-v2'?"),
         (["--from", "1", "--fresh"], 64, "a start is either fresh or from '1': leave one of them out"),
-        (["--from", "./exports/orders"], 64, "a plan does not look into exported folders"),
+        (["--claim"], 64, "claim takes an exported folder's files over"),
         (["--discard-unpublished"], 64, "only a start that goes back can discard what is not published"),
         (["--retained", "0"], 64, "retained is 0"),
         (["--rename", "totals=sums"], 64, "the pipeline has no step 'sums' to rename to"),
@@ -219,17 +190,6 @@ def test_a_sink_that_gets_less_than_exactly_once_says_whose_doing_it_is(folder, 
 
 
 # ---------------------------------------------------------------------------------------------------- carrying it out
-
-
-def saved(folder, source=SHOP, **options):
-    code, text = planned(folder, source, as_json=True, **options)
-    (folder / "plan.json").write_text(text)
-    return code
-
-
-def run(folder, source=SHOP, *more):
-    name = module(folder, source)
-    return say("run", f"{name}:orders", "--state", "state", "--no-parent", "--plan", "plan.json", *more)
 
 
 def test_a_plan_is_refused_once_the_log_has_moved_and_says_by_what(folder):

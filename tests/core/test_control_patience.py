@@ -40,7 +40,7 @@ class FakeDrive:
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ps.Job, list[float]]:
     """A job that runs, and how long it is given to end, each time somebody says."""
     armed: list[float] = []
-    monkeypatch.setattr("penstock.job.job.watch", lambda over, seconds, give_up: armed.append(seconds))
+    monkeypatch.setattr("penstock.job.attempts.watch", lambda over, seconds, give_up: armed.append(seconds))
     job = ps.Job(rates, state=tmp_path, stop_timeout="8s")
     job._drive = cast("Any", FakeDrive())
     job._thread = threading.Thread()

@@ -17,6 +17,7 @@ from penstock.errors import (
     StateIncompatible,
     UnknownName,
 )
+from penstock.facts import Restoring
 from penstock.failpoints import Crash, armed
 from penstock.handles import with_replays
 from penstock.job.beginning import read_beginning
@@ -86,6 +87,16 @@ def test_without_claiming_the_folder_stays_as_it_is_and_is_not_needed_afterwards
     assert Start(tmp_path / "second").restored == EXPORTED
 
 
+def test_whoever_watches_is_told_how_many_bytes_are_copied(folder, tmp_path):
+    start = Start(tmp_path / "second", folder)
+    total = verify_export(folder).bytes
+
+    told = [fact for fact in start.facts if isinstance(fact, Restoring)]
+    assert told == [
+        Restoring(doing="copying", task=None, done=done, total=total) for done in range(0, total, total // 4)
+    ]
+
+
 def test_a_folder_that_was_moved_is_as_good(folder, tmp_path):
     folder.rename(tmp_path / "elsewhere")
 
@@ -98,6 +109,7 @@ def test_beside_state_it_is_a_rewind_what_is_open_there_is_published_first(folde
     start = Start(state, folder)
 
     assert start.published == [4]
+    assert start.facts[0] == Restoring(doing="publishing", task="out", done=0, total=1)
     assert (start.restored, start.recovery.restored, start.recovery.next_checkpoint) == (EXPORTED, 5, 6)
     assert start.owned.history.open_committables == ()
     assert set(start.owned.history.restorable) == {0, 4, 5}

@@ -115,6 +115,21 @@ def test_a_savepoint_of_a_running_job_is_pinned_and_its_name_never_moves(spark: 
     assert isinstance(it.log.entries[-1].body, Stopped)
 
 
+def test_127_a_drain_that_comes_after_a_plain_stop_says_that_nothing_was_drained(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with running(spark, tmp_path) as it:
+        it.job.request_stop()
+        it.watch.wait_for(CheckpointCompleted, 2)  # after that of the start, the last: its barriers have left
+        for _ in ("while it ends", "once it is over"):
+            with pytest.raises(RequestRefused, match="job 'endless' was not drained: its last checkpoint was begun"):
+                it.job.stop(timeout=PATIENCE, drain=True)
+        assert it.job.stop(), "a plain stop is harmless, as ever"
+    with running(spark, tmp_path) as it:
+        assert it.job.stop(timeout=PATIENCE, drain=True)
+        assert it.job.stop(drain=True), "it was drained, and a second one is told so"
+
+
 @pytest.mark.mission("S6", "S7")
 def test_another_process_asks_who_runs_takes_a_savepoint_and_stops_the_job(spark: SparkSession, tmp_path: Path) -> None:
     with running(spark, tmp_path) as it:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +18,12 @@ from core.plan_kit import tree
 from penstock.cli.locate import locate
 from penstock.cli.output import Output
 from penstock.cli.plan import PlanOptions, show_plan
-from penstock.cli.planned import expected
+from penstock.cli.planned import as_planned, expected
 from penstock.cli.run import RunOptions, run_settings
 from penstock.errors import StateDirectoryRefused
 from penstock.facts import JobStarted
+from penstock.operate.directory import JobDirectory
+from penstock.operate.export import export_checkpoint
 from penstock.operate.plan.planning import plan
 from penstock.settings import read_settings
 from spark.job_kit import Watch, drop, published
@@ -100,7 +103,7 @@ def test_a_run_does_what_was_planned_and_is_refused_once_the_log_has_moved(spark
     asked = RunOptions(pipeline="plan_shop_v2:shop", state="state", plan="plan.json")
     definition, watch = locate("plan_shop_v2:shop"), Watch()
     mark = expected(asked, definition.graph(), read_settings(settings))
-    given = {"spark": spark, "rename": {"totals": "spent"}, "expect": mark, **settings}
+    given = {"spark": spark, "rename": {"totals": "spent"}, "expect": mark.log, **settings}
     ps.Job(definition, state="state", listener=watch, **given).run(until="caught-up")  # type: ignore[arg-type]
 
     started = watch.of(JobStarted)[0]
@@ -116,6 +119,56 @@ def test_a_run_does_what_was_planned_and_is_refused_once_the_log_has_moved(spark
     job = ps.Job(definition, state="state", **given)  # type: ignore[arg-type]
     with pytest.raises(StateDirectoryRefused, match="the log has moved"):
         job.run(until="caught-up")
+
+
+@pytest.mark.mission("D7")
+def test_a_start_with_an_export_does_what_was_planned_and_nobody_else_can_have_what_it_claimed(
+    spark: SparkSession, folder: Path
+) -> None:
+    settings = run_settings({})
+    ps.Job(locate("plan_shop_v1:shop"), state="state", spark=spark, **settings).run(until="caught-up")
+    export_checkpoint(JobDirectory("state", "shop"), "1", "export")
+    drop(folder / "in", "b.json", [order(3), order(4)])
+    for name in ("out", "archive"):  # its log is another one, and sinks refuse a folder that another has published in
+        shutil.rmtree(folder / name)
+    before = tree(folder / "state"), tree(folder / "export")
+
+    options = PlanOptions(
+        pipeline="plan_shop_v2:shop", state="other", start_at="./export", claim=True, rename=("totals=spent",)
+    )
+    out = io.StringIO()
+    assert show_plan(options, Output(out=out, err=io.StringIO()), out="plan.json", spark=spark) == 2
+
+    assert (tree(folder / "state"), tree(folder / "export"), (folder / "other").exists()) == (*before, False)
+    saved = json.loads((folder / "plan.json").read_text())
+    [spent] = [step for step in saved["steps"] if step["uid"] == "spent"]
+    assert spent["reason"] == "goes on with what was 'totals'; adds orders__count bigint, from now on"
+    assert saved["sources"][0]["waiting"]["files"] == 1
+    assert (saved["bring"]["checkpoint"], saved["bring"]["does_claim"], saved["restore"]["checkpoint"]) == (1, True, 0)
+
+    asked = RunOptions(pipeline="plan_shop_v2:shop", state="other", plan="plan.json")
+    definition, watch = locate("plan_shop_v2:shop"), Watch()
+    seen = expected(asked, definition.graph(), read_settings(settings))
+    job = ps.Job(
+        definition,
+        state="other",
+        listener=watch,
+        spark=spark,
+        rename={"totals": "spent"},
+        expect=seen.log,
+        restore_from=seen.export,
+        claim=as_planned(asked).claim,
+        **settings,  # type: ignore[arg-type]
+    )
+    job.run(until="caught-up")
+
+    started = watch.of(JobStarted)[0]
+    assert (started.restored, started.migrated, started.imported) == (0, ("spent",), str(folder / "export"))
+    rows = [(row["user"], row["amount"]) for row in published(folder / "out")]
+    assert rows == [("u1", 1), ("u1", 1)], "the window that the export held open, and the one after it"
+    late = say("run", "plan_shop_v2:shop", "--state", "third", "--no-parent", "--plan", "plan.json")
+    assert late.code == 65
+    assert "has moved the export: the files of" in late.err
 
 
 @pytest.mark.mission("D9")

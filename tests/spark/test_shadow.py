@@ -9,10 +9,14 @@ import pytest
 
 import penstock as ps
 from core.copies_kit import files_below
-from penstock.errors import SettingsError, StateIncompatible
+from penstock.errors import GraphError, SettingsError, StateIncompatible
 from penstock.graph.pipeline import PipelineDefinition
+from penstock.handles import Guarantee, Position
 from penstock.operate.directory import JobDirectory
 from penstock.operate.shadow.comparing import Columns, Comparison, Sample, compare
+from penstock.operate.shadow.stages import Stage
+from penstock.sources.base import Source, SourceContext
+from penstock.testing.sources import ScriptedSource
 from spark.job_kit import drop, published
 
 if TYPE_CHECKING:
@@ -156,6 +160,82 @@ def test_new_code_is_tried_on_a_copy_and_what_it_would_write_is_compared(spark: 
     assert added == [f"state/orders/log/{entries + number:020}.json" for number in range(1, 13)]
     assert state.read().pins == {}
     assert len(published(tmp_path / "out")) == 2
+
+
+def joined(folder: Path, queue: Source, *, rate: int = 1) -> PipelineDefinition:
+    """Orders of files and of a queue, counted together."""
+
+    @ps.pipeline("orders")
+    def orders(p: ps.Pipeline) -> None:
+        schema = "user STRING, amount LONG, at TIMESTAMP"
+        files = p.read("in", ps.files.Source(folder / "in", schema=schema)).with_watermark("at", delay="0 seconds")
+        queued = p.read("queue", queue).with_watermark("at", delay="0 seconds")
+        taxed = files.union(queued).with_column("amount", f"amount * {rate}")
+        made = taxed.group_by("user", ps.tumbling("1 minute")).agg("totals", ps.agg.sum("amount").alias("amount"))
+        made.write("out", ps.files.Sink(folder / "out", format="json"))
+
+    return orders
+
+
+class Queue:
+    """A source as a queue is: whoever opens it is noticed, for what is read is gone."""
+
+    def __init__(self, *rows: object) -> None:
+        self._script = ScriptedSource("user STRING, amount LONG, at TIMESTAMP", rows)
+        self.opened = 0
+
+    guarantee = Guarantee.EXACTLY_ONCE
+
+    def schema(self, spark: SparkSession) -> Any:
+        return self._script.schema(spark)
+
+    def open(self, context: SourceContext, resume: Position | None) -> Any:
+        self.opened += 1
+        return self._script.open(context, resume)
+
+    def describe(self) -> str:
+        return "a queue"
+
+
+def test_a_source_that_would_notice_is_refused_and_left_out_it_holds_nobody_back(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    queue = Queue(order("u9", 4, 0), order("u9", 5, 1))
+    drop(tmp_path / "in", "a.json", [order("u1", 1, 0), order("u1", 2, 1)])
+    ps.Job(joined(tmp_path, queue), state=tmp_path / "state", spark=spark).run(until="caught-up")
+    point = JobDirectory(tmp_path / "state", "orders").read().restore_point
+    assert point is not None
+    drop(tmp_path / "in", "b.json", [order("u1", 10, 1, 30), order("u2", 20, 2), order("u2", 20, 3)])
+    opened = queue.opened
+    asked: dict[str, Any] = {
+        "against": joined(tmp_path, queue),
+        "restore_from": point.checkpoint,
+        "state": tmp_path / "state",
+        "spark": spark,
+        "key": {"out": ["user", "window_start"]},
+    }
+    with pytest.raises(GraphError, match=r"'queue'.*a queue cannot be read by a shadow run: .*--without queue"):
+        ps.shadow(joined(tmp_path, queue, rate=2), out=tmp_path / "shadow", **asked)
+    assert not (tmp_path / "shadow").exists()
+
+    stages: list[Stage] = []
+    result = ps.shadow(
+        joined(tmp_path, queue, rate=2), out=tmp_path / "shadow", without=["queue"], progress=stages.append, **asked
+    )
+
+    assert queue.opened == opened, "nobody could notice"
+    assert result.notes == ("source 'queue' was left out: no row of it was read, by either code",)
+    assert [dict(report.rows_read) for report in result.reports.values()] == [{"in": 3}, {"in": 3}]
+    [out] = result.sinks
+    assert out.comparison is not None
+    assert (out.rows, out.comparison.equal, out.comparison.changed) == ({"old": 3, "new": 3}, 1, 2)
+    rows = spark.read.parquet(str(tmp_path / "shadow" / "old" / "out")).select("user", "amount").collect()
+    assert sorted(map(tuple, rows)) == [("u1", 12), ("u2", 20), ("u9", 5)], "windows close without the queue"
+    copied = [stage for stage in stages if stage.doing == "copying"]
+    assert copied[0].done == 0 < copied[-1].done == copied[-1].of
+    runs = {side: [each for each in stages if each.doing == side][-1] for side in ("old", "new")}
+    assert (runs["old"].done, runs["old"].of, runs["new"]) == (3, None, Stage(doing="new", done=3, of=3))
+    assert stages[-1] == Stage(doing="comparing", done=0, of=1)
 
 
 def test_code_that_cannot_take_the_state_over_is_refused_as_a_start_would_be(

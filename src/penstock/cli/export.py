@@ -8,6 +8,7 @@ from rich.text import Text
 
 from penstock.cli.exits import ExitCode
 from penstock.cli.shown import output_fields
+from penstock.cli.waiting import counting_bytes
 from penstock.cli.words import count, size
 from penstock.operate.directory import JobDirectory
 from penstock.operate.export import export_checkpoint
@@ -27,7 +28,8 @@ def export(output: Output, *, job: str, checkpoint: str, folder: str, state: str
         UnknownName: there is no such job or checkpoint; with the nearest name.
         PenstockError: it could not be exported; the folder holds no export.
     """
-    made = export_checkpoint(JobDirectory(state, job), checkpoint, folder, wait=wait)
+    with counting_bytes(output, "copying") as progress:
+        made = export_checkpoint(JobDirectory(state, job), checkpoint, folder, wait=wait, progress=progress)
     if as_json:
         output.document(SCHEMA, **document(made))
         return ExitCode.ENDED

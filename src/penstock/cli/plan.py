@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 
+from penstock.cli.brought import first_line_of, lines_of
 from penstock.cli.engine import log_to_file
 from penstock.cli.exits import ExitCode, UsageError
 from penstock.cli.locate import locate
@@ -53,6 +54,7 @@ class PlanOptions:
     state: str
     start_at: str | None = None
     fresh: bool = False
+    claim: bool = False
     discard_unpublished: bool = False
     allow_non_restored_state: bool = False
     rename: tuple[str, ...] = ()
@@ -93,6 +95,7 @@ def show_plan(
         settings=read_settings(run_settings(options.settings)),
         start_at=options.start_at,
         fresh=options.fresh,
+        claim=options.claim,
         discard_unpublished=options.discard_unpublished,
         allow_non_restored_state=options.allow_non_restored_state,
         rename=renames_of(options.rename),
@@ -130,6 +133,7 @@ def lines(found: StartPlan, *, lists_kept: bool = False) -> Iterator[Text]:
     """The plan for people, line by line."""
     yield Text(_first(found), style="bold")
     for title, section in (
+        ("Brought in", _aligned(lines_of(found.bring) if found.bring is not None else ())),
         (
             "Steps  " + "  ".join(f"{mark} {verdict.value}" for verdict, mark in MARKS.items()),
             _steps(found, lists_kept),
@@ -170,9 +174,11 @@ def _first(found: StartPlan) -> str:
     if restored is None:
         beside = " beside the state that is there" if found.rewind is not None else ""
         return f"{found.job}: a start {refused}would begin empty{beside}"
+    old = age(found.at - restored.completed)
+    if found.bring is not None:
+        return f"{found.job}: a start {refused}would {first_line_of(found.bring, restored.checkpoint, old)}"
     kind = "" if restored.kind == "periodic" else f", {restored.kind}"
     names = f", {', '.join(restored.names)}" if restored.names else ""
-    old = age(found.at - restored.completed)
     back = "go back to" if found.rewind is not None else "restore"
     return f"{found.job}: a start {refused}would {back} checkpoint {restored.checkpoint} ({old} old{kind}{names})"
 
@@ -252,14 +258,14 @@ def _given_up(found: StartPlan) -> Iterator[str]:
 
 
 def _again(found: StartPlan) -> Iterator[str]:
-    rewind = found.rewind
-    if rewind is None:
+    back = found.rewind or found.bring
+    if back is None:
         return
     yield from _aligned(
         (each.uid, f"output of {_checkpoints(each.checkpoints)}: {_files_of(each.outputs)} in {each.target}")
-        for each in rewind.again
+        for each in back.again
     )
-    if rewind.is_more_published:
+    if back.is_more_published:
         yield "and what was published for checkpoints that the log no longer names"
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cli.exits import UsageError
 from penstock.cli.renames import renames_of
+from penstock.errors import PenstockError
 from penstock.operate.plan.document import SavedPlan, read_plan, require_unmoved
 
 if TYPE_CHECKING:
-    from penstock.checkpoint.history import LogMark
+    from penstock.checkpoint.history import History, LogMark
     from penstock.cli.run import RunOptions
     from penstock.graph.nodes import Graph
+    from penstock.job.beginning import SeenExport
+    from penstock.operate.plan.steps import FromExport
     from penstock.settings import Settings
 
 
@@ -25,11 +28,14 @@ def as_planned(options: RunOptions) -> RunOptions:
         SettingsError: it holds no plan.
     """
     begin = read_saved(options).beginning
-    checkpoint = None if begin.checkpoint is None else str(begin.checkpoint)
+    place = None if begin.checkpoint is None else str(begin.checkpoint)
+    if begin.export is not None:
+        place = begin.export.folder
+    claim = begin.export is not None and begin.export.claim
     for name, here, planned in (
         ("--fresh", options.fresh, begin.fresh),
-        ("--from", options.restore_from, checkpoint),
-        ("--claim", options.claim, False),
+        ("--from", _place(options.restore_from), place),
+        ("--claim", options.claim, claim),
         ("--discard-unpublished", options.discard_unpublished, begin.discard_unpublished),
         ("--allow-non-restored-state", options.allow_non_restored_state, begin.allow_non_restored_state),
         ("--rename", renames_of(options.rename), dict(begin.rename)),
@@ -41,7 +47,8 @@ def as_planned(options: RunOptions) -> RunOptions:
         options,
         plan=None,
         fresh=begin.fresh,
-        restore_from=checkpoint,
+        restore_from=place,
+        claim=claim,
         discard_unpublished=begin.discard_unpublished,
         allow_non_restored_state=begin.allow_non_restored_state,
         rename=tuple(f"{old}={new}" for old, new in begin.rename.items()),
@@ -64,17 +71,61 @@ def read_saved(options: RunOptions) -> SavedPlan:
     return read_plan(text, options.plan)
 
 
-def expected(options: RunOptions, graph: Graph, settings: Settings) -> LogMark:
-    """Where the log has to be for the plan to be carried out; everything else is compared here.
+def _place(restore_from: str | None) -> str | None:
+    """As a plan has it: an exported folder by its absolute path."""
+    from penstock.job.beginning import read_beginning
+
+    asked = read_beginning(fresh=False, restore_from=restore_from, claim=False, discard_unpublished=False)
+    return asked.folder or asked.checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What a start has to find for a plan to be carried out.
+
+    Attributes:
+        log: where the log has to be.
+        export: the exported checkpoint that it has to begin with, if the plan was to begin with one.
+    """
+
+    log: LogMark
+    export: SeenExport | None
+
+
+def expected(options: RunOptions, graph: Graph, settings: Settings) -> Expected:
+    """What the start looks at again, under its claim; everything else is compared here.
 
     Raises:
         PlanOutdated: something has moved.
         CheckpointError: the log cannot be read.
     """
     from penstock.graph.fingerprint import fingerprint
+    from penstock.job.beginning import SeenExport
     from penstock.operate.plan.planning import read_log
 
     saved = read_saved(options)
     history = read_log(graph.name, options.state, past_unreadable=saved.beginning.is_rewind)
-    require_unmoved(saved, job=graph.name, history=history, settings=asdict(settings), code=fingerprint(graph))
-    return saved.log
+    require_unmoved(
+        saved,
+        job=graph.name,
+        history=history,
+        settings=asdict(settings),
+        code=fingerprint(graph),
+        export=_moved(saved.beginning.export, history),
+    )
+    export = saved.beginning.export
+    seen = None if export is None else SeenExport(folder=export.folder, sha256=export.sha256)
+    return Expected(log=saved.log, export=seen)
+
+
+def _moved(export: FromExport | None, history: History) -> str | None:
+    """What has become of the exported checkpoint since the plan was made, if anything has."""
+    from penstock.job.beginning import changed_since
+    from penstock.job.importing import open_export
+
+    if export is None:
+        return None
+    try:
+        return changed_since(open_export(export.folder, log_id=history.log_id), export.folder, export.sha256)
+    except PenstockError as error:
+        return str(error)

@@ -16,19 +16,19 @@ from penstock.cli.exits import ExitCode
 from penstock.cli.lifeline import StopRequests
 from penstock.cli.live import LiveOutput
 from penstock.cli.locate import locate, refused
-from penstock.cli.planned import as_planned, expected
+from penstock.cli.planned import Expected, as_planned, expected
+from penstock.cli.preparing import progress_of
 from penstock.cli.process import Parent
 from penstock.cli.renames import renames_of
 from penstock.cli.waiting import Waiting
 from penstock.errors import EngineDied, PenstockError
-from penstock.facts import Fact, JobStarted
+from penstock.facts import Fact, JobStarted, Restoring
 from penstock.runtime.clock import SystemClock
 from penstock.settings import read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.checkpoint.history import LogMark
     from penstock.cli.output import Output
     from penstock.job import Job
 
@@ -134,8 +134,9 @@ class _Runner:
         self._options = options
         self._output = output
         self._live: LiveOutput | None = None
-        self._expect: LogMark | None = None
         self._waiting = Waiting(output)
+        self._name = ""
+        self._has_started = False
         self._over = threading.Event()
         self._requests = StopRequests(at_once=self._end_at_once, tell=lambda text: output.note(f"penstock: {text}"))
         self._engine = EngineWatch(self._engine_died)
@@ -165,8 +166,10 @@ class _Runner:
         options = self._options if self._options.plan is None else as_planned(self._options)
         settings = run_settings(options.settings)
         definition = locate(options.pipeline)
+        self._name = definition.name
+        seen: Expected | None = None
         if self._options.plan is not None:
-            self._expect = expected(self._options, definition.graph(), read_settings(settings))
+            seen = expected(self._options, definition.graph(), read_settings(settings))
         engine_log = log_to_file(definition.name, options.state)
         logging.getLogger("penstock").debug("the engine writes its log to %s", engine_log)
         try:
@@ -174,13 +177,13 @@ class _Runner:
                 definition,
                 state=options.state,
                 fresh=options.fresh,
-                restore_from=options.restore_from,
+                restore_from=(None if seen is None else seen.export) or options.restore_from,
                 claim=options.claim,
                 discard_unpublished=options.discard_unpublished,
                 allow_non_restored_state=options.allow_non_restored_state,
                 rename=renames_of(options.rename),
                 take_over=options.take_over,
-                expect=self._expect,
+                expect=None if seen is None else seen.log,
                 listener=self._listen,
                 **cast("Any", settings),
             )
@@ -192,7 +195,10 @@ class _Runner:
         return job
 
     def _listen(self, fact: Fact) -> None:
+        if isinstance(fact, Restoring) and not self._has_started:
+            self._waiting.now(f"{self._name}: {progress_of(fact)}")
         if isinstance(fact, JobStarted):
+            self._has_started = True  # from then on there is a line of now, and one at a time
             self._waiting.off()
             self._engine.begin()
             self._requests.running()

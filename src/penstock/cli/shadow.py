@@ -16,8 +16,10 @@ from penstock.cli.exits import ExitCode, UsageError
 from penstock.cli.locate import locate, refused
 from penstock.cli.renames import renames_of
 from penstock.cli.shown import plain_table
-from penstock.cli.words import count
+from penstock.cli.waiting import Waiting
+from penstock.cli.words import count, size
 from penstock.errors import PenstockError
+from penstock.operate.shadow.stages import COMPARING, COPYING, STARTING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.cli.output import Output
     from penstock.operate.shadow.comparing import Columns, Comparison, Sample
     from penstock.operate.shadow.running import ShadowResult, SinkShadow
+    from penstock.operate.shadow.stages import Stage
 
 SCHEMA: Final = "penstock.shadow/1"
 """Of the JSON document: see docs/json.md."""
@@ -44,6 +47,7 @@ class ShadowOptions:
     key: Sequence[str] = ()
     rename: Sequence[str] = ()
     allow_non_restored_state: bool = False
+    without: Sequence[str] = ()
     master: str | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
 
@@ -66,17 +70,20 @@ def run_shadow(output: Output, options: ShadowOptions, *, as_json: bool) -> int:
     log_to_file(out.name, str(out.parent), option="--out")
     output.note(f"penstock: a copy of {options.restore_from} is run through {_codes(options)}; this may take a while")
     try:
-        result = shadow(
-            new,
-            against=old,
-            restore_from=options.restore_from,
-            state=options.state,
-            out=out,
-            key=keys,
-            rename=rename,
-            allow_non_restored_state=options.allow_non_restored_state,
-            **cast("Any", options.settings),
-        )
+        with Waiting(output) as waiting:
+            result = shadow(
+                new,
+                against=old,
+                restore_from=options.restore_from,
+                state=options.state,
+                out=out,
+                key=keys,
+                rename=rename,
+                allow_non_restored_state=options.allow_non_restored_state,
+                without=options.without,
+                progress=lambda stage: waiting.now(f"{new.name}: {progress_of(stage)}"),
+                **cast("Any", options.settings),
+            )
     except PenstockError:
         raise
     except Exception as error:
@@ -87,6 +94,27 @@ def run_shadow(output: Output, options: ShadowOptions, *, as_json: bool) -> int:
         for part in story(result):
             output.result(part)
     return ExitCode.ENDED if result.is_same or not result.is_compared else ExitCode.CHANGES
+
+
+def progress_of(stage: Stage) -> str:
+    """What goes on, for whoever waits.
+
+    >>> from penstock.operate.shadow.stages import Stage
+    >>> progress_of(Stage(doing="old", done=1_200, behind=300))
+    'the old code, 1,200 rows read, 300 behind'
+    >>> progress_of(Stage(doing="new", done=1_200, of=1_500))
+    'the new code, 1,200 of 1,500 rows read'
+    """
+    if stage.doing == COPYING:
+        return f"copying the checkpoint, {size(stage.done)} of {size(stage.of or 0)}"
+    if stage.doing == STARTING:
+        return "starting Spark"
+    if stage.doing == COMPARING:
+        return f"comparing, {stage.done} of {count(stage.of or 0, 'sink')}"
+    if stage.of is not None:
+        return f"the {stage.doing} code, {stage.done:,} of {count(stage.of, 'row')} read"
+    behind = "" if stage.behind is None else f", {stage.behind:,} behind"
+    return f"the {stage.doing} code, {count(stage.done, 'row')} read{behind}"
 
 
 def keys_of(given: Iterable[str]) -> dict[str, tuple[str, ...]]:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from penstock.cli.exits import ExitCode
 from penstock.cli.shown import output_fields, output_name
+from penstock.cli.waiting import counting_bytes
 from penstock.cli.words import count, size
 from penstock.operate.directory import JobDirectory
-from penstock.operate.files.checking import silent
 from penstock.operate.files.verify import verify
 from penstock.operate.files.verify_folder import verify_folder
 
 if TYPE_CHECKING:
     from penstock.cli.output import Output
     from penstock.operate.files.checking import Problem
-    from penstock.operate.files.checking import Progress as Told
     from penstock.operate.files.verify import Broken, Verdict
     from penstock.operate.files.verify_folder import FolderVerdict
     from penstock.runtime.clock import Clock
@@ -40,7 +37,7 @@ def show_verdict(
         StorageFailed: a folder cannot be listed.
     """
     directory = JobDirectory(state, job, clock=clock)
-    with _progress(output) as progress:
+    with counting_bytes(output, "verifying") as progress:
         verdict = verify(directory, quick=quick, progress=progress)
     if as_json:
         output.document(SCHEMA, **document(verdict))
@@ -57,7 +54,7 @@ def show_folder(output: Output, *, folder: str, quick: bool, as_json: bool) -> i
         UnknownName: there is no export.
         StateDirectoryRefused: its files were taken over by a job.
     """
-    with _progress(output) as progress:
+    with counting_bytes(output, "verifying") as progress:
         verdict = verify_folder(folder, quick=quick, progress=progress)
     if as_json:
         output.document(FOLDER_SCHEMA, **folder_document(verdict))
@@ -81,19 +78,6 @@ def folder_lines(verdict: FolderVerdict) -> Iterator[Text]:
         yield Text(f"not part of it: {', '.join(verdict.others[:5])}{', …' if len(verdict.others) > 5 else ''}")  # noqa: PLR2004 - enough to see what they are
     for remedy in verdict.remedies:
         yield Text(f"remedy: {remedy}")
-
-
-@contextmanager
-def _progress(output: Output) -> Iterator[Told]:
-    """A bar on a terminal, for reading gigabytes takes its time; elsewhere nothing."""
-    console = output.err
-    if not console.is_terminal or console.is_dumb_terminal:
-        yield silent
-        return
-    columns = (TextColumn("verifying"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("verifying", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def document(verdict: Verdict) -> dict[str, object]:

@@ -15,7 +15,7 @@ from penstock.errors import Domain, EngineDied, GenerationFenced, PenstockError
 from penstock.facts import Restarting
 from penstock.job.attempt import Attempt, Plan
 from penstock.job.beginning import CONTINUE, Beginning
-from penstock.runtime.clock import LONGEST_WAIT
+from penstock.runtime.clock import LONGEST_WAIT, Clock
 from penstock.runtime.lifecycle import JobState, Lifecycle
 from penstock.runtime.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
 
@@ -153,6 +153,34 @@ class Attempts:
     def _running(self) -> None:
         with self._lock:
             self._lifecycle.to(JobState.STOPPING if self._stop.is_asked else JobState.RUNNING)
+
+
+class Patience:
+    """How long a job that is asked to stop may take: the least patient of those who ask counts.
+
+    Args:
+        clock: of the job.
+        over: waits so many seconds for the job to be over; whether it is.
+        give_up: called, on a thread of its own, when somebody does not wait longer.
+    """
+
+    def __init__(self, clock: Clock, over: Callable[[float], bool], give_up: Callable[[], None]) -> None:
+        self._clock = clock
+        self._over = over
+        self._give_up = give_up
+        self._latest: int | None = None
+        self._lock = threading.Lock()
+
+    def least(self, patience: int | None) -> None:
+        """Somebody waits so many microseconds; ``None`` is for ever."""
+        if patience is None:
+            return
+        latest = self._clock.now() + patience
+        with self._lock:
+            if self._latest is not None and self._latest <= latest:
+                return
+            self._latest = latest
+        watch(self._over, patience / 1_000_000, self._give_up)
 
 
 def watch(over: Callable[[float], bool], seconds: float, give_up: Callable[[], None]) -> None:

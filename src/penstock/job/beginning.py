@@ -13,15 +13,32 @@ from typing import TYPE_CHECKING, Final, TypedDict
 from penstock.checkpoint.exported import EXPORT
 from penstock.checkpoint.importing import import_again, plan_import
 from penstock.checkpoint.names import which_checkpoint
-from penstock.errors import SettingsError, UnknownName
+from penstock.errors import PlanOutdated, SettingsError, UnknownName
 from penstock.filesystem.local import LocalFileSystem
 from penstock.ids import Generation
 from penstock.job.importing import Folders, open_export
 
 if TYPE_CHECKING:
+    from penstock.checkpoint.exported import Export
     from penstock.checkpoint.history import History
     from penstock.checkpoint.importing import Import
     from penstock.ids import CheckpointId, WallTime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenExport:
+    """An exported checkpoint as somebody has seen it: a path that is begun with only if it still is the same.
+
+    Attributes:
+        folder: the absolute path of its folder.
+        sha256: of its ``export.json``.
+    """
+
+    folder: str
+    sha256: str
+
+    def __fspath__(self) -> str:
+        return self.folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +49,7 @@ class Beginning:
         fresh: empty, beside what is there.
         checkpoint: at this checkpoint of the job's own log: a savepoint's name, or a number.
         folder: with an exported checkpoint: the absolute path of its folder.
+        sha256: of that folder's ``export.json``, if it has to be that one.
         claim: the folder's files become the job's.
         discard_unpublished: what is open above the checkpoint is voided and not published.
     """
@@ -39,6 +57,7 @@ class Beginning:
     fresh: bool = False
     checkpoint: str | None = None
     folder: str | None = None
+    sha256: str | None = None
     claim: bool = False
     discard_unpublished: bool = False
 
@@ -94,6 +113,7 @@ def read_beginning(
         fresh=fresh,
         checkpoint=checkpoint,
         folder=folder,
+        sha256=restore_from.sha256 if isinstance(restore_from, SeenExport) else None,
         claim=claim,
         discard_unpublished=discard_unpublished,
     )
@@ -125,6 +145,7 @@ def decided(
         UnknownName: there is no such checkpoint, or no such folder.
         CheckpointUnreadable: the folder holds no export, or not what was exported.
         StateDirectoryRefused: the folder's files were taken over.
+        PlanOutdated: the folder holds another export than the one that was to be begun with.
     """
     found = Decided(
         fresh=beginning.fresh,
@@ -137,6 +158,10 @@ def decided(
     if beginning.folder is not None:
         folder, claims = beginning.folder, beginning.claim
         export = open_export(folder, log_id=history.log_id, folders=folders)
+        changed = None if beginning.sha256 is None else changed_since(export, folder, beginning.sha256)
+        if changed is not None:
+            msg = f"since the plan was made has moved the export: {changed}; plan again"
+            raise PlanOutdated(msg)
         found["bring"] = import_again(export, history, folder=folder, at=at) or plan_import(
             export,
             history,
@@ -146,6 +171,13 @@ def decided(
             claims=claims,
         )
     return found
+
+
+def changed_since(export: Export, folder: str, sha256: str) -> str | None:
+    """In words, that a folder holds another export than somebody has seen in it; ``None`` if it is the same."""
+    if export.sha256 == sha256:
+        return None
+    return f"{folder} holds another one, checkpoint {export.checkpoint} of job {export.job!r}"
 
 
 def _which(history: History, text: str, job: str) -> CheckpointId:

@@ -14,6 +14,7 @@ from penstock.checkpoint import paths
 from penstock.checkpoint.exported import CLAIMED, EXPORT, Claimed, decode_claimed, decode_export, encode_claimed
 from penstock.checkpoint.numbers import backoff
 from penstock.errors import CheckpointUnreadable, StateDirectoryRefused, UnknownName
+from penstock.facts import Restoring
 from penstock.failpoints import failpoint
 from penstock.filesystem.base import Created, UnknownOutcome
 from penstock.filesystem.local import LocalFileSystem
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint.exported import Export
     from penstock.checkpoint.importing import Copy, Import
     from penstock.checkpoint.log import OwnedLog
+    from penstock.facts import Listener
     from penstock.filesystem.base import FileSystem
 
 Pause = Callable[[float], object]
@@ -82,7 +84,13 @@ def _no_export(there: FileSystem, folder: str) -> UnknownName | CheckpointUnread
 
 
 def bring_in(
-    bring: Import, *, log: OwnedLog, filesystem: FileSystem, pause: Pause, folders: Folders = LocalFileSystem
+    bring: Import,
+    *,
+    log: OwnedLog,
+    filesystem: FileSystem,
+    pause: Pause,
+    listener: Listener,
+    folders: Folders = LocalFileSystem,
 ) -> None:
     """Do what the import says, in its order; its entry is the commit point.
 
@@ -93,10 +101,13 @@ def bring_in(
     """
     there = folders(bring.folder)
     if not bring.is_brought:
+        done, total = 0, sum(copy.source.length for copy in bring.copies)
         for copy in bring.copies:
+            listener(Restoring(doing="copying", task=None, done=done, total=total))
             failpoint("import.file.before")
             _copy(there, copy, bring.folder, filesystem, pause)
             failpoint("import.file.copied")
+            done += copy.source.length
         if bring.claims:  # once all of it is known to be sound: nobody else can have the folder from here on
             _claim(there, bring, log, pause)
             failpoint("import.claimed")

@@ -19,10 +19,11 @@ from penstock.graph.validate import validate_mode
 from penstock.handles import Guarantee
 from penstock.ids import CheckpointId
 from penstock.job.asking import Asking, refuse_own_threads, warn_if_unpublished
-from penstock.job.attempts import Stop, watch
+from penstock.job.attempts import Patience, Stop
 from penstock.job.beginning import read_beginning
+from penstock.job.draining import refuse_undrained, undrained_for_it_never_ran
 from penstock.job.drive import Drive, Orders, read_until
-from penstock.job.report import Report, Tally
+from penstock.job.report import Report, Tally, tell_safely
 from penstock.job.requests import Requests, Tell
 from penstock.job.signals import stopping_on_signals
 from penstock.runtime.clock import SystemClock
@@ -111,8 +112,8 @@ class Job:
         self._thread: threading.Thread | None = None
         self._error: PenstockError | None = None
         self._is_asked = False
-        self._latest: int | None = None
         self._lock = threading.Lock()
+        self._patience = Patience(self._clock, self._over.wait, self._give_up)
 
     # ---------------------------------------------------------------------------------------------------- the public
 
@@ -223,23 +224,30 @@ class Job:
 
         Raises:
             InternalError: called from one of the job's own threads, which would wait for itself.
-            RequestRefused: there can be no savepoint: the name is taken, or the job does not run.
-            RequestFailed: the job ended without its savepoint.
+            RequestRefused: the name is taken, or the job does not run; or it is too late to drain it.
+            RequestFailed: the job ended without its savepoint, or undrained for want of its last checkpoint.
             PenstockError: what ended the job instead.
         """
         refuse_own_threads("stop()", "use request_stop()")
+        if drain and self._thread is None:
+            raise undrained_for_it_never_ran(self.name)
+        deadline = None if timeout is None else self._clock.now() + timeout * 1_000_000
         if savepoint is None:
             self._request_stop(drain=drain)
-            return self.wait(timeout)
+        elif not self._stop_at(savepoint, timeout, drain=drain):
+            return False
+        is_over = self.wait(None if deadline is None else max(0.0, (deadline - self._clock.now()) / 1_000_000))
+        if is_over and drain:
+            refuse_undrained(self.name, self.graph.sources, self._requests.owned, is_cut_short=self.is_cut_short)
+        return is_over
+
+    def _stop_at(self, savepoint: str, timeout: float | None, *, drain: bool) -> bool:
         event = self._asking.stop(savepoint, self._settings.stop_timeout, drain=drain)
-        deadline = None if timeout is None else self._clock.now() + timeout * 1_000_000
         try:
-            if not self._asking.wait_for_stop(event, self._ask_to_stop, timeout):
-                return False
+            return self._asking.wait_for_stop(event, self._ask_to_stop, timeout)
         except RequestFailed:
             self.wait(timeout)  # which raises what ended the job, if it was an error
             raise
-        return self.wait(None if deadline is None else max(0.0, (deadline - self._clock.now()) / 1_000_000))
 
     def request_stop(self) -> None:
         """As :meth:`stop`, without waiting; from any thread, a listener's too."""
@@ -268,13 +276,9 @@ class Job:
         with self._lock:
             first = not self._stop.is_asked
             self._stop.ask()
-            latest = None if patience is None else self._clock.now() + patience
-            is_sooner = latest is not None and (self._latest is None or latest < self._latest)
-            self._latest = latest if is_sooner else self._latest
         if first and self._drive is not None:
             self._drive.stop()
-        if patience is not None and is_sooner:
-            watch(self._over.wait, patience / 1_000_000, self._give_up)
+        self._patience.least(patience)
 
     def _give_up(self) -> None:
         if self._drive is not None:
@@ -288,11 +292,7 @@ class Job:
 
     def _tell(self, fact: Fact) -> None:
         self._tally(fact)
-        if self._observer is not None:
-            try:
-                self._observer(fact)
-            except Exception:
-                log.exception("a listener raised on %s; it is ignored", type(fact).__name__)
+        tell_safely(self._observer, fact)
 
     def _finish(self, state: JobState, error: PenstockError | None) -> None:
         self._error = error

@@ -13,7 +13,7 @@ from penstock.checkpoint.log import OwnedLog
 from penstock.checkpoint.numbers import backoff
 from penstock.checkpoint.recovery import Recovery
 from penstock.errors import CommitFailed
-from penstock.facts import Listener, Published
+from penstock.facts import Listener, Published, Restoring
 from penstock.failpoints import failpoint
 from penstock.filesystem.base import FileSystem
 from penstock.filesystem.local import LocalFileSystem
@@ -41,7 +41,8 @@ def carry_out(
     ``pause`` is called before anything is tried again; it may raise, to give up. ``folders`` says how an
     exported folder is read.
     """
-    for item in recovery.commit:
+    for number, item in enumerate(recovery.commit):
+        listener(Restoring(doing="publishing", task=item.uid, done=number, total=len(recovery.commit)))
         failpoint("sink.commit.before")
         outcome = _until_settled(item, commit, log, pause)
         failpoint("sink.published")
@@ -53,7 +54,7 @@ def carry_out(
         _until_settled(item, void, log, pause)
         failpoint("sink.voided")
     if recovery.bring is not None:
-        bring_in(recovery.bring, log=log, filesystem=filesystem, pause=pause, folders=folders)
+        bring_in(recovery.bring, log=log, filesystem=filesystem, pause=pause, listener=listener, folders=folders)
     for path in recovery.delete:
         failpoint("recovery.delete.before")
         filesystem.delete(path)

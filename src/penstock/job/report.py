@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from penstock.facts import (
     Fact,
     JobEnded,
     JobStarted,
+    Listener,
     Published,
     Restarting,
     RowsLate,
@@ -25,6 +27,8 @@ from penstock.facts import (
     WatermarkHeld,
 )
 from penstock.ids import CheckpointId, EventTime
+
+log = logging.getLogger("penstock")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,3 +170,13 @@ class Tally:
                 held_by=dict(self._held_by),
                 last_failure=self._failure,
             )
+
+
+def tell_safely(listener: Listener | None, fact: Fact) -> None:
+    """Hand a fact to a user's listener, if there is one; whatever it raises is no reason to fail a job."""
+    if listener is None:
+        return
+    try:
+        listener(fact)
+    except Exception:
+        log.exception("a listener raised on %s; it is ignored", type(fact).__name__)

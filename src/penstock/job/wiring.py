@@ -18,6 +18,7 @@ from penstock.graph.upstream import to_name_partitions, upstream
 from penstock.handles import Guarantee, TaskSnapshot
 from penstock.ids import END_OF_TIME, EventTime, Generation
 from penstock.job.placing import letterbox
+from penstock.job.restoring import Restores
 from penstock.job.rewrites import controlled, counting, followed
 from penstock.job.spark_edge import SparkEdge
 from penstock.operators.base import OperatorContext
@@ -108,7 +109,9 @@ class Assembly:
                 self._controls[plan.id] = RateControl(pace.interval if isinstance(pace, Every) else TARGET)
         for plan in of.plans:
             self._connect(plan)
+        restores = Restores(of.snapshots, of.listener)
         for plan in of.plans:
+            restores.begins(plan.id)
             self.tasks[plan.id] = self._task(plan)
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ from penstock.errors import PenstockError, SettingsError, StateDirectoryRefused
 from penstock.failpoints import failpoint
 from penstock.filesystem.local import LocalFileSystem
 from penstock.job.importing import open_export, read_checked, write_once
+from penstock.operate.files.checking import Progress, silent
 from penstock.operate.holding import held
 from penstock.runtime.clock import pause
 
@@ -40,7 +41,9 @@ class Exported:
     export: Export
 
 
-def export_checkpoint(job: JobDirectory, text: str, folder: str | Path, *, wait: float = 0.0) -> Exported:
+def export_checkpoint(
+    job: JobDirectory, text: str, folder: str | Path, *, wait: float = 0.0, progress: Progress = silent
+) -> Exported:
     """Copy a checkpoint into a new folder.
 
     Args:
@@ -49,6 +52,7 @@ def export_checkpoint(job: JobDirectory, text: str, folder: str | Path, *, wait:
         folder: made if absent; it must be empty.
         wait: seconds to wait for output of the checkpoint that the log does not know to be published. What is open
             after that is named in the export, and not in it.
+        progress: gets the bytes that were copied and those there are.
 
     Raises:
         UnknownName: there is no such checkpoint; with the nearest name.
@@ -71,7 +75,7 @@ def export_checkpoint(job: JobDirectory, text: str, folder: str | Path, *, wait:
         decode_export(data, EXPORT)  # nobody else could read it either
         target = LocalFileSystem(place)
         try:
-            _copy(job.filesystem, target, export, job.job)
+            _copy(job.filesystem, target, export, job.job, progress)
             _put(target, EXPORT, data)
         except (Exception, KeyboardInterrupt):
             _clear(target, export)
@@ -130,11 +134,15 @@ def _wait(job: JobDirectory, checkpoint: CheckpointId, seconds: float) -> None:
         pause(min(LOOK_AGAIN, left))
 
 
-def _copy(source: FileSystem, target: FileSystem, export: Export, job: str) -> None:
+def _copy(source: FileSystem, target: FileSystem, export: Export, job: str, progress: Progress) -> None:
+    done, total = 0, export.bytes
     for file in export.files:
+        progress(done, total)
         data = read_checked(source, file.path, length=file.length, digest=file.sha256, where=job)
         _put(target, file.path, data)
         failpoint("export.file.copied")
+        done += file.length
+    progress(total, total)
 
 
 def _put(target: FileSystem, path: str, data: bytes) -> None:

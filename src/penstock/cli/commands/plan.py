@@ -20,6 +20,7 @@ EXAMPLES: Final = """\
 Examples:
   penstock plan shop:orders                            what `penstock run shop:orders` would do
   penstock plan shop:orders --from before-v2           going back to a savepoint: rows that readers see again
+  penstock plan shop:orders --from ./exports/orders    beginning with a checkpoint that was exported there
   penstock plan shop:orders --out plan.json && penstock run shop:orders --plan plan.json
   penstock plan shop:orders --json | jq .summary"""
 
@@ -33,11 +34,13 @@ def add(app: App, output: Output) -> None:
         *,
         state: State = STATE,
         start_at: Annotated[
-            str | None, Parameter(name="--from", help="A savepoint's name or a checkpoint's number, to go back to.")
+            str | None,
+            Parameter(name="--from", help="Savepoint or checkpoint to begin at, or an exported folder (with a slash)."),
         ] = None,
+        claim: Annotated[bool, Flag, Parameter(help="Take the exported folder's files over.")] = False,
         fresh: Annotated[bool, Flag, Parameter(help="Begin empty, beside the state that is there.")] = False,
         discard_unpublished: Annotated[
-            bool, Flag, Parameter(help="With --from or --fresh: void what is open above, instead of publishing it.")
+            bool, Flag, Parameter(help="Going back: void what is open above, instead of publishing it.")
         ] = False,
         allow_non_restored_state: Annotated[
             bool, Flag, Parameter(help="Leave state unused whose step the pipeline no longer has.")
@@ -65,6 +68,7 @@ def add(app: App, output: Output) -> None:
             state=state,
             start_at=start_at,
             fresh=fresh,
+            claim=claim,
             discard_unpublished=discard_unpublished,
             allow_non_restored_state=allow_non_restored_state,
             rename=rename,

@@ -46,6 +46,10 @@ def add(app: App, output: Output) -> None:
         ] = (),
         out: Annotated[str | None, Parameter(help="New folder for all output; ./shadow-JOB by default.")] = None,
         allow_non_restored_state: Annotated[bool, Flag, Parameter(help="The new code may leave state unused.")] = False,
+        without: Annotated[
+            tuple[str, ...],
+            Parameter(help="A source that neither code reads.", negative="", show_default=False),
+        ] = (),
         max_rows_per_batch: Annotated[int | None, Parameter(help="Most rows of a batch.")] = None,
         master: Annotated[str | None, Parameter(help="Spark master; all cores of this machine by default.")] = None,
         state: State = STATE,
@@ -62,6 +66,7 @@ def add(app: App, output: Output) -> None:
             key=key,
             rename=rename,
             allow_non_restored_state=allow_non_restored_state,
+            without=without,
             master=master,
             settings={"max_rows_per_batch": max_rows_per_batch},
         )

@@ -16,13 +16,14 @@ from penstock.errors import PlanOutdated, SettingsError
 from penstock.graph.fingerprint import moved
 from penstock.ids import CheckpointId, EntryNumber
 from penstock.operate.plan.start import changed_settings
-from penstock.operate.plan.steps import Beginning
+from penstock.operate.plan.steps import Beginning, FromExport
 
 if TYPE_CHECKING:
     from penstock.checkpoint.entries import Body
     from penstock.checkpoint.history import History
     from penstock.handles import Json
     from penstock.ids import WallTime
+    from penstock.operate.plan.bringing import BringPlan
     from penstock.operate.plan.outputs import RewindPlan
     from penstock.operate.plan.start import Restored, SinkPlan, SourcePlan, StartPlan
     from penstock.operate.plan.steps import StepPlan
@@ -51,6 +52,7 @@ def document(plan: StartPlan) -> dict[str, object]:
         "publish": [asdict(item) for item in plan.publish],
         "rewind": None if plan.rewind is None else _rewind(plan.rewind),
         "void": [asdict(item) for item in plan.void],
+        "bring": None if plan.bring is None else _bring(plan.bring),
         "sinks": [_sink(sink) for sink in plan.sinks],
         "settings": dict(plan.settings),
         "changed_settings": None if plan.changed is None else [asdict(change) for change in plan.changed],
@@ -64,9 +66,37 @@ def _beginning(begin: Beginning) -> dict[str, object]:
     return {
         "is_fresh": begin.fresh,
         "checkpoint": begin.checkpoint,
+        "export": None if begin.export is None else _export(begin.export),
         "does_discard_unpublished": begin.discard_unpublished,
         "does_allow_non_restored_state": begin.allow_non_restored_state,
         "rename": dict(begin.rename),
+    }
+
+
+def _export(export: FromExport) -> dict[str, object]:
+    return {"folder": export.folder, "does_claim": export.claim, "sha256": export.sha256}
+
+
+def _bring(bring: BringPlan) -> dict[str, object]:
+    return {
+        "folder": bring.folder,
+        "job": bring.job,
+        "log_id": bring.log_id,
+        "is_own_log": bring.is_own,
+        "checkpoint": bring.checkpoint,
+        "names": list(bring.names),
+        "completed": bring.completed,
+        "exported": bring.exported,
+        "version": bring.version,
+        "sha256": bring.sha256,
+        "file_count": bring.files,
+        "bytes": bring.bytes,
+        "does_claim": bring.claim,
+        "is_brought": bring.is_brought,
+        "from_checkpoint": bring.left,
+        "left_open": [{**asdict(item), "file_count": None, "bytes": None} for item in bring.left_open],
+        "again": [asdict(item) for each in bring.again for item in each.outputs],
+        "is_more_published": bring.is_more_published,
     }
 
 
@@ -146,13 +176,14 @@ def read_plan(text: str, where: str) -> SavedPlan:
             msg = f"{where} is of schema {held['schema']!r}, this penstock carries out {SCHEMA!r}: plan again"
             raise SettingsError(msg)
         log, begin = held["log"], held["beginning"]
-        at = begin["checkpoint"]
+        at, export = begin["checkpoint"], begin.get("export")  # which plans of before did not have
         return SavedPlan(
             job=str(held["job"]),
             log=LogMark(log_id=log["log_id"], tail=EntryNumber(int(log["tail"])), tail_hash=str(log["tail_hash"])),
             beginning=Beginning(
                 fresh=bool(begin["is_fresh"]),
                 checkpoint=None if at is None else CheckpointId(int(at)),
+                export=None if export is None else _read_export(export),
                 discard_unpublished=bool(begin["does_discard_unpublished"]),
                 allow_non_restored_state=bool(begin["does_allow_non_restored_state"]),
                 rename=dict(begin["rename"]),
@@ -166,12 +197,23 @@ def read_plan(text: str, where: str) -> SavedPlan:
         raise SettingsError(msg) from error
 
 
+def _read_export(held: Mapping[str, Any]) -> FromExport:
+    return FromExport(folder=str(held["folder"]), claim=bool(held["does_claim"]), sha256=str(held["sha256"]))
+
+
 def require_unmoved(
-    saved: SavedPlan, *, job: str, history: History, settings: Mapping[str, Json], code: Mapping[str, str]
+    saved: SavedPlan,
+    *,
+    job: str,
+    history: History,
+    settings: Mapping[str, Json],
+    code: Mapping[str, str],
+    export: str | None = None,
 ) -> None:
     """Refuse to carry out a plan of something else than what is there now.
 
-    The log may move until it is claimed; the claim looks again (rule L2).
+    The log may move until it is claimed; the claim looks again (rule L2). ``export`` says in words what has become of
+    the exported checkpoint that was to be begun with, if anything has.
 
     Raises:
         PlanOutdated: with everything that has moved.
@@ -184,6 +226,7 @@ def require_unmoved(
         raise PlanOutdated(msg)
     found = [
         *([f"the log: {log_since(saved.log, history)}"] if saved.log != history.mark else []),
+        *([] if export is None else [f"the export: {export}"]),
         *(f"the code: {what}" for what in moved(saved.code, code)),
         *(
             f"the setting {change.name}: {change.before!r} was planned, it is {change.now!r}"

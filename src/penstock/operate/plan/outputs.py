@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.checkpoint.entries import FIRST, Rewind
@@ -94,15 +94,19 @@ def rewinding(history: History, rewind: Rewind, voided: Sequence[Committable]) -
         rewind: the entry.
         voided: what is never published: discarded by this entry or by one before.
     """
-    again = seen_again(history, rewind.to, voided)
     return RewindPlan(
         to=rewind.to,
         left=rewind.left,
         condemned=rewind.condemned,
         lost=rewind.lost,
-        again=tuple(_again(uid, found) for uid, found in again.items()),
+        again=seen_by_readers(seen_again(history, rewind.to, voided)),
         is_more_published=rewind.to is None and history.floor > FIRST,
     )
+
+
+def seen_by_readers(found: Mapping[str, Sequence[tuple[CheckpointId, Committable]]]) -> tuple[SeenAgain, ...]:
+    """By sink, output with the checkpoints with which it came into the log, added up."""
+    return tuple(_again(uid, held) for uid, held in found.items())
 
 
 def _again(uid: str, found: Sequence[tuple[CheckpointId, Committable]]) -> SeenAgain:

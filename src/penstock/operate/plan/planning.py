@@ -1,7 +1,8 @@
-"""Gathers what a plan of a start is decided from: the log, the pipeline, what its sources say. Changes nothing.
+"""Gathers what a plan of a start is decided from: the log, the pipeline, an export, what sources say. Changes nothing.
 
-The state directory is only read. Spark is asked only where state is restored whose columns are to be compared. Whether
-another process runs the job is judged by the log and by process numbers; nobody is asked.
+The state directory is only read, and so is an exported checkpoint's folder. Spark is asked only where state is
+restored whose columns are to be compared. Whether another process runs the job is judged by the log and by process
+numbers; nobody is asked.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import Claim, host_of
 from penstock.checkpoint.history import History
-from penstock.checkpoint.names import which_checkpoint
 from penstock.checkpoint.reading import read_history
 from penstock.checkpoint.renaming import check_rename
 from penstock.errors import (
@@ -23,7 +23,6 @@ from penstock.errors import (
     SettingsError,
     StateDirectoryRefused,
     StateIncompatible,
-    UnknownName,
 )
 from penstock.filesystem.local import LocalFileSystem
 from penstock.graph.dead_letters import replayed_by
@@ -31,13 +30,15 @@ from penstock.graph.fingerprint import fingerprint
 from penstock.graph.nodes import Keyed, Read, Write
 from penstock.graph.validate import validate_mode, weakest
 from penstock.handles import Guarantee, apart
+from penstock.job.beginning import decided, read_beginning
 from penstock.job.declared import Declared, declare, step_records
 from penstock.job.here import is_here
 from penstock.job.owner import has_ended
 from penstock.job.session import activate, make_session, take_over
 from penstock.operate.directory import root_of
+from penstock.operate.files.checking import check
 from penstock.operate.plan.start import PipelineFacts, SinkPlan, StartPlan, plan_start
-from penstock.operate.plan.steps import Beginning, Deciding, route
+from penstock.operate.plan.steps import Beginning, Deciding, FromExport, route
 from penstock.runtime.clock import Clock, SystemClock
 from penstock.runtime.plan import plan_tasks
 from penstock.sources.base import TellsWaiting
@@ -50,14 +51,17 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from penstock.checkpoint.importing import Import
     from penstock.graph.nodes import Graph
     from penstock.handles import Position
-    from penstock.ids import CheckpointId
     from penstock.operate.plan.start import Told
     from penstock.settings import Settings
 
 ONLY_READING_TELLS: Final = "only reading tells"
 """Of sources that cannot be asked."""
+
+SHOWN: Final = 5
+"""How many files of an export are named that are not as they were written."""
 
 
 def plan(  # noqa: PLR0913 - all that a start can be told
@@ -65,8 +69,9 @@ def plan(  # noqa: PLR0913 - all that a start can be told
     *,
     state: str | Path,
     settings: Settings,
-    start_at: str | None = None,
+    start_at: str | os.PathLike[str] | None = None,
     fresh: bool = False,
+    claim: bool = False,
     discard_unpublished: bool = False,
     allow_non_restored_state: bool = False,
     rename: Mapping[str, str] | None = None,
@@ -80,9 +85,11 @@ def plan(  # noqa: PLR0913 - all that a start can be told
         graph: the pipeline as frozen data, ``definition.graph()``.
         state: the folder that holds the state of jobs.
         settings: that it would start with.
-        start_at: a savepoint's name or a checkpoint's number, instead of the newest checkpoint.
+        start_at: a savepoint's name or a checkpoint's number, instead of the newest checkpoint; or the folder of an
+            exported one: a ``Path``, or a text with a slash.
         fresh: begin empty.
-        discard_unpublished: with either: void what is open above, instead of publishing it.
+        claim: take that folder's files over.
+        discard_unpublished: going back in the job's own log: void what is open above, instead of publishing it.
         allow_non_restored_state: leave state unused whose step the pipeline no longer has.
         rename: by old uid, the one under which its state is restored.
         compares_schemas: whether to look at the columns of state that is restored, which takes Spark's analyser.
@@ -91,8 +98,8 @@ def plan(  # noqa: PLR0913 - all that a start can be told
 
     Raises:
         SettingsError: what is asked for contradicts itself.
-        UnknownName: there is no such checkpoint, or no step to rename.
-        CheckpointError: the log cannot be read.
+        UnknownName: there is no such checkpoint or folder, or no step to rename.
+        CheckpointError: the log, or the export, cannot be read, or its files were taken over.
         GraphError: the settings cannot give what a sink asks for.
 
     Example::
@@ -101,16 +108,21 @@ def plan(  # noqa: PLR0913 - all that a start can be told
         print(found.counts)
     """
     _refuse_contradictions(start_at=start_at, fresh=fresh, discard_unpublished=discard_unpublished)
+    asked = read_beginning(fresh=fresh, restore_from=start_at, claim=claim, discard_unpublished=discard_unpublished)
     validate_mode(graph, Guarantee(settings.mode))
-    history, refused = _read(graph.name, state, past_unreadable=fresh or start_at is not None)
+    at = (clock or SystemClock()).wall()
+    history, refused = _read(graph.name, state, past_unreadable=asked.is_rewind)
+    begins = decided(asked, history, job=graph.name, at=at)
+    bring = begins["bring"]
     beginning = Beginning(
         fresh=fresh,
-        checkpoint=None if start_at is None else _checkpoint(history, graph.name, start_at),
+        checkpoint=begins["rewind_to"],
+        export=None if bring is None else FromExport(folder=bring.folder, claim=claim, sha256=bring.export.sha256),
         discard_unpublished=discard_unpublished,
         allow_non_restored_state=allow_non_restored_state,
         rename=check_rename(rename or {}),
     )
-    facts, deciding = facts_of(graph, settings), Deciding(history=history, beginning=beginning)
+    facts, deciding = facts_of(graph, settings), Deciding(history=history, beginning=beginning, bring=bring)
     kept = _state_to_compare(graph, deciding)
     if kept and compares_schemas:
         deciding = replace(deciding, judge=_asked(graph, spark).judge)
@@ -120,13 +132,13 @@ def plan(  # noqa: PLR0913 - all that a start can be told
         way,
         told=_told(graph, way.positions()),
         settings=asdict(settings),
-        at=(clock or SystemClock()).wall(),
+        at=at,
         warnings=(
             *_running(history),
             *_replays(graph, state, way.positions()),
             *(() if compares_schemas else _unlooked(kept)),
         ),
-        refused=refused,
+        refused=(*refused, *_unsound(bring)),
     )
 
 
@@ -199,12 +211,9 @@ def read_log(job: str, state: str | Path, *, past_unreadable: bool = False) -> H
     return read_history(LocalFileSystem(root / job), job, past_unreadable=past_unreadable)
 
 
-def _refuse_contradictions(*, start_at: str | None, fresh: bool, discard_unpublished: bool) -> None:
-    if start_at is not None and ("/" in start_at or start_at.startswith(".")):
-        msg = f"a plan does not look into exported folders, such as {start_at!r}: plan from a checkpoint of the job"
-        raise SettingsError(msg)
+def _refuse_contradictions(*, start_at: str | os.PathLike[str] | None, fresh: bool, discard_unpublished: bool) -> None:
     if fresh and start_at is not None:
-        msg = f"a start is either fresh or from {start_at!r}: leave one of them out"
+        msg = f"a start is either fresh or from {os.fspath(start_at)!r}: leave one of them out"
         raise SettingsError(msg)
     if discard_unpublished and not fresh and start_at is None:
         msg = "only a start that goes back can discard what is not published: say from which checkpoint, or fresh"
@@ -222,11 +231,15 @@ def _read(job: str, state: str | Path, *, past_unreadable: bool) -> tuple[Histor
     return history, ()
 
 
-def _checkpoint(history: History, job: str, text: str) -> CheckpointId:
-    if history.is_empty:
-        msg = f"job {job!r} has no state, so there is no checkpoint {text!r} to start from"
-        raise UnknownName(msg)
-    return which_checkpoint(history, text)
+def _unsound(bring: Import | None) -> Iterator[str]:
+    """Files that an import would miss; content is not read, which ``penstock verify`` does."""
+    if bring is None or bring.is_brought:
+        return
+    problems = check(LocalFileSystem(bring.folder), bring.export.files, quick=True)
+    for each in problems[:SHOWN]:
+        yield f"the export in {bring.folder} is not whole: {each.path} {each.message}"
+    if len(problems) > SHOWN:
+        yield f"and {len(problems) - SHOWN} more of its files; export the checkpoint once more, into another folder"
 
 
 def _told(graph: Graph, positions: Mapping[str, Position | None]) -> dict[str, Told]:

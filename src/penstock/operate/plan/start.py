@@ -14,6 +14,7 @@ from penstock.checkpoint.history import History, LogMark
 from penstock.durations import format_duration
 from penstock.handles import Json
 from penstock.ids import CheckpointId, WallTime
+from penstock.operate.plan.bringing import BringPlan, bringing
 from penstock.operate.plan.outputs import OutputPlan, RewindPlan, outputs, rewinding
 from penstock.operate.plan.steps import Beginning, Route, StepPlan, Verdict
 from penstock.sources.base import Waiting
@@ -75,7 +76,10 @@ class SourcePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """The checkpoint that a start restores; ``names`` are those that it has as a savepoint."""
+    """The checkpoint that a start restores; ``names`` are those that it has as a savepoint in the job's own log.
+
+    One that is brought in has the number that it will have there, and is as old as where it was taken.
+    """
 
     checkpoint: CheckpointId
     kind: str
@@ -104,6 +108,7 @@ class StartPlan:
         publish: committed before anything else.
         rewind: then written, if there is one.
         void: then made sure never to be published.
+        bring: then brought into the log, if it is an exported checkpoint.
         restored: what is restored; ``None`` for an empty start.
         steps: what becomes of each step's state.
         sources: where each goes on.
@@ -122,6 +127,7 @@ class StartPlan:
     publish: tuple[OutputPlan, ...] = ()
     rewind: RewindPlan | None = None
     void: tuple[OutputPlan, ...] = ()
+    bring: BringPlan | None = None
     restored: Restored | None = None
     steps: tuple[StepPlan, ...] = ()
     sources: tuple[SourcePlan, ...] = ()
@@ -146,7 +152,8 @@ class StartPlan:
     def is_change(self) -> bool:
         """Whether a start would do anything but go on with all steps and settings as they were."""
         goes_on = all(step.verdict is Verdict.KEPT for step in self.steps)
-        return not goes_on or self.rewind is not None or bool(self.void) or bool(self.changed)
+        is_brought = self.bring is not None and self.bring.is_change
+        return not goes_on or self.rewind is not None or is_brought or bool(self.void) or bool(self.changed)
 
 
 def plan_start(
@@ -170,7 +177,8 @@ def plan_start(
         warnings: of whoever looked.
         refused: why it cannot start at all, by whoever looked.
     """
-    history, bare = way.deciding.history, way.bare
+    history, bare, bring = way.deciding.history, way.bare, way.deciding.bring
+    brought = bringing(history, bring, bare.void) if bare and bring else None
     sources = _sources(pipeline, way, told)
     return StartPlan(
         job=pipeline.job,
@@ -180,7 +188,8 @@ def plan_start(
         publish=outputs(bare.commit) if bare else (),
         rewind=rewinding(history, bare.rewind, bare.void) if bare and bare.rewind else None,
         void=outputs(bare.void) if bare else (),
-        restored=_restored(history, way.target),
+        bring=brought,
+        restored=_restored(history, way.target, brought),
         steps=way.steps,
         sources=sources,
         sinks=pipeline.sinks,
@@ -189,6 +198,7 @@ def plan_start(
         refused=(*refused, *way.refused),
         warnings=(
             *warnings,
+            *(brought.warnings() if brought else ()),
             *(f"source '{each.uid}': {text}" for each in sources if each.waiting for text in each.waiting.warnings),
             *_timeouts(history, settings),
         ),
@@ -196,13 +206,13 @@ def plan_start(
     )
 
 
-def _restored(history: History, target: Manifest | None) -> Restored | None:
+def _restored(history: History, target: Manifest | None, brought: BringPlan | None) -> Restored | None:
     if target is None:
         return None
     return Restored(
         checkpoint=target.checkpoint,
         kind=target.kind.value,
-        completed=target.completed,
+        completed=target.completed if brought is None else brought.completed,
         names=tuple(sorted(pin.name for pin in history.pins.values() if pin.checkpoint == target.checkpoint)),
     )
 

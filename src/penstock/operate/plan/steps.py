@@ -12,6 +12,7 @@ from enum import Enum
 
 from penstock.checkpoint.entries import Manifest, StepRecord, StepRole
 from penstock.checkpoint.history import History
+from penstock.checkpoint.importing import Import
 from penstock.checkpoint.matching import Judge
 from penstock.checkpoint.names import near
 from penstock.checkpoint.recovery import Recovery, decide_recovery
@@ -34,19 +35,36 @@ class Verdict(str, Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FromExport:
+    """An exported checkpoint to begin with.
+
+    Attributes:
+        folder: the absolute path of its folder.
+        claim: the folder's files become the job's.
+        sha256: of its ``export.json`` when it was looked at.
+    """
+
+    folder: str
+    claim: bool
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
     """How a start is to begin, if not with what the log says.
 
     Attributes:
         fresh: empty.
         checkpoint: at this one.
-        discard_unpublished: with either: what is open above is voided, not published.
+        export: with this one, from outside of the log.
+        discard_unpublished: with one of the first two: what is open above is voided, not published.
         allow_non_restored_state: leave state unused whose step the pipeline no longer has.
         rename: by old uid, the one under which its state is restored.
     """
 
     fresh: bool = False
     checkpoint: CheckpointId | None = None
+    export: FromExport | None = None
     discard_unpublished: bool = False
     allow_non_restored_state: bool = False
     rename: Mapping[str, str] = field(default_factory=dict)
@@ -84,11 +102,13 @@ class StepPlan:
 class Deciding:
     """A start as far as it is the same for all steps: :meth:`decide` asks about some of them.
 
-    ``judge`` says what becomes of a step's columns; unless it is given, they are not looked at.
+    ``judge`` says what becomes of a step's columns; unless it is given, they are not looked at. ``bring`` is the
+    import that an exported checkpoint comes to.
     """
 
     history: History
     beginning: Beginning = field(default_factory=Beginning)
+    bring: Import | None = None
     judge: Judge = field(default=lambda _declared, _snapshot: ())
 
     def decide(self, steps: Sequence[StepRecord], *, allow: bool | None = None) -> Recovery:
@@ -107,6 +127,7 @@ class Deciding:
             fresh=begin.fresh,
             rewind_to=begin.checkpoint,
             discard_unpublished=begin.discard_unpublished,
+            bring=self.bring,
             allow_non_restored_state=begin.allow_non_restored_state if allow is None else allow,
             rename={old: new for old, new in begin.rename.items() if new in uids},
             judge=self.judge,
@@ -134,7 +155,15 @@ class Deciding:
             GraphError: there is no going there.
         """
         bare = self.decide((), allow=True)
+        if self.bring is not None:
+            return bare, self.bring.manifest
         return bare, None if bare.restored is None else self.history.manifests[bare.restored][1]
+
+    def name_of(self, target: Manifest) -> str:
+        """What is restored, in words: an export by the number that it had in its own log."""
+        if self.bring is None or self.bring.is_brought:
+            return f"checkpoint {target.checkpoint}"
+        return f"exported checkpoint {self.bring.export.checkpoint}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +232,7 @@ def _declared(deciding: Deciding, step: StepRecord, target: Manifest | None, sna
     told = [f"goes on with what was '{old}'" for old, new in alone.renamed.items() if new == step.uid]
     if moves or told:
         return _with(made, Verdict.MIGRATED, "; ".join([*told, *moves]))
-    return _with(made, Verdict.KEPT, f"goes on from checkpoint {target.checkpoint}")
+    return _with(made, Verdict.KEPT, f"goes on from {deciding.name_of(target)}")
 
 
 def _gone(
@@ -234,8 +263,8 @@ def _gone(
             yield _with(
                 made,
                 Verdict.REFUSED,
-                f"checkpoint {target.checkpoint} holds its state, and the pipeline no longer has it; say which step it "
-                f"is now with --rename {step.uid}=NEW, or leave the state unused with --allow-non-restored-state",
+                f"{deciding.name_of(target)} holds its state, and the pipeline no longer has it; say which step it is "
+                f"now with --rename {step.uid}=NEW, or leave the state unused with --allow-non-restored-state",
             )
 
 

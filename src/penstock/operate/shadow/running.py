@@ -1,30 +1,29 @@
 """New code on a copy of yesterday's state: sinks muted into a folder, outputs compared with those of the old code.
 
 Nothing of the job's own directory is changed but a name for a while, and nothing outside: sources are only read, their
-offsets are committed nowhere. Compares by ``comparing``, mutes by ``muting``; runs jobs like any other.
+offsets are committed nowhere. Compares by ``comparing``, mutes by ``muting``, runs by ``runs``.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.names import near
-from penstock.errors import RequestFailed, SettingsError
-from penstock.job import Job
+from penstock.errors import SettingsError
 from penstock.job.beginning import read_beginning
 from penstock.job.importing import open_export
 from penstock.job.session import make_session, take_over
-from penstock.job.signals import stopping_on_signals
 from penstock.operate.directory import JobDirectory
 from penstock.operate.export import empty_folder, export_checkpoint
 from penstock.operate.shadow.comparing import Comparison, compare
-from penstock.operate.shadow.muting import Muted, Muting
+from penstock.operate.shadow.muting import Muting
+from penstock.operate.shadow.runs import COPY, NEW, OLD, Run, Runner
+from penstock.operate.shadow.stages import COMPARING, COPYING, STARTING, Stage, Told, nobody
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,13 +32,7 @@ if TYPE_CHECKING:
     from penstock.facts import Listener
     from penstock.graph.nodes import Graph
     from penstock.graph.pipeline import PipelineDefinition
-    from penstock.handles import Position
     from penstock.job import Report
-
-OLD: Final = "old"
-NEW: Final = "new"
-COPY: Final = "copy"
-"""Below the folder of a shadow run: what the old and the new code wrote, and, while they run, their state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,17 +88,6 @@ class ShadowResult:
         return self.is_compared and all(sink.is_same for sink in self.sinks)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    """One run of one code."""
-
-    side: str
-    report: Report
-    ends: Mapping[str, Position]
-    sinks: frozenset[str]
-    notes: tuple[str, ...] = field(default=())
-
-
 def shadow(  # noqa: PLR0913 - what can be said about two runs
     pipeline: PipelineDefinition,
     *,
@@ -118,6 +100,8 @@ def shadow(  # noqa: PLR0913 - what can be said about two runs
     listener: Listener | None = None,
     rename: Mapping[str, str] | None = None,
     allow_non_restored_state: bool = False,
+    without: Collection[str] = (),
+    progress: Told = nobody,
     **settings: object,
 ) -> ShadowResult:
     """Run new code on a copy of a savepoint until it has caught up, its sinks muted; compare with the old code.
@@ -136,13 +120,15 @@ def shadow(  # noqa: PLR0913 - what can be said about two runs
         listener: gets the facts of both runs.
         rename: steps that have another uid in the new code, old to new.
         allow_non_restored_state: the new code may leave state unused.
+        without: sources that neither run reads, by uid: such as cannot be read without being noticed.
+        progress: told how far it is, from any thread.
         settings: of both runs, as of :class:`penstock.Job`.
 
     Raises:
         UnknownName: there is no such job, savepoint or folder.
         StateIncompatible: the new code cannot take the state over; a real start would be refused likewise.
-        GraphError: a pipeline is refused.
-        SettingsError: a sink of ``key`` is not there, or a setting is impossible.
+        GraphError: a pipeline is refused, or a source of it cannot be read unnoticed and is not left out.
+        SettingsError: a sink of ``key`` or a source of ``without`` is not there, or a setting is impossible.
         PenstockError: what ended a run.
 
     Example::
@@ -151,28 +137,32 @@ def shadow(  # noqa: PLR0913 - what can be said about two runs
         assert result.is_same, result.sinks
     """
     keys = {uid: tuple(columns) for uid, columns in (key or {}).items()}
-    graphs = {OLD: against, NEW: pipeline} if against is not None else {NEW: pipeline}
-    known = {uid for each in graphs.values() for uid in each.graph().sinks}
-    for uid in keys:
-        if uid not in known:
-            msg = f"key names the sink {uid!r}, which no pipeline has{near(uid, known)}"
-            raise SettingsError(msg)
+    graphs = {OLD: against.graph(), NEW: pipeline.graph()} if against is not None else {NEW: pipeline.graph()}
+    silent = _known(graphs, keys, without, rename or {})
     folder = Path(empty_folder(out))
+    for graph in graphs.values():
+        Muting(folder=folder, ends={}, without=silent).graph(graph)  # what is refused is refused before anything runs
     try:
-        export, place = _begin_with(restore_from, state, (against or pipeline).name, folder)
-        given = spark or make_session(pipeline.name)
+        export, place = _begin_with(restore_from, state, (against or pipeline).name, folder, progress)
+        given = spark or _started(pipeline.name, progress)
         try:
             session = take_over(given)
-            runner = _Runner(session, folder, place, listener, settings)
-            runs: dict[str, _Run] = {}
+            runner = Runner(
+                spark=session,
+                folder=folder,
+                export=place,
+                listener=listener,
+                tell=progress,
+                without=silent,
+                settings=settings,
+            )
+            runs: dict[str, Run] = {}
             if against is not None:
                 runs[OLD] = runner.run(OLD, against, ends={})
-            ends = runs[OLD].ends if OLD in runs else {}
-            ends = {(rename or {}).get(uid, uid): position for uid, position in ends.items()}
             given_too: dict[str, Any] = {"rename": dict(rename)} if rename else {}
             given_too["allow_non_restored_state"] = allow_non_restored_state
-            runs[NEW] = runner.run(NEW, pipeline, ends=ends, **given_too)
-            sinks = _compare(session, folder, runs, keys)
+            runs[NEW] = _as_far(runner, pipeline, runs.get(OLD), rename or {}, given_too)
+            sinks = _compare(session, folder, runs, keys, progress)
         finally:
             if spark is None:
                 given.stop()
@@ -184,102 +174,78 @@ def shadow(  # noqa: PLR0913 - what can be said about two runs
         folder=str(folder),
         reports={side: run.report for side, run in runs.items()},
         sinks=sinks,
-        notes=runs[NEW].notes if OLD in runs else (),
+        notes=(
+            *(f"source '{uid}' was left out: no row of it was read, by either code" for uid in sorted(set(without))),
+            *(runs[NEW].notes if OLD in runs else ()),
+        ),
     )
 
 
+def _started(name: str, tell: Told) -> SparkSession:
+    tell(Stage(doing=STARTING))
+    return make_session(name)
+
+
+def _known(
+    graphs: Mapping[str, Graph], keys: Collection[str], without: Collection[str], rename: Mapping[str, str]
+) -> frozenset[str]:
+    """The sources that are left out, under all their uids; after a look whether all that is named is there.
+
+    Raises:
+        SettingsError: a pipeline has no such sink, or no such source.
+    """
+    for what, names, known in (
+        ("key names the sink", keys, {uid for graph in graphs.values() for uid in graph.sinks}),
+        ("without names the source", without, {uid for graph in graphs.values() for uid in graph.sources}),
+    ):
+        for uid in names:
+            if uid not in known:
+                msg = f"{what} {uid!r}, which no pipeline has{near(uid, known)}"
+                raise SettingsError(msg)
+    same = [{old, new} for old, new in rename.items()]
+    return frozenset(without).union(*(uids for uids in same if uids.intersection(without)))
+
+
+def _as_far(
+    runner: Runner, pipeline: PipelineDefinition, old: Run | None, rename: Mapping[str, str], options: Mapping[str, Any]
+) -> Run:
+    """The run of the new code, to where the old one has come, if there was one."""
+    if old is None:
+        return runner.run(NEW, pipeline, ends={}, **options)
+    ends = {rename.get(uid, uid): position for uid, position in old.ends.items()}
+    read = {rename.get(uid, uid): rows for uid, rows in old.report.rows_read.items()}
+    sources = pipeline.graph().sources
+    rows = sum(read.get(uid, 0) for uid in sources) if sources <= ends.keys() else None
+    return runner.run(NEW, pipeline, ends=ends, rows=rows, **options)
+
+
 def _begin_with(
-    restore_from: str | int | os.PathLike[str], state: str | Path, job: str, folder: Path
+    restore_from: str | int | os.PathLike[str], state: str | Path, job: str, folder: Path, tell: Told
 ) -> tuple[Export, str]:
     """What both runs begin with, and the folder that it lies in: one that is given, or a copy of our own."""
     wanted = read_beginning(fresh=False, restore_from=restore_from, claim=False, discard_unpublished=False)
     if wanted.folder is not None:
         return open_export(wanted.folder, log_id=None), wanted.folder
-    made = export_checkpoint(JobDirectory(state, job), str(wanted.checkpoint), folder / COPY / "savepoint")
+    made = export_checkpoint(
+        JobDirectory(state, job),
+        str(wanted.checkpoint),
+        folder / COPY / "savepoint",
+        progress=lambda done, total: tell(Stage(doing=COPYING, done=done, of=total)),
+    )
     return made.export, made.folder
 
 
-class _Runner:
-    """Runs muted pipelines on copies of one export."""
-
-    def __init__(
-        self,
-        spark: SparkSession,
-        folder: Path,
-        export: str,
-        listener: Listener | None,
-        settings: Mapping[str, object],
-    ) -> None:
-        self._spark = spark
-        self._folder = folder
-        self._export = export
-        self._listener = listener
-        self._settings: Mapping[str, Any] = settings
-
-    def run(self, side: str, pipeline: PipelineDefinition, *, ends: Mapping[str, Position], **options: Any) -> _Run:
-        """Run it until it has caught up; with options of a job that are this side's alone.
-
-        Raises:
-            PenstockError: what ended it, with whose code it was.
-        """
-        muting = Muting(folder=self._folder / side, ends=ends)
-        graph = pipeline.graph()
-        state = self._folder / COPY / side
-        job = Job(
-            Muted(pipeline, muting),
-            state=state,
-            spark=self._spark,
-            restore_from=Path(self._export),
-            listener=self._listener,
-            **options,
-            **self._settings,
-        )
-        _finish(job, side)
-        return _Run(
-            side=side,
-            report=job.report(),
-            ends=_positions(state, pipeline.name),
-            sinks=graph.sinks,
-            notes=_notes(muting, graph),
-        )
-
-
-def _finish(job: Job, side: str) -> None:
-    """Run it until it has caught up; a run that was stopped before shows nothing."""
-    stopped = threading.Event()
-
-    def stop() -> None:
-        stopped.set()
-        job.request_stop()
-
-    with stopping_on_signals(stop):
-        job.start("caught-up")
-        job.wait()
-    if stopped.is_set() or job.is_cut_short:
-        msg = f"the run of the {side} code was stopped before it had caught up, so there is nothing to compare"
-        raise RequestFailed(msg)
-
-
-def _positions(state: Path, job: str) -> dict[str, Position]:
-    """Where each source stood at the last checkpoint."""
-    point = JobDirectory(state, job).read().restore_point
-    tasks = point.tasks if point is not None else ()
-    return {task.task: task.position for task in tasks if task.position is not None}
-
-
-def _notes(muting: Muting, graph: Graph) -> tuple[str, ...]:
-    return tuple(
-        f"source '{uid}' cannot be made to end where the old code has ended: what came between the two runs is in the "
-        "new output only"
-        for uid in muting.unbounded(graph)
-    )
-
-
 def _compare(
-    spark: SparkSession, folder: Path, runs: Mapping[str, _Run], keys: Mapping[str, tuple[str, ...]]
+    spark: SparkSession,
+    folder: Path,
+    runs: Mapping[str, Run],
+    keys: Mapping[str, tuple[str, ...]],
+    tell: Told,
 ) -> tuple[SinkShadow, ...]:
-    found = []
-    for uid in sorted({uid for run in runs.values() for uid in run.sinks}):
+    found: list[SinkShadow] = []
+    uids = sorted({uid for run in runs.values() for uid in run.sinks})
+    for uid in uids:
+        tell(Stage(doing=COMPARING, done=len(found), of=len(uids)))
         rows = {side: run.report.rows_written.get(uid, 0) for side, run in runs.items() if uid in run.sinks}
         comparison = None
         if len(rows) > 1:
