@@ -290,6 +290,16 @@ beginnings = st.one_of(
 )
 
 
+def test_a_rename_that_cannot_be_is_told_beside_what_its_step_alone_is_refused_for():
+    of_another_kind = replace(STEPS[1], kind="sessions/1")
+
+    found = plan(history(*story()), (STEPS[0], of_another_kind, STEPS[2], NEW), rename={"new": "totals"})
+
+    assert verdicts(found)["totals"] == "refused"
+    [told] = found.refused
+    assert "rename new=totals: the pipeline still has a step 'new'" in told
+
+
 @given(logs(), steps, beginnings)
 def test_a_start_does_what_the_plan_says(found, declared, begin):
     try:
@@ -326,7 +336,7 @@ def test_a_start_does_what_the_plan_says(found, declared, begin):
             return
         assert planned.is_refused
         told = [*planned.refused, *(step.reason for step in planned.steps if step.verdict is Verdict.REFUSED)]
-        # A rename may be impossible for two reasons; that of the step alone is told.
+        # A rename may be impossible for two reasons, of which either may be found first.
         assert any(refusal in reason or "leave the state unused" in reason or "rename" in reason for reason in told)
         return
     assert planned is not None

@@ -16,6 +16,7 @@ from penstock.checkpoint.importing import Import
 from penstock.checkpoint.matching import Judge
 from penstock.checkpoint.names import near
 from penstock.checkpoint.recovery import Recovery, decide_recovery
+from penstock.checkpoint.renaming import renamed
 from penstock.errors import GraphError, StateIncompatible, UnknownName
 from penstock.handles import Act, Position, TaskSnapshot
 from penstock.ids import CheckpointId, WallTime
@@ -194,12 +195,15 @@ def route(deciding: Deciding, steps: Sequence[StepRecord]) -> Route:
     except (GraphError, StateIncompatible) as error:
         return Route(deciding=deciding, bare=None, target=None, steps=(), refused=(str(error),))
     found = verdicts(deciding, steps, target)
+    own = [step.reason for step in found if step.verdict is Verdict.REFUSED]
     refused: tuple[str, ...] = ()
-    if not any(step.verdict is Verdict.REFUSED for step in found):
-        try:  # all steps together, which may be refused where each alone is not
+    try:  # all steps together, which may be refused where each alone is not
+        if own:
+            renamed(target, steps, deciding.beginning.rename)  # the first thing that a start looks at
+        else:
             deciding.whole(steps)
-        except (GraphError, StateIncompatible) as error:
-            refused = (str(error),)
+    except (GraphError, StateIncompatible) as error:
+        refused = (str(error),) if error.args[0] not in own else ()
     return Route(deciding=deciding, bare=bare, target=target, steps=found, refused=refused)
 
 
