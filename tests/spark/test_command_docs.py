@@ -89,10 +89,10 @@ def test_every_line_of_the_pages_is_run() -> None:
 def test_a_plan_says_what_the_page_shows_and_is_outdated_by_a_name(shop: Shop) -> None:
     shop.back("killed")
     shop.deploy(SHOP_V2)
-    text, saved, run = part("plan")
+    text, saved, run = [line for line in part("plan") if " --from " not in line]
     said = ends_with(shop.run(text), 2).out
     said = re.sub(r"^  stop_timeout is .*, and a checkpoint of late took .*\n", "", said, flags=re.M)  # a slow machine
-    shows(sample("plan.md", "orders: a start would"), said, shop=shop.home)
+    shows(sample("plan.md", "orders: a start would restore"), said, shop=shop.home)
 
     ends_with(shop.run(saved), 2)
     assert "totals" in json.loads((shop.home / "plan.json").read_text())["code"]
@@ -103,6 +103,16 @@ def test_a_plan_says_what_the_page_shows_and_is_outdated_by_a_name(shop: Shop) -
     ends_with(shop.run("penstock savepoint create orders more"))
     assert "the log: entries after" in ends_with(shop.run(run), 65).err
     assert "savepoint more" in shop.run(run).err
+
+
+def test_a_plan_to_begin_with_an_export_says_what_is_brought_in(shop: Shop) -> None:
+    lines = [line for line in part("plan") if " --from " in line]
+    assert len(lines) == 2
+    ends_with(shop.run("penstock savepoint export orders before-v2 ./exports/orders"))
+    for line in lines:
+        said = ends_with(shop.run(line), 2).out
+        assert "Brought in" in said, line
+        assert "checkpoint 1 of job 'orders'" in re.sub(r"\s+", " ", said), line
 
 
 def test_names_are_given_shown_and_taken(shop: Shop) -> None:

@@ -143,7 +143,7 @@ def test_a_start_with_an_export_does_what_was_planned_and_nobody_else_can_have_w
     saved = json.loads((folder / "plan.json").read_text())
     [spent] = [step for step in saved["steps"] if step["uid"] == "spent"]
     assert spent["reason"] == "goes on with what was 'totals'; adds orders__count bigint, from now on"
-    assert saved["sources"][0]["waiting"]["files"] == 1
+    assert saved["sources"][0]["waiting"]["file_count"] == 1
     assert (saved["bring"]["checkpoint"], saved["bring"]["does_claim"], saved["restore"]["checkpoint"]) == (1, True, 0)
 
     asked = RunOptions(pipeline="plan_shop_v2:shop", state="other", plan="plan.json")
