@@ -49,10 +49,13 @@ imports: $(INSTALLED) ## who may import whom
 	@PYTHONPATH=tests $(BIN)/lint-imports --no-logo --no-cache
 
 ##@ Test
-.PHONY: test test-core mission torture replay exhaust planted coverage-simulation torture-windows torture-files \
+.PHONY: test test-core test-long mission torture replay exhaust planted coverage-simulation torture-windows torture-files \
         torture-kafka newcomer
 test: $(INSTALLED) ## all tests; TESTS="tests/spark -k join" runs some
-	@$(WITH_JAVA) tools/test.sh $(or $(TESTS),--numprocesses 2 --dist loadfile --no-loadscope-reorder tests)
+	@$(WITH_JAVA) tools/test.sh $(or $(TESTS),--numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not long" tests)
+
+test-long: $(INSTALLED) ## the tests that take minutes, of which `make test` has a short form
+	@$(WITH_JAVA) tools/test.sh $(or $(TESTS),-m long tests)
 
 test-core: $(INSTALLED) ## the tests that need no JVM: seconds
 	@tools/test.sh -m "not spark and not crash and not integration" $(or $(TESTS),tests)

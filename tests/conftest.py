@@ -64,6 +64,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": directory / "warehouse",
         "spark.ui.enabled": "false",
+        "spark.ui.retainedJobs": "100000",  # tests count jobs, and thousands ran before
     }
     builder = SparkSession.builder.master("local[2]").appName("penstock-tests")
     for name, value in settings.items():

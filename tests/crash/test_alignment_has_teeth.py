@@ -82,6 +82,7 @@ def test_exactly_once_keeps_the_early_input_out_of_the_snapshot_and_a_kill_repea
     assert read_to_the_end(tmp_path, "exactly-once") == {"fast": FAST, "slow": SLOW}
 
 
+@pytest.mark.long
 def test_at_least_once_lets_the_early_input_through_and_a_kill_repeats_it(tmp_path):
     checkpoint = killed_after_a_held_barrier(
         tmp_path, "at-least-once", is_wanted=lambda manifest: ahead(tmp_path, manifest) > 0

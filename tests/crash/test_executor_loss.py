@@ -9,7 +9,7 @@ from crash.waiting import until
 from penstock.checkpoint.entries import Manifest
 from penstock.operate.directory import JobDirectory
 
-pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 START = 300
 CLUSTER = {"PENSTOCK_MASTER": "local-cluster[2,1,1024]"}

@@ -50,6 +50,9 @@ STEPS = {
 }
 """By whether the folder is claimed, where a start is killed; the next start, with the same words, comes to the next."""
 
+SHORT = {"import.claimed", "checkpoint.manifest.written", "import.release.before"}
+"""Where it is killed unless there is time for all: where what is true of folder and log changes."""
+
 
 @contextmanager
 def living(home, number, *arguments, **options):
@@ -136,20 +139,25 @@ def exported(tmp_path_factory):
     return home, files
 
 
-@pytest.mark.parametrize("claim", [False, True])
-def test_a_start_that_is_killed_at_each_step_of_an_import_goes_on_with_the_same_words(exported, claim):
+@pytest.mark.parametrize(
+    ("claim", "every"),
+    [(True, False), pytest.param(False, True, marks=pytest.mark.long), pytest.param(True, True, marks=pytest.mark.long)],
+)
+def test_a_start_that_is_killed_at_each_step_of_an_import_goes_on_with_the_same_words(exported, claim, every):
     home, files = exported
-    name = "claimed" if claim else "copied"
+    name = f"{'claimed' if claim else 'copied'}{'-everywhere' if every else ''}"
     folder, options = shutil.copytree(home / "export", home / f"export-{name}"), {"pipeline": "copied_job:job"}
     options["environment"] = {"TORTURE_OUT": f"of-{name}"}
     whole = content(folder)
     words = ["--from", f"./{folder.name}", *(["--claim"] if claim else [])]
 
-    for number, (place, hit, stands) in enumerate(STEPS[claim], 200 if claim else 100):
+    steps = [step for step in STEPS[claim] if every or (step[0] in SHORT and step[1] == 1)]
+
+    for number, (place, hit, stands) in enumerate(steps, 100 * (1 + claim + 2 * every)):
         is_killed(home, number, *words, at=place, hit=hit, state=name, **options)
         check(home, name, folder, whole, stands, claim=claim)
         if place == "import.claimed":
-            said = ends(home, 299, *words, state="another", code=65, **options)
+            said = ends(home, 900 + every, *words, state="another", code=65, **options)
             assert f"the files of {folder} were taken over by job 'torture'" in said
         if stands in (IN_THE_LOG, RELEASED):
             assert log(home, name).restore_point == brought(log(home, name))[0]
@@ -234,6 +242,7 @@ def test_17_what_is_open_when_it_is_copied_is_published_by_the_first_job_alone_a
     assert rows(owing / "copied" / "out") == after
 
 
+@pytest.mark.long
 def test_killed_beside_state_whose_output_is_open_it_publishes_that_once_and_then_begins_with_the_folder(owing):
     before, words = lines(owing), ("--from", "./export")
     options = {"pipeline": "plain_job:job"}

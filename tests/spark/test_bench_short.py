@@ -35,6 +35,7 @@ def begun(spark, folder: Path, phase: str) -> tuple[ps.Job, checkpoint.Story]:
     return job, story
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("eight_of_a_size")
 def test_half_as_much_again_is_written_as_keys_change_at_most(spark, tmp_path):
     """By checkpoints, between which a third of the keys changes, and by the merges that come round: at least one."""
