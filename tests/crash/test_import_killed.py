@@ -141,7 +141,7 @@ def exported(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("claim", "every"),
-    [(True, False), pytest.param(False, True, marks=pytest.mark.long), pytest.param(True, True, marks=pytest.mark.long)],
+    [(True, False), *(pytest.param(claim, True, marks=pytest.mark.long) for claim in (False, True))],
 )
 def test_a_start_that_is_killed_at_each_step_of_an_import_goes_on_with_the_same_words(exported, claim, every):
     home, files = exported
