@@ -49,11 +49,17 @@ def counted(spark: SparkSession) -> Iterator[Counted]:
         context._jsc.sc().clearJobGroup()
 
 
-def jobs_of(spark: SparkSession, *groups: str) -> int:
-    """How many jobs ran in these groups."""
+def jobs_of(spark: SparkSession, *groups: str, since: int = 0) -> int:
+    """How many jobs ran in these groups from a job number on: other tests of the session use the same names."""
     context = spark.sparkContext
     context._jsc.sc().listenerBus().waitUntilEmpty()  # the tracker hears of jobs a little later
-    return sum(len(context.statusTracker().getJobIdsForGroup(group)) for group in groups)
+    ran = (number for group in groups for number in context.statusTracker().getJobIdsForGroup(group))
+    return sum(number >= since for number in ran)
+
+
+def next_job(spark: SparkSession) -> int:
+    """The number that the session's next job will have."""
+    return spark.sparkContext._jsc.sc().dagScheduler().numTotalJobs()
 
 
 def compilations(spark: SparkSession) -> int:

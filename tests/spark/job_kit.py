@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from window_harness import jobs_of
+from window_harness import jobs_of, next_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -50,10 +50,11 @@ class Jobs:
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
+        self._since = next_job(spark)
 
     def of(self, task: str) -> int:
-        """How many jobs the task's data path has run in this session so far."""
-        return jobs_of(self._spark, f"penstock-{task}")
+        """How many jobs the task's data path has run since this counter was made."""
+        return jobs_of(self._spark, f"penstock-{task}", since=self._since)
 
 
 def drop(folder: Path, name: str, rows: Iterable[Mapping[str, object] | str]) -> None:

@@ -16,7 +16,7 @@ from penstock.ids import CheckpointId, Generation
 from penstock.sinks import files, files_writer
 from penstock.sinks.base import SinkContext
 from penstock.sinks.committers import committer
-from window_harness import jobs_of
+from window_harness import jobs_of, next_job
 
 pytestmark = pytest.mark.spark
 LOG = "abcdef0123456789"
@@ -191,15 +191,16 @@ def test_a_batch_is_one_job_and_a_checkpoint_is_one_in_its_slot(spark, tmp_path)
             spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
 
     step = Step(spark, files.Sink(str(tmp_path), format="json"), ROWS, background=Slot)
+    since = next_job(spark)
     for number in range(3):
         spark.sparkContext.setJobGroup(f"sink-{number}", "")
         step.write()
-        assert jobs_of(spark, f"sink-{number}") == 1
+        assert jobs_of(spark, f"sink-{number}", since=since) == 1
     spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
     (item,) = step.checkpoint(1)
     assert len(item.files) == 1
     assert entered == [True]
-    assert jobs_of(spark, "slot") == 1
+    assert jobs_of(spark, "slot", since=since) == 1
 
 
 def test_a_single_staged_parquet_file_is_published_as_it_is(spark, tmp_path):
