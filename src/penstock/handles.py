@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from penstock.ids import BEGINNING, CheckpointId, EventTime
 
@@ -52,6 +52,11 @@ class LayerRef:
     files: tuple[FileRef, ...]
     detail: Json = None
 
+    @property
+    def bytes(self) -> int:
+        """Of its files."""
+        return sum(file.length for file in self.files)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateHandle:
@@ -66,6 +71,21 @@ class StateHandle:
     schema: str
     layers: tuple[LayerRef, ...]
     detail: Json = None
+
+    @property
+    def files(self) -> tuple[FileRef, ...]:
+        """Of all layers, in their order; no two layers have one in common."""
+        return tuple(file for layer in self.layers for file in layer.files)
+
+    @property
+    def rows(self) -> int:
+        """Of all layers; a key that changed in several has a row in each."""
+        return sum(layer.rows for layer in self.layers)
+
+    @property
+    def bytes(self) -> int:
+        """Of all layers."""
+        return sum(layer.bytes for layer in self.layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +159,33 @@ class Committable:
     target: str
     files: tuple[FileRef, ...]
     detail: Json = None
+
+    @property
+    def bytes(self) -> int:
+        """Of its staged files."""
+        return sum(file.length for file in self.files)
+
+
+class Output(Protocol):
+    """Which output of a sink is meant; a :class:`Committable` is one."""
+
+    @property
+    def uid(self) -> str:
+        """Of the sink."""
+
+    @property
+    def checkpoint(self) -> CheckpointId:
+        """That it was prepared for."""
+
+
+def output_names(*outputs: Output) -> str:
+    """Outputs, for people.
+
+    >>> made = {"kind": "files/1", "target": "/out", "files": ()}
+    >>> output_names(*(Committable(uid="totals-out", checkpoint=CheckpointId(number), **made) for number in (3, 4)))
+    "#3 of 'totals-out', #4 of 'totals-out'"
+    """
+    return ", ".join(f"#{output.checkpoint} of '{output.uid}'" for output in outputs)
 
 
 class Guarantee(str, Enum):

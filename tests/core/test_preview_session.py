@@ -3,6 +3,7 @@
 import os
 import sys
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from penstock.graph.preview import local_session
@@ -17,7 +18,8 @@ class Builder:
 
 
 def test_workers_of_a_preview_are_this_python_unless_told_otherwise(monkeypatch):
-    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    monkeypatch.setattr(SparkSession, "_instantiatedSession", None)
     monkeypatch.setattr(SparkSession, "builder", Builder())
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     assert local_session() == sys.executable

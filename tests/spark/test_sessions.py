@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 import penstock as ps
 from penstock.job.session import activate, take_over
-from penstock.state.sessions import active_session, empty, frame_of_table
+from penstock.state.sessions import active_session, current_session, empty, frame_of_table
 from spark.held_kit import row, sums
 from spark.job_kit import drop
 
@@ -72,6 +72,25 @@ def test_the_session_of_a_thread_is_not_that_of_whoever_made_a_frame_last(spark)
     thread.join()
     assert found["own"]._jsparkSession.equals(own._jsparkSession)
     assert is_active(spark)
+
+
+def test_a_thread_without_a_session_of_its_own_finds_that_of_the_process_and_never_another_threads(spark):
+    own, found = take_over(spark), {}
+    spark.createDataFrame([(1,)], "n INT")
+
+    def look() -> None:
+        found["new"] = current_session()
+        activate(own)
+        found["own"] = current_session()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert found["new"] is spark
+    assert found["own"]._jsparkSession.equals(own._jsparkSession)
+    here = current_session()
+    assert here is not None
+    assert here._jsparkSession.equals(spark._jsparkSession)
 
 
 def test_frames_are_made_as_by_pyspark_and_leave_no_note(spark):

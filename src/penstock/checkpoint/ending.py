@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from penstock.checkpoint.entries import Pin, Stopped
 from penstock.checkpoint.messages import Answer, AnswerRequest, Effect, EndJob, StopRequested, WriteStopped
 from penstock.errors import InternalError
-from penstock.handles import Committable
+from penstock.handles import Committable, output_names
 from penstock.ids import CheckpointId, WallTime
 
 
@@ -96,7 +96,7 @@ class Ending:
         return self._unpublished(still_open)
 
     def _unpublished(self, still_open: Iterable[Committable]) -> list[Effect]:
-        waiting = ", ".join(f"#{item.checkpoint} of '{item.uid}'" for item in still_open)
+        waiting = output_names(*still_open)
         message = f"checkpoint {self.final} is taken, not yet published: {waiting}; the next start publishes it"
         return self._answers(Answer.UNPUBLISHED, message)
 

@@ -5,13 +5,14 @@ Knows nothing of bytes, files or who writes; see ``codec`` and ``log``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain
 from typing import Final, TypeAlias
 
 from penstock.elements.control import CheckpointKind
-from penstock.handles import Committable, Json, TaskSnapshot
+from penstock.handles import Committable, FileRef, Json, TaskSnapshot
 from penstock.ids import CheckpointId, EntryNumber, Generation, WallTime
 
 NOTHING: Final = EntryNumber(-1)
@@ -165,6 +166,25 @@ class Manifest:
     settings: Mapping[str, Json] = field(default_factory=dict)
     origin: Origin | None = None
     undone: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def state_files(self) -> tuple[FileRef, ...]:
+        """Every file of state that its restore reads, once."""
+        return _once(file for task in self.tasks if task.state is not None for file in task.state.files)
+
+    @property
+    def state_bytes(self) -> int:
+        """Of all files of state."""
+        return sum(file.length for file in self.state_files)
+
+    @property
+    def files(self) -> tuple[FileRef, ...]:
+        """Every file that its restore and the commits of its outputs read, once."""
+        return _once(chain(self.state_files, (file for item in self.open for file in item.files)))
+
+
+def _once(files: Iterable[FileRef]) -> tuple[FileRef, ...]:
+    return tuple({file.path: file for file in files}.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,14 +74,12 @@ class Export:
     @property
     def files(self) -> tuple[FileRef, ...]:
         """Every file, once."""
-        states = [task.state for task in self.manifest.tasks if task.state is not None]
-        found = {file.path: file for state in states for layer in state.layers for file in layer.files}
-        return tuple(found[path] for path in sorted(found))
+        return tuple(sorted(self.manifest.state_files, key=lambda file: file.path))
 
     @property
     def bytes(self) -> int:
         """Of all files."""
-        return sum(file.length for file in self.files)
+        return self.manifest.state_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,8 +30,7 @@ RETAINED: Final = 3
 
 def layers_of(manifest: Manifest) -> frozenset[str]:
     """Every file of state that a checkpoint's restore reads."""
-    layers = chain.from_iterable(task.state.layers for task in manifest.tasks if task.state is not None)
-    return frozenset(file.path for layer in layers for file in layer.files)
+    return frozenset(file.path for file in manifest.state_files)
 
 
 def staged_of(items: Iterable[Committable]) -> frozenset[str]:

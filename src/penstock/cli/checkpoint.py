@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 
-from penstock.checkpoint.gc import layers_of
 from penstock.checkpoint.names import which_checkpoint
 from penstock.cli.exits import ExitCode
 from penstock.cli.shown import UNKNOWN, file_fields, number, output_fields, plain_table
@@ -16,7 +15,6 @@ from penstock.errors import UnknownName
 from penstock.ids import BEGINNING, CheckpointId, Generation
 from penstock.job.numbers import watermark_fields
 from penstock.operate.directory import JobDirectory
-from penstock.operate.savepoints import bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,7 +85,7 @@ def document(history: History, checkpoint: CheckpointId) -> dict[str, object]:
         "is_restorable": checkpoint not in history.condemned,
         "names": list(history.names_of(checkpoint)),
         "is_restore_point": point is not None and point.checkpoint == checkpoint,
-        "state_bytes": bytes_of(manifest),
+        "state_bytes": manifest.state_bytes,
         "steps": [_step(task, steps.get(task.task)) for task in manifest.tasks],
         "outputs": [output_fields(item) for item in manifest.open],
         "open": [output_fields(item) for item in manifest.open if item in history.open_committables],
@@ -118,7 +116,7 @@ def _state(state: StateHandle) -> dict[str, object]:
             "name": layer.name,
             "level": layer.level,
             "rows": layer.rows,
-            "bytes": sum(file.length for file in layer.files),
+            "bytes": layer.bytes,
             "files": [file_fields(file) for file in layer.files],
         }
         for layer in state.layers
@@ -139,10 +137,10 @@ def _head(history: History, manifest: Manifest) -> Iterator[Text]:
     yield Text(title, style="bold")
     parent = "began empty" if manifest.parent is None else f"continues {manifest.parent}"
     took = (manifest.completed - manifest.triggered) / 1_000_000
-    files = count(len(layers_of(manifest)), "file")
+    files = count(len(manifest.state_files), "file")
     yield Text(
         f"entry {entry} · generation {_generation(history, entry)} · {parent} · complete {when(manifest.completed)} "
-        f"after {took:.2f} s · {files} of state, {size(bytes_of(manifest))}"
+        f"after {took:.2f} s · {files} of state, {size(manifest.state_bytes)}"
     )
 
 
@@ -159,15 +157,15 @@ def _table(manifest: Manifest) -> Table:
     )
     steps = {step.uid: step for step in manifest.steps}
     for task in manifest.tasks:
-        step, layers = steps.get(task.task), task.state.layers if task.state is not None else ()
+        step = steps.get(task.task)
         has_mark = task.watermarks and task.watermark != BEGINNING
         table.add_row(
             task.task,
             step.role.value if step is not None else UNKNOWN,
             (task.state.kind if task.state else task.position.kind if task.position else "") or UNKNOWN,
-            str(len(layers)) if task.state else "",
-            number(sum(layer.rows for layer in layers)) if task.state else "",
-            size(sum(file.length for layer in layers for file in layer.files)) if task.state else "",
+            str(len(task.state.layers)) if task.state else "",
+            number(task.state.rows) if task.state else "",
+            size(task.state.bytes) if task.state else "",
             watermark(task.watermark) if has_mark else "",
             clipped(json.dumps(task.position.detail, sort_keys=True), SHOWN) if task.position else "",
         )
@@ -177,7 +175,7 @@ def _table(manifest: Manifest) -> Table:
 def _tail(manifest: Manifest) -> Iterator[Text]:
     for item in manifest.open:
         of = "" if item.checkpoint == manifest.checkpoint else f" of checkpoint {item.checkpoint}"
-        length = size(sum(file.length for file in item.files))
+        length = size(item.bytes)
         yield Text(f"output {item.uid}{of}: {count(len(item.files), 'file')}, {length}, to {item.target}")
     if manifest.condemned or manifest.condemned_files:
         ids = ", ".join(map(str, manifest.condemned)) or "no checkpoint"

@@ -9,6 +9,7 @@ from penstock.cli.confirm import confirm
 from penstock.cli.exits import ExitCode, UsageError
 from penstock.cli.shown import output_fields
 from penstock.cli.words import count
+from penstock.handles import output_names
 from penstock.operate import stopping
 from penstock.operate.directory import JobDirectory
 from penstock.operate.rewinding import consequences
@@ -78,9 +79,9 @@ def settle(output: Output, *, job: str, state: str, as_json: bool) -> int:
     """
     done = stopping.settle(JobDirectory(state, job))
     for item in done.published:
-        output.note(f"penstock: published #{item.checkpoint} of '{item.uid}' → {item.target}")
+        output.note(f"penstock: published {output_names(item)} → {item.target}")
     for item in done.voided:
-        output.note(f"penstock: voided #{item.checkpoint} of '{item.uid}'; it never will be published")
+        output.note(f"penstock: voided {output_names(item)}; it never will be published")
     output.note(f"penstock: job {job} is at rest, everything is published")
     if as_json:
         output.document(SETTLE_SCHEMA, job=job, published=_items(done.published), voided=_items(done.voided))
@@ -147,7 +148,7 @@ def _name(checkpoint: CheckpointId | None) -> str:
 
 
 def _listed(lead: str, items: Sequence[Committable]) -> list[str]:
-    return [f"{lead}#{item.checkpoint} of '{item.uid}' → {item.target}" for item in items]
+    return [f"{lead}{output_names(item)} → {item.target}" for item in items]
 
 
 def _span(ids: Sequence[CheckpointId]) -> str:

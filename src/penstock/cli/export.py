@@ -10,6 +10,7 @@ from penstock.cli.exits import ExitCode
 from penstock.cli.shown import output_fields
 from penstock.cli.waiting import counting_bytes
 from penstock.cli.words import count, size
+from penstock.handles import output_names
 from penstock.operate.directory import JobDirectory
 from penstock.operate.export import export_checkpoint
 
@@ -71,7 +72,7 @@ def warnings(made: Exported) -> list[str]:
     left = made.export.left_open
     if not left:
         return []
-    named = ", ".join(f"#{item.checkpoint} of '{item.uid}'" for item in left)
+    named = output_names(*left)
     job = made.export.job
     return [
         f"the log does not know {count(len(left), 'output')} of it to be published: {named}. The export does not hold "

@@ -8,9 +8,10 @@ from rich.text import Text
 
 from penstock.cli.confirm import confirm
 from penstock.cli.exits import ExitCode
-from penstock.cli.shown import UNKNOWN, output_fields, output_name, plain_table, span
+from penstock.cli.shown import UNKNOWN, output_fields, plain_table, span
 from penstock.cli.words import count, size
 from penstock.errors import JobIsRunning
+from penstock.handles import output_names
 from penstock.operate.directory import JobDirectory
 from penstock.operate.files.ownership import DELETABLE, Collected, Owner, collect_garbage, inventory
 
@@ -135,7 +136,7 @@ def _owner(file: Owned) -> str:
             names = f", savepoint {', '.join(file.savepoints)}" if file.savepoints else ""
             return f"checkpoint {', '.join(map(str, file.checkpoints))}{names}"
         case Owner.OUTPUT:
-            return f"output {', '.join(map(output_name, file.outputs))}"
+            return f"output {output_names(*file.outputs)}"
         case Owner.ORPHAN if file.generation is not None:
             return f"orphan of generation {file.generation}"
         case _:

@@ -23,11 +23,10 @@ def session_for(output: Output, purpose: str) -> Iterator[SparkSession]:
         output: is told that Spark starts, for that takes its time.
         purpose: what a session of our own is called: ``state query``.
     """
-    from pyspark.sql import SparkSession
-
     from penstock.job.session import make_session
+    from penstock.state.sessions import current_session
 
-    there = SparkSession.getActiveSession()
+    there = current_session()
     if there is not None:
         yield there.newSession()
         return

@@ -9,13 +9,14 @@ from rich.table import Table
 from penstock.checkpoint.entries import host_of
 from penstock.checkpoint.exported import LeftOpen
 from penstock.cli.words import age
+from penstock.handles import Committable
 from penstock.operate.standing import Being
 
 if TYPE_CHECKING:
     from rich.console import JustifyMethod
 
     from penstock.checkpoint.entries import Claim
-    from penstock.handles import Committable, FileRef
+    from penstock.handles import FileRef
     from penstock.operate.savepoints import Savepoint
     from penstock.operate.standing import Standing
 
@@ -49,24 +50,19 @@ def plain_table(*columns: tuple[str, JustifyMethod]) -> Table:
     return table
 
 
-def output_name(item: Committable) -> str:
-    """An output that a sink has handed over, for people: ``#3 of 'totals-out'``."""
-    return f"#{item.checkpoint} of '{item.uid}'"
-
-
 def output_fields(item: Committable | LeftOpen) -> dict[str, object]:
-    """The same in a document: which, where its rows go, and how many files wait there, if that is known.
+    """An output that a sink has handed over, in a document: where its rows go, how many files wait, if that is known.
 
     A plan says the same of an output: :class:`penstock.operate.plan.outputs.OutputPlan`.
     """
-    files = None if isinstance(item, LeftOpen) else item.files
+    made = item if isinstance(item, Committable) else None
     return {
         "uid": item.uid,
         "checkpoint": item.checkpoint,
         "kind": item.kind,
         "target": item.target,
-        "file_count": None if files is None else len(files),
-        "bytes": None if files is None else sum(file.length for file in files),
+        "file_count": len(made.files) if made else None,
+        "bytes": made.bytes if made else None,
     }
 
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Final
 from rich.text import Text
 
 from penstock.cli.exits import ExitCode
-from penstock.cli.shown import output_fields, output_name
+from penstock.cli.shown import output_fields
 from penstock.cli.waiting import counting_bytes
 from penstock.cli.words import count, size
+from penstock.handles import output_names
 from penstock.operate.directory import JobDirectory
 from penstock.operate.files.verify import verify
 from penstock.operate.files.verify_folder import verify_folder
@@ -157,7 +158,7 @@ def _breaks(broken: Broken) -> str:
         what = "savepoint" if len(broken.savepoints) == 1 else "savepoints"
         parts.append(f"{what} {', '.join(broken.savepoints)}")
     if broken.outputs:
-        parts.append(f"output {', '.join(map(output_name, broken.outputs))}")
+        parts.append(f"output {output_names(*broken.outputs)}")
     return f"; breaks {', '.join(parts)}" if parts else ""
 
 

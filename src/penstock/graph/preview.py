@@ -13,6 +13,7 @@ from penstock.graph.analyze import analyze, ancestors
 from penstock.graph.nodes import BAD, Graph, Keyed, Node, ParseJson, Read, Ref, RowWise, Union, WithWatermark, Write
 from penstock.graph.steps import title
 from penstock.graph.trouble import told
+from penstock.state.sessions import current_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -21,12 +22,12 @@ Rows: TypeAlias = Sequence[Mapping[str, object]]
 
 
 def local_session() -> SparkSession:
-    """The active session, or a new local one."""
+    """The session that is there, or a new local one."""
     from pyspark.sql import SparkSession
 
-    active = SparkSession.getActiveSession()
-    if active is not None:
-        return active
+    there = current_session()
+    if there is not None:
+        return there
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else the workers are whatever PATH calls python3
     return SparkSession.builder.appName("penstock preview").getOrCreate()
 

@@ -12,7 +12,7 @@ class Restores:
     """The steps of one start whose state has to be read, one after the other."""
 
     def __init__(self, snapshots: Mapping[str, TaskSnapshot], listener: Listener) -> None:
-        self._bytes = {uid: size for uid, snapshot in snapshots.items() if (size := bytes_of(snapshot))}
+        self._bytes = {uid: snapshot.state.bytes for uid, snapshot in snapshots.items() if snapshot.state is not None}
         self._total = sum(self._bytes.values())
         self._done = 0
         self._listener = listener
@@ -23,9 +23,3 @@ class Restores:
         if size:
             self._listener(Restoring(doing="restoring", task=uid, done=self._done, total=self._total))
         self._done += size
-
-
-def bytes_of(snapshot: TaskSnapshot) -> int:
-    """Of all files of a step's state."""
-    layers = snapshot.state.layers if snapshot.state is not None else ()
-    return sum(file.length for layer in layers for file in layer.files)

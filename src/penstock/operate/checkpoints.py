@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from penstock.checkpoint.entries import Manifest
     from penstock.checkpoint.history import History
     from penstock.ids import CheckpointId, EntryNumber, Generation, WallTime
 
@@ -63,7 +60,7 @@ def checkpoints_of(history: History) -> tuple[Checkpoint, ...]:
     seen: set[str] = set()
     found = []
     for key, (number, manifest) in history.manifests.items():
-        files = _files(manifest)
+        files = manifest.files
         found.append(
             Checkpoint(
                 checkpoint=key,
@@ -73,8 +70,8 @@ def checkpoints_of(history: History) -> tuple[Checkpoint, ...]:
                 parent=manifest.parent,
                 triggered=manifest.triggered,
                 completed=manifest.completed,
-                new_bytes=sum(length for path, length in files.items() if path not in seen),
-                bytes=sum(files.values()),
+                new_bytes=sum(file.length for file in files if file.path not in seen),
+                bytes=sum(file.length for file in files),
                 outputs=sum(item.checkpoint == key for item in manifest.open),
                 open=open_now.count(key),
                 is_restorable=key not in history.condemned,
@@ -82,11 +79,5 @@ def checkpoints_of(history: History) -> tuple[Checkpoint, ...]:
                 is_restore_point=point is not None and point.checkpoint == key,
             )
         )
-        seen.update(files)
+        seen.update(file.path for file in files)
     return tuple(found)
-
-
-def _files(manifest: Manifest) -> Mapping[str, int]:
-    layers = [layer for task in manifest.tasks if task.state for layer in task.state.layers]
-    files = {file.path: file.length for layer in layers for file in layer.files}
-    return files | {file.path: file.length for item in manifest.open for file in item.files}

@@ -18,7 +18,6 @@ from penstock.operate.directory import me
 
 if TYPE_CHECKING:
     from penstock.checkpoint.control import ControlAnswer
-    from penstock.checkpoint.entries import Manifest
     from penstock.checkpoint.history import History
     from penstock.ids import CheckpointId, WallTime
     from penstock.operate.directory import JobDirectory
@@ -60,7 +59,7 @@ def savepoints_of(history: History) -> tuple[Savepoint, ...]:
                 taken=manifest.completed,
                 named=pin.at,
                 owner=pin.owner,
-                bytes=bytes_of(manifest),
+                bytes=manifest.state_bytes,
                 is_restore_point=point is not None and point.checkpoint == pin.checkpoint,
             )
         )
@@ -78,18 +77,6 @@ def savepoint_of(history: History, name: str) -> Savepoint:
             return each
     msg = f"job {history.job!r} has no savepoint {name!r}{near(name, history.pins) or '; it has none at all'}"
     raise UnknownName(msg)
-
-
-def bytes_of(manifest: Manifest) -> int:
-    """Bytes of all files of state that a checkpoint needs."""
-    files = {
-        file.path: file.length
-        for task in manifest.tasks
-        if task.state
-        for layer in task.state.layers
-        for file in layer.files
-    }
-    return sum(files.values())
 
 
 def create(job: JobDirectory, name: str, *, at: str | None = None, seconds: float | None = None) -> CheckpointId:

@@ -120,12 +120,8 @@ class Standing:
     def state_bytes(self) -> Mapping[str, int]:
         """Bytes of the layers of each step that keeps state, as of the restore point."""
         manifest = self.history.restore_point
-        tasks = [task for task in manifest.tasks if task.state is not None] if manifest is not None else []
-        return {
-            task.task: sum(file.length for layer in task.state.layers for file in layer.files)
-            for task in tasks
-            if task.state is not None
-        }
+        tasks = manifest.tasks if manifest is not None else ()
+        return {task.task: task.state.bytes for task in tasks if task.state is not None}
 
 
 def standing(job: JobDirectory) -> Standing:

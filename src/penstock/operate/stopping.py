@@ -10,6 +10,7 @@ from penstock.checkpoint.effects import Answer
 from penstock.checkpoint.recovery import Recovery, plan_rewind
 from penstock.errors import RequestRefused
 from penstock.failpoints import failpoint
+from penstock.handles import output_names
 from penstock.job.recover import carry_out
 from penstock.operate.directory import is_at_rest
 from penstock.operate.savepoints import create, done
@@ -86,7 +87,7 @@ def _newest(history: History) -> CheckpointId | None:
 def _waiting(history: History) -> str | None:
     if is_at_rest(history) or not history.open_committables:
         return None
-    waiting = ", ".join(f"#{item.checkpoint} of '{item.uid}'" for item in history.open_committables)
+    waiting = output_names(*history.open_committables)
     return f"the log does not know these to be published: {waiting}"
 
 

@@ -122,11 +122,9 @@ class Errands:
         self._wiring.workers.submit("clean-up", self._clean)
 
     def _tell_completed(self, manifest: Manifest) -> None:
-        layers = [layer for task in manifest.tasks if task.state for layer in task.state.layers]
-        files = {file.path: file.length for layer in layers for file in layer.files}
-        files |= {file.path: file.length for item in manifest.open for file in item.files}
-        written = sum(length for path, length in files.items() if path not in self._known_files)
-        self._known_files = set(files)
+        files = manifest.files
+        written = sum(file.length for file in files if file.path not in self._known_files)
+        self._known_files = {file.path for file in files}
         self._listener(
             CheckpointCompleted(
                 checkpoint=manifest.checkpoint,

@@ -21,7 +21,7 @@ from penstock.state.compaction import Merge, Sized, plan_durable
 from penstock.state.layer import Extent, Layer, union
 from penstock.state.scan import scan
 from penstock.state.slices import Slice, files_of
-from penstock.state.writer import LayerWriter, Rows, bounds, bytes_of, extent_of
+from penstock.state.writer import LayerWriter, Rows, bounds, extent_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,7 +93,7 @@ class DurableLayers:
                 if cover.base > self._epoch:
                     self._refs, self._rebased = (), self._rebased + 1
                 self._refs = (*self._refs, *added)
-                self._added = (*self._added, sum(map(bytes_of, added)))[-SETTLED_AFTER:]
+                self._added = (*self._added, sum(ref.bytes for ref in added))[-SETTLED_AFTER:]
                 self._epoch, self._horizon = cover.epoch, cover.horizon
                 durable = True
                 self._keep_what_counts(*added)
@@ -105,7 +105,7 @@ class DurableLayers:
         """Which durable layers to merge next, if any; none while a restore reads them."""
         if self._stack.awaits:
             return None
-        sized = [Sized(name=ref.name, level=ref.level, rows=ref.rows, bytes=bytes_of(ref)) for ref in self._refs]
+        sized = [Sized(name=ref.name, level=ref.level, rows=ref.rows, bytes=ref.bytes) for ref in self._refs]
         return plan_durable(sized, live_rows=self._stack.rows, settled=self._has_settled())
 
     def compact(self) -> None:
@@ -177,7 +177,7 @@ class DurableLayers:
 
     def _has_settled(self) -> bool:
         added = self._added
-        return len(added) == SETTLED_AFTER and sum(added) <= SETTLED_BELOW * sum(map(bytes_of, self._refs))
+        return len(added) == SETTLED_AFTER and sum(added) <= SETTLED_BELOW * sum(ref.bytes for ref in self._refs)
 
     def _handle(self, cover: Cover) -> StateHandle:
         layers_format = self._writer.layers_format

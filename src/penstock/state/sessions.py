@@ -27,6 +27,15 @@ def active_session() -> SparkSession | None:
     return SparkSession(context, active.get()) if active.isDefined() else None
 
 
+def current_session() -> SparkSession | None:
+    """The session of this thread, else the one that the process began with; ``None`` if there is no Spark yet."""
+    from pyspark.sql import SparkSession
+
+    began: Any = SparkSession._instantiatedSession  # noqa: SLF001 - there is no public way to ask without beginning one
+    lives = began is not None and began._sc._jsc is not None  # noqa: SLF001
+    return active_session() or (began if lives else None)
+
+
 def empty(session: SparkSession, schema: StructType) -> DataFrame:
     """A frame with these columns and no rows."""
     from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame

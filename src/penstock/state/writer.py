@@ -165,11 +165,6 @@ def extent_of(refs: Sequence[LayerRef]) -> Extent:
     )
 
 
-def bytes_of(ref: LayerRef) -> int:
-    """The bytes of a durable layer."""
-    return sum(file.length for file in ref.files)
-
-
 def bounds(ref: LayerRef) -> tuple[int, int]:
     """Least and greatest window end of a durable layer, in microseconds, as its detail says."""
     detail = ref.detail

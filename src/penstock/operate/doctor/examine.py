@@ -92,8 +92,8 @@ def _own_session() -> Iterator[Finding]:
     """Of the session that the pipeline's module has made, if it has."""
     if "pyspark" not in sys.modules:
         return
-    from pyspark.sql import SparkSession
+    from penstock.state.sessions import current_session
 
-    session = SparkSession.getActiveSession()
+    session = current_session()
     if session is not None and hasattr(session, "_jsparkSession"):
         yield from session_of(session)

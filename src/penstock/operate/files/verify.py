@@ -21,7 +21,6 @@ from penstock.operate.files.whereabouts import Whereabouts, whereabouts
 from penstock.sources.dead_letters import FOLDER
 
 if TYPE_CHECKING:
-    from penstock.checkpoint.entries import Manifest
     from penstock.filesystem.base import FileSystem
     from penstock.handles import Committable, FileRef
     from penstock.operate.directory import JobDirectory
@@ -176,15 +175,9 @@ def _needs(history: History) -> dict[str, FileRef]:
 
 def _referenced(history: History) -> Iterable[FileRef]:
     for manifest in history.restorable.values():
-        yield from _layers(manifest)
+        yield from manifest.state_files
     for item in history.open_committables:
         yield from item.files
-
-
-def _layers(manifest: Manifest) -> Iterable[FileRef]:
-    for task in manifest.tasks:
-        for layer in task.state.layers if task.state is not None else ():
-            yield from layer.files
 
 
 def _read(job: JobDirectory) -> History | Broken:
@@ -230,7 +223,7 @@ def _restore_point(history: History) -> CheckpointId | None:
 
 def _consequence(history: History, problem: Problem) -> Broken:
     checkpoints = tuple(
-        key for key, manifest in history.restorable.items() if any(f.path == problem.path for f in _layers(manifest))
+        key for key, manifest in history.restorable.items() if any(f.path == problem.path for f in manifest.state_files)
     )
     outputs = (item for item in history.open_committables if any(f.path == problem.path for f in item.files))
     return Broken(

@@ -86,7 +86,7 @@ def verify_folder(folder: str | Path, *, quick: bool = False, progress: Progress
         names=export.names,
         quick=quick,
         files=len(export.files),
-        bytes=sum(file.length for file in export.files),
+        bytes=export.bytes,
         broken=tuple(check(there, export.files, quick=quick, progress=progress)),
         others=tuple(path for path in there.list("") if path not in own),
     )

@@ -12,7 +12,7 @@ from penstock.checkpoint.entries import FIRST
 from penstock.checkpoint.exported import LeftOpen
 from penstock.checkpoint.history import History
 from penstock.checkpoint.importing import Import
-from penstock.handles import Committable
+from penstock.handles import Committable, output_names
 from penstock.ids import CheckpointId, WallTime
 from penstock.operate.plan.outputs import SeenAgain, seen_by_readers
 from penstock.operate.rewinding import restore_point_of, seen_again
@@ -76,7 +76,7 @@ class BringPlan:
             f"{self.checkpoint}, or publishes if it goes on, this start publishes too, under ids of its own"
         )
         if self.left_open:
-            named = ", ".join(f"#{item.checkpoint} of '{item.uid}'" for item in self.left_open)
+            named = output_names(*self.left_open)
             yield (
                 f"the export's log did not know these to be published, and only its own job publishes them: {named}; "
                 f"by itself if it runs, else by penstock settle {self.job}"

@@ -80,7 +80,7 @@ def outputs(items: Sequence[Committable]) -> tuple[OutputPlan, ...]:
             kind=item.kind,
             target=item.target,
             file_count=len(item.files),
-            bytes=sum(file.length for file in item.files),
+            bytes=item.bytes,
         )
         for item in items
     )

@@ -282,10 +282,7 @@ def _found(deciding: Deciding, target: Manifest | None) -> dict[str, TaskSnapsho
 def _held(snapshot: TaskSnapshot | None) -> tuple[int | None, int | None]:
     """Rows and bytes of the layers of a step."""
     state = snapshot.state if snapshot is not None else None
-    if state is None:
-        return None, None
-    rows = sum(layer.rows for layer in state.layers)
-    return rows, sum(file.length for layer in state.layers for file in layer.files)
+    return (state.rows, state.bytes) if state is not None else (None, None)
 
 
 def _with(plan: StepPlan, verdict: Verdict, reason: str) -> StepPlan:

@@ -124,16 +124,15 @@ def held_by(manifest: Manifest) -> tuple[Held, ...]:
         state = snapshot.state
         if state is None:
             continue
-        files = [file for layer in state.layers for file in layer.files]
         found.append(
             Held(
                 uid=snapshot.task,
                 kind=state.kind,
                 schema=state.schema,
-                rows=sum(layer.rows for layer in state.layers),
-                bytes=sum(file.length for file in files),
+                rows=state.rows,
+                bytes=state.bytes,
                 layers=len(state.layers),
-                files=tuple(files),
+                files=state.files,
                 written=state.detail.get("written") if isinstance(state.detail, dict) else None,
             )
         )
