@@ -14,7 +14,7 @@ from penstock.ids import END_OF_TIME
 from penstock.operators import aggregates as agg
 from penstock.operators.window_aggregate import WindowAggregate
 from penstock.operators.windows import tumbling
-from penstock.state.blocks import state_session
+from penstock.state.sessions import state_session
 from window_harness import Rig
 
 pytestmark = pytest.mark.spark

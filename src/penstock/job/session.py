@@ -12,7 +12,7 @@ import tempfile
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.errors import SettingsError
-from penstock.state.blocks import STATE_SETTINGS
+from penstock.state.sessions import STATE_SETTINGS
 
 if TYPE_CHECKING:
     from pyspark import SparkConf

@@ -27,12 +27,13 @@ from penstock.operators.session_emitter import SessionEmitter
 from penstock.operators.session_plan import SessionPlan
 from penstock.operators.session_results import SessionResults
 from penstock.operators.template import Templates
-from penstock.state.blocks import state_session, unpersist
+from penstock.state.blocks import unpersist
 from penstock.state.compaction import Merge, plan_merge
 from penstock.state.durable import DurableLayers, PendingLayers
 from penstock.state.keeping import Tag, keep
 from penstock.state.migration import carried, judge
 from penstock.state.restore import live_refs, moment_of, restore_layer
+from penstock.state.sessions import state_session
 from penstock.state.stack import CROWDED, FAN, LIMIT, Stack
 from penstock.state.writer import LayerWriter
 

@@ -21,14 +21,6 @@ if TYPE_CHECKING:
     from penstock.state.lean import LeanSession
 
 _LOST = ("CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND", "Checkpoint block rdd_")
-STATE_SETTINGS = {
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.unionOutputPartitioning": "true",
-    "spark.sql.codegen.useIdInClassName": "false",  # the number of a stage rises with the layers below it
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    "spark.sql.parquet.compression.codec": "zstd",
-    "spark.sql.session.timeZone": "UTC",
-}
 
 
 def cut(frame: DataFrame) -> DataFrame:
@@ -72,14 +64,6 @@ def completes_by_hand(session: SparkSession) -> bool:
     """Whether :class:`LazyCut` can tell what was observed: before Spark 4.2 there is no way to."""
     major, minor, *_ = session.version.split(".")
     return (int(major), int(minor)) >= (4, 2)
-
-
-def twin(session: SparkSession) -> SparkSession:
-    """A session beside ``session`` with the same settings of SQL."""
-    child = session.newSession()
-    for name, value in _chosen(session).items():
-        child.conf.set(name, value)
-    return child
 
 
 def _fresh(kept: DataFrame, session: SparkSession) -> DataFrame:
@@ -165,26 +149,6 @@ def framed(plan: Any, session: SparkSession) -> DataFrame:
     ofrows = getattr(jvm, "org.apache.spark.sql.classic.Dataset").ofRows
     dataset = ofrows(session._jsparkSession, plan)  # noqa: SLF001
     return ClassicDataFrame(dataset, session)
-
-
-def state_session(session: SparkSession, *, tasks: int) -> SparkSession:
-    """A session beside the user's, with its settings, and over them those that writing and merging layers needs.
-
-    A new session knows what was set for the context, not what was set later: without ANSI a merge that overflows must
-    do as the rest of the job does.
-
-    Timestamps become INT96 in Parquet by default, which other readers lose beyond the years 1677 to 2262.
-    """
-    child = twin(session)
-    for name, value in (STATE_SETTINGS | {"spark.sql.shuffle.partitions": str(tasks)}).items():
-        child.conf.set(name, value)
-    return child
-
-
-def _chosen(session: SparkSession) -> dict[str, str]:
-    """A session's settings of SQL that may be set on another one."""
-    conf = session.conf
-    return {k: v for k, v in conf.getAll.items() if k.startswith("spark.sql.") and conf.isModifiable(k)}
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from penstock.state.blocks import twin
+from penstock.state.sessions import twin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

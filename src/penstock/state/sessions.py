@@ -1,18 +1,28 @@
-"""The session that a thread works on, and frames made without PySpark's own note of it, which all threads share.
+"""The sessions that plans are made in: a thread's own, and twins of it for layers. Knows nothing of jobs.
 
 The JVM knows an active session for each thread. PySpark keeps one for the whole process besides, and that is what its
 ``getActiveSession`` gives: whichever ``createDataFrame`` was last called on, by whatever thread. An engine that works
-on a session of its own beside the user's must neither believe that note nor write it. Knows nothing of jobs.
+on a session of its own beside the user's must neither believe that note nor write it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+STATE_SETTINGS: Final = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.unionOutputPartitioning": "true",
+    "spark.sql.codegen.useIdInClassName": "false",  # the number of a stage rises with the layers below it
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.sql.session.timeZone": "UTC",
+}
+"""What the plans of layers rely on."""
 
 
 def active_session() -> SparkSession | None:
@@ -34,6 +44,34 @@ def current_session() -> SparkSession | None:
     began: Any = SparkSession._instantiatedSession  # noqa: SLF001 - there is no public way to ask without beginning one
     lives = began is not None and began._sc._jsc is not None  # noqa: SLF001
     return active_session() or (began if lives else None)
+
+
+def twin(session: SparkSession) -> SparkSession:
+    """A session beside ``session`` with the same settings of SQL."""
+    child = session.newSession()
+    for name, value in _chosen(session).items():
+        child.conf.set(name, value)
+    return child
+
+
+def state_session(session: SparkSession, *, tasks: int) -> SparkSession:
+    """A session beside the user's, with its settings, and over them those that writing and merging layers needs.
+
+    A new session knows what was set for the context, not what was set later: without ANSI a merge that overflows must
+    do as the rest of the job does.
+
+    Timestamps become INT96 in Parquet by default, which other readers lose beyond the years 1677 to 2262.
+    """
+    child = twin(session)
+    for name, value in (STATE_SETTINGS | {"spark.sql.shuffle.partitions": str(tasks)}).items():
+        child.conf.set(name, value)
+    return child
+
+
+def _chosen(session: SparkSession) -> dict[str, str]:
+    """A session's settings of SQL that may be set on another one."""
+    conf = session.conf
+    return {k: v for k, v in conf.getAll.items() if k.startswith("spark.sql.") and conf.isModifiable(k)}
 
 
 def empty(session: SparkSession, schema: StructType) -> DataFrame:

@@ -251,8 +251,8 @@ def _write(
     directory: JobDirectory, owned: OwnedLog, target: _Target, rows: DataFrame, session: SparkSession
 ) -> tuple[LayerRef, ...]:
     """The rows as one durable layer; none if there are no rows."""
-    from penstock.state.blocks import state_session
     from penstock.state.layer import Extent
+    from penstock.state.sessions import state_session
     from penstock.state.writer import LayerWriter
 
     layers_format = target.table.layers_format
