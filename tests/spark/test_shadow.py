@@ -84,6 +84,25 @@ def test_fractions_are_compared_by_nine_digits_and_columns_by_what_became_of_the
     )
 
 
+def test_numbers_of_two_types_are_compared_as_exactly_as_the_less_exact_one_is(sides: Any) -> None:
+    pairs = [
+        ("float(0.1)", "0.1D"),
+        ("0.1D", "float(0.1)"),
+        ("1234567890123L", "1234567890123D"),
+        ("12345678901.25", "12345678901.25D"),
+        ("16777217", "float(16777217)"),
+        ("0", "-0.0D"),
+        ("CAST(NULL AS INT)", "CAST(NULL AS DOUBLE)"),
+    ]
+    old = "SELECT " + ", ".join(f"{pair[0]} AS x{place}" for place, pair in enumerate(pairs))
+    new = "SELECT " + ", ".join(f"{pair[1]} AS x{place}" for place, pair in enumerate(pairs))
+    found = sides(old, new)
+    assert len(found.columns.compared) == len(pairs)
+    assert found.is_same, found.samples
+    assert not sides(old, new.replace("0.1D", "0.10001D")).is_same
+    assert not sides(old, new.replace("1234567890123D", "1234567900123D")).is_same
+
+
 def test_a_side_without_any_row_has_none(sides: Any) -> None:
     assert sides(None, None) == Comparison(columns=Columns())
     found = sides(None, "SELECT 1 AS id")

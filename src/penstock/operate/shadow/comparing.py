@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 SAMPLES: Final = 5
 """Differing rows of a kind that are shown."""
 
+DIGITS: Final = {"double": 9, "float": 5}
+"""By which fractions are compared; all other numbers are compared exactly, unless with a fraction."""
+
 _OLD, _NEW, _ROW = "_penstock_old", "_penstock_new", "_penstock_row"
 
 
@@ -133,9 +136,10 @@ def _counted(before: DataFrame, after: DataFrame, names: Sequence[str]) -> DataF
     """Each row once, with how often it is in the old rows and in the new ones."""
     from pyspark.sql import functions as F
 
+    digits = {name: _digits(before.schema[name].dataType, after.schema[name].dataType) for name in names}
     sides = []
     for frame, is_old in ((before, 1), (after, 0)):
-        columns = [_normal(frame, name).alias(name) for name in names]
+        columns = [_normal(name, digits[name]).alias(name) for name in names]
         sides.append(frame.select(*columns, F.lit(is_old).alias(_OLD), F.lit(1 - is_old).alias(_NEW)))
     grouped = sides[0].unionByName(sides[1]).groupBy(*[F.col(_quoted(name)) for name in names])
     return grouped.agg(F.sum(_OLD).alias(_OLD), F.sum(_NEW).alias(_NEW))
@@ -210,15 +214,19 @@ def _as_json(names: Sequence[str]) -> Any:
     return F.to_json(F.struct(*[F.col(_quoted(name)) for name in names]), {"ignoreNullFields": "false"})
 
 
-def _normal(frame: DataFrame, name: str) -> Any:
+def _digits(*kinds: DataType) -> int | None:
+    """By how many digits numbers of these types are compared: by those that all of them have."""
+    return min((DIGITS[kind.typeName()] for kind in kinds if kind.typeName() in DIGITS), default=None)
+
+
+def _normal(name: str, digits: int | None) -> Any:
     """The column as it is compared."""
     from pyspark.sql import functions as F
 
-    column, kind = F.col(_quoted(name)), frame.schema[name].dataType.typeName()
-    digits = {"double": 9, "float": 5}.get(kind)
+    column = F.col(_quoted(name))
     if digits is None:
         return column
-    return F.when(column.isNotNull(), F.format_string(f"%.{digits - 1}e", column).cast(kind))
+    return F.when(column.isNotNull(), F.format_string(f"%.{digits - 1}e", column.cast("double")).cast("double"))
 
 
 def _is_alike(old: DataType, new: DataType) -> bool:
