@@ -191,6 +191,22 @@ def test_a_shadow_run_says_what_the_page_shows(shop: Shop) -> None:
     shows(sample("shadow.md", "orders: from checkpoint"), said.out, shop=shop.home)
 
 
+def test_new_code_on_old_state_goes_as_the_readme_says(shop: Shop) -> None:
+    text = sample("../README.md", "penstock savepoint create")
+    create, plan, shadow, rewind, query = [line.partition("#")[0].strip() for line in text.splitlines()]
+    ends_with(shop.run("penstock savepoint drop orders before-v2"))
+    held = ends_with(shop.run(query)).out
+    assert ends_with(shop.run(create)).out == "2\n"
+    shop.deploy(SHOP_V2)
+    assert "~ totals" in ends_with(shop.run(plan), 2).out
+    assert "nothing to compare with" in ends_with(shop.run(shadow)).out
+    ends_with(shop.run("penstock run shop:orders --state ./state"))
+    assert shop.run(query).out != held
+    ends_with(shop.run(rewind))
+    assert ends_with(shop.run(query)).out == held
+    assert "u2" in held
+
+
 def test_steps_go_on_under_other_names(shop: Shop) -> None:
     (line,) = part("rename")
     shop.deploy(RENAMED)
