@@ -122,7 +122,7 @@ class Driver:
     def begin(self) -> Driver:
         self.supervisor = Supervisor(self.clock, lambda fact: None)
         self.workers = Held(self.supervisor.broke)
-        recovery = decide_recovery(self.owned.history, (), at=self.clock.wall())
+        recovery = decide_recovery(self.owned.history, (), at=self.clock.wall(), allow_non_restored_state=True)
         settings = CoordinatorSettings(interval=None)
         self.wiring = Wiring(
             coordinator=OneTask(settings, self.supervisor),

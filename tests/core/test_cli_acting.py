@@ -2,15 +2,20 @@
 
 import os
 import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from core.checkpoint_values import condemn, pin
-from core.cli_kit import say
+from core.cli_kit import Terminal, say
+from core.control_kit import Driver
 from core.log_kit import staged
 from core.looking_kit import NOON, WEB, Noon, layer_in, put, taken, write_log
 from penstock.checkpoint.entries import Stopped
+from penstock.filesystem.local import LocalFileSystem
 from penstock.job.owner import note_over
 from penstock.operate import directory as directories
 
@@ -101,6 +106,58 @@ def test_the_document_is_golden_and_the_exit_code_is_that_of_the_text(shop, comm
 
     assert said.code == (1 if command == "stop" else 0), said.err
     compare(f"{command}-said.json", steady(said.out, shop))
+
+
+@contextmanager
+def running(job: Path) -> Iterator[None]:
+    """A driver has the job: its one task acknowledges at once, and whoever asks is answered."""
+    driver, is_over = Driver(LocalFileSystem(job)).claim().begin(), threading.Event()
+
+    def decide() -> None:
+        while not is_over.wait(0.002):
+            driver.turn()
+
+    deciding = threading.Thread(target=decide, name="decides")
+    deciding.start()
+    driver.watch.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        deciding.join()
+        driver.watch.close()
+
+
+@pytest.mark.parametrize(("name", "options"), [("txt", []), ("json", ["--json"])])
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("savepoint-create-running", ("savepoint", "create", "orders", "before-v3")),
+        ("savepoint-create-at-running", ("savepoint", "create", "orders", "before-v3", "--at", "2")),
+        ("savepoint-drop-running", ("savepoint", "drop", "orders", "before-v2", "--yes")),
+        ("stop-running", ("stop", "orders")),
+        ("stop-savepoint-running", ("stop", "orders", "--savepoint", "end")),
+    ],
+)
+def test_a_running_job_does_it_and_that_is_golden(shop, command, line, name, options):
+    with running(shop / "state" / "orders"):
+        said = of(*line, *options)
+
+    assert said.code == 0, said.err
+    compare(f"{command}.{name}", steady(said.out if options else f"{said.out}--- stderr\n{said.err}", shop))
+
+
+@pytest.mark.parametrize(("name", "options"), [("txt", []), ("json", ["--json"])])
+@pytest.mark.parametrize("command", ["rewind", "savepoint-drop", "gc"])
+def test_who_says_no_has_changed_nothing_and_gets_a_document_that_says_so(shop, monkeypatch, command, name, options):
+    before = {path: path.read_bytes() for path in shop.rglob("*") if path.is_file()}
+    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+
+    said = of(*[word for word in COMMANDS[command] if word != "--yes"], *options)
+
+    assert said.code == 1
+    assert {path: path.read_bytes() for path in shop.rglob("*") if path.is_file()} == before
+    compare(f"{command}-no.{name}", steady(said.out if options else f"{said.out}--- stderr\n{said.err}", shop))
 
 
 @pytest.mark.parametrize(("name", "options"), [("txt", []), ("json", ["--json"])])

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 SCHEMA: Final = "penstock.gc/1"
 """Of the JSON document: see docs/json.md."""
 
-NOTHING: Final = Collected(condemned_before=(), condemned_now=(), bytes=0)
-
 WORDS: Final[dict[Owner, str]] = {
     Owner.CHECKPOINT: "state of checkpoints that can be restored",
     Owner.OUTPUT: "output that waits to be published",
@@ -61,19 +59,18 @@ def run_gc(
     if found.is_running:
         msg = f"job {job!r} is running and cleans up by itself, after each checkpoint; --dry-run shows what is there"
         raise JobIsRunning(msg)
-    if found.deletable and not confirm(output, _question(found, directory.now()), yes=yes):
-        return ExitCode.FAILED
-    done = collect_garbage(directory) if found.deletable else None
+    does = bool(found.deletable) and confirm(output, _question(found, directory.now()), yes=yes)
+    done = collect_garbage(directory) if does else None
     if as_json:
-        output.document(SCHEMA, **document(job, found, done or NOTHING))
-    else:
+        output.document(SCHEMA, **document(job, found, done, dry_run=False))
+    elif done is not None or not found.deletable:
         output.result(Text(_told(job, done)))
-    return ExitCode.ENDED
+    return ExitCode.FAILED if found.deletable and not does else ExitCode.ENDED
 
 
 def _show(output: Output, directory: JobDirectory, found: Inventory, *, as_json: bool) -> None:
     if as_json:
-        output.document(SCHEMA, **document(directory.job, found, None))
+        output.document(SCHEMA, **document(directory.job, found, None, dry_run=True))
         return
     now = directory.now()
     output.result(files_table(found, now))
@@ -81,11 +78,12 @@ def _show(output: Output, directory: JobDirectory, found: Inventory, *, as_json:
     output.result(Text(_summary(directory.job, found)))
 
 
-def document(job: str, found: Inventory, done: Collected | None) -> dict[str, object]:
-    """The JSON document's fields: what was there before, and what was deleted of it; ``None``: it was a dry run."""
+def document(job: str, found: Inventory, done: Collected | None, *, dry_run: bool) -> dict[str, object]:
+    """The JSON document's fields: what was there before, and what was deleted of it, if anything was."""
     return {
         "job": job,
-        "is_dry_run": done is None,
+        "is_dry_run": dry_run,
+        "was_done": done is not None,
         "is_running": found.is_running,
         "sums": [
             {

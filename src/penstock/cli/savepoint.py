@@ -87,13 +87,13 @@ def drop(output: Output, *, job: str, name: str, state: str, yes: bool, seconds:
     found = savepoints.savepoint_of(directory.read(), name)
     taken = age(directory.now() - found.taken)
     question = f"Drop savepoint {name} of job {job}: checkpoint {found.checkpoint}, {taken} old, {size(found.bytes)}"
-    if not confirm(output, question, yes=yes):
-        return ExitCode.FAILED
-    savepoints.drop(directory, name, seconds=seconds)
+    does = confirm(output, question, yes=yes)
+    if does:
+        savepoints.drop(directory, name, seconds=seconds)
+        output.note(f"penstock: {name} is gone; checkpoint {found.checkpoint} stays until newer ones take its place")
     if as_json:
-        output.document(DROP_SCHEMA, job=job, **savepoint_fields(found))
-    output.note(f"penstock: {name} is gone; checkpoint {found.checkpoint} stays until newer ones take its place")
-    return ExitCode.ENDED
+        output.document(DROP_SCHEMA, job=job, was_done=does, **savepoint_fields(found))
+    return ExitCode.ENDED if does else ExitCode.FAILED
 
 
 def _table(found: tuple[Savepoint, ...], now: WallTime) -> Table:

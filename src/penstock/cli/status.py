@@ -20,6 +20,7 @@ from penstock.cli.shown import (
     who,
 )
 from penstock.cli.words import count, size, watermark
+from penstock.handles import output_names
 from penstock.job.numbers import numbers
 from penstock.operate.directory import JobDirectory
 from penstock.operate.lateness import put_aside
@@ -205,7 +206,7 @@ def _page_of_log(now: Standing) -> Iterator[tuple[str, str]]:
         yield "next start", f"continues {next_one}"
     if history.pins:
         yield "savepoints", ", ".join(f"{name} ({pin.checkpoint})" for name, pin in sorted(history.pins.items()))
-    waiting = ", ".join(f"#{item.checkpoint} of {item.uid}" for item in history.open_committables)
+    waiting = output_names(*history.open_committables)
     yield "open", f"not known to be published: {waiting}" if waiting else "everything is published"
     parts = ", ".join(f"{uid} {size(length)}" for uid, length in sorted(now.state_bytes.items()))
     yield "state", size(sum(now.state_bytes.values())) + (f": {parts}" if parts else "")
