@@ -52,7 +52,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     settings = {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
-        "spark.driver.memory": "1g",
+        "spark.driver.memory": "1536m",
         "spark.local.dir": directory / "local",
         "spark.log.level": "ERROR",
         "spark.python.unix.domain.socket.enabled": "true",
@@ -64,7 +64,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": directory / "warehouse",
         "spark.ui.enabled": "false",
-        "spark.ui.retainedJobs": "100000",  # tests count jobs, and thousands ran before
+        "spark.sql.ui.retainedExecutions": "20",  # what Spark remembers of work that is done fills the heap in an hour
+        "spark.ui.retainedStages": "200",
+        "spark.ui.retainedTasks": "2000",
     }
     builder = SparkSession.builder.master("local[2]").appName("penstock-tests")
     for name, value in settings.items():
