@@ -30,7 +30,8 @@ $(INSTALLED): requirements/build.txt requirements/dev.txt pyproject.toml tools/s
 
 # A hundred sessions of a test run start in half the time; without it they all work as well.
 $(CLASSES): $(INSTALLED)
-	@$(WITH_JAVA) PYTHONPATH=tests $(BIN)/python tools/spark_classes.py $@ > /dev/null 2>&1 || echo "no archive of Spark's classes"
+	@echo "writing an archive of Spark's classes, from which tests start their JVMs"
+	@$(WITH_JAVA) PYTHONPATH=tests $(BIN)/python tools/spark_classes.py $@ > /dev/null 2>&1 || echo "none was written: they load them"
 
 ##@ Check
 .PHONY: check fmt lint types imports
