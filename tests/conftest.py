@@ -22,18 +22,22 @@ for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
         signal.signal(_number, _usual)
 
 
+COMPILES_LITTLE = "-XX:-UsePerfData -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""Every plan of a test is new, so most code runs a few times only; and two sessions share two cores."""
+
+
 # How long an example takes says nothing of what it shows.
 settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("penstock")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What starts processes comes first, seconds come last: else one worker ends with minutes that the other lacks."""
+    """What is long comes first, seconds come last: else one worker ends with minutes that the other lacks."""
     items.sort(key=_place)
 
 
 def _place(item: pytest.Item) -> int:
-    marked = [item.get_closest_marker(marker) is not None for marker in ("crash", "integration", "spark")]
+    marked = [item.get_closest_marker(marker) is not None for marker in ("crash", "integration", "slow", "spark")]
     return [*marked, True].index(True)
 
 
@@ -51,6 +55,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     settings = {
         "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": COMPILES_LITTLE,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "1536m",
         "spark.local.dir": directory / "local",

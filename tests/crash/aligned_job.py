@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import penstock as ps
 
-HELD = 3.0
+HELD = 2.0
 """Seconds that the slow source keeps a barrier waiting, for it answers no mail while it polls."""
 
-FAST, SLOW = 60_000, 40
+FAST, SLOW = 60_000, 24
 HASTE = bool(os.environ.get("ALIGNED_JOB_HASTE"))
 
 

@@ -17,8 +17,8 @@ import psutil
 from crash.waiting import holds_within, until
 
 HERE = Path(__file__).parent
-LIGHT = "-XX:-UsePerfData -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""A JVM that lives for seconds compiles little, and shares two cores with others."""
+LIGHT = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} -XX:-UsePerfData -XX:+UseSerialGC -XX:TieredStopAtLevel=1".strip()
+"""A JVM that lives for seconds compiles little, and shares two cores with others; besides what the run gives all."""
 
 SHAPES = ("python", "jvm", "group")
 

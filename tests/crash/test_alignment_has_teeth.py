@@ -22,7 +22,7 @@ def held(home):
         return None
     bodies = [entry.body for entry in JobDirectory(str(home / "state"), "aligned").read().entries]
     newest = next((body for body in reversed(bodies) if isinstance(body, Manifest)), None)
-    is_held = newest is not None and newest.completed - newest.triggered > HELD / 3 * 1_000_000
+    is_held = newest is not None and newest.completed - newest.triggered > HELD / 2 * 1_000_000
     return newest if is_held and position(newest, "slow") > 2 else None
 
 
