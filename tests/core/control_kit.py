@@ -103,6 +103,7 @@ class Driver:
         self.requests = Requests()
         self.files = ControlFiles(filesystem)
         self.stops: list[str] = []
+        self.drains = False
         self.watch = ControlWatch(self.files, self.requests, stop=self._stop, state=lambda: "running", clock=self.clock)
         ids = itertools.count()
         self._log = Log(filesystem, job="orders", new_id=lambda: f"{name}-{next(ids)}", pause=lambda _: None)
@@ -110,6 +111,7 @@ class Driver:
         self.error: PenstockError | None = None
 
     def _stop(self, event: StopRequested, tell: Tell) -> None:
+        self.drains = event.drain
         self.requests.submit(event, tell, accepted=lambda: self.stops.append(event.request))
 
     # ------------------------------------------------------------------------------------------------ an attempt

@@ -109,7 +109,7 @@ def test_the_document_is_golden_and_the_exit_code_is_that_of_the_text(shop, comm
 
 
 @contextmanager
-def running(job: Path) -> Iterator[None]:
+def running(job: Path) -> Iterator[Driver]:
     """A driver has the job: its one task acknowledges at once, and whoever asks is answered."""
     driver, is_over = Driver(LocalFileSystem(job)).claim().begin(), threading.Event()
 
@@ -121,7 +121,7 @@ def running(job: Path) -> Iterator[None]:
     deciding.start()
     driver.watch.start()
     try:
-        yield
+        yield driver
     finally:
         is_over.set()
         deciding.join()
@@ -137,14 +137,34 @@ def running(job: Path) -> Iterator[None]:
         ("savepoint-drop-running", ("savepoint", "drop", "orders", "before-v2", "--yes")),
         ("stop-running", ("stop", "orders")),
         ("stop-savepoint-running", ("stop", "orders", "--savepoint", "end")),
+        ("stop-drain-running", ("stop", "orders", "--drain")),
+        ("stop-drain-savepoint-running", ("stop", "orders", "--drain", "--savepoint", "end")),
     ],
 )
 def test_a_running_job_does_it_and_that_is_golden(shop, command, line, name, options):
-    with running(shop / "state" / "orders"):
+    with running(shop / "state" / "orders") as driver:
         said = of(*line, *options)
 
     assert said.code == 0, said.err
+    assert driver.drains == ("--drain" in line)
     compare(f"{command}.{name}", steady(said.out if options else f"{said.out}--- stderr\n{said.err}", shop))
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("savepoint-create-taken", ("savepoint", "create", "orders", "before-v2")),
+        ("stop-savepoint-taken", ("stop", "orders", "--savepoint", "before-v2", "--json")),
+    ],
+)
+def test_a_running_job_refuses_a_name_that_is_taken_and_goes_on(shop, command, line):
+    with running(shop / "state" / "orders"):
+        said = of(*line)
+        after = of("savepoint", "create", "orders", "before-v3")
+
+    assert (said.code, said.out) == (1, "")
+    assert (after.code, after.out) == (0, "3\n"), "it goes on"
+    compare(f"{command}-running.txt", steady(f"--- stderr\n{said.err}", shop))
 
 
 @pytest.mark.parametrize(("name", "options"), [("txt", []), ("json", ["--json"])])

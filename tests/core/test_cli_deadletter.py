@@ -16,7 +16,7 @@ import pytest
 
 import penstock as ps
 from core.checkpoint_values import CLAIM, entries, manifest, rewind
-from core.cli_kit import say
+from core.cli_kit import Terminal, say
 from core.graphs import NoSource
 from penstock.checkpoint import paths
 from penstock.checkpoint.codec import encode
@@ -331,6 +331,21 @@ def test_a_drop_asks_and_leaves_what_a_replay_needs(job: Job) -> None:
     golden("drop.txt", unsized(job.say("drop", *before, "--yes")))
     assert len(list(job.folder("bad-orders").glob("*.parquet"))) == 1
     assert "is no date such as 2026-01-31" in job.refuses("drop", "bad-orders", "--before", "yesterday", "--yes")
+
+
+def test_who_says_no_to_a_drop_keeps_all_and_gets_a_document_that_says_so(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.log(at(2, 1, read=2), Stopped(checkpoint=2, at=NOON))
+    before = {path: path.read_bytes() for path in job.state.rglob("*") if path.is_file()}
+    monkeypatch.setattr("sys.stdin", Terminal("n\n" * 2))
+    asked = ("deadletter", "drop", "orders", "bad-orders", "--before", "2027-01-01", "--state", str(job.state))
+    told, document = say(*asked), say(*asked, "--json")
+    assert (told.code, document.code) == (1, 1)
+    assert {path: path.read_bytes() for path in job.state.rglob("*") if path.is_file()} == before
+    assert told.out == ""
+    golden("drop-no.txt", f"--- stderr\n{unsized(told.err)}")
+    golden("drop-no.json", steady(document.out.replace(str(job.state), "STATE")))
 
 
 def test_the_documents_of_what_was_dropped_and_of_what_will_be_read_again(job: Job) -> None:

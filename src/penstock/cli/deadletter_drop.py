@@ -43,8 +43,8 @@ def drop_letters(
         fields: dict[str, object] = {"job": job, "uid": dropping.uid, "is_dry_run": dry_run, "was_done": does}
         files, kept = ([_file(each) for each in part] for part in (dropping.files, dropping.kept))
         output.document(SCHEMA, **fields, files=files, kept=kept)
-    else:
-        output.result(Text(_told(dropping, at, does=does, dry_run=dry_run)))
+    elif does or dry_run or not dropping.files:
+        output.result(Text(_told(dropping, at, dry_run=dry_run)))
     return ExitCode.FAILED if dropping.files and not does and not dry_run else ExitCode.ENDED
 
 
@@ -78,10 +78,8 @@ def _question(dropping: Dropping, at: WallTime) -> str:
     return f"Delete {_what(dropping)} of {dropping.uid}, written before {when(at)}, for ever"
 
 
-def _told(dropping: Dropping, at: WallTime, *, does: bool, dry_run: bool) -> str:
+def _told(dropping: Dropping, at: WallTime, *, dry_run: bool) -> str:
     kept = f"; {count(len(dropping.kept), 'file')} left, which a replay may yet need" if dropping.kept else ""
     if not dropping.files:
         return f"{dropping.uid}: nothing to delete from before {when(at)}{kept}"
-    if dry_run:
-        return f"{dropping.uid}: would delete {_what(dropping)}{kept}"
-    return f"{dropping.uid}: {'deleted' if does else 'left'} {_what(dropping)}{kept}"
+    return f"{dropping.uid}: {'would delete' if dry_run else 'deleted'} {_what(dropping)}{kept}"
