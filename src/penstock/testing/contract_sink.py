@@ -13,6 +13,7 @@ import pytest
 from penstock.checkpoint.handle_codec import read_committable, write_committable
 from penstock.elements import Batch
 from penstock.filesystem.local import LocalFileSystem
+from penstock.formats import struct_type
 from penstock.handles import CommitOutcome, Committable
 from penstock.ids import CheckpointId, Generation
 from penstock.sinks.base import Committer, Sink, SinkContext, Writer
@@ -70,7 +71,7 @@ class SinkContract:
 
     def schema(self, spark: SparkSession) -> StructType:
         """Of :attr:`columns`."""
-        return spark.createDataFrame([], self.columns).schema
+        return struct_type(spark, self.columns)
 
     def open(self, sink: Sink, spark: SparkSession, filesystem: LocalFileSystem, generation: int = 1) -> Writer:
         """A writer, as a start of the job makes it."""

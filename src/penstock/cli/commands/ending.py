@@ -48,7 +48,12 @@ To = Annotated[str | None, Parameter(help="A checkpoint's number, or a savepoint
 
 def add(app: App, output: Output) -> None:
     """Add ``stop``, ``settle`` and ``rewind``."""
+    _add_stop(app, output)
+    _add_settle(app, output)
+    _add_rewind(app, output)
 
+
+def _add_stop(app: App, output: Output) -> None:
     def stop(
         job: JobName,
         /,
@@ -78,11 +83,19 @@ def add(app: App, output: Output) -> None:
             as_json=as_json,
         )
 
+    app.command(stop, help=STOP_HELP, help_epilogue=epilogue(STOP_EXAMPLES))
+
+
+def _add_settle(app: App, output: Output) -> None:
     def settle(job: JobName, /, *, state: State = STATE, as_json: AsJson = False) -> int:
         from penstock.cli import ending
 
         return ending.settle(output, job=job, state=state, as_json=as_json)
 
+    app.command(settle, help=SETTLE_HELP, help_epilogue=epilogue(SETTLE_EXAMPLES))
+
+
+def _add_rewind(app: App, output: Output) -> None:
     def rewind(
         job: JobName,
         to: To = None,
@@ -111,6 +124,4 @@ def add(app: App, output: Output) -> None:
             dry=dry_run,
         )
 
-    app.command(stop, help=STOP_HELP, help_epilogue=epilogue(STOP_EXAMPLES))
-    app.command(settle, help=SETTLE_HELP, help_epilogue=epilogue(SETTLE_EXAMPLES))
     app.command(rewind, help=REWIND_HELP, help_epilogue=epilogue(REWIND_EXAMPLES))

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from dataclasses import replace
+from typing import Annotated, Final, Literal, TypeAlias
 
 from cyclopts import App, Parameter
 
-from penstock.cli.commands.shared import STATE, Flag, State, epilogue
+from penstock.cli.commands.shared import (
+    STATE,
+    Begin,
+    Claim,
+    Flag,
+    Fresh,
+    LeaveState,
+    PipelineName,
+    Rename,
+    State,
+    epilogue,
+    settings_of,
+)
 from penstock.cli.output import Output
 
 HELP: Final = """\
@@ -27,68 +40,57 @@ Examples:
   penstock run shop:orders --master spark://host:7077  on a cluster"""
 
 
+Until: TypeAlias = Annotated[
+    Literal["stopped", "caught-up"], Parameter(help="caught-up ends when what is there now is read.")
+]
+CheckpointEvery: TypeAlias = Annotated[str | None, Parameter(help="From trigger to trigger, such as 5s.")]
+Discard: TypeAlias = Annotated[
+    bool, Flag, Parameter(help="Output above --from that is not published yet never will be.")
+]
+Plan: TypeAlias = Annotated[
+    str | None, Parameter(help="What `penstock plan --out` wrote: refuse if log, code or settings moved since.")
+]
+TakeOver: TypeAlias = Annotated[bool, Flag, Parameter(help="Claim the job even if a living process has it.")]
+StopTimeout: TypeAlias = Annotated[str | None, Parameter(help="Most time for a stop; 8s by default.")]
+MaxRows: TypeAlias = Annotated[int | None, Parameter(help="Most rows of a batch.")]
+Retained: TypeAlias = Annotated[int | None, Parameter(help="Complete checkpoints that stay restorable.")]
+Master: TypeAlias = Annotated[str | None, Parameter(help="Spark master; all cores of this machine by default.")]
+HasParent: TypeAlias = Annotated[
+    bool, Parameter(name="--parent", negative="--no-parent", help="Watch the job and start it again.")
+]
+
+
 def add(app: App, output: Output) -> None:
     """Add ``run``."""
 
     def run(  # noqa: PLR0913 - the options of the command
-        pipeline: Annotated[str, Parameter(help="module:pipeline, also from the current folder.")],
+        pipeline: PipelineName,
         /,
         *,
         state: State = STATE,
-        until: Annotated[
-            Literal["stopped", "caught-up"], Parameter(help="caught-up ends when what is there now is read.")
-        ] = "stopped",
-        checkpoint_every: Annotated[str | None, Parameter(help="From trigger to trigger, such as 5s.")] = None,
-        fresh: Annotated[bool, Flag, Parameter(help="Begin empty, beside the state that is there.")] = False,
-        restore_from: Annotated[
-            str | None,
-            Parameter(name="--from", help="Savepoint or checkpoint to begin at, or an exported folder (with a slash)."),
-        ] = None,
-        claim: Annotated[bool, Flag, Parameter(help="Take the exported folder's files over.")] = False,
-        discard_unpublished: Annotated[
-            bool, Flag, Parameter(help="Output above --from that is not published yet never will be.")
-        ] = False,
-        allow_non_restored_state: Annotated[
-            bool, Flag, Parameter(help="Leave state unused whose step the pipeline no longer has.")
-        ] = False,
-        plan: Annotated[
-            str | None, Parameter(help="What `penstock plan --out` wrote: refuse if log, code or settings moved since.")
-        ] = None,
-        rename: Annotated[
-            tuple[str, ...],
-            Parameter(negative="", show_default=False, help="OLD=NEW: a step goes on with the state of its old uid."),
-        ] = (),
-        take_over: Annotated[bool, Flag, Parameter(help="Claim the job even if a living process has it.")] = False,
-        stop_timeout: Annotated[str | None, Parameter(help="Most time for a stop; 8s by default.")] = None,
-        max_rows_per_batch: Annotated[int | None, Parameter(help="Most rows of a batch.")] = None,
-        retained: Annotated[int | None, Parameter(help="Complete checkpoints that stay restorable.")] = None,
-        master: Annotated[str | None, Parameter(help="Spark master; all cores of this machine by default.")] = None,
-        parent: Annotated[
-            bool, Parameter(name="--parent", negative="--no-parent", help="Watch the job and start it again.")
-        ] = True,
+        until: Until = "stopped",
+        checkpoint_every: CheckpointEvery = None,
+        fresh: Fresh = False,
+        restore_from: Annotated[str | None, Begin] = None,
+        claim: Claim = False,
+        discard_unpublished: Discard = False,
+        allow_non_restored_state: LeaveState = False,
+        plan: Plan = None,
+        rename: Rename = (),
+        take_over: TakeOver = False,
+        stop_timeout: StopTimeout = None,
+        max_rows_per_batch: MaxRows = None,
+        retained: Retained = None,
+        master: Master = None,
+        parent: HasParent = True,
     ) -> int:
         from penstock.cli.run import RunOptions, run_as_child, run_as_parent
 
-        options = RunOptions(
-            pipeline=pipeline,
-            state=state,
-            until=until,
-            fresh=fresh,
-            restore_from=restore_from,
-            claim=claim,
-            discard_unpublished=discard_unpublished,
-            allow_non_restored_state=allow_non_restored_state,
-            rename=rename,
-            take_over=take_over,
-            master=master,
-            plan=plan,
-            settings={
-                "checkpoint_every": checkpoint_every,
-                "stop_timeout": stop_timeout,
-                "max_rows_per_batch": max_rows_per_batch,
-                "retained": retained,
-            },
-        )
+        settings = settings_of(checkpoint_every, stop_timeout, max_rows_per_batch, retained)
+        options = RunOptions(pipeline=pipeline, state=state, until=until, master=master, settings=settings)
+        options = replace(options, restore_from=restore_from, claim=claim, fresh=fresh, plan=plan, take_over=take_over)
+        options = replace(options, rename=rename, allow_non_restored_state=allow_non_restored_state)
+        options = replace(options, discard_unpublished=discard_unpublished)
         return run_as_parent(options, output) if parent else run_as_child(options, output)
 
     app.command(run, help=HELP, help_epilogue=epilogue(EXAMPLES))

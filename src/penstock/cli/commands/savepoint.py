@@ -70,7 +70,13 @@ def add(app: App, output: Output) -> None:
         help_formatter=PlainFormatter(),
         version_flags=[],
     )
+    _add_naming(family, output)
+    _add_looking(family, output)
+    add_export(family, output)
+    app.command(family)
 
+
+def _add_naming(family: App, output: Output) -> None:
     def create(
         job: JobName,
         name: Name,
@@ -85,16 +91,6 @@ def add(app: App, output: Output) -> None:
 
         seconds = seconds_of(timeout)
         return savepoint.create(output, job=job, name=name, state=state, at=at, seconds=seconds, as_json=as_json)
-
-    def show_all(job: JobName, /, *, state: State = STATE, as_json: AsJson = False) -> int:
-        from penstock.cli import savepoint
-
-        return savepoint.show_all(output, job=job, state=state, as_json=as_json)
-
-    def show(job: JobName, name: Name, /, *, state: State = STATE, as_json: AsJson = False) -> int:
-        from penstock.cli import savepoint
-
-        return savepoint.show_one(output, job=job, name=name, state=state, as_json=as_json)
 
     def drop(
         job: JobName,
@@ -112,8 +108,19 @@ def add(app: App, output: Output) -> None:
         return savepoint.drop(output, job=job, name=name, state=state, yes=yes, seconds=seconds, as_json=as_json)
 
     family.command(create, help=CREATE_HELP, help_epilogue=epilogue(CREATE_EXAMPLES))
+    family.command(drop, help=DROP_HELP, help_epilogue=epilogue(DROP_EXAMPLES))
+
+
+def _add_looking(family: App, output: Output) -> None:
+    def show_all(job: JobName, /, *, state: State = STATE, as_json: AsJson = False) -> int:
+        from penstock.cli import savepoint
+
+        return savepoint.show_all(output, job=job, state=state, as_json=as_json)
+
+    def show(job: JobName, name: Name, /, *, state: State = STATE, as_json: AsJson = False) -> int:
+        from penstock.cli import savepoint
+
+        return savepoint.show_one(output, job=job, name=name, state=state, as_json=as_json)
+
     family.command(show_all, name="list", help=LIST_HELP, help_epilogue=epilogue(LIST_EXAMPLES))
     family.command(show, help=SHOW_HELP, help_epilogue=epilogue(SHOW_EXAMPLES))
-    family.command(drop, help=DROP_HELP, help_epilogue=epilogue(DROP_EXAMPLES))
-    add_export(family, output)
-    app.command(family)

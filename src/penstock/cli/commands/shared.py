@@ -43,6 +43,20 @@ AsJson: TypeAlias = Annotated[
     ),
 ]
 
+PipelineName: TypeAlias = Annotated[str, Parameter(help="module:pipeline, also from the current folder.")]
+Begin: Final = Parameter(
+    name="--from", help="Savepoint or checkpoint to begin at, or an exported folder (with a slash)."
+)
+Claim: TypeAlias = Annotated[bool, Flag, Parameter(help="Take the exported folder's files over.")]
+Fresh: TypeAlias = Annotated[bool, Flag, Parameter(help="Begin empty, beside the state that is there.")]
+LeaveState: TypeAlias = Annotated[
+    bool, Flag, Parameter(help="Leave state unused whose step the pipeline no longer has.")
+]
+Rename: TypeAlias = Annotated[
+    tuple[str, ...],
+    Parameter(negative="", show_default=False, help="OLD=NEW: a step goes on with the state of its old uid."),
+]
+
 Timeout: TypeAlias = Annotated[
     str | None, Parameter(help="How long to wait for the job's answer, such as 30s; for ever by default.")
 ]
@@ -69,3 +83,15 @@ def seconds_of(text: str | None, option: str = "--timeout") -> float | None:
         return parse_duration(option, text) / 1_000_000
     except GraphError as error:
         raise UsageError(str(error)) from error
+
+
+def settings_of(
+    checkpoint_every: str | None, stop_timeout: str | None, max_rows_per_batch: int | None, retained: int | None
+) -> dict[str, object]:
+    """The settings that ``run`` and ``plan`` take as options; ``None`` leaves one as it is set elsewhere."""
+    return {
+        "checkpoint_every": checkpoint_every,
+        "stop_timeout": stop_timeout,
+        "max_rows_per_batch": max_rows_per_batch,
+        "retained": retained,
+    }
