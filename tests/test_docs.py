@@ -1,4 +1,4 @@
-"""What is written is run: examples in docstrings, and the README's pipeline."""
+"""What is written is run: examples in docstrings, the README's pipeline, and a list of who runs all the other pages."""
 
 from __future__ import annotations
 
@@ -76,6 +76,89 @@ def test_the_command_lines_that_are_shown_are_understood(page: Path) -> None:
         words = [word for word in shlex.split(line)[1:] if word != "--traceback"]
         _, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
         assert bound is not None, line
+
+
+README = {
+    "import penstock as ps": "test_docs.py",
+    "penstock run shop:orders": "spark/test_command_docs.py",
+    "pip install 'penstock[test]'": "crash/newcomer.py",
+    "penstock savepoint create": "spark/test_command_docs.py",
+}
+"""Who runs the blocks of the README, by how they begin."""
+
+RUN_BY = {
+    "cli.md": "spark/test_command_docs.py",
+    "crash-tutorial.md": "test_docs.py spark/test_command_docs.py",
+    "dead-letters.md": "spark/test_dead_letter_docs.py",
+    "doctor.md": "core/test_doctor_docs.py",
+    "json.md": "core/test_json_language.py",
+    "operating.md": "core/test_cli_looking.py",
+    "plan.md": "spark/test_command_docs.py spark/test_plan_job.py",
+    "savepoints.md": "spark/test_command_docs.py spark/test_copies_docs.py",
+    "shadow.md": "spark/test_command_docs.py spark/test_copies_docs.py",
+    "state-on-disk.md": "spark/test_window_files.py",
+    "state-queries.md": "spark/test_state_docs.py",
+    "testing.md": "test_docs.py",
+    "upgrade-story.md": "crash/test_upgrade_story.py",
+    "upgrades.md": "spark/test_command_docs.py spark/test_upgrades.py",
+    "windows.md": "spark/test_window_docs.py",
+}
+"""Who runs the lines, the Python and the SQL of a page: each of these takes all of its kind, or fails."""
+
+NOT_RUN = {
+    "make demo ": "targets for minutes or hours, and this run itself: TARGETS says what is run of them",
+    "pip install penstock[kafka]": "from the index; the tests of Kafka have the client from the pinned requirements",
+    "orders = p.read(": "sources of Kafka at brokers of no one: core/test_kafka_docs.py builds them all",
+    "since = ps.kafka.Source(": "as above",
+    "january = ps.kafka.Source(": "as above",
+    "secure = ps.kafka.Source(": "as above; integration/test_kafka_security.py reads from a broker that asks for it",
+    "clean.group_by(": "the middle of a pipeline, whose whole is in spark/test_state_docs.py",
+}
+"""Blocks that are only read or built, by how they begin, and why."""
+
+TARGETS = {
+    "demo": "crash/test_demo.py",
+    "demo-kafka": "integration/test_kafka_demo.py",
+    "newcomer": "crash/test_newcomer.py",
+    "test": "this run",
+    "check": "what continuous integration runs",
+    "bench-windows": "30 minutes",
+    "bench-checkpoint": "spark/test_bench_short.py",
+    "bench-kafka": "hours, and a broker of its own",
+    "bench-latency": "hours, and a broker of its own",
+    "soak": "spark/test_bench_short.py",
+}
+"""What is run of each target that the README names: a test, or why it is not in this run."""
+
+
+def _lines_to_run(page: Path) -> list[str]:
+    """Blocks of Python, of SQL, or with command lines; what is only shown has none."""
+    found = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    line = re.compile(r"^(\$ |[A-Z_]+=\S+ )?(penstock|pip|make|python) |^\w+ = |\)\.agg\($|^import ", re.MULTILINE)
+    return [text for kind, text in found if kind in {"python", "sql", "sh"} or (not kind and line.search(text))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_example_of_a_page_is_run_by_a_test_or_says_why_not(page: Path) -> None:
+    for block in _lines_to_run(page):
+        if block.lstrip().startswith(tuple(NOT_RUN)):
+            continue
+        starts = [name for start, name in README.items() if page.name == "README.md" and block.startswith(start)]
+        names = starts or RUN_BY.get(page.name, "").split()
+        assert names, f"{page.name}: nobody runs\n{block}"
+        for name in names:
+            assert page.name in (ROOT / "tests" / name).read_text(encoding="utf-8"), f"{name} knows no {page.name}"
+
+
+def test_what_is_said_not_to_be_run_is_still_there_and_each_target_too() -> None:
+    every = [block.lstrip() for page in PAGES for block in _lines_to_run(page)]
+    assert [start for start in NOT_RUN if not any(block.startswith(start) for block in every)] == []
+    named = re.findall(r"^make ([a-z-]+)", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert named == list(TARGETS)
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert [name for name in named if not re.search(rf"^{name}:", makefile, re.MULTILINE)] == []
+    tests = [name for name in TARGETS.values() if name.endswith(".py")]
+    assert [name for name in tests if not (ROOT / "tests" / name).exists()] == []
 
 
 @pytest.mark.spark

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import shutil
+import subprocess
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,9 @@ from typing import Any
 import pytest
 
 from core.cli_kit import say
+from core.looking_kit import WEB, a_job, leave_numbers
+from page_kit import sample
+from penstock.job.owner import note_over
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
@@ -208,3 +214,23 @@ def test_a_document_has_the_fields_that_the_page_gives_its_schema(document: str)
             inside = inside[name]
         for fields in objects:
             assert fields == list(inside), place
+
+
+def test_the_lines_of_the_page_are_run_and_what_they_pick_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """jq is not penstock's: where it is not installed, only what it would be given is made."""
+    monkeypatch.chdir(tmp_path)
+    leave_numbers(a_job(tmp_path / ".penstock", claim=WEB))
+    note_over("log-1", 0)  # nobody is asked
+    picked = []
+    for line in sample("json.md", "penstock list --json | jq").splitlines():
+        asked, pick = line.split(" | ", 1)
+        said = say(*shlex.split(asked)[1:])
+        assert said.code == 0, line
+        assert json.loads(said.out)["schema"] == f"penstock.{asked.split()[1]}/1"
+        if shutil.which("jq"):
+            done = subprocess.run(shlex.split(pick), input=said.out, capture_output=True, text=True, check=False)
+            picked.append(done.stdout.split())
+    sinks = ["{", '"uid":', '"bad-out",', '"rows_written":', "2", "}"]
+    assert picked in ([], [["orders"], [*sinks, "{", '"uid":', '"out",', '"rows_written":', "3000", "}"], ["true"]])

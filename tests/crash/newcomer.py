@@ -1,4 +1,4 @@
-"""The first minutes of a new user, for real: the wheel in an empty folder, a project, its tests, a kill -9, exact sums.
+"""A new user's first minutes, line by line as the README has them: a wheel, a project, its tests, a kill -9, sums.
 
 ``make newcomer`` takes the packages that penstock needs from this environment; with ``ARGS=--download`` pip
 gets them from its index, as for a user (pyspark alone is 450 MB). Prints what each step took.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from crash.driver import LIGHT
 from crash.waiting import clock, until
+from page_kit import sample
 from penstock.cli.family import family, kill_family
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +30,6 @@ LIMIT = 300
 PATIENCE = 600
 """Seconds for one step, on a machine that others use too: it is the whole that is judged."""
 
-FILES = 40
 COMPLETE = re.compile(r"checkpoint [1-9]\d* ok")
 
 
@@ -146,30 +147,38 @@ def newcomer(*, download: bool = False) -> Iterator[Newcomer]:
         shutil.rmtree(home, ignore_errors=True)
 
 
+def promised() -> list[str]:
+    """The lines of the README's first five minutes, without remarks."""
+    return [line.partition("#")[0].strip() for line in sample("../README.md", "pip install").splitlines()]
+
+
 def first_minutes(user: Newcomer) -> None:
-    """Everything, with what must come of it."""
-    user.install(user.wheel())
+    """Every line of the README's, with what must come of it; more checkpoints, and rows as CSV to be counted."""
+    install, doctor, init, test, make, run, resume, check, query = promised()
+    assert install == "pip install 'penstock[test]'"
+    user.install(user.wheel())  # of this checkout, in place of the one that the index has
     where = user.runs("import", "python", "-c", "import penstock; print(penstock.__file__)")
     assert "/venv/" in where, f"this is not the penstock of the wheel: {where}"
-    user.runs("doctor", "penstock", "doctor", "--no-spark")
-    user.runs("init", "penstock", "init")
+    user.runs("doctor", *shlex.split(doctor), "--no-spark")  # `penstock test` makes a session at once
+    init, folder = init.split(" && cd ")
+    user.runs("init", *shlex.split(init))
+    user.project /= folder
     assert len(list(user.project.iterdir())) <= 5
-    assert "5 passed" in user.runs("test", "penstock", "test")
-    user.runs("make orders", "python", "sample.py", "make", str(FILES))
-    run = ("penstock", "run", "orders:orders", "--checkpoint-every", "1s")
-    assert user.run_and_kill("run, and kill -9", *run) >= 3  # the parent, the job, its JVM
+    assert "5 passed" in user.runs("test", *shlex.split(test))
+    user.runs("make orders", *shlex.split(make))
+    often = ("--checkpoint-every", "1s")
+    assert user.run_and_kill("run, and kill -9", *shlex.split(run), *often) >= 3  # the parent, the job, its JVM
     user.runs("more orders meanwhile", "python", "sample.py", "make", "4")
-    user.runs("check, which must find orders missing", "python", "sample.py", "check", code=1)
-    said = user.runs("run until caught up", *run, "--until", "caught-up")
+    user.runs("check, which must find orders missing", *shlex.split(check), code=1)
+    said = user.runs("run until caught up", *shlex.split(resume), *often)
     assert said.index("orders: starting Spark …") < said.index("orders: restoring from checkpoint"), said
     assert re.search(r"orders: stopped · [1-9][\d,]* rows read", said), said
-    checked = user.runs("check", "python", "sample.py", "check")
+    checked = user.runs("check", *shlex.split(check))
     assert "0 lost, 0 doubled, 0 sums wrong" in checked, checked
     still_open = int(re.findall(r"(\d+) windows are still open", checked)[0])
     assert still_open > 0
-    query = ("query", "orders", "totals", "SELECT count(*) AS n FROM totals", "--format", "csv")
-    answer = user.runs("state query", "penstock", "state", *query)
-    assert str(still_open) in answer.split(), answer
+    answer = user.runs("state query", *shlex.split(query), "--format", "csv")
+    assert len(re.findall(r"^[^,\n]+(?:,[^,\n]+)+$", answer, re.MULTILINE)) == 1 + still_open, answer
     assert "→" in user.runs("checkpoints", "penstock", "checkpoints", "orders")
 
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shlex
 import shutil
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +21,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from core.cli_kit import Said, Terminal
-from page_kit import command_lines, sample, shows
-from spark.job_kit import published
+from crash.driver import all_gone, surroundings
+from crash.waiting import holds_within
+from page_kit import blocks, command_lines, sample, shows
+from spark.job_kit import drop, published
 from spark.shop_kit import RENAMED, SECOND, SHOP_V2, THIRD, Shop, lend
 
 if TYPE_CHECKING:
@@ -63,7 +68,7 @@ def made(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
         lend(patch, spark)
         shop.open()
         yield shop
-    for name in ("shop", "shop_v2"):
+    for name in ("shop", "shop_v2", "alarms_mended"):
         sys.modules.pop(name, None)
     penstock.propagate, penstock.handlers, root.filters = before
 
@@ -192,19 +197,56 @@ def test_a_shadow_run_says_what_the_page_shows(shop: Shop) -> None:
 
 
 def test_new_code_on_old_state_goes_as_the_readme_says(shop: Shop) -> None:
+    assert sample("../README.md", "penstock run").strip() in part("stop"), "a running job is stopped: above"
     text = sample("../README.md", "penstock savepoint create")
     create, plan, shadow, rewind, query = [line.partition("#")[0].strip() for line in text.splitlines()]
     ends_with(shop.run("penstock savepoint drop orders before-v2"))
     held = ends_with(shop.run(query)).out
     assert ends_with(shop.run(create)).out == "2\n"
+    assert {name: pin.checkpoint for name, pin in shop.job.read().pins.items()} == {"before-v2": 2}
     shop.deploy(SHOP_V2)
     assert "~ totals" in ends_with(shop.run(plan), 2).out
-    assert "nothing to compare with" in ends_with(shop.run(shadow)).out
+    tried = ends_with(shop.run(shadow)).out
+    assert "from checkpoint 2 on" in tried
+    assert "nothing to compare with" in tried
     ends_with(shop.run("penstock run shop:orders --state ./state"))
     assert shop.run(query).out != held
     ends_with(shop.run(rewind))
+    point = shop.job.read().restore_point
+    assert point is not None
+    assert point.checkpoint == 2
     assert ends_with(shop.run(query)).out == held
     assert "u2" in held
+
+
+def test_a_real_job_dies_at_a_crash_point_as_the_tutorial_says_and_goes_on(shop: Shop) -> None:
+    killed, again = sample("crash-tutorial.md", "PENSTOCK_FAILPOINTS").splitlines()
+    (code,) = [text for text in blocks("crash-tutorial.md", "python") if text.startswith("# alarms_mended.py")]
+    shop.deploy(code, "alarms_mended")
+    shop.without_input(0)
+    drop(shop.home / "in", "a.json", [{"user": "ann", "amount": 2000.0}])
+    armed, *words = shlex.split(killed)
+    assert words[0] == "penstock"
+    with (shop.home / "killed.err").open("w") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *words, "--checkpoint-every", "200ms"],
+            cwd=shop.home,
+            env=surroundings(shop.home) | dict([armed.split("=", 1)]),
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
+    try:
+        mails = shop.home / "mails"
+        assert holds_within(240, lambda: any(mails.glob("part-*")) or process.poll() is not None)
+        drop(shop.home / "in", "b.json", [{"user": "bob", "amount": 3000.0}, {"user": "cas", "amount": 3.0}])
+        assert process.wait(240) == -signal.SIGKILL, (shop.home / "killed.err").read_text()
+    finally:
+        process.kill()
+        assert all_gone(shop.home) == 0
+    ends_with(shop.run(again))
+    assert sorted(row["to"] for row in published(shop.home / "mails")) == ["ann", "bob"]
 
 
 def test_steps_go_on_under_other_names(shop: Shop) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,7 @@ import pytest
 
 import penstock as ps
 from core.cli_kit import say
+from page_kit import command_lines
 from penstock.sources.dead_letters import decode, encode
 from spark.job_kit import drop, published
 
@@ -68,6 +70,12 @@ def test_the_commands_of_the_page_say_what_it_shows(spark, shop, tmp_path):
         said = say(*command.split())
         assert said.code == 0, said.err
         assert plain(said.out) == plain(text.lstrip("\n")), command
+
+    show, dropped = [line for line in command_lines("dead-letters.md") if line[len("penstock ") :] not in expected]
+    said = say(*shlex.split(show)[1:], "--state", "state")
+    assert (said.code, said.out.splitlines()[-1]) == (0, "1 dead letter")
+    said = say(*shlex.split(dropped)[1:], "--state", "state")
+    assert (said.code, said.out) == (0, "bad-lines: nothing to delete from before 2026-01-01 00:00:00Z\n")
 
     fixed = version(with_the_change(shop))
     drop(tmp_path / "in", "2.txt", [{"user": "ann", "amount": 4, "at": "2026-01-01T00:01:20Z"}])

@@ -43,7 +43,7 @@ SHOW_EXAMPLES: Final = """\
 Examples:
   penstock deadletter show orders                      of the only dead letters that there are
   penstock deadletter show orders bad-orders --limit 100 --json
-  penstock deadletter show orders bad-orders --where "place.partition = 3 AND error LIKE '%DOUBLE%'"
+  penstock deadletter show orders bad-orders --where "place.partition = 3 AND error LIKE '%double%'"
   penstock deadletter show orders totals-late --where "record.user = 'ann'"
 --where takes SQL over cause, error, step, source, place, event_time, record, checkpoint and written. It starts
 Spark, which takes some seconds."""
