@@ -106,7 +106,7 @@ RUN_BY = {
 """Who runs the lines, the Python and the SQL of a page: each of these takes all of its kind, or fails."""
 
 NOT_RUN = {
-    "make demo ": "targets for minutes or hours, and this run itself: TARGETS says what is run of them",
+    "make demo ": "measurements, and this run itself: TARGETS says what is run of each",
     "pip install penstock[kafka]": "from the index; the tests of Kafka have the client from the pinned requirements",
     "orders = p.read(": "sources of Kafka at brokers of no one: core/test_kafka_docs.py builds them all",
     "since = ps.kafka.Source(": "as above",
@@ -122,10 +122,10 @@ TARGETS = {
     "newcomer": "crash/test_newcomer.py",
     "test": "this run",
     "check": "what continuous integration runs",
-    "bench-windows": "30 minutes",
+    "bench-windows": "measures, for which the machine must do nothing else",
     "bench-checkpoint": "spark/test_bench_short.py",
-    "bench-kafka": "hours, and a broker of its own",
-    "bench-latency": "hours, and a broker of its own",
+    "bench-kafka": "as above",
+    "bench-latency": "as above",
     "soak": "spark/test_bench_short.py",
 }
 """What is run of each target that the README names: a test, or why it is not in this run."""
