@@ -241,7 +241,12 @@ class Box:
         self.files.create(replay_path(UID, replay.number), encode(replay))
 
     def box(self, uids: tuple[str, ...] = (UID,), undone: tuple[int, ...] = ()) -> Letterbox:
-        return Letterbox(uids=uids, filesystem=self.files, counts=lambda checkpoint: checkpoint not in undone)
+        return Letterbox(
+            uids=uids,
+            filesystem=self.files,
+            counts=lambda checkpoint: checkpoint not in undone,
+            frame=lambda replay, schema: (replay, schema),
+        )
 
 
 @dataclass

@@ -11,6 +11,7 @@ from penstock.checkpoint.paths import entry as path_of
 from penstock.ids import CheckpointId, EntryNumber
 from simulation.changes import Changes, driver
 from simulation.damage import damaged
+from simulation.letter_tools import LetterDesk
 from simulation.oracle import check_liveness
 from simulation.orders import Orders
 from simulation.process import Driver
@@ -41,6 +42,8 @@ class Plan:
     drains: int = 0
     renames: int = 0
     imports: int = 0
+    replays: int = 0
+    drops: int = 0
 
 
 class Acts:
@@ -51,6 +54,7 @@ class Acts:
         self._plan = plan
         self._orders = Orders(world)
         self.changes = Changes(world)
+        self._letters = LetterDesk(world)
 
     @property
     def is_urgent(self) -> bool:
@@ -82,6 +86,8 @@ class Acts:
             (plan.renames, self._rename),
             (plan.imports and len(world.exported) < MOST_FOLDERS and self.changes.exportable, self.changes.export),
             (plan.imports and world.exported and not world.is_strange and not shape.without, self._import),
+            (plan.replays and world.ledger.facts.finals, self._replay),
+            (plan.drops and world.ledger.facts.finals, self._drop),
         ):
             if left:
                 acts.append(act)
@@ -199,6 +205,14 @@ class Acts:
     def _import(self) -> None:
         self._plan.imports -= 1
         self.changes.begin_with_a_folder()
+
+    def _replay(self) -> None:
+        if self._letters.replay():
+            self._plan.replays -= 1
+
+    def _drop(self) -> None:
+        if self._letters.drop():
+            self._plan.drops -= 1
 
     def _drain(self) -> None:
         if self._orders.drain():

@@ -18,6 +18,7 @@ from penstock.checkpoint.journal import Journal
 from penstock.checkpoint.log import OwnedLog
 from penstock.checkpoint.messages import AttemptId, JobStarted
 from penstock.checkpoint.recovery import Recovery, decide_recovery
+from penstock.checkpoint.timeline import timeline
 from penstock.errors import GenerationFenced, InternalError, PenstockError, StateIncompatible
 from penstock.facts import CheckpointFailed, LatencyMeasured
 from penstock.graph.nodes import Write
@@ -270,6 +271,7 @@ class Driver(Process):
                 listener=self.heard,
                 supervisor=supervisor,
                 thread=partial(Stepped, process=self),
+                timeline=timeline(owned.history, recovery.restored),
             )
         )
         try:

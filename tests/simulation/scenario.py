@@ -72,6 +72,8 @@ def more_of(plan: Plan, chance: Random) -> Plan:
         drains=chance.choice((0, 0, 0, 1, 2)),
         renames=chance.choice((0, 0, 0, 1, 2)),
         imports=chance.choice((0, 0, 1, 2)),
+        replays=chance.choice((1, 2, 3, 6)),
+        drops=chance.choice((0, 1, 2)),
     )
 
 
@@ -110,7 +112,11 @@ class Scenario:
         self._restarts_left = 3
         self._watch = seed % EVERY_STEP == 0 if watched is None else watched
         self._asked: set[int] = set()
-        self.world = World(terms_of(chance, is_core=is_core), chance, faults)
+        terms = terms_of(chance, is_core=is_core)
+        has_letters = not is_core and terms.settings.mode == "exactly-once" and Random(f"letters of {seed}").random() < 0.4
+        if has_letters:
+            terms = replace(terms, shape=terms.shape.with_letters())
+        self.world = World(terms, chance, faults)
         self.world.slow = frozenset(chance.sample(SLOW, chance.choice((0, 0, 1, 2, 3))))
         if not self.world.is_exact:  # who goes back or ends early repeats less
             self.plan.drains = self.plan.imports = 0

@@ -24,6 +24,7 @@ from simulation.exports import Folder
 from simulation.facts import Facts
 from simulation.fibers import Fiber, Killed
 from simulation.ledger import Ledger
+from simulation.letters import AGAIN
 from simulation.mischief import Faults, Mischief
 from simulation.outside import Outside
 from simulation.process import Driver, Process
@@ -168,10 +169,12 @@ class World(Mischief):
         return self.chance.choice((1, 1, 2)), 0
 
     def all_rows(self) -> list[tuple[int, int]]:
-        return [(s, row) for s, total in enumerate(self.terms.shape.totals) for row in range(total)]
+        """Also those that replays bring back."""
+        rows = [(s, row) for s, total in enumerate(self.terms.shape.totals) for row in range(total)]
+        return rows + sorted(self.ledger.facts.again)
 
     def time_of(self, row: int) -> int:
-        return row * 1_000
+        return row % AGAIN * 1_000
 
     def time_allowed(self, source: int, seen: int, *, good: bool = False) -> EventTime:
         """The highest watermark of a source of which so many rows (or good rows) were seen."""
