@@ -59,7 +59,8 @@ class Acts:
     @property
     def is_urgent(self) -> bool:
         """Whether now is when something outside does the most harm."""
-        return bool(self._plan.rewinds and self._world.ledger.facts.is_owing) or self._orders.is_nagging
+        is_owing = self._plan.rewinds and self._world.ledger.facts.is_owing
+        return bool(is_owing) or self._orders.is_nagging or self._may_replay
 
     def act(self) -> None:
         """One of the things that are still granted."""
@@ -93,6 +94,8 @@ class Acts:
                 acts.append(act)
         if plan.rewinds and world.ledger.facts.is_owing:
             acts += [self._rewind] * 4
+        if self._may_replay:
+            acts += [self._replay] * 4
         if acts:
             world.chance.choice(acts)()
         if world.ledger.violation is not None:
@@ -205,6 +208,10 @@ class Acts:
     def _import(self) -> None:
         self._plan.imports -= 1
         self.changes.begin_with_a_folder()
+
+    @property
+    def _may_replay(self) -> bool:
+        return bool(self._plan.replays) and self._world.ledger.letters.is_open
 
     def _replay(self) -> None:
         if self._letters.replay():

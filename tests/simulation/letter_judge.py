@@ -121,6 +121,15 @@ class Letters:
                 if left:
                     self._wrong(f"all letters of '{done.uid}' were to be replayed, and {left} of {path} are not")
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there are letters that no replay names, and a source that could yet read them."""
+        facts = self._ledger.facts
+        if not facts.finals or facts.restore is None or 0 in ended(facts.manifests[facts.restore]):
+            return False
+        named = {path for replays in facts.replays.values() for r in replays.values() for path, _ in _named(r)}
+        return bool(self.standing()[1] - named)
+
     def look(self) -> None:
         """Somebody lists letters: those that the restore point's timeline has published, and no others."""
         files = [file for place in listed(self._world) for file in place.files]

@@ -136,7 +136,7 @@ class Shape:
         if row >= AGAIN:  # some fail again
             return self.is_parsed(source) and (row // AGAIN + row) % 3 == 0
         if self.letters:
-            return self.is_parsed(source) and row % 2 == 1
+            return self.is_parsed(source) and row % 4 != 2
         return self.is_parsed(source) and (5 * row + 3 * source) % 4 == 1
 
     def is_late(self, source: int, row: int) -> bool:

@@ -161,6 +161,8 @@ class World(Mischief):
         until = self.quiet.get(source, 0)
         if until > self._time:
             return 0, until - self._time
+        if self.terms.shape.letters and source == 0 and at and self.chance.random() < 0.6:
+            return 0, 100_000  # so that people have the time to look at its letters before it ends
         chance = self.chance.random()
         if chance < 0.3:
             if chance < 0.02 and self.terms.shape.idle_after is not None:
@@ -182,7 +184,7 @@ class World(Mischief):
         rows = [row for row in range(shape.totals[source]) if not (good and shape.is_bad(source, row))]
         if seen >= len(rows):
             return END_OF_TIME
-        return EventTime(self.time_of(rows[seen] - 1)) if seen and shape.marked else BEGINNING
+        return EventTime(self.time_of(rows[seen] - 1)) if (seen or shape.letters) and shape.marked else BEGINNING
 
     def restorable_now(self) -> list[int]:
         """Checkpoints that a rewind could name: known to the judge, and there to be read."""
