@@ -28,7 +28,7 @@ from penstock.runtime.source_task import SourceTask
 from penstock.runtime.supervisor import Supervisor
 from penstock.runtime.task import StepTask
 from penstock.runtime.works import OperatorWork, SinkWork, UnionWork
-from planted import of_another_kind, of_rewinds, of_the_breadth, of_the_log, of_the_operator, of_the_run  # noqa: F401 - they register
+from planted import of_another_kind, of_letters, of_rewinds, of_the_breadth, of_the_log, of_the_operator, of_the_run  # noqa: F401 - they register
 from planted.bug import BUGS, planted
 from simulation import fibers, process
 from simulation.exhaustive import IN_TESTS, search

@@ -201,6 +201,8 @@ class Ledger:
         for id, manifest in facts.manifests.items():
             if id not in facts.condemned and path in layer_paths(manifest):
                 self.violated("G1", f"{path} is deleted, checkpoint {id} needs it")
+        if path in facts.finals and path not in facts.dropped:
+            self.violated("letters", f"{path} is deleted, and nobody has dropped it")
         if path in facts.discarded:
             facts.void.add(path)
         elif path in facts.staged and path not in facts.done and path not in facts.lost:
