@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from penstock.checkpoint import gc, importing, paths
+from penstock.checkpoint import gc, importing, journal, paths
 from penstock.checkpoint.timeline import Timeline
 from penstock.job import wiring
 from penstock.operate.letters import listing, replaying
-from penstock.sources.replaying import ReplayingReader
 from penstock.sources import replaying as reading
+from penstock.sources.replaying import ReplayingReader
 from planted.bug import bug
 from simulation import letter_tools
 from simulation.letters import FakeLetters
@@ -40,16 +40,18 @@ def _(put):
 
 @bug("letters-swept", "the collector takes published letters for leftovers")
 def _(put):
-    real = paths.generation_of
-
-    def generation_of(path):
-        return 0 if path.startswith("/job/deadletters/") and "/part-" in path and ".penstock" not in path else real(path)
-
-    put(paths, "generation_of", generation_of)
-    put(gc, "paths", paths)
+    real, real_ours = journal.orphans_of, paths.is_ours
     put(FakeLetters, "stages_in", lambda self, log_id, uid: (self.at,))
-    real_ours = paths.is_ours
-    put(paths, "is_ours", lambda path: path.startswith("/job/deadletters/") or real_ours(path))
+
+    def orphans_of(read, own, files):
+        found = sorted(files)
+        return (*real(read, own, found), *(path for path in found if is_letters(path)))
+
+    def is_letters(path):
+        return path.startswith("/job/deadletters/") and path.endswith(".parquet")
+
+    put(journal, "orphans_of", orphans_of)
+    put(paths, "is_ours", lambda path: is_letters(path) or real_ours(path))
 
 
 @bug("replay-unmarked", "which replays were read is not in the position")

@@ -60,7 +60,7 @@ class Acts:
     def is_urgent(self) -> bool:
         """Whether now is when something outside does the most harm."""
         is_owing = self._plan.rewinds and self._world.ledger.facts.is_owing
-        return bool(is_owing) or self._orders.is_nagging or self._may_replay
+        return bool(is_owing) or self._orders.is_nagging or self._may_replay or self._may_drop
 
     def act(self) -> None:
         """One of the things that are still granted."""
@@ -88,7 +88,7 @@ class Acts:
             (plan.imports and len(world.exported) < MOST_FOLDERS and self.changes.exportable, self.changes.export),
             (plan.imports and world.exported and not world.is_strange and not shape.without, self._import),
             (plan.replays and world.ledger.facts.finals, self._replay),
-            (plan.drops and world.ledger.facts.finals, self._drop),
+            (plan.drops and world.ledger.facts.finals and world.chance.random() < 0.3, self._drop),
         ):
             if left:
                 acts.append(act)
@@ -96,6 +96,8 @@ class Acts:
             acts += [self._rewind] * 4
         if self._may_replay:
             acts += [self._replay] * 4
+        if self._may_drop:
+            acts += [self._drop] * 4
         if acts:
             world.chance.choice(acts)()
         if world.ledger.violation is not None:
@@ -212,6 +214,10 @@ class Acts:
     @property
     def _may_replay(self) -> bool:
         return bool(self._plan.replays) and self._world.ledger.letters.is_open
+
+    @property
+    def _may_drop(self) -> bool:
+        return bool(self._plan.drops) and self._world.ledger.letters.is_dear
 
     def _replay(self) -> None:
         if self._letters.replay():

@@ -130,6 +130,16 @@ class Letters:
         named = {path for replays in facts.replays.values() for r in replays.values() for path, _ in _named(r)}
         return bool(self.standing()[1] - named)
 
+    @property
+    def is_dear(self) -> bool:
+        """Whether there are letters that only a checkpoint below the newest has yet to read: when a drop is dangerous."""
+        facts = self._ledger.facts
+        if facts.restore is None or not facts.replays:
+            return False
+        newest = replays_read(facts.manifests[facts.restore])
+        kept = [facts.manifests[id] for id in facts.known() if facts.letters.get(id)]
+        return any(replays_read(each).get(uid, 0) < number for each in kept for uid, number in newest.items())
+
     def look(self) -> None:
         """Somebody lists letters: those that the restore point's timeline has published, and no others."""
         files = [file for place in listed(self._world) for file in place.files]

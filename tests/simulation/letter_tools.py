@@ -122,7 +122,7 @@ class LetterDesk:
         except UnknownName:
             return False
         times = sorted(file.written for file in place.files)
-        before = WallTime(world.chance.choice(times) + 1)
+        before = WallTime(world.chance.choice((times[-1], *times)) + 1)
         dropping = plan_drop(directory.read(), place, before)
         files = [file.path for file in dropping.files]
         world.ledger.letters.drop(files)

@@ -89,7 +89,8 @@ def with_letters(terms: Terms, plan: Plan, faults: Faults, chance: Random) -> Te
     coordinator = replace(
         terms.coordinator, interval=chance.choice((20, 50, 100)) * MS, timeout=60_000 * MS, min_pause=0
     )
-    return replace(terms, shape=terms.shape.with_letters(), coordinator=coordinator)
+    settings = replace(terms.settings, retained=chance.choice((1, 2, 3)))
+    return replace(terms, shape=terms.shape.with_letters(), coordinator=coordinator, settings=settings)
 
 
 def faults_of(chance: Random) -> Faults:
