@@ -38,12 +38,13 @@ def number_of(uid: str) -> int:
 
 
 def read_again(row: int, uid: str, number: int) -> int:
-    """The number of a row that a replay of some place has brought back.
+    """The number of a row that a replay of some place has brought back: it tells all replays that it has been in.
 
     >>> read_again(5, "dead", 3), read_again(3_005, "dead", 4)
-    (3005, 4005)
+    (3005, 3000004005)
     """
-    return row % AGAIN + AGAIN * (number + MOST * number_of(uid))
+    replay = number + MOST * number_of(uid)
+    return row % AGAIN + AGAIN * (replay + MOST * MOST * (row // AGAIN))
 
 
 @dataclass(frozen=True, slots=True)
