@@ -174,6 +174,7 @@ class Ledger:
 
     def crashed(self) -> None:
         """What was deleted may be there again."""
+        self.facts.dropped = {path for path in self.facts.dropped if not self._world.disk.is_there(path)}
         self.facts.came_back.update(path for path in self.facts.doomed if self._world.disk.is_there(path))
 
     def litter(self) -> list[str]:
@@ -212,7 +213,7 @@ class Ledger:
         if self._world.disk.is_there(f"{source}.voided"):
             self._void(source)
         elif source in self.facts.staged or "/.penstock/" in source:
-            self.published(source.split("/.penstock/")[0].rpartition("/")[2], [source], rows_of(data))
+            self.published(source.split("/.penstock/", maxsplit=1)[0].rpartition("/")[2], [source], rows_of(data))
 
     def voided(self, item: Committable) -> None:
         for ref in item.files:

@@ -100,7 +100,9 @@ class Letters:
             source, row, _ = facts.content[facts.finals[path]][place]
             facts.again.add((source, read_again(row, replay.uid, replay.number)))
         self._world.count("replay")
-        self._world.tell(f"replay {replay.number} of '{replay.uid}' names {[(e.file, e.ranges) for e in replay.letters]}")
+        self._world.tell(
+            f"replay {replay.number} of '{replay.uid}' names {[(e.file, e.ranges) for e in replay.letters]}"
+        )
 
     def standing(self) -> Seen:
         """When that is, and the letters that can be seen now."""
@@ -180,9 +182,7 @@ class Letters:
         """Of those, what was not read."""
         facts = self._ledger.facts
         read = replays_read(facts.manifests[facts.restore]) if facts.restore is not None else {}
-        return [
-            f"replay {number} of '{uid}' was not read" for uid, number in owed.items() if read.get(uid, 0) < number
-        ]
+        return [f"replay {number} of '{uid}' was not read" for uid, number in owed.items() if read.get(uid, 0) < number]
 
     def _wrong(self, what: str) -> None:
         self._ledger.violated("letters", what)
