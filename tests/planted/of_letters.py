@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from penstock.checkpoint import gc, importing, journal, paths
+from penstock.checkpoint import gc, importing, journal, paths, timeline
 from penstock.checkpoint.timeline import Timeline
 from penstock.job import wiring
 from penstock.operate.letters import listing, replaying
@@ -151,4 +151,9 @@ def _(put):
 @bug("undone-aborted", "output of an aborted checkpoint counts as of no timeline")
 def _(put):
     real = Timeline.has
-    put(Timeline, "has", lambda self, id: real(self, id) and (id in self.mine or id > max(self.known, default=-1)))
+    put(Timeline, "has", lambda self, at: real(self, at) and (at in self.mine or at > max(self.known, default=-1)))
+
+
+@bug("R8-letters", "letters of a checkpoint that was gone past count", core="core/test_dead_letters.py")
+def _(put):
+    put(timeline, "_gone_past", lambda history: ())

@@ -42,11 +42,15 @@ SEEDS = 2_000
 LATER = ("rename", "drained", "import", "import elsewhere", "begun with a folder", "oracle of an import")
 """What operators learned after the rest."""
 
+WITH_LETTERS = ("replay", "replay in a checkpoint", "letters undone", "letters dropped", "letters kept")
+"""What becomes of dead letters."""
+
 WORKERS = 2
 TESTS = Path(__file__).resolve().parents[1]
 
 
 OF_OPERATORS = ["drain-never", "rename-state", "R7", "import-order"]
+OF_LETTERS = ["letters-early", "letters-swept", "replay-unmarked", "replay-again", "drop-needed"]
 
 
 def run_seeds(first: int, end: int) -> None:
@@ -69,7 +73,17 @@ def test_no_seed_breaks_an_invariant() -> None:
     assert seen["exact: repeated"] == 0
     assert seen["at least once: repeated"] > 20, "at-least-once repeats rows after a crash, or nothing was tested"
     assert seen["exact: oracle at every step"] > 5_000, "the liveness oracle was hardly asked after every step"
-    for name in ("zombie", "rewind", "power cut", "deploy", "go past", "new source", "again TaskAcknowledged", *LATER):
+    for name in (
+        "zombie",
+        "rewind",
+        "power cut",
+        "deploy",
+        "go past",
+        "new source",
+        "again TaskAcknowledged",
+        *LATER,
+        *WITH_LETTERS,
+    ):
         assert seen[f"exact: {name}"] > 20, f"hardly any story has a {name}"
 
 
@@ -159,7 +173,8 @@ def test_a_bug_is_planted_where_something_is_and_taken_away_again(bug: str) -> N
 
 
 @pytest.mark.parametrize(
-    "bug", ["L5", "R3-above", "S1", "S2", "G1-staged", "commit-early", "no-blocking", "fsync", *OF_OPERATORS]
+    "bug",
+    ["L5", "R3-above", "S1", "S2", "G1-staged", "commit-early", "no-blocking", "fsync", *OF_OPERATORS, *OF_LETTERS],
 )
 def test_a_planted_bug_is_found_within_a_few_seeds(bug: str) -> None:
     with planted(bug), pytest.raises(Violation):

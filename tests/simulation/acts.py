@@ -11,6 +11,7 @@ from penstock.checkpoint.paths import entry as path_of
 from penstock.ids import CheckpointId, EntryNumber
 from simulation.changes import Changes, driver
 from simulation.damage import damaged
+from simulation.letter_judge import puts_letters
 from simulation.letter_tools import LetterDesk
 from simulation.oracle import check_liveness
 from simulation.orders import Orders
@@ -80,7 +81,7 @@ class Acts:
             (plan.freezes, self._freeze),
             (plan.wipes and any(world.ledger.facts.published.values()), self._wipe),
             (plan.deploys, self._deploy),
-            (plan.damages and not world.disk.rotten, self._damage),
+            (plan.damages and not world.disk.rotten and self._may_damage, self._damage),
             (world.disk.rotten, self._repair),
             (plan.strangers, self._stranger),
             (plan.drains, self._drain),
@@ -171,6 +172,9 @@ class Acts:
             return
         self._plan.damages -= 1
         number = world.chance.choice((fit[-1], world.chance.choice(fit)))
+        with_letters = [n for n in fit if puts_letters(facts.entries[n])]
+        if with_letters:
+            number = world.chance.choice((number, with_letters[-1]))
         path = path_of(EntryNumber(number))
         data = world.disk.files[path]
         if number < facts.tail and world.chance.random() < 0.2:
@@ -214,6 +218,11 @@ class Acts:
     @property
     def _may_replay(self) -> bool:
         return bool(self._plan.replays) and self._world.ledger.letters.is_open
+
+    @property
+    def _may_damage(self) -> bool:
+        facts = self._world.ledger.facts
+        return not self._world.pipeline.shape.letters or any(facts.letters.values())
 
     @property
     def _may_drop(self) -> bool:

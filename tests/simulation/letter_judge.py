@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.entries import Manifest, Rewind
+from penstock.checkpoint.entries import Entry, Manifest, Rewind
+from penstock.errors import CheckpointError
 from penstock.sources.dead_letters import Replay, decode
 from simulation.entries import ended, replays_read
 from simulation.facts import RowKey
@@ -90,14 +91,14 @@ class Letters:
         named = {letter for other in known.values() for letter in _named(other)}
         mine = {letter for other in known.values() if other.command == replay.command for letter in _named(other)}
         known[replay.number] = replay
-        for path, place in _named(replay):
-            if facts.finals.get(path) not in facts.done:
-                self._wrong(f"replay {replay.number} names {path}, which is not published")
+        for file, place in _named(replay):
+            if facts.finals.get(file) not in facts.done:
+                self._wrong(f"replay {replay.number} names {file}, which is not published")
                 return
             twice = mine if replay.command in facts.asked_again else named
-            if (path, place) in twice:
-                self._wrong(f"replay {replay.number} names letter {place} of {path}, as one before it does")
-            source, row, _ = facts.content[facts.finals[path]][place]
+            if (file, place) in twice:
+                self._wrong(f"replay {replay.number} names letter {place} of {file}, as one before it does")
+            source, row, _ = facts.content[facts.finals[file]][place]
             facts.again.add((source, read_again(row, replay.uid, replay.number)))
         self._world.count("replay")
         self._world.tell(
@@ -134,7 +135,7 @@ class Letters:
 
     @property
     def is_dear(self) -> bool:
-        """Whether there are letters that only a checkpoint below the newest has yet to read: when a drop is dangerous."""
+        """Whether there are letters that only an older checkpoint has yet to read: when a drop is dangerous."""
         facts = self._ledger.facts
         if facts.restore is None or not facts.replays:
             return False
@@ -144,7 +145,12 @@ class Letters:
 
     def look(self) -> None:
         """Somebody lists letters: those that the restore point's timeline has published, and no others."""
-        files = [file for place in listed(self._world) for file in place.files]
+        try:
+            files = [file for place in listed(self._world) for file in place.files]
+        except CheckpointError:
+            if self._world.disk.rotten:
+                return  # until somebody has gone past it, or put it back
+            raise
         _, here = self.standing()
         told = {file.path for file in files if file.stands}
         if told != here:
@@ -196,3 +202,8 @@ def _named(replay: Replay) -> list[tuple[str, int]]:
         for start, end in each.ranges
         for place in range(start, end)
     ]
+
+
+def puts_letters(entry: Entry) -> bool:
+    """Whether this is a checkpoint with letters to publish."""
+    return isinstance(entry.body, Manifest) and any(item.target.startswith(PLACE) for item in entry.body.open)

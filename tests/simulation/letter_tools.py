@@ -103,8 +103,7 @@ class LetterDesk:
     def replay(self) -> bool:
         """Somebody looks at the letters, and has all of a place read again."""
         world, chance = self._world, self._world.chance
-        if not world.disk.rotten and world.ledger.facts.tail >= 0:
-            world.ledger.letters.look()
+        world.ledger.letters.look()
         place = self._place()
         for _ in range(chance.choice((1, 1, 1, 2))):
             act = replay_tool(world, place, again=chance.random() < 0.2)

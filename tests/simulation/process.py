@@ -251,14 +251,14 @@ class Driver(Process):
         return recovery
 
     def _assembly(self, owned: OwnedLog, recovery: Recovery, supervisor: Supervisor) -> Assembly:
-        world, edge = self.world, self._edge
+        world = self.world
         self.times = Times(world, self.pipeline.shape, recovery.restored)
         assembly = Assembly(
             Surroundings(
                 analysis=self.pipeline.analysis,  # type: ignore[arg-type]
                 plans=self.pipeline.plans,
                 snapshots=recovery.snapshots,
-                edge=edge,  # type: ignore[arg-type]
+                edge=self._edge,  # type: ignore[arg-type]
                 filesystem=world.disk,
                 job="sim",
                 log_id=owned.log_id,

@@ -79,7 +79,7 @@ def more_of(plan: Plan, chance: Random) -> Plan:
 
 def with_letters(terms: Terms, plan: Plan, faults: Faults, chance: Random) -> Terms:
     """People replay dead letters meanwhile; less else happens, so that there are some before the story ends."""
-    plan.power_cuts, plan.strangers, plan.damages = 0, 0, chance.choice((0, 0, 0, 0, plan.damages))
+    plan.power_cuts, plan.strangers, plan.damages = 0, 0, chance.choice((0, 0, 0, 1))
     plan.wipes, plan.drains, plan.freezes = chance.choice(((plan.wipes, plan.drains, 1), (0, 0, 1), (0, 0, 0)))
     plan.rewinds = chance.choice((0, 1, 2, 3))
     plan.deploys = chance.choice((0, 0, plan.deploys))
