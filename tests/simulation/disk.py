@@ -202,4 +202,4 @@ class Disk(MemoryFileSystem):
 
 
 def _at(path: str) -> str:
-    return f"/job/{path}" if path.split("/", 1)[0] == IN_THE_JOB else path
+    return f"/job/{path}" if path.startswith(IN_THE_JOB) else path

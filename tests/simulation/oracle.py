@@ -47,7 +47,7 @@ def _check(world: World, *, durable_only: bool, brings: Beginning | None = None)
         if (world.is_grown or fresh.ledger.facts.is_drained) and is_after_the_end(driver.outcome):
             return
         missing = fresh.ledger.missing() + fresh.ledger.letters.unread(owed)
-        if fresh.ledger.violation is None:
+        if fresh.ledger.violation is None and fresh.ledger.facts.finals:
             fresh.ledger.letters.look()
         if fresh.ledger.violation is None and (missing or not getattr(driver.outcome, "published", False)):
             world.ledger.violated("liveness", f"the fresh driver ends with {driver.outcome!r}; {missing[:4]}")

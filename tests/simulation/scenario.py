@@ -108,7 +108,7 @@ def faults_of(chance: Random) -> Faults:
     )
 
 
-LETTERS = 0.4
+LETTERS = 0.3
 """Of the stories that may have dead letters."""
 
 EVERY_STEP = 40
