@@ -213,10 +213,7 @@ class Driver(Process):
             threads=assembly.threads,
             workers=Queues(self, supervisor.broke),
             journal=Journal(
-                owned,
-                world.disk,
-                retained=world.terms.settings.retained,
-                leftovers=lambda: self._leftovers(owned),
+                owned, world.disk, retained=world.terms.settings.retained, leftovers=lambda: self._leftovers(owned)
             ),
             publish=lambda item: committer_for(world, item.kind).commit(item),
             explain=explain,
