@@ -185,6 +185,33 @@ def test_letters_that_a_rewind_has_undone_are_undone_for_ever():
     assert [timeline(log.kept, 11).has(each) for each in range(6)] == [True, True, True, False, True, True]
 
 
+def without_entry(log: Any, number: int) -> Any:
+    """The same log with an entry that cannot be read."""
+    return replace(log, entries=tuple(entry for entry in log.entries if entry.number != number))
+
+
+def test_R8_what_a_checkpoint_that_cannot_be_read_has_put_there_is_undone_by_going_past_it():
+    bodies = (CLAIM, manifest(0), manifest(1, 0), rewind(0, None, lost=(2,)))
+    log = without_entry(history(*bodies), 2)
+    assert [timeline(log, 0).has(each) for each in (0, 1, 2)] == [True, False, False]
+    following = log.next_checkpoint
+    assert timeline(log, 0).has(following)
+    later = without_entry(history(*bodies, manifest(following + 1, 0)), 2)
+    line = timeline(later, following + 1)
+    assert [line.has(each) for each in (0, 1, following, following + 1)] == [True, False, True, True]
+    assert left_behind(manifest(following + 1, 0), log) == ((1, following),), "the log forgets the rewind"
+
+
+def test_R8_what_lies_before_a_checkpoint_that_cannot_be_read_counts_where_a_later_one_goes_on():
+    log = without_entry(history(CLAIM, manifest(0), manifest(1, 0), manifest(3, 1), rewind(3, None, lost=(2,))), 2)
+    assert [timeline(log, 3).has(each) for each in (0, 1, 2, 3)] == [True] * 4
+    assert [first for first, _ in left_behind(manifest(log.next_checkpoint, 3), log)] == [4]
+
+    left = (CLAIM, manifest(0), manifest(1, 0), rewind(0, 1), manifest(2, 0), manifest(3, 2, undone=((1, 2),)))
+    log = without_entry(history(*left, rewind(3, None, lost=(4,))), 4)
+    assert [timeline(log, 3).has(each) for each in (0, 1, 2, 3)] == [True, False, True, True]
+
+
 def test_without_a_rewind_no_checkpoint_says_anything():
     log = Log()
     for each in range(9):
@@ -240,8 +267,17 @@ class Box:
     def put(self, replay: Replay) -> None:
         self.files.create(replay_path(UID, replay.number), encode(replay))
 
+    @staticmethod
+    def frame(replay: Replay, schema: Any) -> Any:
+        raise AssertionError
+
     def box(self, uids: tuple[str, ...] = (UID,), undone: tuple[int, ...] = ()) -> Letterbox:
-        return Letterbox(uids=uids, filesystem=self.files, counts=lambda checkpoint: checkpoint not in undone)
+        return Letterbox(
+            uids=uids,
+            filesystem=self.files,
+            counts=lambda checkpoint: checkpoint not in undone,
+            frame=self.frame,
+        )
 
 
 @dataclass
@@ -358,7 +394,7 @@ def test_a_source_knows_the_others_of_its_pipeline():
     def demo(p: ps.Pipeline) -> None:
         lines(p).union(p.read("more", ps.files.Source("more", format="text"))).dead_letter("odd")
 
-    box = letterbox(demo.graph(), "lines", MemoryFileSystem(), WHOLE.has, has_ended=False)
+    box = letterbox(demo.graph(), "lines", MemoryFileSystem(), WHOLE.has, Box.frame, has_ended=False)
     assert box.others == {"more"}
 
 

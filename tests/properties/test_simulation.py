@@ -28,7 +28,7 @@ from penstock.runtime.source_task import SourceTask
 from penstock.runtime.supervisor import Supervisor
 from penstock.runtime.task import StepTask
 from penstock.runtime.works import OperatorWork, SinkWork, UnionWork
-from planted import of_another_kind, of_rewinds, of_the_breadth, of_the_log, of_the_operator, of_the_run  # noqa: F401 - they register
+from planted import of_another_kind, of_letters, of_rewinds, of_the_breadth, of_the_log, of_the_operator, of_the_run  # noqa: F401 - they register
 from planted.bug import BUGS, planted
 from simulation import fibers, process
 from simulation.exhaustive import IN_TESTS, search
@@ -42,16 +42,27 @@ SEEDS = 2_000
 LATER = ("rename", "drained", "import", "import elsewhere", "begun with a folder", "oracle of an import")
 """What operators learned after the rest."""
 
+WITH_LETTERS = ("replay", "replay in a checkpoint", "letters undone", "letters dropped", "letters kept")
+"""What becomes of dead letters."""
+
 WORKERS = 2
 TESTS = Path(__file__).resolve().parents[1]
 
 
+OF_THE_PROTOCOL = ["L5", "R3-above", "S1", "S2", "G1-staged", "commit-early", "no-blocking", "fsync"]
 OF_OPERATORS = ["drain-never", "rename-state", "R7", "import-order"]
+OF_LETTERS = ["letters-early", "letters-swept", "replay-unmarked", "replay-again"]
 
 
 def run_seeds(first: int, end: int) -> None:
     for seed in range(first, end):
         Scenario(seed).run()
+
+
+def run_those_with_letters(first: int, end: int) -> None:
+    for scenario in map(Scenario, range(first, end)):
+        if scenario.world.terms.shape.letters:
+            scenario.run()
 
 
 @pytest.mark.slow
@@ -69,7 +80,8 @@ def test_no_seed_breaks_an_invariant() -> None:
     assert seen["exact: repeated"] == 0
     assert seen["at least once: repeated"] > 20, "at-least-once repeats rows after a crash, or nothing was tested"
     assert seen["exact: oracle at every step"] > 5_000, "the liveness oracle was hardly asked after every step"
-    for name in ("zombie", "rewind", "power cut", "deploy", "go past", "new source", "again TaskAcknowledged", *LATER):
+    always = ("zombie", "rewind", "power cut", "deploy", "go past", "new source", "again TaskAcknowledged")
+    for name in (*always, *LATER, *WITH_LETTERS):
         assert seen[f"exact: {name}"] > 20, f"hardly any story has a {name}"
 
 
@@ -159,11 +171,18 @@ def test_a_bug_is_planted_where_something_is_and_taken_away_again(bug: str) -> N
 
 
 @pytest.mark.parametrize(
-    "bug", ["L5", "R3-above", "S1", "S2", "G1-staged", "commit-early", "no-blocking", "fsync", *OF_OPERATORS]
+    "bug",
+    ["L5", "R3-above", "S1", "S2", "G1-staged", "commit-early", "no-blocking", "fsync", *OF_OPERATORS, *OF_LETTERS],
 )
 def test_a_planted_bug_is_found_within_a_few_seeds(bug: str) -> None:
     with planted(bug), pytest.raises(Violation):
         run_seeds(1, 301)
+
+
+@pytest.mark.parametrize("bug", OF_LETTERS)
+def test_a_planted_bug_of_dead_letters_is_found_within_a_few_stories_that_have_some(bug: str) -> None:
+    with planted(bug), pytest.raises(Violation):
+        run_those_with_letters(1, 301)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from penstock.checkpoint.paths import entry as path_of
 from penstock.ids import CheckpointId, EntryNumber
 from simulation.changes import Changes, driver
 from simulation.damage import damaged
+from simulation.letter_judge import puts_letters
+from simulation.letter_tools import LetterDesk
 from simulation.oracle import check_liveness
 from simulation.orders import Orders
 from simulation.process import Driver
@@ -41,6 +43,8 @@ class Plan:
     drains: int = 0
     renames: int = 0
     imports: int = 0
+    replays: int = 0
+    drops: int = 0
 
 
 class Acts:
@@ -51,11 +55,13 @@ class Acts:
         self._plan = plan
         self._orders = Orders(world)
         self.changes = Changes(world)
+        self._letters = LetterDesk(world)
 
     @property
     def is_urgent(self) -> bool:
         """Whether now is when something outside does the most harm."""
-        return bool(self._plan.rewinds and self._world.ledger.facts.is_owing) or self._orders.is_nagging
+        is_owing = self._plan.rewinds and self._world.ledger.facts.is_owing
+        return bool(is_owing) or self._orders.is_nagging or self._may_replay or self._may_drop
 
     def act(self) -> None:
         """One of the things that are still granted."""
@@ -75,18 +81,24 @@ class Acts:
             (plan.freezes, self._freeze),
             (plan.wipes and any(world.ledger.facts.published.values()), self._wipe),
             (plan.deploys, self._deploy),
-            (plan.damages and not world.disk.rotten, self._damage),
+            (plan.damages and not world.disk.rotten and self._may_damage, self._damage),
             (world.disk.rotten, self._repair),
             (plan.strangers, self._stranger),
             (plan.drains, self._drain),
             (plan.renames, self._rename),
             (plan.imports and len(world.exported) < MOST_FOLDERS and self.changes.exportable, self.changes.export),
             (plan.imports and world.exported and not world.is_strange and not shape.without, self._import),
+            (plan.replays and world.ledger.facts.finals, self._replay),
+            (plan.drops and world.ledger.facts.finals and world.chance.random() < 0.3, self._drop),
         ):
             if left:
                 acts.append(act)
         if plan.rewinds and world.ledger.facts.is_owing:
             acts += [self._rewind] * 4
+        if self._may_replay:
+            acts += [self._replay] * 4
+        if self._may_drop:
+            acts += [self._drop] * 4
         if acts:
             world.chance.choice(acts)()
         if world.ledger.violation is not None:
@@ -160,6 +172,9 @@ class Acts:
             return
         self._plan.damages -= 1
         number = world.chance.choice((fit[-1], world.chance.choice(fit)))
+        with_letters = [n for n in fit if puts_letters(facts.entries[n])]
+        if with_letters:
+            number = world.chance.choice((number, with_letters[-1]))
         path = path_of(EntryNumber(number))
         data = world.disk.files[path]
         if number < facts.tail and world.chance.random() < 0.2:
@@ -199,6 +214,27 @@ class Acts:
     def _import(self) -> None:
         self._plan.imports -= 1
         self.changes.begin_with_a_folder()
+
+    @property
+    def _may_replay(self) -> bool:
+        return bool(self._plan.replays) and self._world.ledger.letters.is_open
+
+    @property
+    def _may_damage(self) -> bool:
+        facts = self._world.ledger.facts
+        return not self._world.pipeline.shape.letters or any(facts.letters.values())
+
+    @property
+    def _may_drop(self) -> bool:
+        return bool(self._plan.drops) and self._world.ledger.letters.is_dear
+
+    def _replay(self) -> None:
+        if self._letters.replay():
+            self._plan.replays -= 1
+
+    def _drop(self) -> None:
+        if self._letters.drop():
+            self._plan.drops -= 1
 
     def _drain(self) -> None:
         if self._orders.drain():

@@ -11,6 +11,7 @@ from penstock.handles import Committable, StateHandle
 from penstock.ids import END_OF_TIME
 from simulation.entries import ended, positions, waiting
 from simulation.facts import RowKey
+from simulation.letters import AGAIN
 from simulation.names import first_called
 from simulation.outside import rows_of
 
@@ -53,6 +54,7 @@ class Cuts:
         parent = -1 if manifest.parent is None else manifest.parent
         old = facts.covered.get(parent, {})
         read = facts.read.get(parent, frozenset()) | {(s, row) for s, end in at.items() for row in range(end)}
+        read |= self._ledger.letters.cover(manifest)
         emitted = read - waiting(manifest)
         fresh = emitted - facts.emitted.get(parent, frozenset())
         present = {first_called(step.uid) for step in manifest.steps}
@@ -87,6 +89,8 @@ class Cuts:
     def _judge_state(self, manifest: Manifest, state: StateHandle, at: dict[int, int]) -> None:
         shape = self._world.terms.shape
         below = Counter((s, row) for s, end in at.items() for row in range(end) if not shape.is_bad(s, row))
+        again = (key for key in self._ledger.facts.read[manifest.checkpoint] if key[1] >= AGAIN and key[0] in at)
+        below.update(key for key in again if not shape.is_bad(*key))
         found: Counter[RowKey] = Counter()
         for ref in (file for layer in state.layers for file in layer.files):
             data = self._world.disk.durable(ref.path)

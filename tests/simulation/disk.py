@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import paths
 from penstock.errors import PenstockError, StorageFailed
-from penstock.filesystem.base import UnknownOutcome
+from penstock.filesystem.base import Created, Moved, UnknownOutcome
 from penstock.ids import EntryNumber
 from penstock.testing.filesystem import MemoryFileSystem
 
 if TYPE_CHECKING:
     from simulation.world import World
+
+IN_THE_JOB = "deadletters"
+"""The only folder of the job whose files have absolute names, too: sinks publish there."""
 
 UNCERTAIN = frozenset({"create", "move"})
 """Calls whose answer may be lost."""
@@ -30,8 +33,31 @@ class Disk(MemoryFileSystem):
         self.used: set[str] = set()
         self.rotten: dict[str, bytes] = {}
         """Entries that are not what was written, or gone; and what was written."""
+        self.moved_at: dict[str, int] = {}
+        """When what was published got its name."""
         self.mended: set[str] = set()
         """Entries that were, and were put back; also while somebody was about to claim upon what they were."""
+
+    # ------------------------------------------------------------------------------- one folder that has two names
+
+    def url(self, path: str) -> str:
+        """As sinks name it that publish in the job's directory."""
+        return super().url(path) if path.startswith("/") else f"file:///job/{path}"
+
+    def read(self, path: str) -> bytes | None:
+        return super().read(_at(path))
+
+    def create(self, path: str, data: bytes) -> Created:
+        return super().create(_at(path), data)
+
+    def delete(self, path: str) -> None:
+        super().delete(_at(path))
+
+    def list(self, prefix: str) -> Sequence[str]:
+        found = super().list(_at(prefix))
+        return found if _at(prefix) == prefix else [path.removeprefix("/job/") for path in found]
+
+    # --------------------------------------------------------------------------------------------------------- gates
 
     def write_unsynced(self, path: str, data: bytes) -> None:
         """What a Spark task does, through the gate."""
@@ -45,6 +71,7 @@ class Disk(MemoryFileSystem):
         copy.used = set(self.used)
         copy.rotten = dict(self.rotten)
         copy.mended = set(self.mended)
+        copy.moved_at = dict(self.moved_at)
         return copy
 
     # ------------------------------------------------------------------------------------------- hands laid on the log
@@ -89,12 +116,13 @@ class Disk(MemoryFileSystem):
     def wipe(self) -> None:
         """The operator deletes the state directory; what sinks published stays."""
         for files in (self._files, self._durable):
-            for path in [path for path in files if not path.startswith("/")]:
+            for path in [path for path in files if not path.startswith("/") or path.startswith("/job/")]:
                 del files[path]
         self.in_flight.clear()
         self.used.clear()
         self.rotten.clear()
         self.mended.clear()
+        self.moved_at.clear()
 
     def land_one(self, number: int) -> str:
         """One delayed call takes effect."""
@@ -102,6 +130,10 @@ class Disk(MemoryFileSystem):
         with suppress(PenstockError):  # its name may be taken; nobody waits for the answer
             self._effect(name, path, act)
         return f"{name} {path}"
+
+    def move(self, source: str, target: str) -> Moved:
+        self.moved_at.setdefault(target, self._world.wall())
+        return super().move(source, target)
 
     def _do(self, name: str, path: str, act: Callable[[], Any]) -> Any:
         world = self._world
@@ -151,6 +183,8 @@ class Disk(MemoryFileSystem):
             if path in self.used:
                 ledger.violated("L7", f"the name {path} is used twice")
             self.used.add(path)
+            if "/_replays/" in path:
+                ledger.letters.landed(path, after)
         elif name == "move":
             ledger.moved(path, before or b"")
         elif name == "delete":
@@ -165,3 +199,7 @@ class Disk(MemoryFileSystem):
         )
         if below in self._files and sha256(self._files[below]).hexdigest().encode() not in data:
             self.rotten[below] = self._files[below]
+
+
+def _at(path: str) -> str:
+    return f"/job/{path}" if path.startswith(IN_THE_JOB) else path

@@ -8,6 +8,7 @@ from typing import Any
 from penstock.checkpoint import reading
 from penstock.checkpoint.codec import decode
 from penstock.checkpoint.entries import Claim, Entry, Manifest, Pin, Rewind, Stopped, Unpin
+from penstock.handles import apart
 from penstock.ids import END_OF_TIME
 from simulation.names import first_called
 from simulation.sources import next_row
@@ -47,6 +48,14 @@ def ended(manifest: Manifest) -> frozenset[int]:
         for task in manifest.tasks
         if task.position is not None and tuple(task.watermarks) == (END_OF_TIME,)
     )
+
+
+def replays_read(manifest: Manifest | None) -> dict[str, int]:
+    """How many replays of each place the checkpoint says were read."""
+    for task in manifest.tasks if manifest is not None else ():
+        if task.position is not None and first_called(task.task) == "source0":
+            return apart(task.position)[1]
+    return {}
 
 
 def layer_paths(manifest: Manifest) -> set[str]:

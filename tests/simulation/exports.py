@@ -17,7 +17,7 @@ from penstock.checkpoint.log import Log
 from penstock.elements import CheckpointKind
 from penstock.filesystem.base import Created
 from penstock.ids import CheckpointId
-from simulation.entries import positions, waiting
+from simulation.entries import positions, replays_read, waiting
 from simulation.outside import rows_of
 
 if TYPE_CHECKING:
@@ -56,6 +56,9 @@ class Taken:
     emitted: frozenset[RowKey]
     covered: dict[str, frozenset[RowKey]]
     cut_short: frozenset[int]
+    letters: frozenset[str]
+    replays: dict[str, int]
+    log_id: str
     holds: tuple[object, ...]
 
 
@@ -77,6 +80,9 @@ def export(world: World, checkpoint: int) -> bool:
         facts.emitted[checkpoint],
         facts.covered[checkpoint],
         facts.cut_short.get(checkpoint, frozenset()),
+        facts.letters.get(checkpoint, frozenset()),
+        replays_read(facts.manifests[checkpoint]),
+        facts.log_id,
         holds(world, history.restorable[CheckpointId(checkpoint)]),
     )
     world.exported.append(place)
@@ -142,6 +148,7 @@ class Imports:
         facts, id = self._ledger.facts, manifest.checkpoint
         facts.read[id], facts.emitted[id], facts.covered[id] = taken.read, taken.emitted, taken.covered
         facts.cut_short[id] = taken.cut_short
+        self._ledger.letters.bring(manifest, taken.letters, taken.replays, taken.log_id)
         facts.chains[id] = {}
         for uid, rows in taken.covered.items():
             path = f"/exports/{id}/{uid}"

@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.checkpoint.entries import Entry, Manifest
 from penstock.handles import Committable
+from penstock.sources.dead_letters import Replay
 from simulation.outside import Row
 
 RowKey = tuple[int, int]
@@ -66,6 +67,19 @@ class Facts:
     """Rows that were read before the job began with a folder, and that another log has not published: nor will this."""
     owners: dict[str, str] = field(default_factory=dict)
     """By the same hash: which log has taken its files over."""
+
+    letters: dict[int, frozenset[str]] = field(default_factory=dict)
+    """By checkpoint: files of dead letters that its timeline has put there."""
+    finals: dict[str, str] = field(default_factory=dict)
+    """By the path of such a file: where it was staged."""
+    replays: dict[str, dict[int, Replay]] = field(default_factory=dict)
+    """By the uid of dead letters and number."""
+    asked_again: set[str] = field(default_factory=set)
+    """Commands that were to replay also what an earlier one had."""
+    again: set[RowKey] = field(default_factory=set)
+    """Rows that some replay brings back, by the numbers that they have then."""
+    dropped: set[str] = field(default_factory=set)
+    """Files of dead letters that somebody has dropped."""
 
     def copy(self) -> Facts:
         copied: dict[str, Any] = {name: _copied(value) for name, value in vars(self).items()}

@@ -18,8 +18,11 @@ from simulation.drains import Drains
 from simulation.entries import brief, fulfilled_by, layer_paths
 from simulation.exports import Imports
 from simulation.facts import Facts, Violation
+from simulation.letter_judge import PLACE, Letters
+from simulation.letters import AGAIN
 from simulation.names import first_called
 from simulation.outside import Row, rows_of
+from simulation.shapes import DEAD
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -35,6 +38,7 @@ class Ledger:
         self._cuts = Cuts(world, self)
         self._drains = Drains(world, self)
         self._imports = Imports(world, self)
+        self.letters = Letters(world, self)
         self.facts = facts or Facts()
         self.violation: Violation | None = None
 
@@ -163,12 +167,14 @@ class Ledger:
         """The operator deleted the state directory: all begins anew, and all is published once more."""
         before, self.facts = self.facts, Facts()
         self.facts.published, self.facts.exports, self.facts.owners = before.published, before.exports, before.owners
+        self.facts.again = before.again
         for uid in self._world.sinks:
             seen = before.published.setdefault(uid, Counter())
             self.facts.expected[uid] = {row: seen[row] + 1 for row in self._world.all_rows()}
 
     def crashed(self) -> None:
         """What was deleted may be there again."""
+        self.facts.dropped = {path for path in self.facts.dropped if not self._world.disk.is_there(path)}
         self.facts.came_back.update(path for path in self.facts.doomed if self._world.disk.is_there(path))
 
     def litter(self) -> list[str]:
@@ -181,7 +187,11 @@ class Ledger:
             is_old = generation is not None and generation < facts.generation
             if is_old and not path.startswith("/exports/") and path not in keep and path not in facts.doomed:
                 found.append(path)
-        gone = tuple(f"/out/{uid}/" for uid in self._world.pipeline.shape.without)  # nobody lists their folders
+        shape = self._world.pipeline.shape
+        gone = tuple(f"/out/{uid}/" for uid in shape.without)  # nobody lists their folders
+        if shape.letters:
+            gone += (f"{PLACE}/",) if DEAD in shape.without else ()
+            found = [p for p in found if not p.startswith(PLACE) or p.startswith(f"{PLACE}/{shape.uid(DEAD)}/")]
         found = [path for path in found if not path.startswith(gone)]
         return [path for path in found if not path.endswith(".voided") and (path[0] != "/" or facts.log_id in path)]
 
@@ -192,6 +202,8 @@ class Ledger:
         for id, manifest in facts.manifests.items():
             if id not in facts.condemned and path in layer_paths(manifest):
                 self.violated("G1", f"{path} is deleted, checkpoint {id} needs it")
+        if path in facts.finals and path not in facts.dropped:
+            self.violated("letters", f"{path} is deleted, and nobody has dropped it")
         if path in facts.discarded:
             facts.void.add(path)
         elif path in facts.staged and path not in facts.done and path not in facts.lost:
@@ -201,7 +213,7 @@ class Ledger:
         if self._world.disk.is_there(f"{source}.voided"):
             self._void(source)
         elif source in self.facts.staged or "/.penstock/" in source:
-            self.published(source.split("/")[2], [source], rows_of(data))
+            self.published(source.split("/.penstock/", maxsplit=1)[0].rpartition("/")[2], [source], rows_of(data))
 
     def voided(self, item: Committable) -> None:
         for ref in item.files:
@@ -234,7 +246,7 @@ class Ledger:
                 self.violated("port", f"row {key} is published by '{uid}', where it does not belong")
             if seen[key] > expected.get(key, 1):
                 self._twice(uid, key, seen[key])
-            if count and count != world.terms.shape.good_below(number, row) + 1:
+            if count and row < AGAIN and uid != DEAD and count != world.terms.shape.good_below(number, row) + 1:
                 self.violated("state", f"row {key} was counted as {count}")
 
     def _twice(self, uid: str, key: tuple[int, int], times: int) -> None:

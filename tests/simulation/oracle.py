@@ -40,12 +40,15 @@ def _check(world: World, *, durable_only: bool, brings: Beginning | None = None)
     try:
         if fresh.disk.rotten:
             _go_past(fresh)
+        owed = fresh.ledger.letters.owed() if brings is None else {}
         driver = _driven(fresh, brings=brings)
         if is_after_the_end(driver.outcome) and fresh.ledger.facts.is_drained:
             driver = _go_back(fresh, driver)
         if (world.is_grown or fresh.ledger.facts.is_drained) and is_after_the_end(driver.outcome):
             return
-        missing = fresh.ledger.missing()
+        missing = fresh.ledger.missing() + fresh.ledger.letters.unread(owed)
+        if fresh.ledger.violation is None and fresh.ledger.facts.finals:
+            fresh.ledger.letters.look()
         if fresh.ledger.violation is None and (missing or not getattr(driver.outcome, "published", False)):
             world.ledger.violated("liveness", f"the fresh driver ends with {driver.outcome!r}; {missing[:4]}")
         elif fresh.ledger.violation is None and (litter := fresh.ledger.litter()):

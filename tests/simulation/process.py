@@ -18,6 +18,7 @@ from penstock.checkpoint.journal import Journal
 from penstock.checkpoint.log import OwnedLog
 from penstock.checkpoint.messages import AttemptId, JobStarted
 from penstock.checkpoint.recovery import Recovery, decide_recovery
+from penstock.checkpoint.timeline import timeline
 from penstock.errors import GenerationFenced, InternalError, PenstockError, StateIncompatible
 from penstock.facts import CheckpointFailed, LatencyMeasured
 from penstock.graph.nodes import Write
@@ -212,10 +213,7 @@ class Driver(Process):
             threads=assembly.threads,
             workers=Queues(self, supervisor.broke),
             journal=Journal(
-                owned,
-                world.disk,
-                retained=world.terms.settings.retained,
-                leftovers=lambda: self._leftovers(owned),
+                owned, world.disk, retained=world.terms.settings.retained, leftovers=lambda: self._leftovers(owned)
             ),
             publish=lambda item: committer_for(world, item.kind).commit(item),
             explain=explain,
@@ -250,14 +248,14 @@ class Driver(Process):
         return recovery
 
     def _assembly(self, owned: OwnedLog, recovery: Recovery, supervisor: Supervisor) -> Assembly:
-        world, edge = self.world, self._edge
+        world = self.world
         self.times = Times(world, self.pipeline.shape, recovery.restored)
         assembly = Assembly(
             Surroundings(
                 analysis=self.pipeline.analysis,  # type: ignore[arg-type]
                 plans=self.pipeline.plans,
                 snapshots=recovery.snapshots,
-                edge=edge,  # type: ignore[arg-type]
+                edge=self._edge,  # type: ignore[arg-type]
                 filesystem=world.disk,
                 job="sim",
                 log_id=owned.log_id,
@@ -270,6 +268,7 @@ class Driver(Process):
                 listener=self.heard,
                 supervisor=supervisor,
                 thread=partial(Stepped, process=self),
+                timeline=timeline(owned.history, recovery.restored),
             )
         )
         try:

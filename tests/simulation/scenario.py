@@ -72,7 +72,25 @@ def more_of(plan: Plan, chance: Random) -> Plan:
         drains=chance.choice((0, 0, 0, 1, 2)),
         renames=chance.choice((0, 0, 0, 1, 2)),
         imports=chance.choice((0, 0, 1, 2)),
+        replays=chance.choice((1, 2, 3, 6)),
+        drops=chance.choice((0, 1, 2)),
     )
+
+
+def with_letters(terms: Terms, plan: Plan, faults: Faults, chance: Random) -> Terms:
+    """People replay dead letters meanwhile; less else happens, so that there are some before the story ends."""
+    plan.power_cuts, plan.strangers, plan.damages = 0, 0, chance.choice((0, 0, 0, 1))
+    plan.wipes, plan.drains, plan.freezes = chance.choice(((plan.wipes, plan.drains, 1), (0, 0, 1), (0, 0, 0)))
+    plan.rewinds = chance.choice((0, 1, 2, 3))
+    plan.deploys = chance.choice((0, 0, plan.deploys))
+    faults.sink_down = chance.choice((0, 0, 0, 0.5))
+    faults.starts = min(1, faults.starts)
+    faults.preempt = chance.choice((0.05, 0.2, 0.5))
+    coordinator = replace(
+        terms.coordinator, interval=chance.choice((20, 50, 100)) * MS, timeout=60_000 * MS, min_pause=0
+    )
+    settings = replace(terms.settings, retained=chance.choice((1, 2, 3)))
+    return replace(terms, shape=terms.shape.with_letters(), coordinator=coordinator, settings=settings)
 
 
 def faults_of(chance: Random) -> Faults:
@@ -89,6 +107,9 @@ def faults_of(chance: Random) -> Faults:
         sink_down=0 if is_calm else chance.choice((0, 0, 0.5, 0.7, 0.9)),
     )
 
+
+LETTERS = 0.3
+"""Of the stories that may have dead letters."""
 
 EVERY_STEP = 40
 """One of so many seeds asks the liveness oracle after each step; the others when somebody dies, and at the end."""
@@ -110,8 +131,14 @@ class Scenario:
         self._restarts_left = 3
         self._watch = seed % EVERY_STEP == 0 if watched is None else watched
         self._asked: set[int] = set()
-        self.world = World(terms_of(chance, is_core=is_core), chance, faults)
+        terms = terms_of(chance, is_core=is_core)
+        of_letters = Random(f"letters of {seed}")
+        if not is_core and terms.settings.mode == "exactly-once" and of_letters.random() < LETTERS:
+            terms = with_letters(terms, self.plan, faults, of_letters)
+        self.world = World(terms, chance, faults)
         self.world.slow = frozenset(chance.sample(SLOW, chance.choice((0, 0, 1, 2, 3))))
+        if terms.shape.letters and of_letters.random() < 0.8:
+            self.world.slow = frozenset()
         if not self.world.is_exact:  # who goes back or ends early repeats less
             self.plan.drains = self.plan.imports = 0
         if not self.world.is_exact:  # what comes behind an early barrier is what repeats

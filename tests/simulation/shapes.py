@@ -8,11 +8,27 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from penstock.elements import Batch, Measure
-from penstock.graph.nodes import BAD, Graph, Keyed, Node, Origin, ParseJson, Read, Ref, Union, WithWatermark, Write
+from penstock.graph.dead_letters import VERB
+from penstock.graph.nodes import (
+    BAD,
+    Graph,
+    Keyed,
+    Node,
+    Origin,
+    ParseJson,
+    Read,
+    Ref,
+    RowWise,
+    Union,
+    WithWatermark,
+    Write,
+)
 from penstock.graph.pace import Every, at_once
 from penstock.job.declared import step_records
+from penstock.job.placing import placed
 from penstock.operators.base import LATE
 from penstock.runtime.plan import Select, plan_tasks
+from simulation.letters import AGAIN, FakeLetters
 from simulation.names import called
 from simulation.sinks import FakeSink
 from simulation.sources import IntSource
@@ -51,6 +67,7 @@ class Shape:
     timed: bool = False
     defers: bool = False
     prefix: str = ""
+    letters: bool = False
     without: frozenset[str] = frozenset()
     names: tuple[tuple[str, str], ...] = ()
 
@@ -88,6 +105,13 @@ class Shape:
         may_defer = keyed and not shape.timed and shape.late is None
         return replace(shape, defers=may_defer and sum(core.totals) % 2 == 0)  # not drawn either
 
+    def with_letters(self) -> Shape:
+        """The same, with dead letters of the first source, which may read them again."""
+        keyed = self.keyed or len(self.totals) > 1
+        return replace(
+            self, letters=True, parses=True, dead="files/1", union=False, keyed=keyed, totals=(8, *self.totals[1:])
+        )
+
     def uid(self, step: str) -> str:
         """What a step is called now."""
         return dict(self.names).get(step, step)
@@ -109,6 +133,10 @@ class Shape:
 
     def is_bad(self, source: int, row: int) -> bool:
         """What cannot be decoded."""
+        if row >= AGAIN:  # some fail again
+            return self.is_parsed(source) and (row // AGAIN + row) % 3 == 0
+        if self.letters:
+            return self.is_parsed(source) and row % 4 != 2
         return self.is_parsed(source) and (5 * row + 3 * source) % 4 == 1
 
     def is_late(self, source: int, row: int) -> bool:
@@ -124,7 +152,9 @@ class Shape:
         return uid not in (DEAD, LATE_ROWS)
 
     def good_below(self, source: int, row: int) -> int:
-        """How many rows of a source before ``row`` reach the keyed step."""
+        """How many rows of a source before ``row`` reach the keyed step; none counts for one that was read again."""
+        if row >= AGAIN:
+            return -1
         return sum(not self.is_bad(source, each) for each in range(row)) if self.parses else row
 
     @property
@@ -202,7 +232,7 @@ class Pipeline:
             self._sink(f"sink{number}", kind, ends[0])
         if late is not None and shape.late is not None:
             self._sink(LATE_ROWS, shape.late, late)
-        self.graph = Graph(name="sim", origin=HERE, nodes=tuple(self._nodes))
+        self.graph = placed(Graph(name="sim", origin=HERE, nodes=tuple(self._nodes)), world.disk)
         self.plans = plan_tasks(self.graph)
         self.steps = step_records(self.plans)
         self.analysis = FakeAnalysis(self.graph, world, shape)
@@ -222,7 +252,11 @@ class Pipeline:
 
     def _parsed(self, ref: Ref) -> Ref:
         good = self._add(ParseJson, inputs=(ref,), column="value", schema="", on_error="split")
-        if self.shape.dead is not None:
+        if self.shape.letters and DEAD not in self.shape.without:
+            uid, source = self.shape.uid(DEAD), self.shape.uid("source0")
+            ref = self._add(RowWise, inputs=(Ref(good.node, BAD),), verb=VERB, text=uid, build=lambda frame: frame)
+            self._add(Write, inputs=(ref,), uid=uid, sink=FakeLetters(world=self._world, source=source))
+        elif self.shape.dead is not None:
             self._sink(DEAD, self.shape.dead, Ref(good.node, BAD))
         return good
 

@@ -54,9 +54,12 @@ class FakeWriter:
         if rows:
             self._batches += 1
             path = f"{self._root}/{self._batches}/part-0.json"
-            self._sink.world.disk.write_unsynced(path, json.dumps(rows).encode())
+            self._sink.world.disk.write_unsynced(path, self._bytes(rows))
             self._epoch.append(path)
         return len(rows)
+
+    def _bytes(self, rows: Any) -> bytes:
+        return json.dumps(rows).encode()
 
     def prepare(self, checkpoint: CheckpointId) -> PreparedRows:
         epoch, self._epoch = self._epoch, []

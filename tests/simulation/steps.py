@@ -15,6 +15,7 @@ from penstock.ids import END_OF_TIME, CheckpointId, EventTime
 from penstock.operators.base import LATE, MAIN, Deferred
 from penstock.runtime.timers import TimeKind, Timer, TimerQueue
 from simulation.fibers import FiberLock
+from simulation.letters import AGAIN
 
 if TYPE_CHECKING:
     from simulation.shapes import Shape
@@ -56,7 +57,7 @@ class CountOperator:
         self._refs: tuple[LayerRef, ...] = restored.layers if restored else ()
         self._counts: dict[int, int] = {}
         for ref in self._refs:
-            for number, _ in self._read(ref):
+            for number in (number for number, row in self._read(ref) if row < AGAIN):
                 self._counts[number] = self._counts.get(number, 0) + 1
         self.timers = TimerQueue.restored(restored.detail if restored else None)
         self._fresh: list[tuple[int, int]] = []
@@ -104,6 +105,8 @@ class CountOperator:
         return Deferred(ran=ran, finish=finish)
 
     def _count(self, number: int, row: int) -> tuple[int, int, int]:
+        if row >= AGAIN:  # read from a letter: in no order, and kept as well
+            return (number, row, 0)
         count, expected = self._counts.get(number, 0), self._shape.good_below(number, row)
         if count < expected or (count > expected and self._world.is_exact):
             self._world.ledger.violated("state", f"row {row} of source {number} meets a state of {count} rows")

@@ -12,7 +12,9 @@ from penstock.elements import Batch, FirstRun, Lease
 from penstock.ids import Instant
 from penstock.runtime.roles import AnyTask
 from penstock.runtime.task import StepTask
+from penstock.sources.dead_letters import Replay
 from simulation.fibers import Fiber
+from simulation.letters import rows_again
 
 if TYPE_CHECKING:
     from simulation.process import Driver, Process
@@ -133,6 +135,10 @@ class FakeEdge:
 
     def cancel(self) -> None:
         pass
+
+    def letters(self, filesystem: object, replay: Replay, schema: object) -> Any:
+        """What Spark would read of a replay."""
+        return rows_again(self.spark.world, replay)
 
     def keep(self, batch: Batch, readers: int) -> Batch:
         self.kept += 1

@@ -24,6 +24,7 @@ from simulation.exports import Folder
 from simulation.facts import Facts
 from simulation.fibers import Fiber, Killed
 from simulation.ledger import Ledger
+from simulation.letters import AGAIN
 from simulation.mischief import Faults, Mischief
 from simulation.outside import Outside
 from simulation.process import Driver, Process
@@ -160,6 +161,8 @@ class World(Mischief):
         until = self.quiet.get(source, 0)
         if until > self._time:
             return 0, until - self._time
+        if self.terms.shape.letters and source == 0 and at and self.chance.random() < 0.6:
+            return 0, 100_000  # so that people have the time to look at its letters before it ends
         chance = self.chance.random()
         if chance < 0.3:
             if chance < 0.02 and self.terms.shape.idle_after is not None:
@@ -168,10 +171,12 @@ class World(Mischief):
         return self.chance.choice((1, 1, 2)), 0
 
     def all_rows(self) -> list[tuple[int, int]]:
-        return [(s, row) for s, total in enumerate(self.terms.shape.totals) for row in range(total)]
+        """Also those that replays bring back."""
+        rows = [(s, row) for s, total in enumerate(self.terms.shape.totals) for row in range(total)]
+        return rows + sorted(self.ledger.facts.again)
 
     def time_of(self, row: int) -> int:
-        return row * 1_000
+        return row % AGAIN * 1_000
 
     def time_allowed(self, source: int, seen: int, *, good: bool = False) -> EventTime:
         """The highest watermark of a source of which so many rows (or good rows) were seen."""
@@ -179,7 +184,7 @@ class World(Mischief):
         rows = [row for row in range(shape.totals[source]) if not (good and shape.is_bad(source, row))]
         if seen >= len(rows):
             return END_OF_TIME
-        return EventTime(self.time_of(rows[seen] - 1)) if seen and shape.marked else BEGINNING
+        return EventTime(self.time_of(rows[seen] - 1)) if (seen or shape.letters) and shape.marked else BEGINNING
 
     def restorable_now(self) -> list[int]:
         """Checkpoints that a rewind could name: known to the judge, and there to be read."""

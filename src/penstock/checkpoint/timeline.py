@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from penstock.checkpoint.entries import Rewind
 from penstock.ids import CheckpointId
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ class Timeline:
         mine: that checkpoint and those it was built on.
         undone: ranges of ids of other timelines, each with its first and the one behind its last; also of checkpoints
             that the log has forgotten.
-        below: the newest checkpoint that it was built on and that the log no longer knows, if there is one.
+        below: the newest checkpoint that it was built on and that the log no longer knows, or that cannot be read, if
+            there is one.
     """
 
     known: tuple[CheckpointId, ...] = ()
@@ -42,19 +44,19 @@ class Timeline:
         """
         if any(first <= checkpoint < end for first, end in self.undone):
             return False
+        if self.below is not None and checkpoint <= self.below:
+            return True
         at = bisect_left(self.known, checkpoint)
-        if at == len(self.known):
-            return True
-        if at == 0 and self.below is not None and checkpoint <= self.below:
-            return True
-        return self.known[at] in self.mine
+        return at == len(self.known) or self.known[at] in self.mine
 
     def others(self) -> tuple[tuple[int, int], ...]:
         """Ranges of all ids, up to the newest that is known, which are not of this timeline."""
         found, first = list(self.undone), 0 if self.below is None else self.below + 1
         for each in self.known:
+            if each < first:
+                continue  # known, and below one that is not: what was undone there that one's successor says
             if each not in self.mine:
-                found.append((min(first, each), each + 1))
+                found.append((first, each + 1))
             first = each + 1
         return _joined(found)
 
@@ -71,7 +73,7 @@ def timeline(history: History, restored: CheckpointId | None) -> Timeline:
     """
     manifests = history.manifests
     mine: set[CheckpointId] = set()
-    undone: set[tuple[int, int]] = set()
+    undone = set(_gone_past(history))
     key = restored
     while key is not None and key in manifests and key not in mine:
         mine.add(key)
@@ -79,6 +81,18 @@ def timeline(history: History, restored: CheckpointId | None) -> Timeline:
         undone.update(manifest.undone)
         key = _continues(manifest, history)
     return Timeline(tuple(sorted(manifests)), frozenset(mine), _joined(undone), key)
+
+
+def _gone_past(history: History) -> Iterator[tuple[int, int]]:
+    """Ids that only entries may have had that cannot be read (R8): those that a rewind past them jumps over.
+
+    Whoever wrote such an entry knew it, and may have published what it says.
+    """
+    for number, body in ((entry.number, entry.body) for entry in history.entries):
+        if isinstance(body, Rewind) and body.lost:
+            before = replace(history, entries=tuple(each for each in history.entries if each.number < number))
+            lost = frozenset(each for each in history.lost if each < number)
+            yield max(before.manifests, default=-1) + 1, before.next_checkpoint_past(lost)
 
 
 def left_behind(manifest: Manifest, history: History) -> tuple[tuple[int, int], ...]:

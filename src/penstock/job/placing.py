@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.filesystem.base import FileSystem
+    from penstock.sources.replaying import LettersFrame
 
 
 def placed(graph: Graph, filesystem: FileSystem) -> Graph:
@@ -33,9 +34,15 @@ def placed(graph: Graph, filesystem: FileSystem) -> Graph:
 
 
 def letterbox(
-    graph: Graph, source: str, filesystem: FileSystem, counts: Callable[[int], bool], *, has_ended: bool
+    graph: Graph,
+    source: str,
+    filesystem: FileSystem,
+    counts: Callable[[int], bool],
+    frame: LettersFrame,
+    *,
+    has_ended: bool,
 ) -> Letterbox:
     """The dead letters that a source may read again; none once it has ended, for it reads no more."""
     uids = () if has_ended else replayed_by(graph, source)
     others = frozenset(node.uid for node in graph.nodes if isinstance(node, Read) and node.uid != source)
-    return Letterbox(uids=uids, filesystem=filesystem, counts=counts, others=others)
+    return Letterbox(uids=uids, filesystem=filesystem, counts=counts, frame=frame, others=others)

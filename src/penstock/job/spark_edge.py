@@ -13,10 +13,15 @@ from typing import TYPE_CHECKING, Final, cast
 from penstock.elements import Batch, FirstRun, Lease
 from penstock.job.session import activate
 from penstock.runtime.slots import BackgroundSlots
+from penstock.sources.letter_frames import letters_frame
 from penstock.state.blocks import unpersist
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from penstock.filesystem.base import FileSystem
+    from penstock.sources.dead_letters import Replay
 
 DATA_POOL: Final = "penstock-data"
 BACKGROUND_POOL: Final = "penstock-background"
@@ -67,6 +72,10 @@ class SparkEdge:
         """Cancel every running Spark job of this attempt; a dead JVM has none."""
         with suppress(Exception):
             self._context.cancelJobsWithTag(self._tag)
+
+    def letters(self, filesystem: FileSystem, replay: Replay, schema: StructType) -> DataFrame:
+        """The dead letters of a replay, as rows of their source."""
+        return letters_frame(self.spark, filesystem, replay, schema)
 
     def keep(self, batch: Batch, readers: int) -> Batch:
         """Persist a batch that ``readers`` branches will run; freed when each of them has released it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from penstock.checkpoint.timeline import WHOLE, Timeline
@@ -175,9 +176,9 @@ class Assembly:
         edge = self._of.edge
         context = SourceContext(uid=plan.id, spark=edge.spark, until=self._of.until, report=self._of.supervisor.report)
         has_ended = snapshot is not None and END_OF_TIME in snapshot.watermarks
-        box = letterbox(
-            self._of.analysis.graph, plan.id, self._of.filesystem, self._of.timeline.has, has_ended=has_ended
-        )
+        graph, filesystem = self._of.analysis.graph, self._of.filesystem
+        frame = partial(edge.letters, filesystem)
+        box = letterbox(graph, plan.id, filesystem, self._of.timeline.has, frame, has_ended=has_ended)
         resume = snapshot.position if snapshot else None
         reader = open_replaying(self._of.analysis.source(node), context, resume, box)
         settings = self._of.settings

@@ -9,17 +9,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from penstock.elements import Partitions
 from penstock.handles import apart, with_replays
 from penstock.ids import Instant
 from penstock.sources.base import NamesPartitions, Nothing, Partitioned, Rows, Until
 from penstock.sources.dead_letters import FOLDER, Letters, Replay, checkpoint_of, numbers, read_replay
-from penstock.sources.letter_frames import letters_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
     from penstock.filesystem.base import FileSystem
     from penstock.handles import Position
@@ -32,6 +32,10 @@ LOOK_EVERY: Final = 1_000_000
 """Microseconds from one look for replays to the next: one file that is not there."""
 
 
+LettersFrame: TypeAlias = "Callable[[Replay, StructType], DataFrame]"
+"""A lazy frame of the letters of a replay, in the columns that their source has now."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Letterbox:
     """The dead letters that a source may be told to read again.
@@ -41,6 +45,7 @@ class Letterbox:
         filesystem: of the job's directory.
         counts: whether letters of a checkpoint belong to what the job has done, as it stands; after a rewind, rows
             behind it are read from the source again, and their letters must not be.
+        frame: how rows of a replay are read, in the columns of a schema.
         others: uids of all other sources of the pipeline: what is for them is not for this one. A source may have had
             another uid when a replay was written for it.
     """
@@ -48,6 +53,7 @@ class Letterbox:
     uids: tuple[str, ...]
     filesystem: FileSystem
     counts: Callable[[int], bool]
+    frame: LettersFrame
     others: frozenset[str] = frozenset()
 
 
@@ -175,9 +181,7 @@ class ReplayingReader:
         """
         if not isinstance(plan, Replay):
             return self._reader.frame(plan)
-        url, spark = self._box.filesystem.url, self._context.spark
-        files = {url(f"{FOLDER}/{plan.uid}/{each.file}"): each for each in plan.letters}
-        return letters_frame(spark, files, self._source.schema(spark))
+        return self._box.frame(plan, self._source.schema(self._context.spark))
 
     def position(self) -> Position:
         """That of the source, and beside it how many replays were read."""

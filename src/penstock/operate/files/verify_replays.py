@@ -9,7 +9,7 @@ from penstock.checkpoint.timeline import timeline
 from penstock.errors import CheckpointUnreadable, StateIncompatible
 from penstock.handles import apart
 from penstock.operate.files.checking import Fault, Problem
-from penstock.operate.letters.listing import parquet
+from penstock.operate.letters.shelf import parquet
 from penstock.sources.dead_letters import FOLDER, REPLAYS, Letters, checkpoint_of, numbers, read_replay, replay_path
 
 if TYPE_CHECKING:

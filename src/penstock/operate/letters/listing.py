@@ -6,17 +6,17 @@ files are there and what the log says.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.checkpoint.names import near
 from penstock.checkpoint.timeline import timeline
-from penstock.errors import CheckpointUnreadable, UnknownName
+from penstock.errors import UnknownName
 from penstock.handles import apart
 from penstock.ids import CheckpointId, WallTime
+from penstock.operate.letters.shelf import PARQUET, Shelf
 from penstock.operate.letters.spans import Spans, joined, length, within, without
 from penstock.sources.dead_letters import FOLDER, checkpoint_of, log_of, numbers, read_replay
 
@@ -40,6 +40,7 @@ class LetterFile:
         bytes: of the file.
         written: when, by the file's time.
         stands: no rewind has undone it, and it belongs to this log.
+        shelf: that opens it.
     """
 
     name: str
@@ -49,6 +50,7 @@ class LetterFile:
     bytes: int
     written: WallTime
     stands: bool
+    shelf: Shelf = field(default=PARQUET, repr=False, compare=False)
 
     @property
     def all(self) -> Spans:
@@ -96,7 +98,7 @@ def spans_named(replays: Sequence[Replay]) -> Mapping[str, Spans]:
     return {file: joined(spans) for file, spans in found.items()}
 
 
-def places_of(job: JobDirectory, history: History | None = None) -> tuple[Place, ...]:
+def places_of(job: JobDirectory, history: History | None = None, *, shelf: Shelf = PARQUET) -> tuple[Place, ...]:
     """All dead letters of a job, by uid.
 
     Raises:
@@ -105,17 +107,17 @@ def places_of(job: JobDirectory, history: History | None = None) -> tuple[Place,
     """
     history = history or job.read()
     found = {path.split("/")[1] for path in job.filesystem.list(FOLDER) if _is_letters(path)}
-    return tuple(_place(job, history, uid) for uid in sorted(found))
+    return tuple(_place(job, history, uid, shelf) for uid in sorted(found))
 
 
-def place_of(job: JobDirectory, uid: str | None) -> Place:
+def place_of(job: JobDirectory, uid: str | None, *, shelf: Shelf = PARQUET) -> Place:
     """The dead letters of this uid; of the only one, if none is given.
 
     Raises:
         UnknownName: there are none, or more than one and none was named; with the nearest.
         CheckpointError: see :func:`places_of`.
     """
-    places = {place.uid: place for place in places_of(job)}
+    places = {place.uid: place for place in places_of(job, shelf=shelf)}
     if uid in places:
         return places[uid]
     if not places:
@@ -135,7 +137,7 @@ def _is_letters(path: str) -> bool:
     return len(parts) == 3 and checkpoint_of(parts[1], parts[2]) is not None  # noqa: PLR2004 - folder, uid, file
 
 
-def _place(job: JobDirectory, history: History, uid: str) -> Place:
+def _place(job: JobDirectory, history: History, uid: str, shelf: Shelf) -> Place:
     point = history.restore_point
     has = timeline(history, point.checkpoint if point else None).has
     files = []
@@ -146,7 +148,7 @@ def _place(job: JobDirectory, history: History, uid: str) -> Place:
         checkpoint = checkpoint_of(uid, name)
         assert checkpoint is not None  # or it would be none of ours
         ours = (history.log_id or "").startswith(log_of(uid, name))
-        files.append(_file(job, path, checkpoint, stands=ours and has(checkpoint)))
+        files.append(_file(job, path, checkpoint, shelf, stands=ours and has(checkpoint)))
     tasks = point.tasks if point else ()
     read = [apart(task.position)[1].get(uid, 0) for task in tasks if task.position is not None]
     return Place(
@@ -158,17 +160,18 @@ def _place(job: JobDirectory, history: History, uid: str) -> Place:
     )
 
 
-def _file(job: JobDirectory, path: str, checkpoint: CheckpointId, *, stands: bool) -> LetterFile:
+def _file(job: JobDirectory, path: str, checkpoint: CheckpointId, shelf: Shelf, *, stands: bool) -> LetterFile:
     absolute = _absolute(job, path)
-    status = os.stat(absolute)
+    seen = shelf.look(absolute)
     return LetterFile(
         name=path.rpartition("/")[2],
         path=absolute,
         checkpoint=checkpoint,
-        rows=parquet(absolute).metadata.num_rows,
-        bytes=status.st_size,
-        written=WallTime(status.st_mtime_ns // 1_000),
+        rows=seen.rows,
+        bytes=seen.bytes,
+        written=seen.written,
         stands=stands,
+        shelf=shelf,
     )
 
 
@@ -179,22 +182,6 @@ def _replays(job: JobDirectory, uid: str) -> tuple[Replay, ...]:
 
 def _absolute(job: JobDirectory, path: str) -> str:
     return job.filesystem.url(path).removeprefix("file://")
-
-
-def parquet(path: str) -> Any:
-    """A Parquet file, open.
-
-    Raises:
-        CheckpointUnreadable: it is none, or is gone.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
-    except (pa.ArrowException, OSError) as error:
-        msg = f"{path} cannot be read as dead letters ({error}): put it back, or move it away"
-        raise CheckpointUnreadable(msg) from error
 
 
 # ----------------------------------------------------------------------------------------------------- what there is
@@ -241,8 +228,7 @@ def why_spans(file: LetterFile) -> Mapping[tuple[str, str, str, str | None], Spa
     """Places of a file by cause, step, source and why they cannot be replayed; of one that stands."""
     if not file.stands:
         return {}
-    table = parquet(file.path).read(columns=list(WHY))
-    columns = [table.column(name).to_pylist() for name in WHY]
+    columns = file.shelf.columns(file.path, WHY)
     found: dict[tuple[str, str, str, str | None], list[tuple[int, int]]] = {}
     for place, key in enumerate(zip(*columns, strict=True)):
         found.setdefault(key, []).append((place, place + 1))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import SettingsError
 from penstock.ids import CheckpointId, WallTime
-from penstock.operate.letters.listing import parquet
+from penstock.operate.letters.shelf import parquet
 from penstock.operate.letters.spans import Spans, length, spans_of, within
 from penstock.sources.dead_letters import AS_IT_WAS
 

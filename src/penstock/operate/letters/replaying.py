@@ -18,6 +18,7 @@ from penstock.ids import END_OF_TIME, CheckpointId
 from penstock.job.asking import new_id
 from penstock.operate.directory import me
 from penstock.operate.letters.listing import Place, place_of, reasons, replayable, spans_named
+from penstock.operate.letters.shelf import PARQUET, Shelf
 from penstock.operate.letters.spans import Spans, cut, joined, length, within, without
 from penstock.sources.dead_letters import FOLDER, MOST_BYTES, MOST_LETTERS, Letters, Replay, encode, replay_path
 
@@ -56,6 +57,8 @@ def replay(
     *,
     choose: Callable[[Place], Mapping[str, Spans]] | None = None,
     again: bool = False,
+    command: str | None = None,
+    shelf: Shelf = PARQUET,
 ) -> Replayed:
     """Have the job read dead letters again: at once if it runs, else at its next start. Each once, exactly-once.
 
@@ -64,6 +67,8 @@ def replay(
         uid: which; may be left out if there is one only.
         choose: by file, the letters that are meant; all unless given.
         again: also those that an earlier replay names.
+        command: what its replays have in common; random unless given.
+        shelf: that opens the files of letters.
 
     Raises:
         UnknownName: there are no such dead letters.
@@ -71,11 +76,11 @@ def replay(
         CheckpointError: the directory cannot be read or written.
     """
     history = job.read()
-    place = place_of(job, uid)
+    place = place_of(job, uid, shelf=shelf)
     chosen = None if choose is None else choose(place)
     source = _source(history, place, chosen)
     wanted = _among(_by_reader(history, place)[source], chosen)
-    command, written, rows = new_id(), [], 0
+    command, written, rows = command or new_id(), [], 0
     while True:
         ours = [each for each in place.replays if each.command == command]
         done = spans_named(ours if again else place.replays)
@@ -87,7 +92,7 @@ def replay(
         if _create(job, made):
             written.append(made.number)
             rows += made.rows
-        place = place_of(job, place.uid)
+        place = place_of(job, place.uid, shelf=shelf)
     return Replayed(
         uid=place.uid, source=source, rows=rows, replays=tuple(written), left=sum(map(length, wanted.values())) - rows
     )
