@@ -21,6 +21,7 @@ from core.graphs import NoSource
 from penstock.checkpoint import paths
 from penstock.checkpoint.codec import encode
 from penstock.checkpoint.entries import StepRecord, StepRole, Stopped
+from penstock.graph.nodes import Graph
 from penstock.handles import Committable, FileRef, Guarantee, Position, TaskSnapshot, with_replays
 from penstock.ids import END_OF_TIME
 from penstock.operate.directory import JobDirectory
@@ -109,7 +110,8 @@ class Job:
 def at(checkpoint: int, parent: int | None = None, *, read: int = 0, ended: bool = False) -> object:
     position = with_replays(Position(kind="kafka/1", detail={"bounded": False, "topics": {}}), {"bad-orders": read})
     source = TaskSnapshot(task="orders", position=position, watermarks=(END_OF_TIME,) if ended else ())
-    return manifest(checkpoint, parent, tasks=(source,), steps=(StepRecord(uid="orders", role=StepRole.SOURCE),))
+    sinks = [StepRecord(uid=uid, role=StepRole.SINK) for uid in ("bad-orders", "late-totals")]
+    return manifest(checkpoint, parent, tasks=(source,), steps=(StepRecord(uid="orders", role=StepRole.SOURCE), *sinks))
 
 
 @pytest.fixture
@@ -239,11 +241,22 @@ def test_what_cannot_be_replayed_is_refused_with_the_reason(job: Job) -> None:
 
 
 def test_a_renamed_source_replays_letters_of_its_old_uid(job: Job) -> None:
-    renamed = manifest(3, 2, tasks=(replace(at(2, read=1).tasks[0], task="orders-v2"),))
+    before = at(2, read=1)
+    renamed = manifest(3, 2, tasks=(replace(before.tasks[0], task="orders-v2"),), steps=before.steps)
     job.log(at(0), at(1, 0), at(2, 1, read=1), renamed, Stopped(checkpoint=3, at=NOON))
     job.letters("bad-orders", 3, {**bad(11, b"{"), "source": "orders-v2"})
     done = json.loads(job.say("replay", "bad-orders", "--all", "--json"))
     assert (done["source"], done["rows"]) == ("orders-v2", 3)
+
+
+def test_letters_of_a_step_that_has_another_uid_now_are_not_asked_for_in_vain(job: Job) -> None:
+    before = at(2, read=1)
+    steps = tuple(replace(step, uid=step.uid.replace("bad-orders", "bad-lines")) for step in before.steps)
+    job.log(at(0), at(1, 0), replace(before, steps=steps), Stopped(checkpoint=2, at=NOON))
+    said = job.refuses("replay", "bad-orders", "--all", code=1)
+    assert "job 'orders' had no step 'bad-orders' at checkpoint 2" in said
+    assert "Give the step its uid 'bad-orders' back and run the job" in said
+    assert len(list((job.folder("bad-orders") / "_replays").iterdir())) == 1, "nothing was written"
 
 
 def test_a_replay_is_numbered_above_what_a_position_says_was_read(job: Job) -> None:
@@ -281,15 +294,18 @@ def test_verify_names_what_ends_the_next_start_or_is_left_out_by_it(job: Job) ->
 
 
 def test_a_plan_says_which_replays_wait(job: Job) -> None:
-    @ps.pipeline("orders")
-    def orders(p: ps.Pipeline) -> None:
-        lines = p.read("orders", Asked())
-        good, broken = lines.parse_json("value", "id LONG", on_error="split")
-        broken.dead_letter("bad-orders")
-        good.write("out", ps.console.Sink())
+    def graph(uid: str) -> Graph:
+        @ps.pipeline("orders")
+        def orders(p: ps.Pipeline) -> None:
+            lines = p.read("orders", Asked())
+            good, broken = lines.parse_json("value", "id LONG", on_error="split")
+            broken.dead_letter(uid)
+            good.write("out", ps.console.Sink())
 
-    def warnings() -> list[str]:
-        found = plan(orders.graph(), state=job.state, settings=read_settings({}), compares_schemas=False)
+        return orders.graph()
+
+    def warnings(uid: str = "bad-orders") -> list[str]:
+        found = plan(graph(uid), state=job.state, settings=read_settings({}), compares_schemas=False)
         return [each for each in found.warnings if "replay" in each]
 
     job.log(at(0), at(1, 0), at(2, 1, read=1), Stopped(checkpoint=2, at=NOON))
@@ -298,6 +314,8 @@ def test_a_plan_says_which_replays_wait(job: Job) -> None:
     job.say("replay", "bad-orders", "--all")
     told = "source 'orders' will read 1 replay of dead letters 'bad-orders' besides: penstock deadletter list orders"
     assert warnings() == [told]
+    (told,) = warnings("bad-lines")
+    assert told.startswith("source 'orders' will not read 1 replay of dead letters 'bad-orders'")
 
 
 def test_staged_letters_are_listed_once(job: Job) -> None:

@@ -115,6 +115,8 @@ def _source(history: History, place: Place, chosen: Mapping[str, Spans] | None) 
     tasks = {task.task: task for task in point.tasks} if point else {}
     if source not in tasks or tasks[source].position is None:
         raise RequestRefused(_why_gone(history, source))
+    if point is not None and place.uid not in {step.uid for step in point.steps}:
+        raise RequestRefused(_why_unread(history, point, place))
     if END_OF_TIME in tasks[source].watermarks:
         msg = (
             f"source {source!r} of job {history.job!r} has ended, for it was bounded or drained, and reads no more "
@@ -134,6 +136,16 @@ def _why_gone(history: History, source: str) -> str:
         f"they come from source {source!r}, which is not in {where}, where the next start of job {history.job!r} goes "
         f"on (sources there: {', '.join(reads) or 'none'}): a pipeline that reads {source!r} again begins it anew, "
         "these rows included; or read the letters' files in another pipeline, as docs/dead-letters.md shows"
+    )
+
+
+def _why_unread(history: History, point: Manifest, place: Place) -> str:
+    """A source looks for replays where its pipeline's dead letters go, and nowhere else."""
+    return (
+        f"nothing puts dead letters there any more: job {history.job!r} had no step {place.uid!r} at checkpoint "
+        f"{point.checkpoint}, where its next start goes on, so no source would read a replay of them. Give the step "
+        f"its uid {place.uid!r} back and run the job, or read the letters' files in another pipeline, as "
+        "docs/dead-letters.md shows"
     )
 
 

@@ -259,17 +259,22 @@ def _told(graph: Graph, positions: Mapping[str, Position | None]) -> dict[str, T
 
 
 def _replays(graph: Graph, state: str | Path, positions: Mapping[str, Position | None]) -> Iterator[str]:
-    """Of each source, how many replays of dead letters a start would have it read; one that begins anew reads none."""
+    """Of each source, how many replays of dead letters a start would have it read; one that begins anew reads none.
+
+    And how many it never will, for the letters' step has another uid by now, or is gone.
+    """
     root = root_of(state)
     for source, position in positions.items():
         if root is None or position is None:
             continue
-        read = apart(position)[1]
-        for uid in replayed_by(graph, source):
+        read, reads = apart(position)[1], replayed_by(graph, source)
+        for uid in (*reads, *(uid for uid in read if uid not in graph.sinks)):
             count = sum(number > read.get(uid, 0) for number in numbers(LocalFileSystem(root / graph.name), uid))
-            if count:
-                told = f"{count} replay{'s' if count > 1 else ''} of dead letters '{uid}'"
+            told = f"{count} replay{'s' if count > 1 else ''} of dead letters '{uid}'"
+            if count and uid in reads:
                 yield f"source '{source}' will read {told} besides: penstock deadletter list {graph.name}"
+            elif count:
+                yield f"source '{source}' will not read {told}: the pipeline has no such step, give it that uid back"
 
 
 def _running(history: History) -> tuple[str, ...]:
