@@ -31,8 +31,6 @@ ONLY_OF_THE_PRODUCT = {
     # A simulated driver does not begin with --fresh; the rewind tool does. Nor does it carry out a saved plan.
     "claim": {"past_unreadable", "expect"},
     "JobStarted": {"settings"},
-    # Nor has it dead letters, and so no replays that another timeline has read.
-    "Surroundings": {"timeline"},
     # The simulation gives this with a rewind, as a dictionary, and its steps keep their columns.
     "decide_recovery": {"fresh", "judge"},
 }
