@@ -57,7 +57,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.extraJavaOptions": COMPILES_LITTLE,
         "spark.driver.host": "127.0.0.1",
-        "spark.driver.memory": "1536m",
+        "spark.driver.memory": "2500m",
         "spark.local.dir": directory / "local",
         "spark.log.level": "ERROR",
         "spark.python.unix.domain.socket.enabled": "true",
