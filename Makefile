@@ -35,7 +35,8 @@ $(CLASSES): $(INSTALLED)
 
 ##@ Check
 .PHONY: check fmt lint types imports
-check: lint types imports ## everything that a change must pass; the tests come last
+check: $(INSTALLED) ## everything that a change must pass; the tests come last
+	@$(MAKE) --jobs 2 --output-sync lint types imports $(CLASSES)
 	@$(MAKE) test
 
 fmt: $(INSTALLED) ## format the code and mend what can be mended

@@ -22,10 +22,6 @@ for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
         signal.signal(_number, _usual)
 
 
-COMPILES_LITTLE = "-XX:-UsePerfData -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""Every plan of a test is new, so most code runs a few times only; and two sessions share two cores."""
-
-
 # How long an example takes says nothing of what it shows.
 settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("penstock")
@@ -55,7 +51,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     settings = {
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": COMPILES_LITTLE,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "2500m",
         "spark.local.dir": directory / "local",

@@ -37,6 +37,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, final
 
+import psutil
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
@@ -171,6 +172,7 @@ class Broker:
     def pause(self) -> None:
         """SIGSTOP: its connections stay open, and nothing is answered."""
         self._send(signal.SIGSTOP)
+        until(START_SECONDS, "the broker's process stands still", self._stands_still, self.tail)
 
     def resume(self) -> None:
         """SIGCONT, and wait until it answers again."""
@@ -178,6 +180,12 @@ class Broker:
         until(START_SECONDS, "the broker answers", self._answers, self.tail)
 
     # ------------------------------------------------------------------------------------------------------ the process
+
+    def _stands_still(self) -> bool:
+        """A signal takes its time; one that has ended answers nothing either."""
+        with suppress(psutil.NoSuchProcess):
+            return psutil.Process(self._pid).status() in {psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE}
+        return True
 
     @property
     def _data(self) -> Path:

@@ -33,6 +33,17 @@ def case(request) -> Case:
     return read(request.param)
 
 
+SOON = {"counted", "lateness", "sessions-updates", "sketches", "union"}
+"""What each test run compacts and restores otherwise; the others are done by ``make test-long``."""
+
+
+@pytest.fixture(
+    params=[pytest.param(at, id=at.stem, marks=() if at.stem in SOON else pytest.mark.long) for at in CASES]
+)
+def soon(request) -> Case:
+    return read(request.param)
+
+
 def reached_by(spark, case: Case, folder: Path) -> list[str]:
     """The places that a straight run comes by, in order; its result is right."""
     record = folder / "reached"
@@ -102,22 +113,22 @@ def strike_beginning(t: PipelineRun, place: str) -> None:
     t.restart()
 
 
-def test_compacted_after_every_batch(spark, case, monkeypatch):
+def test_compacted_after_every_batch(spark, soon, monkeypatch):
     monkeypatch.setattr(window_operator, "CROWDED", 2)
     monkeypatch.setattr(durable, "plan_durable", partial(plan_durable, limit=2))
-    with ps.testing.run(case.pipeline, spark) as t:
-        for event in case.story:
+    with ps.testing.run(soon.pipeline, spark) as t:
+        for event in soon.story:
             event.play(t)
         t.end()
-        assert case.found(t) == case.wanted
+        assert soon.found(t) == soon.wanted
         compacted = [amount for (_, name), amount in t.report().counters.items() if name == "compacted"]
-        assert sum(compacted) > 0 or case.name == "counted", "whose batches merge all there is"
+        assert sum(compacted) > 0 or soon.name == "counted", "whose batches merge all there is"
 
 
-def test_restored_with_another_number_of_partitions(spark, case, monkeypatch):
+def test_restored_with_another_number_of_partitions(spark, soon, monkeypatch):
     numbers = cycle((4, 3, 2, 1))  # powers of two are restored in parts, without an exchange
-    with ps.testing.run(case.pipeline, spark) as t:
-        for event in (*case.story, Checkpoint()):
+    with ps.testing.run(soon.pipeline, spark) as t:
+        for event in (*soon.story, Checkpoint()):
             if not isinstance(event, Checkpoint):
                 event.play(t)
                 continue
@@ -126,4 +137,4 @@ def test_restored_with_another_number_of_partitions(spark, case, monkeypatch):
             monkeypatch.setattr(attempt, "cores_of", lambda _, n=cores: n)
             t.restart()
         t.end()
-        assert case.found(t) == case.wanted
+        assert soon.found(t) == soon.wanted
