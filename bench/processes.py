@@ -28,11 +28,13 @@ def processor_seconds(spark: SparkSession) -> float:
 
 
 def _of_children(pid: int) -> float:
-    """Of processes that a process has started and that live, with those of theirs that have ended."""
+    """Of all processes below one, those that have ended included: their parents have their times."""
     import psutil
 
-    total = 0.0
-    for child in psutil.Process(pid).children(recursive=True):
+    parent = psutil.Process(pid)
+    ended = parent.cpu_times()
+    total = float(ended.children_user + ended.children_system)
+    for child in parent.children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             times = child.cpu_times()
             total += times.user + times.system + times.children_user + times.children_system
