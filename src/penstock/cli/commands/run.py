@@ -14,6 +14,8 @@ from penstock.cli.commands.shared import (
     Flag,
     Fresh,
     LeaveState,
+    Master,
+    MaxRows,
     PipelineName,
     Rename,
     State,
@@ -52,9 +54,7 @@ Plan: TypeAlias = Annotated[
 ]
 TakeOver: TypeAlias = Annotated[bool, Flag, Parameter(help="Claim the job even if a living process has it.")]
 StopTimeout: TypeAlias = Annotated[str | None, Parameter(help="Most time for a stop; 8s by default.")]
-MaxRows: TypeAlias = Annotated[int | None, Parameter(help="Most rows of a batch.")]
 Retained: TypeAlias = Annotated[int | None, Parameter(help="Complete checkpoints that stay restorable.")]
-Master: TypeAlias = Annotated[str | None, Parameter(help="Spark master; all cores of this machine by default.")]
 HasParent: TypeAlias = Annotated[
     bool, Parameter(name="--parent", negative="--no-parent", help="Watch the job and start it again.")
 ]

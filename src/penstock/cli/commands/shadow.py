@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from cyclopts import App, Parameter
 
-from penstock.cli.commands.shared import STATE, AsJson, Begin, Flag, State, epilogue
+from penstock.cli.commands.shared import STATE, AsJson, Begin, Flag, Master, MaxRows, State, epilogue
 from penstock.cli.output import Output
 
 HELP: Final = """\
@@ -33,8 +33,6 @@ Rename: TypeAlias = Annotated[tuple[str, ...], Several, Parameter(help="OLD=NEW:
 Out: TypeAlias = Annotated[str | None, Parameter(help="New folder for all output; ./shadow-JOB by default.")]
 LeaveState: TypeAlias = Annotated[bool, Flag, Parameter(help="The new code may leave state unused.")]
 Without: TypeAlias = Annotated[tuple[str, ...], Several, Parameter(help="A source that neither code reads.")]
-MaxRows: TypeAlias = Annotated[int | None, Parameter(help="Most rows of a batch.")]
-Master: TypeAlias = Annotated[str | None, Parameter(help="Spark master; all cores of this machine by default.")]
 
 
 def add(app: App, output: Output) -> None:

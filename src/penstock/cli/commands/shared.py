@@ -52,6 +52,8 @@ Fresh: TypeAlias = Annotated[bool, Flag, Parameter(help="Begin empty, beside the
 LeaveState: TypeAlias = Annotated[
     bool, Flag, Parameter(help="Leave state unused whose step the pipeline no longer has.")
 ]
+MaxRows: TypeAlias = Annotated[int | None, Parameter(help="Most rows of a batch.")]
+Master: TypeAlias = Annotated[str | None, Parameter(help="Spark master; all cores of this machine by default.")]
 Rename: TypeAlias = Annotated[
     tuple[str, ...],
     Parameter(negative="", show_default=False, help="OLD=NEW: a step goes on with the state of its old uid."),
