@@ -37,7 +37,7 @@ REST: Final = 1.6
 eighths of the time, but …
 """
 
-LONGEST: Final = 5
+LONGEST: Final = 10
 """… they begin no more than so many times the time to linger apart, since rows gather while a long batch is at work."""
 
 REMEMBERED: Final = 7

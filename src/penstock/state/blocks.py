@@ -142,11 +142,12 @@ def rebind(frame: DataFrame, session: SparkSession) -> DataFrame:
 
 
 def framed(plan: Any, session: SparkSession) -> DataFrame:
-    """A frame of an analysed plan."""
+    """A frame of a plan whose parts are analysed, so that it need not be again: all rules would go over a leaf, too."""
     from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
     jvm: Any = session.sparkContext._jvm  # noqa: SLF001
     ofrows = getattr(jvm, "org.apache.spark.sql.classic.Dataset").ofRows
+    plan.setAnalyzed()
     dataset = ofrows(session._jsparkSession, plan)  # noqa: SLF001
     return ClassicDataFrame(dataset, session)
 

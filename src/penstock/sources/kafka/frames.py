@@ -19,6 +19,7 @@ from penstock.sources.kafka.decode import Shape
 from penstock.sources.kafka.errors import FetchFailed
 from penstock.sources.kafka.fetch import read
 from penstock.sources.kafka.planning import cut
+from penstock.sources.kafka.sender import Sender
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -111,7 +112,6 @@ class Frames:
 
         self._spark = spark
         self._schema = source.schema(spark)
-        self._json = self._schema.json()
         self._shape = Shape(schema=cast("Any", to_arrow_schema)(self._schema, timezone="UTC"))
         if source.json is not None:
             decoder = source.json.decoder.in_zone(spark.conf.get("spark.sql.session.timeZone"))
@@ -126,7 +126,7 @@ class Frames:
         self._weight = spark.sparkContext.accumulator({}, Weights())
         self._weighed: Mapping[str, tuple[int, int]] = {}
         self._numbers: dict[int, DataFrame] = {}
-        self._sender = Sender(spark)
+        self._sender = Sender(spark, self._schema)
 
     def weighed(self) -> Mapping[str, tuple[int, int]]:
         """Rows and bytes of each topic that workers have read since the last time; some perhaps more than once."""
@@ -174,31 +174,5 @@ class Frames:
         return {UNDECIDED: Measure.known({"rows": table.column(RECORD).null_count})}
 
     def of_table(self, table: pa.Table) -> DataFrame:
-        """A lazy frame of rows that are here.
-
-        As ``createDataFrame`` makes it of a table; but that reads five settings from the JVM and looks through nested
-        columns for times, which costs as much again as sending the rows, and refuses slices of lists with nulls.
-        """
-        return self._sender.frame(table.to_batches(), self._json)
-
-
-class Sender:
-    """Sends Arrow batches to the JVM of a session. What it asks the JVM for by name it looks up once."""
-
-    def __init__(self, spark: SparkSession) -> None:
-        from pyspark.sql.pandas.serializers import ArrowStreamSerializer
-
-        self._spark: Any = spark
-        jvm = self._spark._jvm  # noqa: SLF001 - there is no public way
-        utils = getattr(jvm, "org.apache.spark.sql.api.python.PythonSQLUtils")
-        self._read, self._made = utils.readArrowStreamFromFile, utils.toDataFrame
-        self._server = getattr(jvm, "org.apache.spark.sql.api.python.ArrowIteratorServer")
-        self._serializer = ArrowStreamSerializer()
-
-    def frame(self, batches: Sequence[pa.RecordBatch], schema: str) -> DataFrame:
-        """A lazy frame of them, each a partition; ``schema`` is the columns' as JSON."""
-        from pyspark.sql import DataFrame
-
-        context = self._spark.sparkContext
-        rows = context._serialize_to_jvm(batches, self._serializer, self._read, self._server)  # noqa: SLF001
-        return DataFrame(self._made(rows, schema, self._spark._jsparkSession), self._spark)  # noqa: SLF001
+        """A lazy frame of rows that are here."""
+        return self._sender.frame(table.to_batches())
