@@ -100,6 +100,17 @@ def test_what_is_too_large_for_a_call_goes_by_a_file(spark, schema, monkeypatch)
         assert len(went) == files
 
 
+def test_what_later_frames_share_holds_no_row_of_the_first(spark, schema):
+    sender = Sender(spark, schema)
+    sender.frame(batches_of(schema, [row(n) | {"name": "x" * 1000} for n in range(500)]))
+    mold = sender._mold
+    assert mold is not None
+    io = spark.sparkContext._jvm.java.io
+    into = io.ByteArrayOutputStream()
+    io.ObjectOutputStream(into).writeObject(mold.decode)
+    assert into.size() < 20_000, "each task is sent it"
+
+
 def test_a_slice_of_a_batch_brings_its_own_rows_alone(spark, schema):
     whole = batches_of(schema, [row(n) for n in range(10)])[0]
     sender = Sender(spark, schema)
