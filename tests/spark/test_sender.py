@@ -129,3 +129,4 @@ def test_a_spark_that_is_otherwise_inside_makes_frames_as_ever(spark, schema, mo
 
 def test_a_frame_of_another_kind_is_no_mold(spark):
     assert mold_of(spark, spark.range(3)._jdf) is None
+    assert mold_of(spark, spark.sparkContext._jvm.org.apache.spark.not_there) is None, "nor a class that is not there"

@@ -120,6 +120,7 @@ def mold_of(spark: SparkSession, made: Java) -> Mold | None:
     It is tried at once, without a row.
     """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
 
     inner: Any = spark
     jvm = inner._jvm  # noqa: SLF001
@@ -143,7 +144,7 @@ def mold_of(spark: SparkSession, made: Java) -> Mold | None:
             none=_module(jvm, "scala.None"),
         )
         mold.frame(_module(jvm, "scala.collection.Iterator").empty(), 1)
-    except Py4JError:
+    except (Py4JError, PySparkException, TypeError):  # the last: a class that is not there is a package that is called
         return None
     return mold
 
