@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from penstock.state.blocks import Sequences, either
+from penstock.state.blocks import Sequences, either, framed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -67,7 +67,6 @@ class Grafter:
         self._none = getattr(getattr(self.jvm, "scala.None$"), "MODULE$")
         literals: Java = getattr(self.jvm, "org.apache.spark.sql.catalyst.expressions.Literal$")
         self.literal = getattr(literals, "MODULE$").apply
-        self._of_rows = self.jvm.org.apache.spark.sql.classic.Dataset.ofRows
 
     def leaf(self, schema: StructType) -> Leaf:
         """A new leaf with these columns."""
@@ -117,9 +116,8 @@ class Grafter:
         return either(inline, (True, False, False), (True, False)).apply(plan)  # before Spark 4.3 it has two
 
     def frame(self, plan: Java) -> DataFrame:
-        """A lazy frame of a plan whose parts are analysed, so that it need not be again: a pass over all of it."""
-        plan.setAnalyzed()
-        return self._wrap(self._of_rows(self._session, plan))
+        """A lazy frame of a plan whose parts are analysed."""
+        return framed(plan, self.spark)
 
     def _wrap(self, made: Java) -> DataFrame:
         from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
