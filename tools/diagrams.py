@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.runtime import barrier_moves, lifecycle
-from penstock.runtime.barrier_moves import ALIGNMENT_MOVES, TRACKER_MOVES, BarrierState, Move, Outcome, Trigger
+import barrier_moves
+from barrier_moves import ALIGNMENT_MOVES, TRACKER_MOVES, BarrierState, Move, Outcome, Trigger
+from penstock.runtime import lifecycle
 from penstock.runtime.lifecycle import MOVES, JobState
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def barriers_page(title: str, name: str, moves: tuple[Move, ...], text: str) -> 
     drawn = (Arrow(pair[0].value, pair[1].value, "<br/>".join(labels)) for pair, labels in arrows.items())
     return _page(
         title,
-        f"penstock.runtime.barrier_moves.{name}",
+        f"tools/barrier_moves.py: {name}",
         text,
         diagram(BarrierState.UNSEEN.value, drawn, [BarrierState.OVER.value]),
         table(

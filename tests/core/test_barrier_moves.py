@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from barrier_moves import ALIGNMENT_MOVES, TRACKER_MOVES, BarrierState, Move, Outcome, Trigger
 from penstock.elements import Barrier, CancelBarrier
 from penstock.ids import CheckpointId
 from penstock.runtime.alignment import (
@@ -18,7 +19,6 @@ from penstock.runtime.alignment import (
     InputEnded,
     TakeSnapshot,
 )
-from penstock.runtime.barrier_moves import ALIGNMENT_MOVES, TRACKER_MOVES, BarrierState, Move, Outcome, Trigger
 from penstock.runtime.tracker import BarrierTracker
 
 LAST = 8

@@ -15,10 +15,12 @@ from penstock.elements import Batch, Measure
 from penstock.errors import InternalError
 from penstock.graph.analyze import analyze
 from penstock.graph.nodes import BAD, ParseJson, Read
-from penstock.graph.segment import compile_segment
+from penstock.graph.pieces import Pieces
+from penstock.graph.segment import Segment
 from penstock.ids import Instant, WallTime
 from penstock.operators.gauge import Observer, make_gauge
 from penstock.operators.graft import Grafter, plan_of
+from penstock.operators.tables import StaticTables
 from penstock.sources.base import Guarantee
 from window_harness import counted, persistent
 
@@ -301,5 +303,6 @@ def test_steps_can_be_compiled_without_an_analysis(spark):
     p.read("lines", _Lines()).where("id > 1")
     graph = p.graph()
     assert isinstance(graph.nodes[0], Read)
-    segment = compile_segment(spark, graph.nodes[1:], _Lines().schema(spark))
+    pieces = Pieces(spark, StaticTables(spark))
+    segment = Segment(pieces, graph.nodes[1:], _Lines().schema(spark))
     assert [row.id for row in segment(batch_of(frame_of(spark))).frame.collect()] == [2, 3]

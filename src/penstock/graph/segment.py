@@ -17,11 +17,11 @@ from penstock.graph.pieces import Piece, Pieces, PortOf, Step, passes, tables_of
 from penstock.ids import END_OF_TIME, WallTime
 from penstock.operators.gauge import Gauge
 from penstock.operators.graft import Java, Leaf
-from penstock.operators.tables import Reading, StaticTables
+from penstock.operators.tables import Reading
 from penstock.sources.base import UNDECIDED
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
 
@@ -225,33 +225,6 @@ class Segment:
             if not isinstance(step, (RowWise, ParseJson, WithWatermark)) and step.port == BAD:
                 return step.node.bad_rows
         return None
-
-
-def compile_segment(
-    spark: SparkSession,
-    steps: Sequence[Step],
-    schema: StructType,
-    *,
-    counts_rows: bool = False,
-    wall: Callable[[], WallTime] | None = None,
-    tables: StaticTables | None = None,
-    pieces: Pieces | None = None,
-) -> Segment:
-    """Compile steps over batches of these columns.
-
-    Args:
-        spark: a classic session.
-        steps: in order. A split ``parse_json`` alone gives its decoded rows, to be kept where the branches of its
-            ports begin; a port is taken by a step of its own.
-        schema: of the batches.
-        counts_rows: add the measure ``rows`` where the reader did not bring it.
-        wall: the wall clock, for ``max_ahead``.
-        tables: shared by the segments of a job, so that they see one content.
-        pieces: of the analysis, so that functions do not run again.
-    """
-    if pieces is None:
-        pieces = Pieces(spark, tables or StaticTables(spark))
-    return Segment(pieces, steps, schema, counts_rows=counts_rows, wall=wall)
 
 
 def _told_apart(batch: Batch, compiled: _Compiled, through: tuple[Piece, ...]) -> Partitions | None:
