@@ -17,8 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 import penstock as ps
 from penstock.facts import BarrierPassed, BatchDone, CheckpointCompleted, CheckpointFailed, Fact
-from penstock.job.session import make_session
-from penstock.state.sessions import state_session
+from penstock.spark.session import make_session, state_session
 
 PHASES = ("fill", "change", "rest")
 Phase: TypeAlias = Literal["fill", "change", "rest"]

@@ -104,7 +104,7 @@ def structured_streaming(
 def main() -> int:
     arguments = _arguments()
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--driver-memory {HEAP} {connector_options()} pyspark-shell"
-    from penstock.job.session import make_session
+    from penstock.spark.session import make_session
 
     home = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
     sizes = {size: rows for size, rows in ROWS.items() if arguments.rows in (None, rows)}

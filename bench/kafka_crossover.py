@@ -25,11 +25,11 @@ import result  # noqa: E402 - found through the path above
 
 from integration.broker import FAST, Broker  # noqa: E402
 from integration.topics import Record, Topics  # noqa: E402
-from penstock import formats  # noqa: E402
-from penstock.job.session import make_session  # noqa: E402
-from penstock.runtime.clock import SystemClock  # noqa: E402
-from penstock.sources.base import RECORD, Limits, Nothing, Rows, SourceContext  # noqa: E402
-from penstock.sources.kafka import source as kafka  # noqa: E402
+from penstock.clock import SystemClock  # noqa: E402
+from penstock.connectors.kafka import source as kafka  # noqa: E402
+from penstock.formats import text  # noqa: E402
+from penstock.interfaces.source import DECODED_RECORD, NoData, PlannedBatch, ReadLimit, SourceContext  # noqa: E402
+from penstock.spark.session import make_session  # noqa: E402
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,18 +62,20 @@ def fill(topics: Topics) -> str:
 
 def drain(spark: SparkSession, servers: str, topic: str, place: Any, size: int, batches: int) -> float:
     """Milliseconds for so many rows as a batch holds, batches following each other as fast as they can."""
-    schema = formats.struct_type(spark, "id LONG, user STRING, amount DOUBLE, at TIMESTAMP")
+    schema = text.struct_type(spark, "id LONG, user STRING, amount DOUBLE, at TIMESTAMP")
     source = kafka.Source(servers=servers, topics=[topic], read_in=place).decoding("value", schema)
     assert source is not None
     reader = source.open(SourceContext(uid="bench", spark=spark), None)
     rows, began = 0, time.perf_counter()
     while rows < size * batches:
-        poll = reader.poll(now=CLOCK.now(), wall=CLOCK.wall(), limits=Limits(rows=min(size, size * batches - rows)))
-        if isinstance(poll, Nothing):
+        poll = reader.poll(now=CLOCK.now(), wall=CLOCK.wall(), limits=ReadLimit(rows=min(size, size * batches - rows)))
+        if isinstance(poll, NoData):
             time.sleep(max(0, poll.wake_at - CLOCK.now()) / 1_000_000)
             continue
-        assert isinstance(poll, Rows)
-        frame = reader.frame(poll.plan).selectExpr(f"{RECORD}.user AS user", f"{RECORD}.at AS at", "partition")
+        assert isinstance(poll, PlannedBatch)
+        frame = reader.frame(poll.plan).selectExpr(
+            f"{DECODED_RECORD}.user AS user", f"{DECODED_RECORD}.at AS at", "partition"
+        )
         rows += frame.where("user <> 'nobody'").count()
         assert poll.verify is not None
         poll.verify()

@@ -248,8 +248,8 @@ def run(spark: SparkSession, of: Input, engine: str, pipeline: str, folder: Path
 def idle(spark: SparkSession, of: Input) -> dict[str, result.Figure]:
     """What a source with nothing to read costs: how long a poll takes, and that it runs no job."""
     import penstock as ps
-    from penstock.ids import Instant, WallTime
-    from penstock.sources.base import Limits, Nothing, SourceContext
+    from penstock.clock import MonotonicTime, WallTime
+    from penstock.interfaces.source import NoData, ReadLimit, SourceContext
 
     source = ps.kafka.Source(servers=of.servers, topics=[of.topic], start="latest")
     reader = source.open(SourceContext(uid="idle", spark=spark), None)
@@ -258,10 +258,12 @@ def idle(spark: SparkSession, of: Input) -> dict[str, result.Figure]:
         for _ in range(1000):
             began = time.perf_counter()
             answer = reader.poll(
-                now=Instant(time.monotonic_ns() // 1000), wall=WallTime(time.time_ns() // 1000), limits=Limits()
+                now=MonotonicTime(time.monotonic_ns() // 1000),
+                wall=WallTime(time.time_ns() // 1000),
+                limits=ReadLimit(),
             )
             took.append((time.perf_counter() - began) * 1e3)
-            if not isinstance(answer, Nothing):
+            if not isinstance(answer, NoData):
                 msg = f"an idle topic brought {answer}"
                 raise AssertionError(msg)
     finally:
@@ -272,7 +274,7 @@ def idle(spark: SparkSession, of: Input) -> dict[str, result.Figure]:
 def main() -> int:
     arguments = _arguments()
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--driver-memory 4g {connector_options()} pyspark-shell"
-    from penstock.job.session import make_session
+    from penstock.spark.session import make_session
 
     home = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
     runs: list[Run] = []

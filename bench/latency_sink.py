@@ -8,16 +8,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from penstock.connectors.console import NoOutput
 from penstock.handles import Guarantee
-from penstock.sinks.console import PreparedNothing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
     from penstock.elements import Batch
-    from penstock.ids import CheckpointId
-    from penstock.sinks.base import SinkContext
+    from penstock.handles import CheckpointId
+    from penstock.interfaces.sink import SinkContext
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ class NoopWriter:
         batch.settle()
         return None
 
-    def prepare(self, checkpoint: CheckpointId) -> PreparedNothing:  # noqa: ARG002
-        return PreparedNothing()
+    def prepare(self, checkpoint: CheckpointId) -> NoOutput:  # noqa: ARG002
+        return NoOutput()
 
     def close(self) -> None:
         pass

@@ -27,7 +27,7 @@ from processes import heap_megabytes_after_gc, usage  # noqa: E402
 
 import penstock as ps  # noqa: E402
 from penstock.facts import BatchDone, Fact, Restarting  # noqa: E402
-from penstock.job.session import make_session  # noqa: E402
+from penstock.spark.session import make_session  # noqa: E402
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -130,7 +130,7 @@ def _checkpoint_costs(bench: Bench) -> dict[str, result.Figure]:
 
 def _session() -> SparkSession:
     """Made by penstock: its settings help both."""
-    from penstock.job.session import make_session
+    from penstock.spark.session import make_session
 
     os.environ.setdefault("PYSPARK_SUBMIT_ARGS", f"--driver-memory {HEAP} pyspark-shell")
     return make_session("bench")

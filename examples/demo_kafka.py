@@ -24,12 +24,16 @@ from integration.broker import QUIET, Broker, BrokerFailed  # noqa: E402 - found
 from integration.broker_jars import JarsUnavailable, jars_folder  # noqa: E402
 from integration.topics import Topics  # noqa: E402
 from penstock.checkpoint.entries import Manifest  # noqa: E402
-from penstock.cli.demo_orders import Totals, order_line, read_published  # noqa: E402
-from penstock.cli.demo_process import drive  # noqa: E402
-from penstock.cli.demo_verdict import tell_verdict  # noqa: E402
-from penstock.cli.family import family, kill_family  # noqa: E402
+from penstock.cli.demo import (  # noqa: E402
+    Totals,
+    order_line,
+    read_published,
+    run_in_process,
+    tell_verdict,
+)
 from penstock.cli.output import Output  # noqa: E402
-from penstock.operate.directory import JobDirectory  # noqa: E402
+from penstock.cli.process import kill_process_tree, process_tree  # noqa: E402
+from penstock.control.client import JobDirectory  # noqa: E402
 
 PARTITIONS = 4
 
@@ -94,7 +98,9 @@ class _Demo:
         return tell_verdict(self.output, shop.totals, read_published(self.home / "out", self.home / "bad"))
 
     def drive(self, where: dict[str, str], stop: Callable[[str, int], bool]) -> int:
-        return drive(self.output, "kafka_orders:orders", self.home, self.temporary, stop=stop, environment=where)
+        return run_in_process(
+            self.output, "kafka_orders:orders", self.home, self.temporary, stop=stop, environment=where
+        )
 
     def open_or_kill(self, line: str, pid: int, shop: _Shop) -> bool:
         """At the first checkpoint orders begin to come; at one that has a sixth of them, whether all is killed."""
@@ -107,13 +113,13 @@ class _Demo:
         read = _orders_read(point)
         if read < self.rows // 6:
             return False
-        members = len(family(pid))
+        members = len(process_tree(pid))
         self.say(
             f"   kill -9 to all {members} processes, the JVM too: {read:,} orders are in checkpoint "
             f"{point.checkpoint}, {shop.appended:,} are in the topic, and more come",
             "bold red",
         )
-        kill_family(pid)
+        kill_process_tree(pid)
         return True
 
     def say(self, text: str, style: str = "") -> None:

@@ -9,15 +9,15 @@ import pyarrow as pa
 
 import oracle.aggregates
 from penstock.operators import aggregates as agg
-from penstock.operators.window_aggregate import WindowAggregate
-from penstock.operators.windows import tumbling
+from penstock.operators.windows.aggregate import WindowAggregate
+from penstock.operators.windows.assigners import tumbling
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from pyspark.sql import SparkSession
 
-    from penstock.operators.windows import Window
+    from penstock.operators.windows.panes import Window
 
 SECOND = 1_000_000
 SCHEMA = pa.schema(

@@ -79,24 +79,24 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 @pytest.fixture
 def few_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Merges are due after fewer batches than usual: of 4 layers of a size, of any from 8 on, at 12 at the latest."""
-    from penstock.operators import window_operator
+    from penstock.operators.windows import operator
 
-    for name, number in (("FAN", 4), ("CROWDED", 8), ("LIMIT", 12)):
-        monkeypatch.setattr(window_operator, name, number)
+    for name, number in (("MERGE_FAN_IN", 4), ("SLOWDOWN_LIMIT", 8), ("STOP_LIMIT", 12)):
+        monkeypatch.setattr(operator, name, number)
 
 
 @pytest.fixture
 def eight_of_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Merges are due after eight batches: so few that a test sees one, so many that layers lie side by side before."""
-    from penstock.operators import window_operator
+    from penstock.operators.windows import operator
 
-    for name, number in (("FAN", 8), ("CROWDED", 24), ("LIMIT", 32)):
-        monkeypatch.setattr(window_operator, name, number)
+    for name, number in (("MERGE_FAN_IN", 8), ("SLOWDOWN_LIMIT", 24), ("STOP_LIMIT", 32)):
+        monkeypatch.setattr(operator, name, number)
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logs made by hand have one id: what another test of this process ended says nothing of them."""
-    from penstock.job import owner
+    from penstock.control import client
 
-    monkeypatch.setattr(owner, "_over", set())
+    monkeypatch.setattr(client, "_over", set())

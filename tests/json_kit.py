@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql import types as t
 
-from penstock import formats
+from penstock.formats import text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,8 +54,8 @@ def spark_says(
 ) -> tuple[pa.Array, list[bool]]:
     """The records that Spark makes of values, and which of them are good."""
     table = pa.table({"n": pa.array(range(len(values)), pa.int64()), "value": pa.array(values, pa.binary())})
-    decoded = formats.decode_json(spark.createDataFrame(table), "value", schema).orderBy("n").toArrow()
-    return decoded[formats.DECODED].combine_chunks(), decoded[formats.REASON].is_null().to_pylist()
+    decoded = text.decode_json(spark.createDataFrame(table), "value", schema).orderBy("n").toArrow()
+    return decoded[text.DECODED].combine_chunks(), decoded[text.REASON].is_null().to_pylist()
 
 
 def plain(array: pa.Array) -> list[Any]:

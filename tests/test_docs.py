@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import penstock as ps
-from penstock.cli.locate import locate
 from penstock.cli.main import make_app
+from penstock.cli.options import load_pipeline
 from penstock.cli.output import Output
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def test_the_readme_pipeline_runs(spark: SparkSession, tmp_path: Path, monkeypat
     lines = [f'{{"user": "u{n % 2}", "amount": {n}, "at": "2026-01-01T00:0{n}:00Z"}}' for n in range(4)]
     (tmp_path / "in" / "orders.json").write_text("\n".join(lines) + "\n")
     monkeypatch.chdir(tmp_path)
-    job = ps.Job(locate("shop:orders"), state="state", spark=spark)
+    job = ps.Job(load_pipeline("shop:orders"), state="state", spark=spark)
     assert job.run(until="caught-up").rows_read == {"orders": 4}
     found = spark.read.parquet(str(tmp_path / "out")).select("user", "amount").collect()
     assert [tuple(row) for row in found] == [("u1", 1.0)], "00:01 is closed by 00:03 less 5 seconds, 00:02 is not"

@@ -13,8 +13,8 @@ import pyarrow as pa
 from penstock.elements import Batch
 from penstock.filesystem.local import LocalFileSystem
 from penstock.handles import StateHandle
-from penstock.operators.base import LATE, MAIN, OperatorContext
-from penstock.operators.window_aggregate import WindowAggregate
+from penstock.interfaces.operator import LATE_PORT, MAIN_PORT, OperatorContext
+from penstock.operators.windows.aggregate import WindowAggregate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,7 +106,7 @@ class Rig:
             folder=f"state/totals/{self.generation}",
             generation=self.generation,
             inputs=(self.input,),
-            consumed=frozenset({MAIN, LATE} if self.late_read else {MAIN}),
+            consumed=frozenset({MAIN_PORT, LATE_PORT} if self.late_read else {MAIN_PORT}),
             partitions=self.partitions,
             cores=2,
             background=contextlib.nullcontext,
@@ -135,7 +135,7 @@ class Rig:
         self.watermark = watermark
         self.operator.advance(watermark, emit=self._emit)
 
-    def take(self, port: str = MAIN) -> list[tuple[object, ...]]:
+    def take(self, port: str = MAIN_PORT) -> list[tuple[object, ...]]:
         """Run and release what was sent on by a port, sorted as text."""
         rows: list[tuple[object, ...]] = []
         mine = [batch for to, batch in self.sent if to == port]
@@ -166,7 +166,7 @@ class Rig:
     def bytes_written(self) -> int:
         return sum((self.root / path).stat().st_size for path in self.filesystem.list("state"))
 
-    def _emit(self, batch: Batch, port: str = MAIN) -> None:
+    def _emit(self, batch: Batch, port: str = MAIN_PORT) -> None:
         self.sent.append((port, batch))
 
     def _report(self, fact: object) -> None:
@@ -179,7 +179,7 @@ class Rig:
 def deliver(spark: SparkSession, rig: Rig) -> None:
     """Run everything that was sent as its consumer would: in one job, and results without an exchange."""
     for port, batch in rig.sent:
-        assert port == LATE or exchanges(batch.frame) == 0
+        assert port == LATE_PORT or exchanges(batch.frame) == 0
         with counted(spark) as consumer:
             batch.frame.write.format("noop").mode("overwrite").save()
         assert consumer.jobs == 1
@@ -187,7 +187,7 @@ def deliver(spark: SparkSession, rig: Rig) -> None:
     rig.sent.clear()
 
 
-def taken(rig: Rig, port: str = MAIN) -> list[tuple[object, ...]]:
+def taken(rig: Rig, port: str = MAIN_PORT) -> list[tuple[object, ...]]:
     """What was sent by a port, in order, with times in microseconds."""
     rows: list[tuple[object, ...]] = []
     mine = [batch for to, batch in rig.sent if to == port]

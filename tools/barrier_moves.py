@@ -1,7 +1,7 @@
 """What may become of one checkpoint at one task, as tables: for people, diagrams and tests; decides nothing.
 
-A test drives :class:`Alignment` and :class:`BarrierTracker` at random and holds what they do against these tables, in
-both directions. What is not in a table changes nothing and has no effect.
+A test drives :class:`AlignedBarrierHandler` and :class:`BarrierTracker` at random and holds what they do against these
+tables, in both directions. What is not in a table changes nothing and has no effect.
 """
 
 from __future__ import annotations

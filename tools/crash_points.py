@@ -9,7 +9,7 @@ import re
 import sys
 from pathlib import Path
 
-from penstock.failpoints import KNOWN
+from penstock.failpoints import FAILPOINTS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "crash-tutorial.md"
@@ -82,7 +82,7 @@ def section() -> str:
         lines += [f"**{title}**", "", "| point | what is true there |", "|---|---|"]
         for name in names:
             only = " (real jobs only)" if name in REAL_JOBS_ONLY else ""
-            lines.append(f"| `{name}` | {KNOWN[name]}{only} |")
+            lines.append(f"| `{name}` | {FAILPOINTS[name]}{only} |")
         lines.append("")
     return "\n".join(lines)
 

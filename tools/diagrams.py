@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import barrier_moves
 from barrier_moves import ALIGNMENT_MOVES, TRACKER_MOVES, BarrierState, Move, Outcome, Trigger
 from penstock.runtime import lifecycle
-from penstock.runtime.lifecycle import MOVES, JobState
+from penstock.runtime.lifecycle import TRANSITIONS, JobState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -67,13 +67,16 @@ def lifecycle_page() -> str:
     """The life of a job."""
     order = list(JobState)
     arrows = [
-        Arrow(state.value, target.value) for state, targets in MOVES.items() for target in order if target in targets
+        Arrow(state.value, target.value)
+        for state, targets in TRANSITIONS.items()
+        for target in order
+        if target in targets
     ]
-    over = [state.value for state, targets in MOVES.items() if not targets]
+    over = [state.value for state, targets in TRANSITIONS.items() if not targets]
     meanings = sentences(lifecycle, JobState)
     return _page(
         "The life of a job",
-        "penstock.runtime.lifecycle.MOVES",
+        "penstock.runtime.lifecycle.TRANSITIONS",
         "Any other move is refused and changes nothing. A job that is over does not come back: a new one continues it.",
         diagram(JobState.CREATED.value, arrows, over),
         table(("state", "what is true while it lasts"), ((state, text) for state, text in meanings.items())),

@@ -19,7 +19,7 @@ def main() -> None:
     """Run the pipeline on the older half of its input, and keep its state."""
     import penstock as ps
     from golden.shop import BEFORE, CHECKPOINTS, drop, pipeline
-    from penstock.checkpoint.codec import FORMAT
+    from penstock.checkpoint.entry_codec import FORMAT
 
     target = CHECKPOINTS / str(FORMAT)
     if target.exists():

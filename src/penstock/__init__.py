@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from penstock import testing
+    from penstock.admin.shadow import shadow
+    from penstock.admin.state_read import read_state
+    from penstock.admin.state_write import write_state
+    from penstock.api.pipeline import Pipeline, PipelineDefinition, pipeline
+    from penstock.api.stream import GroupedStream, Stream, WindowedResult
     from penstock.connectors import console, files, generator, kafka, memory, rate
     from penstock.errors import (
         ConnectorError,
@@ -21,24 +26,11 @@ if TYPE_CHECKING:
         StateIncompatible,
         UserFunctionError,
     )
-    from penstock.graph.grouped import GroupedStream, WindowedResult
-    from penstock.graph.pace import every, linger, when_ready
-    from penstock.graph.parts import TableRef
-    from penstock.graph.pipeline import Pipeline, PipelineDefinition, pipeline
-    from penstock.graph.stream import Stream
-    from penstock.job import Job, Report, get_or_create
-    from penstock.operate.shadow.running import shadow
-    from penstock.operate.state.read import read_state
-    from penstock.operate.state.write import write_state
+    from penstock.graph.nodes import TableRef, every, linger, when_ready
+    from penstock.job.job import Job, get_or_create
+    from penstock.observability.report import Report
     from penstock.operators import aggregates as agg
-    from penstock.operators.windows import (
-        count_window,
-        cumulative,
-        global_window,
-        session,
-        sliding,
-        tumbling,
-    )
+    from penstock.operators.windows.assigners import count_window, cumulative, global_window, session, sliding, tumbling
 
 __all__ = [
     "ConnectorError",
@@ -93,28 +85,28 @@ _MODULES: Final = {
 }
 
 _HOMES: Final = {
-    "GroupedStream": "penstock.graph.grouped",
-    "Job": "penstock.job",
-    "Pipeline": "penstock.graph.pipeline",
-    "PipelineDefinition": "penstock.graph.pipeline",
-    "Report": "penstock.job",
-    "Stream": "penstock.graph.stream",
-    "TableRef": "penstock.graph.parts",
-    "WindowedResult": "penstock.graph.grouped",
-    "count_window": "penstock.operators.windows",
-    "cumulative": "penstock.operators.windows",
-    "every": "penstock.graph.pace",
-    "get_or_create": "penstock.job",
-    "global_window": "penstock.operators.windows",
-    "linger": "penstock.graph.pace",
-    "pipeline": "penstock.graph.pipeline",
-    "read_state": "penstock.operate.state.read",
-    "session": "penstock.operators.windows",
-    "shadow": "penstock.operate.shadow.running",
-    "sliding": "penstock.operators.windows",
-    "tumbling": "penstock.operators.windows",
-    "when_ready": "penstock.graph.pace",
-    "write_state": "penstock.operate.state.write",
+    "GroupedStream": "penstock.api.stream",
+    "Job": "penstock.job.job",
+    "Pipeline": "penstock.api.pipeline",
+    "PipelineDefinition": "penstock.api.pipeline",
+    "Report": "penstock.observability.report",
+    "Stream": "penstock.api.stream",
+    "TableRef": "penstock.graph.nodes",
+    "WindowedResult": "penstock.api.stream",
+    "count_window": "penstock.operators.windows.assigners",
+    "cumulative": "penstock.operators.windows.assigners",
+    "every": "penstock.graph.nodes",
+    "get_or_create": "penstock.job.job",
+    "global_window": "penstock.operators.windows.assigners",
+    "linger": "penstock.graph.nodes",
+    "pipeline": "penstock.api.pipeline",
+    "read_state": "penstock.admin.state_read",
+    "session": "penstock.operators.windows.assigners",
+    "shadow": "penstock.admin.shadow",
+    "sliding": "penstock.operators.windows.assigners",
+    "tumbling": "penstock.operators.windows.assigners",
+    "when_ready": "penstock.graph.nodes",
+    "write_state": "penstock.admin.state_write",
 }
 
 

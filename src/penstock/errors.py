@@ -1,46 +1,50 @@
-"""The whole exception tree: each error says whose fault it is and whether a retry can help.
-
-::
-
-    PenstockError                      domain, retry, and the uid of the step if known
-    ├── GraphError                     user: refused before anything runs
-    │   ├── DuplicateUid
-    │   └── SchemaMismatch
-    ├── SettingsError                  user
-    ├── ConnectorError                 external
-    │   ├── SourceUnavailable          retry
-    │   ├── SourceChanged              user: what was read or planned is no longer what is there
-    │   ├── DecodeError                user: a row that cannot be decoded, with its place
-    │   └── SinkBackpressure           retry after a time
-    ├── CheckpointError
-    │   ├── CheckpointAborted          external, retry: carries a reason of a closed list
-    │   ├── CheckpointUnreadable       external: never skipped silently
-    │   ├── LogGap                     external: a number is missing above the floor
-    │   ├── CondemnedWhileRead         external, retry: a reader was overtaken by the clean-up; nothing was handed out
-    │   ├── GenerationFenced           another driver owns this job: stop, do not restart
-    │   ├── JobIsRunning               user: a living process owns the job; a start does not take it over unasked
-    │   ├── RequestRefused             user: a running job does not do what it was asked; the message says why
-    │   ├── RequestFailed              external: it tried and failed, or has not answered in time
-    │   ├── StateDirectoryRefused      user: the directory cannot hold this job's log
-    │   ├── PlanOutdated               user: what a saved plan was made from is no longer so
-    │   ├── StorageFailed              external, retry: full, read-only, input/output error; nothing was lost
-    │   ├── CommitFailed               external, retry
-    │   ├── CommitUnknown              external: ask, then decide; never repeat blindly
-    │   └── SinkIdentityConflict       user: the sink remembers another log
-    ├── StateError
-    │   ├── StateIncompatible          user: schema or uid changed
-    │   └── LayerMissing               external
-    ├── EngineFailed                   external, retry: a Spark job failed for reasons of its own
-    ├── EngineDied                     external: the JVM is gone; the process must end, its parent restarts it
-    ├── UserFunctionError              user: chained, with module and line
-    ├── HarnessError                   user: a test asked penstock.testing for what cannot be
-    └── InternalError                  a broken invariant: please report
-"""
+"""The exception tree: whose fault, whether a retry helps; did_you_mean."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from enum import Enum
 from typing import ClassVar, NoReturn
+
+# ----------------------------------------------------------------------------------------------------
+# The whole exception tree: each error says whose fault it is and whether a retry can help.
+#
+# ::
+#
+#     PenstockError                      domain, retry, and the uid of the step if known
+#     ├── GraphError                     user: refused before anything runs
+#     │   ├── DuplicateUid
+#     │   └── SchemaMismatch
+#     ├── SettingsError                  user
+#     ├── ConnectorError                 external
+#     │   ├── SourceUnavailable          retry
+#     │   ├── SourceChanged              user: what was read or planned is no longer what is there
+#     │   ├── DecodeError                user: a row that cannot be decoded, with its place
+#     │   └── SinkBackpressure           retry after a time
+#     ├── CheckpointError
+#     │   ├── CheckpointAborted          external, retry: carries a reason of a closed list
+#     │   ├── CheckpointUnreadable       external: never skipped silently
+#     │   ├── LogGap                     external: a number is missing above the floor
+#     │   ├── CondemnedWhileRead         external, retry: a reader was overtaken by the clean-up; nothing was handed out
+#     │   ├── GenerationFenced           another driver owns this job: stop, do not restart
+#     │   ├── JobIsRunning               user: a living process owns the job; a start does not take it over unasked
+#     │   ├── RequestRefused             user: a running job does not do what it was asked; the message says why
+#     │   ├── RequestFailed              external: it tried and failed, or has not answered in time
+#     │   ├── StateDirectoryRefused      user: the directory cannot hold this job's log
+#     │   ├── PlanOutdated               user: what a saved plan was made from is no longer so
+#     │   ├── StorageFailed              external, retry: full, read-only, input/output error; nothing was lost
+#     │   ├── CommitFailed               external, retry
+#     │   ├── CommitUnknown              external: ask, then decide; never repeat blindly
+#     │   └── SinkIdentityConflict       user: the sink remembers another log
+#     ├── StateError
+#     │   ├── StateIncompatible          user: schema or uid changed
+#     │   └── LayerMissing               external
+#     ├── EngineFailed                   external, retry: a Spark job failed for reasons of its own
+#     ├── EngineDied                     external: the JVM is gone; the process must end, its parent restarts it
+#     ├── UserFunctionError              user: chained, with module and line
+#     ├── HarnessError                   user: a test asked penstock.testing for what cannot be
+#     └── InternalError                  a broken invariant: please report
 
 
 class Domain(str, Enum):
@@ -263,3 +267,20 @@ def assert_never(value: NoReturn) -> NoReturn:
     """Close a ``match``: the type checker proves that no case is left (``typing`` has it only since Python 3.11)."""
     msg = f"a case nobody thought of: {value!r}"
     raise InternalError(msg)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Which name was meant: the nearest of those that are there, and which checkpoint a name or number is. Pure.
+
+
+def did_you_mean(name: str, there: Iterable[str]) -> str:
+    """The nearest of the names that are there, as the end of a message; empty if there are none.
+
+    >>> did_you_mean("ordrs", ["orders", "late"])
+    "; did you mean 'orders'?"
+    """
+    known = sorted(there)
+    found = get_close_matches(name, known, n=1)
+    if found:
+        return f"; did you mean {found[0]!r}?"
+    return f"; there is {', '.join(known)}" if known else ""

@@ -28,7 +28,7 @@ from typing import Final
 
 from penstock.errors import InternalError, SettingsError
 
-KNOWN: Final[Mapping[str, str]] = MappingProxyType(
+FAILPOINTS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "checkpoint.manifest.before": "all tasks have acknowledged, nothing of the manifest is written",
         "checkpoint.manifest.written": "the manifest is in the log, nobody has been told",
@@ -72,7 +72,7 @@ KNOWN: Final[Mapping[str, str]] = MappingProxyType(
 """Every place and what is true there. Hitting one that is not declared is an :class:`InternalError`."""
 
 
-class Crash(BaseException):
+class FailpointCrash(BaseException):
     """Raised by the action ``raise``; not an ``Exception``, so that nobody handles it on the way."""
 
 
@@ -104,9 +104,9 @@ def failpoint(name: str) -> None:
     """A place where a test may strike.
 
     Raises:
-        InternalError: the name is not declared in :data:`KNOWN`.
+        InternalError: the name is not declared in :data:`FAILPOINTS`.
     """
-    if name not in KNOWN:
+    if name not in FAILPOINTS:
         msg = f"failpoint {name!r} is not declared in penstock.failpoints.KNOWN"
         raise InternalError(msg)
     if _active:
@@ -131,9 +131,9 @@ def arm(name: str, action: str, *, hit: int | None = None) -> None:
     Raises:
         SettingsError: no such place or action.
     """
-    if name not in KNOWN:
-        near = get_close_matches(name, KNOWN, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(KNOWN))}"
+    if name not in FAILPOINTS:
+        near = get_close_matches(name, FAILPOINTS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(FAILPOINTS))}"
         msg = f"there is no failpoint {name!r}; {hint}"
         raise SettingsError(msg)
     if hit is not None and hit < 1:
@@ -219,7 +219,7 @@ def _action(name: str, action: str) -> Callable[[str], None]:
 
 
 def _raise_crash(name: str) -> None:
-    raise Crash(name)
+    raise FailpointCrash(name)
 
 
 def _raise_error(number: int, name: str) -> None:

@@ -1,16 +1,81 @@
-"""Frozen values that a task hands to a checkpoint: they point at data at rest and are opaque to the coordinator.
-
-Everything here can be written as JSON; what a ``detail`` means is known only to the connector or operator that made it.
-"""
+"""Ids, and what points at data at rest: positions, layers, committables, snapshots."""
 
 from __future__ import annotations
 
+import re
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, Protocol, TypeAlias
+from typing import Final, NewType, Protocol, TypeAlias
 
-from penstock.ids import BEGINNING, CheckpointId, EventTime
+from penstock.clock import MIN_WATERMARK, EventTime
+from penstock.errors import GraphError, SettingsError
+
+# ----------------------------------------------------------------------------------------------------
+# Names and numbers with one meaning each, validated where they enter; knows nothing of what they name.
+
+CheckpointId = NewType("CheckpointId", int)
+"""Number of a checkpoint. Rises over the whole log, on any timeline; gaps are allowed."""
+Generation = NewType("Generation", int)
+"""Number of the claim under which a driver runs: the number of its entry in the log."""
+EntryNumber = NewType("EntryNumber", int)
+"""Place of an entry in the log: 0, 1, 2 … without gaps."""
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?")
+
+
+def check_name(what: str, value: object) -> str:
+    """Return ``value`` if it can name a job or a step, else raise :class:`GraphError`.
+
+    Names become folders and parts of identities in sinks, so they are 1 to 64 characters of ``a-z 0-9 . _ -``
+    and begin and end with a letter or a digit.
+
+    >>> check_name("uid", "orders-by_user.v2")
+    'orders-by_user.v2'
+    """
+    if not isinstance(value, str):
+        msg = f"{what} must be a string, got {value!r} ({type(value).__name__})"
+        raise GraphError(msg)
+    if not _NAME.fullmatch(value):
+        msg = (
+            f"{what} {value!r} is not a valid name: use 1 to 64 characters of a-z, 0-9, '.', '_' and '-', "
+            "beginning and ending with a letter or a digit"
+        )
+        raise GraphError(msg)
+    return value
+
+
+# ----------------------------------------------------------------------------------------------------
+# What is asked of a running job through ``control/``, and how it is answered: frozen values. Pure.
+#
+# A request names the log and the generation that it is addressed to, and no other carries it out; what was done stands
+# in an entry of the log that holds the request's id, so that whoever owns the log later can tell (rule C3).
+
+_SAVEPOINT = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}")
+
+
+def check_savepoint_name(name: object) -> str:
+    """Return ``name`` if a savepoint can have it; a number would be taken for a checkpoint's id.
+
+    Raises:
+        SettingsError: it cannot.
+
+    >>> check_savepoint_name("before-v2")
+    'before-v2'
+    """
+    if not isinstance(name, str) or not _SAVEPOINT.fullmatch(name):
+        msg = (
+            f"{name!r} cannot name a savepoint: use 1 to 100 letters, digits, '.', '_' and '-', beginning with a letter"
+        )
+        raise SettingsError(msg)
+    return name
+
+
+# ----------------------------------------------------------------------------------------------------
+# Frozen values that a task hands to a checkpoint: they point at data at rest and are opaque to the coordinator.
+#
+# Everything here can be written as JSON; what a ``detail`` means is known only to the connector or operator that made
+# it.
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 
@@ -96,7 +161,7 @@ class StateColumn:
     type: str
 
 
-class Act(str, Enum):
+class ColumnAction(str, Enum):
     """What becomes of a column of recorded state."""
 
     KEEP = "keep"
@@ -106,7 +171,7 @@ class Act(str, Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnMove:
+class ColumnChange:
     """How a column of recorded state becomes one of the declared state; there is always one of the two.
 
     A column that is added is NULL in all rows that lie there, one that is dropped is read no more.
@@ -116,18 +181,18 @@ class ColumnMove:
     declared: StateColumn | None
 
     @property
-    def act(self) -> Act:
+    def act(self) -> ColumnAction:
         """What happens."""
         if self.recorded is None:
-            return Act.ADD
+            return ColumnAction.ADD
         if self.declared is None:
-            return Act.DROP
-        return Act.KEEP if self.recorded.type == self.declared.type else Act.WIDEN
+            return ColumnAction.DROP
+        return ColumnAction.KEEP if self.recorded.type == self.declared.type else ColumnAction.WIDEN
 
     def __str__(self) -> str:
         """For people.
 
-        >>> str(ColumnMove(recorded=StateColumn("n__count", "int"), declared=StateColumn("n__count", "bigint")))
+        >>> str(ColumnChange(recorded=StateColumn("n__count", "int"), declared=StateColumn("n__count", "bigint")))
         'widens n__count from int to bigint'
         """
         if self.declared is None:
@@ -135,7 +200,7 @@ class ColumnMove:
             return f"drops {self.recorded.name} {self.recorded.type}"
         if self.recorded is None:
             return f"adds {self.declared.name} {self.declared.type}, from now on"
-        if self.act is Act.WIDEN:
+        if self.act is ColumnAction.WIDEN:
             return f"widens {self.declared.name} from {self.recorded.type} to {self.declared.type}"
         return f"keeps {self.declared.name} {self.declared.type}"
 
@@ -166,7 +231,7 @@ class Committable:
         return sum(file.length for file in self.files)
 
 
-class Output(Protocol):
+class OutputRef(Protocol):
     """Which output of a sink is meant; a :class:`Committable` is one."""
 
     @property
@@ -178,7 +243,7 @@ class Output(Protocol):
         """That it was prepared for."""
 
 
-def output_names(*outputs: Output) -> str:
+def output_names(*outputs: OutputRef) -> str:
     """Outputs, for people.
 
     >>> made = {"kind": "files/1", "target": "/out", "files": ()}
@@ -223,7 +288,7 @@ class TaskSnapshot:
     @property
     def watermark(self) -> EventTime:
         """The least of the inputs' watermarks."""
-        return min(self.watermarks, default=BEGINNING)
+        return min(self.watermarks, default=MIN_WATERMARK)
 
 
 # --------------------------------------------------------------------------------- positions with replays beside them
@@ -248,10 +313,10 @@ def with_replays(position: Position, read: Mapping[str, int]) -> Position:
     return Position(kind=position.kind, detail=detail)
 
 
-def apart(position: Position) -> tuple[Position, dict[str, int]]:
+def split_replays(position: Position) -> tuple[Position, dict[str, int]]:
     """The position as the source wrote it, and how many replays of which dead letters were read.
 
-    >>> apart(with_replays(Position(kind="n/1", detail=7), {"bad": 2}))
+    >>> split_replays(with_replays(Position(kind="n/1", detail=7), {"bad": 2}))
     (Position(kind='n/1', detail=7), {'bad': 2})
     """
     detail = position.detail
@@ -260,3 +325,62 @@ def apart(position: Position) -> tuple[Position, dict[str, int]]:
     own: Json = detail[_BARE] if _BARE in detail else {name: each for name, each in detail.items() if name != _KEY}
     read = {uid: number for uid, number in numbers.items() if isinstance(number, int)}
     return Position(kind=position.kind, detail=own), read
+
+
+# ----------------------------------------------------------------------------------------------------
+# What unions take over: they have no uid, so each input finds its watermark by the name of what it comes from. Pure.
+#
+# A union is known by the tasks that it unites. In a changed pipeline an input goes on from where it was, whatever its
+# place is now, one that is new from the beginning, and of several from one task none can be told from another: they go
+# on from the least. So a watermark is never ahead of what its input has brought.
+
+_UNION: Final = "union@"
+_PARTS: Final = re.compile(r"(union@|\+|#\d+$)")
+_TWIN: Final = re.compile(r"#\d+$")
+_PORTS: Final = re.compile(r"(?:\.(?:late|bad))*")
+
+
+def union_id(origins: Sequence[str]) -> str:
+    """The name of a union by what it unites, in order; no uid can be called so.
+
+    >>> union_id(["orders", "returns.late"])
+    'union@orders+returns.late'
+    """
+    return _UNION + "+".join(origins)
+
+
+def union_parts(id: str) -> tuple[str, ...]:
+    """What a union unites; nothing if this is no union's name, or one of unions, whose parts its name does not tell.
+
+    >>> union_parts("union@orders+returns.late#2"), union_parts("orders"), union_parts("union@union@a+b+c")
+    (('orders', 'returns.late'), (), ())
+    """
+    parts = _TWIN.sub("", id).removeprefix(_UNION) if id.startswith(_UNION) else ""
+    return tuple(parts.split("+")) if parts and _UNION not in parts else ()
+
+
+def renamed_union(id: str, names: Mapping[str, str]) -> str:
+    """The name of a union after what it unites was renamed; any other name as it is.
+
+    >>> renamed_union("union@union@orders.late+returns+b#2", {"orders": "sales"})
+    'union@union@sales.late+returns+b#2'
+    """
+    if not id.startswith(_UNION):
+        return id
+    return "".join(_renamed(part, names) for part in _PARTS.split(id))
+
+
+def _renamed(origin: str, names: Mapping[str, str]) -> str:
+    for old, new in names.items():
+        if origin.startswith(old) and _PORTS.fullmatch(origin, len(old)):
+            return new + origin[len(old) :]
+    return origin
+
+
+# ----------------------------------------------------------------------------------------------------
+# What a program asks of its own running job: makes the requests, waits for replies, and turns them into errors.
+
+
+def new_id() -> str:
+    """A random identity: of a log, of a claim, of a request."""
+    return uuid.uuid4().hex  # noqa: TID251 - drawn here, handed in everywhere else

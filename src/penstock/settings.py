@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Final
 
-from penstock.durations import parse_duration
+from penstock.clock import parse_duration
 from penstock.errors import GraphError, SettingsError
 
 PREFIX: Final = "PENSTOCK_"

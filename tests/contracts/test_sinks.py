@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.sinks import files, memory
-from penstock.testing import CollectSink, SinkContract
-from penstock.testing.values import Row, rows_of
+from penstock.connectors import memory
+from penstock.connectors.files import sink
+from penstock.connectors.files.sink import Sink
+from penstock.testing.contracts import SinkContract
+from penstock.testing.frames import Row, rows_of
+from penstock.testing.substitute import CollectSink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,10 +40,10 @@ class TestFilesOfJson(SinkContract):
     format = "json"
 
     @pytest.fixture
-    def sink(self, tmp_path: Path) -> files.Sink:
-        return files.Sink(tmp_path / "out", format=self.format)
+    def sink(self, tmp_path: Path) -> Sink:
+        return sink.Sink(tmp_path / "out", format=self.format)
 
-    def visible(self, sink: files.Sink, spark: SparkSession) -> Sequence[Row]:  # type: ignore[override]
+    def visible(self, sink: Sink, spark: SparkSession) -> Sequence[Row]:  # type: ignore[override]
         out = Path(sink.target)
         if not any(out.glob("part-*")):
             return []

@@ -11,11 +11,13 @@ from typing import ClassVar
 
 import pytest
 
-from penstock.sources import files, generator, rate
-from penstock.sources.base import Limits, Source, Until
-from penstock.sources.file_listing import SMALLEST_CUT
-from penstock.testing import End, Pause, ScriptedSource, SourceContract
-from penstock.testing.values import Row
+from penstock.connectors import generator, rate
+from penstock.connectors.files import source
+from penstock.connectors.files.listing import SMALLEST_CUT
+from penstock.interfaces.source import ReadLimit, Source, Until
+from penstock.testing.contracts import SourceContract
+from penstock.testing.frames import Row
+from penstock.testing.sources import End, Pause, ScriptedSource
 
 pytestmark = pytest.mark.spark
 
@@ -87,7 +89,7 @@ class TestFilesOfJson(SourceContract):
             path = folder / f"{number}.json"
             path.write_text("".join(json.dumps(row) + "\n" for row in ROWS[2 * number : 2 * number + 2]))
             stamped(path, number)
-        return files.Source(folder, schema="id LONG, user STRING", max_files_per_batch=1)
+        return source.Source(folder, schema="id LONG, user STRING", max_files_per_batch=1)
 
     @pytest.fixture
     def expected(self) -> list[Row]:
@@ -106,18 +108,18 @@ class TestBoundedFilesOfCsv(TestFilesOfJson):
             lines = "".join(f"{row['id']},{row['user']}\n" for row in ROWS[2 * number : 2 * number + 2])
             path.write_bytes(gzip.compress(lines.encode()))
             stamped(path, number)
-        return files.Source(folder, format="csv", schema="id LONG, user STRING", max_files_per_batch=1, bounded=True)
+        return source.Source(folder, format="csv", schema="id LONG, user STRING", max_files_per_batch=1, bounded=True)
 
 
 class TestFilesInCuts(SourceContract):
     """One big file is read in parts."""
 
-    limits: ClassVar[Limits] = Limits(bytes=SMALLEST_CUT)
+    limits: ClassVar[ReadLimit] = ReadLimit(bytes=SMALLEST_CUT)
 
     @pytest.fixture
     def source(self, folder: Path, expected: list[Row]) -> Source:
         (folder / "all.json").write_text("".join(json.dumps(row) + "\n" for row in expected))
-        return files.Source(folder, schema="id LONG, user STRING", split_bytes=SMALLEST_CUT)
+        return source.Source(folder, schema="id LONG, user STRING", split_bytes=SMALLEST_CUT)
 
     @pytest.fixture
     def expected(self) -> list[Row]:
@@ -134,4 +136,4 @@ class TestFilesOfParquet(TestFilesOfJson):
             path = folder / f"{number}.parquet"
             pq.write_table(pa.Table.from_pylist(ROWS[2 * number : 2 * number + 2]), path)
             stamped(path, number)
-        return files.Source(folder, format="parquet", max_files_per_batch=1)
+        return source.Source(folder, format="parquet", max_files_per_batch=1)

@@ -12,24 +12,23 @@ from contextlib import nullcontext
 from core.attempt_parts import SECOND, TARGET, Bench, Files, Hand, Numbers
 from core.checkpoint_values import CLAIM, SINK, SOURCE, log_on
 from core.runtime_fakes import Clock, output_to
-from penstock.checkpoint.coordinator import Coordinator, CoordinatorSettings
-from penstock.checkpoint.journal import Journal
-from penstock.checkpoint.messages import CheckpointRequested, JobStarted, StopRequested
-from penstock.checkpoint.recovery import decide_recovery
+from penstock.checkpoint.coordinator import Coordinator
+from penstock.checkpoint.events import CheckpointRequested, RunStarted, StopRequested
+from penstock.checkpoint.log import ManifestWriter
+from penstock.checkpoint.policy import CheckpointConfig
+from penstock.checkpoint.recovery import decide_recovery, execute_recovery
+from penstock.clock import MAX_WATERMARK
+from penstock.connectors.files.committer import FilesCommitter
 from penstock.errors import PenstockError
-from penstock.ids import END_OF_TIME
-from penstock.job.explain import explain
-from penstock.job.recover import carry_out
-from penstock.runtime.channel import Channel
+from penstock.interfaces.source import ReadLimit
+from penstock.job.failures import to_penstock_error
+from penstock.runtime.channels import Channel, TaskOutput
+from penstock.runtime.executors import AttemptParts
 from penstock.runtime.inputs import Inputs
-from penstock.runtime.output import Output
-from penstock.runtime.roles import Wiring
 from penstock.runtime.source_task import SourceTask
 from penstock.runtime.supervisor import Supervisor
 from penstock.runtime.task import StepTask
-from penstock.runtime.works import SinkWork
-from penstock.sinks.files_commit import FilesCommitter
-from penstock.sources.base import Limits
+from penstock.runtime.task_logic import SinkLogic
 
 
 class Attempt:
@@ -42,7 +41,7 @@ class Attempt:
         self.owned = log_on(filesystem)[0].claim(CLAIM, take_over=True)
         self.recovery = decide_recovery(self.owned.history, (SOURCE, SINK), at=1, **(rewind or {}))
         self.committer = FilesCommitter(filesystem)
-        carry_out(
+        execute_recovery(
             self.recovery,
             log=self.owned,
             filesystem=filesystem,
@@ -68,24 +67,24 @@ class Attempt:
             "in",
             self.reader,
             output_to(channel),
-            limits=Limits,
+            limits=ReadLimit,
             held=self.recovery.initial,
-            has_ended=bool(snapshot and END_OF_TIME in snapshot.watermarks),
+            has_ended=bool(snapshot and MAX_WATERMARK in snapshot.watermarks),
             **around,
         )
         inputs = Inputs([channel], [None], wake=lambda: None)
-        end = Output({}, keep=lambda batch, readers: batch)
-        return Wiring(
-            coordinator=Coordinator(CoordinatorSettings(**settings)),
+        end = TaskOutput({}, keep=lambda batch, readers: batch)
+        return AttemptParts(
+            coordinator=Coordinator(CheckpointConfig(**settings)),
             started=self._started,
-            tasks={"in": source, "out": StepTask("out", inputs, end, SinkWork("out", self.writer), **around)},
+            tasks={"in": source, "out": StepTask("out", inputs, end, SinkLogic("out", self.writer), **around)},
             threads=self.threads,
             workers=self.workers,
-            journal=Journal(
+            journal=ManifestWriter(
                 self.owned, self.filesystem, retained=3, leftovers=lambda: self.filesystem.list(self.staging)
             ),
             publish=self.committer.commit,
-            explain=explain,
+            explain=to_penstock_error,
             cancel=lambda: self.story.append("cancel jobs"),
             background=nullcontext,
             snapshot=nullcontext,
@@ -94,7 +93,7 @@ class Attempt:
 
     def _started(self, at):
         self.story.append("job started")
-        return JobStarted(
+        return RunStarted(
             at=at,
             wall=self.clock.wall(),
             attempts={id: f"{id}@{self.owned.generation}" for id in ("in", "out")},

@@ -6,15 +6,15 @@ import json
 from collections import deque
 from typing import Any
 
+from penstock.clock import MonotonicTime
 from penstock.errors import StorageFailed
 from penstock.handles import Committable, Position
-from penstock.ids import Instant
+from penstock.interfaces.source import Ended, NoData, PlannedBatch
 from penstock.runtime.supervisor import Supervisor
-from penstock.sources.base import Ended, Nothing, Rows
 
 SECOND = 1_000_000
 TARGET = "/penstock-memory-only"
-FAR = Instant(10**12)
+FAR = MonotonicTime(10**12)
 
 
 class Numbers:
@@ -29,8 +29,8 @@ class Numbers:
     def poll(self, **_: object) -> object:
         if self.read < self.total:
             self.read += 1
-            return Rows(plan=[self.read], rows=1)
-        return Ended() if self._ends else Nothing(wake_at=FAR)
+            return PlannedBatch(plan=[self.read], rows=1)
+        return Ended() if self._ends else NoData(wake_at=FAR)
 
     def frame(self, plan: object) -> object:
         return plan

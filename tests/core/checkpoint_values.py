@@ -4,8 +4,8 @@ import itertools
 from dataclasses import replace
 from hashlib import sha256
 
-from penstock.checkpoint.codec import encode
 from penstock.checkpoint.entries import Claim, Condemn, Entry, Manifest, Pin, Rewind, StepRecord, StepRole, Unpin
+from penstock.checkpoint.entry_codec import encode
 from penstock.checkpoint.history import History
 from penstock.checkpoint.log import Log
 from penstock.elements import CheckpointKind

@@ -11,7 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
-from penstock.cli.lifeline import StopRequests
+from penstock.cli.process import StopListener
 
 
 class Child:
@@ -33,7 +33,7 @@ class Child:
                 signal.signal(number, signal.SIG_IGN)
             self.note(f"start {os.getpid()}")
             self.over.wait()
-        requests = StopRequests(at_once=lambda: os._exit(130), tell=self.note)
+        requests = StopListener(at_once=lambda: os._exit(130), tell=self.note)
         if self.word != "unborn":
             requests.running()
         self.note(" ".join(["start", str(os.getpid()), *self.words]))

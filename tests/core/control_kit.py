@@ -7,32 +7,29 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 from core.runtime_fakes import Clock
-from penstock.checkpoint.control import ControlAnswer, ControlRequest, Kind
-from penstock.checkpoint.control_files import ControlFiles
-from penstock.checkpoint.coordinator import Coordinator, CoordinatorSettings
+from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.entries import Claim
-from penstock.checkpoint.journal import Journal
-from penstock.checkpoint.log import Log
-from penstock.checkpoint.messages import (
+from penstock.checkpoint.events import (
     AttemptId,
     CheckpointRequested,
     Effect,
     Event,
     InjectBarrier,
-    JobStarted,
+    RunStarted,
     StopRequested,
     TaskAcknowledged,
 )
-from penstock.checkpoint.reading import read_history
+from penstock.checkpoint.log import Log, ManifestWriter, read_history
+from penstock.checkpoint.policy import CheckpointConfig
 from penstock.checkpoint.recovery import decide_recovery
+from penstock.clock import WallTime
+from penstock.control.protocol import Answer, ControlFiles, Request, RequestKind
+from penstock.control.server import AnswerCallback, ControlServer, Reply, RequestRegistry, RunningAttempt
 from penstock.errors import PenstockError
 from penstock.filesystem.base import FileSystem
-from penstock.handles import CommitOutcome, TaskSnapshot
-from penstock.ids import CheckpointId, Generation, WallTime
-from penstock.job.control import ControlWatch
-from penstock.job.explain import explain
-from penstock.job.requests import Hands, Reply, Requests, Tell
-from penstock.runtime.roles import Wiring
+from penstock.handles import CheckpointId, CommitOutcome, Generation, TaskSnapshot
+from penstock.job.failures import to_penstock_error
+from penstock.runtime.executors import AttemptParts
 from penstock.runtime.supervisor import Supervisor
 
 TASK = AttemptId("in@1")
@@ -76,7 +73,7 @@ class Held:
 class OneTask(Coordinator):
     """The coordinator, and a task that acknowledges every barrier: its answer waits in the supervisor's inbox."""
 
-    def __init__(self, settings: CoordinatorSettings, supervisor: Supervisor) -> None:
+    def __init__(self, settings: CheckpointConfig, supervisor: Supervisor) -> None:
         super().__init__(settings)
         self._supervisor = supervisor
 
@@ -100,17 +97,19 @@ class Driver:
         self.filesystem = filesystem
         self.name = name
         self.clock = Clock(at=1_000_000)
-        self.requests = Requests()
+        self.requests = RequestRegistry()
         self.files = ControlFiles(filesystem)
         self.stops: list[str] = []
         self.drains = False
-        self.watch = ControlWatch(self.files, self.requests, stop=self._stop, state=lambda: "running", clock=self.clock)
+        self.watch = ControlServer(
+            self.files, self.requests, stop=self._stop, state=lambda: "running", clock=self.clock
+        )
         ids = itertools.count()
         self._log = Log(filesystem, job="orders", new_id=lambda: f"{name}-{next(ids)}", pause=lambda _: None)
         self._claim = Claim(host=name, pid=pid, started=WallTime(0), version="0")
         self.error: PenstockError | None = None
 
-    def _stop(self, event: StopRequested, tell: Tell) -> None:
+    def _stop(self, event: StopRequested, tell: AnswerCallback) -> None:
         self.drains = event.drain
         self.requests.submit(event, tell, accepted=lambda: self.stops.append(event.request))
 
@@ -125,10 +124,10 @@ class Driver:
         self.supervisor = Supervisor(self.clock, lambda fact: None)
         self.workers = Held(self.supervisor.broke)
         recovery = decide_recovery(self.owned.history, (), at=self.clock.wall(), allow_non_restored_state=True)
-        settings = CoordinatorSettings(interval=None)
-        self.wiring = Wiring(
+        settings = CheckpointConfig(interval=None)
+        self.wiring = AttemptParts(
             coordinator=OneTask(settings, self.supervisor),
-            started=lambda at: JobStarted(
+            started=lambda at: RunStarted(
                 at=at,
                 wall=self.clock.wall(),
                 attempts={"in": TASK},
@@ -140,16 +139,16 @@ class Driver:
             tasks={},
             threads={},
             workers=self.workers,
-            journal=Journal(self.owned, self.filesystem, retained=2),
+            journal=ManifestWriter(self.owned, self.filesystem, retained=2),
             publish=lambda item: CommitOutcome.DONE,
-            explain=explain,
+            explain=to_penstock_error,
             cancel=lambda: None,
             background=nullcontext,
             snapshot=nullcontext,
             answered=self.requests.answered,
         )
         self.requests.running(
-            Hands(
+            RunningAttempt(
                 put=self.supervisor.request,
                 broke=self.supervisor.broke,
                 on_log=lambda work: self.workers.submit("log", work),
@@ -196,7 +195,7 @@ class Driver:
 
 def ask(
     filesystem: FileSystem,
-    kind: Kind,
+    kind: RequestKind,
     generation: int,
     *,
     name: str | None = None,
@@ -205,7 +204,7 @@ def ask(
 ) -> str:
     """What a tool in another process does: it reads the log, if there is one, and asks."""
     log_id = read_history(filesystem, "orders").log_id
-    made = ControlRequest(
+    made = Request(
         request=request or new_id(),
         kind=kind,
         generation=Generation(generation),
@@ -219,7 +218,7 @@ def ask(
     return made.request
 
 
-def answer(filesystem: FileSystem, request: str) -> ControlAnswer | None:
+def answer(filesystem: FileSystem, request: str) -> Answer | None:
     return ControlFiles(filesystem).answer_to(request)
 
 

@@ -1,9 +1,9 @@
 """A coordinator under test, moved by hand, and builders of the effects that its tests compare with."""
 
 from core.checkpoint_values import STEPS, read_to, wrote
-from penstock.checkpoint.coordinator import Coordinator, CoordinatorSettings
+from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.entries import Manifest, Stopped
-from penstock.checkpoint.messages import (
+from penstock.checkpoint.events import (
     AbortCheckpoint,
     AbortReason,
     AckResult,
@@ -14,11 +14,11 @@ from penstock.checkpoint.messages import (
     CommitReturned,
     DiscardSnapshot,
     InjectBarrier,
-    JobStarted,
     ManifestFailed,
     ManifestWritten,
     PeriodicDue,
     RunFailed,
+    RunStarted,
     StopRequested,
     TaskAcknowledged,
     TaskDeclined,
@@ -28,6 +28,7 @@ from penstock.checkpoint.messages import (
     WriteManifest,
     WriteStopped,
 )
+from penstock.checkpoint.policy import CheckpointConfig
 from penstock.elements import CheckpointKind
 from penstock.handles import CommitOutcome
 
@@ -41,7 +42,7 @@ class Job:
 
     def __init__(self, *, start=True, open=(), parent=None, next_checkpoint=0, initial=False, **settings):
         settings = {"interval": None, "timeout": 60 * SECOND, "skip_idle": False, **settings}
-        self.coordinator = Coordinator(CoordinatorSettings(**settings))
+        self.coordinator = Coordinator(CheckpointConfig(**settings))
         self.at = 0
         self.started = ()
         if start:
@@ -55,7 +56,7 @@ class Job:
         return round(1_000 * SECOND + self.at * SECOND)
 
     def start(self, **fields):
-        return self.tell(JobStarted, attempts={"in": "in-1", "out": "out-1"}, sources=("in",), steps=STEPS, **fields)
+        return self.tell(RunStarted, attempts={"in": "in-1", "out": "out-1"}, sources=("in",), steps=STEPS, **fields)
 
     def ack_source(self, checkpoint, offset=None):
         snapshot = read_to(checkpoint if offset is None else offset)

@@ -8,13 +8,12 @@ from pathlib import Path
 
 from core.checkpoint_values import CLAIM, STEPS, entries, keyed, log_on, manifest, read_to, wrote
 from penstock.checkpoint import paths
-from penstock.checkpoint.codec import encode
-from penstock.checkpoint.recovery import decide_recovery
+from penstock.checkpoint.entry_codec import encode
+from penstock.checkpoint.recovery import decide_recovery, execute_recovery
+from penstock.control.client import host_identity
 from penstock.filesystem.local import LocalFileSystem
 from penstock.handles import CommitOutcome, FileRef, LayerRef
-from penstock.job.beginning import CONTINUE, decided, read_beginning
-from penstock.job.here import here
-from penstock.job.recover import carry_out
+from penstock.job.start import FROM_LATEST, parse_start_options, resolve_start
 
 JOB = "orders"
 
@@ -40,7 +39,7 @@ def at(number, parent=None, *, layers=(), **rest):
 def write(state, *bodies):
     """The log, and every file that its checkpoints name."""
     job = Path(state) / JOB
-    gone = replace(CLAIM, host=here(), pid=2**31 - 2)  # nobody needs to be asked
+    gone = replace(CLAIM, host=host_identity(), pid=2**31 - 2)  # nobody needs to be asked
     for entry in entries(*[gone if body is CLAIM else body for body in bodies]):
         put(job / paths.entry(entry.number), encode(entry))
         for task in getattr(entry.body, "tasks", ()):
@@ -62,14 +61,14 @@ class Start:
     def __init__(self, state, restore_from=None, *, claim=False, fresh=False, discard_unpublished=False, steps=STEPS):
         self.filesystem = LocalFileSystem(Path(state) / JOB)
         self.published, self.voided, self.facts = [], [], []
-        asked = read_beginning(
+        asked = parse_start_options(
             fresh=fresh, restore_from=restore_from, claim=claim, discard_unpublished=discard_unpublished
         )
         self.owned = log_on(self.filesystem, ids=f"id-{Path(state).name}")[0].claim(CLAIM, take_over=True)
         history = self.owned.history
-        begins = decided(asked or CONTINUE, history, job=JOB, at=9, generation=self.owned.generation)
+        begins = resolve_start(asked or FROM_LATEST, history, job=JOB, at=9, generation=self.owned.generation)
         self.recovery = decide_recovery(history, steps, at=9, **begins)
-        carry_out(
+        execute_recovery(
             self.recovery,
             log=self.owned,
             filesystem=self.filesystem,

@@ -6,13 +6,29 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.clock import MonotonicTime, WallTime
+from penstock.connectors.kafka.offsets import (
+    AvailableOffsets,
+    KafkaPosition,
+    OffsetRange,
+    Offsets,
+    Topic,
+    TopicPartition,
+    Topics,
+)
+from penstock.connectors.kafka.reader import DriverBatch, ExecutorBatch, KafkaReader
+from penstock.connectors.kafka.source import Source
 from penstock.errors import ConnectorError
-from penstock.ids import Instant, WallTime
-from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Poll, Rows, SourceContext, Until
-from penstock.sources.kafka.batches import ByExecutors, InHand
-from penstock.sources.kafka.offsets import Extent, OffsetRange, Offsets, Progress, Topic, TopicPartition, Topics
-from penstock.sources.kafka.reader import KafkaReader
-from penstock.sources.kafka.source import Source
+from penstock.interfaces.source import (
+    CaughtUp,
+    Ended,
+    NoData,
+    PlannedBatch,
+    PollResult,
+    ReadLimit,
+    SourceContext,
+    Until,
+)
 
 MILLISECOND = 1_000
 
@@ -160,7 +176,11 @@ class FakeCluster:
         return self._answer(lambda: {name: self._topic(name) for name in names if name in self.ids_of})
 
     def _topic(self, name: str) -> Topic:
-        parts = {at.partition: Extent(log.earliest, log.stable) for at, log in self.logs.items() if at.topic == name}
+        parts = {
+            at.partition: AvailableOffsets(log.earliest, log.stable)
+            for at, log in self.logs.items()
+            if at.topic == name
+        }
         return Topic(id=self.ids_of[name], partitions=parts)
 
     def at_time(self, millis: int, parts: Collection[TopicPartition]) -> Now:
@@ -260,20 +280,20 @@ class Bench:
     """A reader on a cluster, asked again and again as the runtime does it; what it read is kept."""
 
     def __init__(
-        self, cluster: FakeCluster, *, until: Until = Until.STOPPED, limits: Limits | None = None, **source: Any
+        self, cluster: FakeCluster, *, until: Until = Until.STOPPED, limits: ReadLimit | None = None, **source: Any
     ) -> None:
         self.cluster = cluster
-        self.limits = limits or Limits()
+        self.limits = limits or ReadLimit()
         self.facts: list[Any] = []
         given = {"servers": "k:9092", **({"topics": ["orders"]} if "pattern" not in source else {}), **source}
         self.source = Source(**given)
         self._context = SourceContext(uid="in", spark=None, until=until, report=self.facts.append)  # type: ignore[arg-type]
-        self.now = Instant(0)
+        self.now = MonotonicTime(0)
         self.read: dict[TopicPartition, list[int]] = {}
-        self.plans: list[Rows] = []
+        self.plans: list[PlannedBatch] = []
         self.open()
 
-    def open(self, progress: Progress | None = None) -> None:
+    def open(self, progress: KafkaPosition | None = None) -> None:
         self.reader = KafkaReader(
             self.source,
             self._context,
@@ -282,33 +302,33 @@ class Bench:
             frames=FakeFrames(),  # type: ignore[arg-type]
         )
 
-    def poll(self, limits: Limits | None = None) -> Poll:
+    def poll(self, limits: ReadLimit | None = None) -> PollResult:
         answer = self.reader.poll(now=self.now, wall=WallTime(0), limits=limits or self.limits)
         match answer:
-            case Rows():
+            case PlannedBatch():
                 self.plans.append(answer)
                 for at, offset in self.rows(answer.plan):
                     self.read.setdefault(at, []).append(offset)
-            case Nothing(wake_at=wake_at):
+            case NoData(wake_at=wake_at):
                 assert wake_at > self.now
                 self.now = wake_at
         return answer
 
     def rows(self, plan: object) -> list[tuple[TopicPartition, int]]:
-        if isinstance(plan, InHand):
+        if isinstance(plan, DriverBatch):
             return plan.table
-        assert isinstance(plan, ByExecutors)
+        assert isinstance(plan, ExecutorBatch)
         return [(part.at, offset) for part in plan.ranges for offset in self._of(part)]
 
     def _of(self, part: OffsetRange) -> list[int]:
         return [offset for offset in sorted(self.cluster.logs[part.at].records) if part.start <= offset < part.end]
 
-    def until_quiet(self, polls: int = 40) -> Poll:
+    def until_quiet(self, polls: int = 40) -> PollResult:
         """Poll until there was nothing for so long, or the end."""
         quiet = 0
         while True:
             answer = self.poll()
-            quiet = quiet + 1 if isinstance(answer, Nothing) else 0
+            quiet = quiet + 1 if isinstance(answer, NoData) else 0
             if quiet == polls or isinstance(answer, (CaughtUp, Ended)):
                 return answer
 

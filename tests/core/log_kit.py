@@ -4,9 +4,9 @@ from hashlib import sha256
 
 from core.checkpoint_values import entries, keyed, layer, manifest, read_to, wrote
 from penstock.checkpoint import paths
-from penstock.checkpoint.codec import encode
+from penstock.checkpoint.entry_codec import encode
+from penstock.control.client import JobDirectory
 from penstock.handles import Committable, FileRef
-from penstock.operate.directory import JobDirectory
 
 JOB = "orders"
 

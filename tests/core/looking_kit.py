@@ -8,17 +8,16 @@ from pathlib import Path
 
 from core.checkpoint_values import condemn, entries, keyed, manifest, pin, read_to
 from penstock.checkpoint import paths
-from penstock.checkpoint.codec import encode
 from penstock.checkpoint.entries import Claim
+from penstock.checkpoint.entry_codec import encode
+from penstock.clock import SystemClock, WallTime
+from penstock.control.client import host_identity
 from penstock.facts import PartitionLag, SourceLag
+from penstock.graph.queries import SideOutput, SideOutputSink
 from penstock.handles import Committable, FileRef, LayerRef, TaskSnapshot
-from penstock.ids import WallTime
-from penstock.job.here import here
-from penstock.job.hint import Hint
-from penstock.job.hint import encode as encode_hint
-from penstock.job.report import Report
-from penstock.job.side_outputs import Outlet, SideOutput
-from penstock.runtime.clock import SystemClock
+from penstock.observability.report import Report
+from penstock.observability.status_file import StatusFile
+from penstock.observability.status_file import encode as encode_hint
 
 SECOND = 1_000_000
 NOON = 1_767_268_800 * SECOND
@@ -28,7 +27,7 @@ NOBODY = 4_999_999
 WEB = Claim(host="web-1#9f86d081884c", pid=4242, started=NOON, version="0.1")
 """Of another machine: the same in every golden text. Whether it lives has to be asked, which takes 2 s."""
 
-GONE = Claim(host=here(), pid=NOBODY, started=NOON, version="0.1")
+GONE = Claim(host=host_identity(), pid=NOBODY, started=NOON, version="0.1")
 
 
 class Noon(SystemClock):
@@ -123,15 +122,17 @@ REPORT = Report(
 )
 
 SIDES = (
-    SideOutput(step="parse_json value", kind="bad", sinks=(Outlet(uid="bad-out", to="files bad", is_direct=True),)),
+    SideOutput(
+        step="parse_json value", kind="bad", sinks=(SideOutputSink(uid="bad-out", to="files bad", is_direct=True),)
+    ),
     SideOutput(step="totals", kind="late", sinks=()),
 )
 
 
-def leave_numbers(job: Path, *, generation: int = 0, seconds: int = 10, log_id: str = "log-1", **rest) -> Hint:
+def leave_numbers(job: Path, *, generation: int = 0, seconds: int = 10, log_id: str = "log-1", **rest) -> StatusFile:
     """What the last run wrote, so many seconds past noon."""
     fields = {"report": REPORT, "side_outputs": SIDES} | rest
-    hint = Hint(
+    hint = StatusFile(
         job="orders", log_id=log_id, generation=generation, began=NOON, written=NOON + seconds * SECOND, **fields
     )
     put(job, paths.REPORT, encode_hint(hint))

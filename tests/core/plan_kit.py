@@ -10,12 +10,12 @@ from pathlib import Path
 from core.checkpoint_values import CLAIM, entries, keyed, layer, manifest, output, pin, wrote
 from core.cli_kit import say
 from penstock.checkpoint import paths
-from penstock.checkpoint.codec import encode
 from penstock.checkpoint.entries import StepRecord, StepRole, Stopped
+from penstock.checkpoint.entry_codec import encode
 from penstock.cli.output import Output
 from penstock.cli.plan import PlanOptions, show_plan
 from penstock.handles import Position, TaskSnapshot
-from penstock.testing import ManualClock
+from penstock.testing.clock import ManualClock
 
 GOLDEN = Path(__file__).parent / "cli_golden"
 

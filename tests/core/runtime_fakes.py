@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penstock.elements import Batch, Element, Measure
+from penstock.clock import EventTime, MonotonicTime, WallTime
+from penstock.elements import Batch, Element, ObservedMetrics
 from penstock.facts import Fact
-from penstock.graph.nodes import Origin, WithWatermark
-from penstock.handles import TaskSnapshot
-from penstock.ids import CheckpointId, EventTime, Instant, WallTime
-from penstock.runtime.captures import Capture
-from penstock.runtime.channel import Channel
-from penstock.runtime.output import Output, Path
+from penstock.graph.nodes import CallSite, WithWatermark
+from penstock.handles import CheckpointId, TaskSnapshot
+from penstock.runtime.channels import Channel, OutputPath, TaskOutput
+from penstock.runtime.task import SnapshotWork
 
 
 @dataclass
@@ -21,8 +20,8 @@ class Clock:
 
     at: int = 0
 
-    def now(self) -> Instant:
-        return Instant(self.at)
+    def now(self) -> MonotonicTime:
+        return MonotonicTime(self.at)
 
     def wall(self) -> WallTime:
         return WallTime(self.at)
@@ -64,7 +63,7 @@ class KeepingWork:
     rest: int | None = None
     on_snapshot: Callable[[], None] = lambda: None
 
-    def process(self, batch: Batch, *, source: int, watermark: EventTime, output: Output) -> int | None:
+    def process(self, batch: Batch, *, source: int, watermark: EventTime, output: TaskOutput) -> int | None:
         self.calls.append((source, batch.frame))
         batch.settle()
         if self.passes_on:
@@ -76,13 +75,13 @@ class KeepingWork:
     def settle(self, wake: Callable[[], None]) -> bool:
         return True
 
-    def advance(self, watermark: EventTime, *, output: Output) -> None:
+    def advance(self, watermark: EventTime, *, output: TaskOutput) -> None:
         self.calls.append(("advance", watermark))
 
-    def tick(self, *, output: Output) -> int | None:
+    def tick(self, *, output: TaskOutput) -> int | None:
         return self.rest
 
-    def snapshot(self, checkpoint: CheckpointId) -> Capture:
+    def snapshot(self, checkpoint: CheckpointId) -> SnapshotWork:
         self.calls.append(("snapshot", checkpoint))
         self.on_snapshot()
         return lambda watermarks: TaskSnapshot(task=self.task, watermarks=watermarks)
@@ -99,20 +98,20 @@ class KeepingWork:
 
 def rows(*values: object, largest: int | None = None, mark: int = 7, **more: object) -> Batch:
     """A batch whose measure tells ``largest`` as its event time once it is settled."""
-    measures = {} if largest is None else {f"time:{mark}": Measure(lambda: {"max": largest})}
+    measures = {} if largest is None else {f"time:{mark}": ObservedMetrics(lambda: {"max": largest})}
     return Batch(frame=list(values), sequence=0, measures=measures, **more)  # type: ignore[arg-type]
 
 
 def marked(id: int = 7, *, delay: int = 0, idle_after: int | None = None) -> WithWatermark:
     """A ``with_watermark``."""
     return WithWatermark(
-        id=id, origin=Origin("t.py", 1), inputs=(), column="at", delay=delay, idle_after=idle_after, max_ahead=None
+        id=id, origin=CallSite("t.py", 1), inputs=(), column="at", delay=delay, idle_after=idle_after, max_ahead=None
     )
 
 
-def output_to(channel: Channel) -> Output:
+def output_to(channel: Channel) -> TaskOutput:
     """An output with one port that leads straight to a channel."""
-    return Output({"out": Path(rewrite=None, channel=channel)}, keep=lambda batch, readers: batch)
+    return TaskOutput({"out": OutputPath(rewrite=None, channel=channel)}, keep=lambda batch, readers: batch)
 
 
 def drained(channel: Channel) -> list[Element]:

@@ -6,10 +6,10 @@ import pytest
 
 from penstock.elements import Barrier, CancelBarrier
 from penstock.errors import InternalError
-from penstock.ids import CheckpointId
-from penstock.runtime.alignment import (
-    Abandon,
-    Alignment,
+from penstock.handles import CheckpointId
+from penstock.runtime.barriers import (
+    AbortAlignment,
+    AlignedBarrierHandler,
     AlignmentEffect,
     BarrierArrived,
     CancelArrived,
@@ -30,13 +30,13 @@ def snapshot(checkpoint: int) -> TakeSnapshot:
     return TakeSnapshot(barrier=Barrier(checkpoint=CheckpointId(checkpoint)))
 
 
-def abandon(checkpoint: int) -> Abandon:
-    return Abandon(checkpoint=CheckpointId(checkpoint))
+def abandon(checkpoint: int) -> AbortAlignment:
+    return AbortAlignment(checkpoint=CheckpointId(checkpoint))
 
 
 @pytest.mark.mission("L15")
 def test_one_input_snapshots_at_its_barrier_and_ignores_an_older_one() -> None:
-    alignment = Alignment(1)
+    alignment = AlignedBarrierHandler(1)
     assert alignment.handle(barrier(0, 5)) == [snapshot(5)]
     assert alignment.handle(barrier(0, 5)) == []
     assert alignment.handle(barrier(0, 4)) == []
@@ -45,7 +45,7 @@ def test_one_input_snapshots_at_its_barrier_and_ignores_an_older_one() -> None:
 
 @pytest.mark.mission("L16", "L19")
 def test_71_an_early_input_waits_until_the_barrier_came_everywhere() -> None:
-    alignment = Alignment(3)
+    alignment = AlignedBarrierHandler(3)
     assert alignment.handle(barrier(1, 1)) == []
     assert (alignment.blocked, alignment.aligning) == (frozenset({1}), 1)
     assert alignment.handle(barrier(0, 1)) == []
@@ -56,7 +56,7 @@ def test_71_an_early_input_waits_until_the_barrier_came_everywhere() -> None:
 
 @pytest.mark.mission("L17")
 def test_a_second_barrier_on_one_input_is_a_bug_and_changes_nothing() -> None:
-    alignment = Alignment(2)
+    alignment = AlignedBarrierHandler(2)
     alignment.handle(barrier(0, 1))
     with pytest.raises(InternalError, match="input 0 brought the barrier of checkpoint 1 twice"):
         alignment.handle(barrier(0, 1))
@@ -65,7 +65,7 @@ def test_a_second_barrier_on_one_input_is_a_bug_and_changes_nothing() -> None:
 
 @pytest.mark.mission("L18", "L22")
 def test_72_a_newer_barrier_abandons_the_older_alignment_and_leaves_nothing_blocked() -> None:
-    alignment = Alignment(2)
+    alignment = AlignedBarrierHandler(2)
     alignment.handle(barrier(0, 2))
     assert alignment.handle(barrier(1, 3)) == [abandon(2)]
     assert alignment.blocked == frozenset({1})
@@ -75,14 +75,14 @@ def test_72_a_newer_barrier_abandons_the_older_alignment_and_leaves_nothing_bloc
 
 @pytest.mark.mission("L18")
 def test_an_older_barrier_during_alignment_is_ignored() -> None:
-    alignment = Alignment(2)
+    alignment = AlignedBarrierHandler(2)
     alignment.handle(barrier(0, 3))
     assert alignment.handle(barrier(1, 2)) == []
     assert alignment.handle(barrier(1, 3)) == [snapshot(3)]
 
 
 def test_73_though_no_cancellation_came_for_what_was_given_up_no_input_stays_blocked() -> None:
-    alignment = Alignment(3)
+    alignment = AlignedBarrierHandler(3)
     assert alignment.handle(barrier(0, 1)) == []
     assert alignment.handle(barrier(1, 2)) == [abandon(1)]
     assert alignment.blocked == frozenset({1}), "input 0 waits for a checkpoint that is over no longer"
@@ -98,7 +98,7 @@ def test_73_though_no_cancellation_came_for_what_was_given_up_no_input_stays_blo
 
 @pytest.mark.mission("L20")
 def test_77_a_cancel_releases_the_inputs_and_a_second_one_is_silent() -> None:
-    alignment = Alignment(2)
+    alignment = AlignedBarrierHandler(2)
     alignment.handle(barrier(0, 1))
     assert alignment.handle(cancel(1, 1)) == [abandon(1)]
     assert alignment.blocked == frozenset()
@@ -107,21 +107,21 @@ def test_77_a_cancel_releases_the_inputs_and_a_second_one_is_silent() -> None:
 
 @pytest.mark.mission("L20")
 def test_a_cancel_before_any_barrier_is_remembered() -> None:
-    alignment = Alignment(2)
+    alignment = AlignedBarrierHandler(2)
     assert alignment.handle(cancel(0, 4)) == [abandon(4)]
     assert alignment.handle(barrier(1, 4)) == []
     assert alignment.blocked == frozenset()
 
 
 def test_75_a_stale_cancel_does_not_kill_the_newer_alignment() -> None:
-    alignment = Alignment(2)
+    alignment = AlignedBarrierHandler(2)
     alignment.handle(barrier(0, 5))
     assert alignment.handle(cancel(1, 4)) == []
     assert alignment.handle(barrier(1, 5)) == [snapshot(5)]
 
 
 def test_a_newer_cancel_abandons_the_current_alignment_too() -> None:
-    alignment = Alignment(2)
+    alignment = AlignedBarrierHandler(2)
     alignment.handle(barrier(0, 5))
     assert alignment.handle(cancel(1, 6)) == [abandon(5), abandon(6)]
     assert alignment.blocked == frozenset()
@@ -129,7 +129,7 @@ def test_a_newer_cancel_abandons_the_current_alignment_too() -> None:
 
 @pytest.mark.mission("L19")
 def test_74_76_78_an_ended_input_counts_as_aligned_once() -> None:
-    alignment = Alignment(3)
+    alignment = AlignedBarrierHandler(3)
     assert alignment.handle(InputEnded(source=2)) == []
     alignment.handle(barrier(0, 1))
     assert alignment.handle(InputEnded(source=0)) == []
@@ -138,7 +138,7 @@ def test_74_76_78_an_ended_input_counts_as_aligned_once() -> None:
 
 @pytest.mark.mission("L20")
 def test_a_barrier_after_the_end_of_an_input_is_ignored() -> None:
-    alignment = Alignment(2)
+    alignment = AlignedBarrierHandler(2)
     alignment.handle(InputEnded(source=0))
     assert alignment.handle(barrier(0, 1)) == []
     assert alignment.blocked == frozenset()
@@ -148,7 +148,7 @@ def test_a_barrier_after_the_end_of_an_input_is_ignored() -> None:
 def test_79_random_barriers_never_deadlock_and_snapshot_each_complete_checkpoint_once(seed: int) -> None:
     chance = random.Random(seed)
     inputs = chance.randint(1, 4)
-    alignment = Alignment(inputs)
+    alignment = AlignedBarrierHandler(inputs)
     queues = [[n for n in range(1, 30) if chance.random() < 0.9] for _ in range(inputs)]
     taken: list[int] = []
     while any(queue for i, queue in enumerate(queues) if i not in alignment.blocked):

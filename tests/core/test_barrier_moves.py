@@ -7,32 +7,32 @@ import pytest
 
 from barrier_moves import ALIGNMENT_MOVES, TRACKER_MOVES, BarrierState, Move, Outcome, Trigger
 from penstock.elements import Barrier, CancelBarrier
-from penstock.ids import CheckpointId
-from penstock.runtime.alignment import (
-    Abandon,
-    Alignment,
+from penstock.handles import CheckpointId
+from penstock.runtime.barriers import (
+    AbortAlignment,
+    AlignedBarrierHandler,
     AlignmentEffect,
     AlignmentEvent,
     BarrierArrived,
-    Barriers,
+    BarrierHandler,
+    BarrierTracker,
     CancelArrived,
     InputEnded,
     TakeSnapshot,
 )
-from penstock.runtime.tracker import BarrierTracker
 
 LAST = 8
 
 
-def of_alignment(machine: Barriers, checkpoint: int) -> BarrierState:
-    assert isinstance(machine, Alignment)
+def of_alignment(machine: BarrierHandler, checkpoint: int) -> BarrierState:
+    assert isinstance(machine, AlignedBarrierHandler)
     if machine.aligning == checkpoint:
         return BarrierState.WAITING
     newest = max(machine._latest, machine.aligning if machine.aligning is not None else -1)
     return BarrierState.OVER if checkpoint <= newest else BarrierState.UNSEEN
 
 
-def of_tracker(machine: Barriers, checkpoint: int) -> BarrierState:
+def of_tracker(machine: BarrierHandler, checkpoint: int) -> BarrierState:
     assert isinstance(machine, BarrierTracker)
     count = machine._counts.get(CheckpointId(checkpoint))
     if count is not None:
@@ -56,12 +56,14 @@ def outcome_for(checkpoint: int, effects: list[AlignmentEffect]) -> Outcome:
         match effect:
             case TakeSnapshot() if effect.barrier.checkpoint == checkpoint:
                 return Outcome.SNAPSHOT
-            case Abandon() if effect.checkpoint == checkpoint:
+            case AbortAlignment() if effect.checkpoint == checkpoint:
                 return Outcome.ABANDON
     return Outcome.NOTHING
 
 
-def walk(machine: Barriers, state_of: Callable[[Barriers, int], BarrierState], chance: random.Random) -> set[Move]:
+def walk(
+    machine: BarrierHandler, state_of: Callable[[BarrierHandler, int], BarrierState], chance: random.Random
+) -> set[Move]:
     """What a machine does on one random way; events of an input come in the order of their checkpoints."""
     inputs = chance.randint(1, 3)
     machine = type(machine)(inputs)  # type: ignore[call-arg]
@@ -94,11 +96,11 @@ def next_event(source: int, queues: list[list[int] | None], chance: random.Rando
 
 @pytest.mark.parametrize(
     ("machine", "state_of", "table"),
-    [(Alignment(1), of_alignment, ALIGNMENT_MOVES), (BarrierTracker(1), of_tracker, TRACKER_MOVES)],
+    [(AlignedBarrierHandler(1), of_alignment, ALIGNMENT_MOVES), (BarrierTracker(1), of_tracker, TRACKER_MOVES)],
     ids=["alignment", "tracker"],
 )
 def test_the_table_is_what_the_machine_does(
-    machine: Barriers, state_of: Callable[[Barriers, int], BarrierState], table: tuple[Move, ...]
+    machine: BarrierHandler, state_of: Callable[[BarrierHandler, int], BarrierState], table: tuple[Move, ...]
 ) -> None:
     found: set[Move] = set()
     for seed in range(600):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.elements import Batch, Measure
+from penstock.elements import Batch, ObservedMetrics
 from penstock.errors import SourceChanged
 
 
@@ -12,7 +12,7 @@ def never():
 
 
 def test_a_lost_measure_is_settled_without_reading_and_stays_so():
-    measure, called = Measure(never), []
+    measure, called = ObservedMetrics(never), []
     measure.when_settled(lambda: called.append(True))
     measure.lose()
     assert (measure.settled, measure.value, called) == (True, None, [True])
@@ -21,13 +21,13 @@ def test_a_lost_measure_is_settled_without_reading_and_stays_so():
 
 
 def test_losing_what_was_settled_changes_nothing():
-    measure = Measure.known({"rows": 2})
+    measure = ObservedMetrics.known({"rows": 2})
     measure.lose()
     assert measure.value == {"rows": 2}
 
 
 def test_a_skipped_batch_loses_what_nobody_read():
-    known, unknown = Measure.known({"rows": 0}), Measure(never)
+    known, unknown = ObservedMetrics.known({"rows": 0}), ObservedMetrics(never)
     Batch(frame=None, sequence=1, measures={"rows": known, "time:t": unknown}, verify=never).skip()
     assert known.value == {"rows": 0}
     assert unknown.settled
@@ -36,7 +36,7 @@ def test_a_skipped_batch_loses_what_nobody_read():
 
 def test_a_batch_is_verified_after_its_measures_are_settled():
     seen = []
-    measure = Measure(lambda: seen.append("measure"))
+    measure = ObservedMetrics(lambda: seen.append("measure"))
 
     def verify():
         seen.append("verify")

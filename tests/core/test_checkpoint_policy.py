@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.checkpoint.messages import AbortReason
-from penstock.checkpoint.policy import CoordinatorSettings, Failures, Pace, Request, RequestQueue
+from penstock.checkpoint.events import AbortReason
+from penstock.checkpoint.policy import CheckpointConfig, FailureCounter, PeriodicTrigger, Request, RequestQueue
 from penstock.elements import CheckpointKind
 from penstock.errors import SettingsError
 
@@ -23,12 +23,12 @@ from penstock.errors import SettingsError
 )
 def test_impossible_settings_are_refused_with_name_and_value(name, value):
     with pytest.raises(SettingsError, match=rf"{name} must be at least \d+, is {value}"):
-        CoordinatorSettings(**{name: value})
+        CheckpointConfig(**{name: value})
 
 
 def test_the_defaults_are_possible_and_an_interval_is_not_needed():
-    assert CoordinatorSettings().tolerable_failures == 0
-    assert CoordinatorSettings(interval=None).interval is None
+    assert CheckpointConfig().tolerable_failures == 0
+    assert CheckpointConfig(interval=None).interval is None
 
 
 def test_52_savepoints_leave_the_queue_first_and_each_in_order():
@@ -45,14 +45,14 @@ PERIODIC, SAVEPOINT = CheckpointKind.PERIODIC, CheckpointKind.SAVEPOINT
 
 
 def test_55_one_checkpoint_counts_once_however_often_it_fails():
-    failures = Failures(1)
+    failures = FailureCounter(1)
 
     assert [failures.is_too_many(4, PERIODIC, AbortReason.DECLINED) for _ in range(3)] == [False] * 3
     assert failures.is_too_many(5, PERIODIC, AbortReason.EXPIRED)
 
 
 def test_56_failures_older_than_the_last_success_are_past():
-    failures = Failures(0)
+    failures = FailureCounter(0)
     failures.succeeded(5)
 
     assert not failures.is_too_many(4, PERIODIC, AbortReason.EXPIRED)
@@ -60,7 +60,7 @@ def test_56_failures_older_than_the_last_success_are_past():
 
 
 def test_54_counting_begins_anew_after_the_limit_was_told():
-    failures = Failures(1)
+    failures = FailureCounter(1)
 
     told = [failures.is_too_many(number, PERIODIC, AbortReason.EXPIRED) for number in range(4)]
 
@@ -69,16 +69,16 @@ def test_54_counting_begins_anew_after_the_limit_was_told():
 
 @pytest.mark.parametrize("reason", [AbortReason.EXPIRED, AbortReason.MANIFEST_FAILED])
 def test_54_a_savepoint_that_came_at_a_bad_moment_does_not_count(reason):
-    assert not Failures(0).is_too_many(1, SAVEPOINT, reason)
+    assert not FailureCounter(0).is_too_many(1, SAVEPOINT, reason)
 
 
 @pytest.mark.parametrize(("at", "due"), [(3, 13), (12, 13), (13, 23), (14, 23), (52, 53)])
 def test_the_next_tick_is_strictly_later_and_in_step_with_the_start(at, due):
-    assert Pace(10, 0, 3).rearm(at) == due
+    assert PeriodicTrigger(10, 0, 3).rearm(at) == due
 
 
 def test_without_an_interval_no_tick_is_waited_for():
-    pace = Pace(None, 0, 0)
+    pace = PeriodicTrigger(None, 0, 0)
 
     assert pace.rearm(5) is None
     assert not pace.fired(5)

@@ -15,9 +15,9 @@ from core.control_kit import Driver
 from core.log_kit import staged
 from core.looking_kit import NOON, WEB, Noon, layer_in, put, taken, write_log
 from penstock.checkpoint.entries import Stopped
+from penstock.control import client as directories
+from penstock.control.client import mark_released
 from penstock.filesystem.local import LocalFileSystem
-from penstock.job.owner import note_over
-from penstock.operate import directory as directories
 
 GOLDEN = Path(__file__).parent / "cli_golden"
 NOBODYS = "state/totals/0/nobody/part-0.parquet"
@@ -59,7 +59,7 @@ def shop(tmp_path, monkeypatch):
         condemn(0, files=[old.files[0].path]),
     )
     put(job, NOBODYS, b"left behind")
-    note_over("log-1", 0)  # nobody is asked
+    mark_released("log-1", 0)  # nobody is asked
     aged(tmp_path)
     return tmp_path
 

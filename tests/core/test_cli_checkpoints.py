@@ -10,8 +10,8 @@ import pytest
 from core.checkpoint_values import CLAIM, condemn, entries, keyed, layer, manifest, output, pin, read_to, wrote
 from core.cli_kit import say
 from penstock.checkpoint import paths
-from penstock.checkpoint.codec import encode
 from penstock.checkpoint.entries import Stopped
+from penstock.checkpoint.entry_codec import encode
 
 SECOND = 1_000_000
 NOON = 1_767_268_800 * SECOND

@@ -18,22 +18,21 @@ import penstock as ps
 from core.checkpoint_values import CLAIM, entries, manifest, rewind
 from core.cli_kit import Terminal, say
 from core.graphs import NoSource
+from penstock.admin import dead_letter_replay
+from penstock.admin.gc import files_of
+from penstock.admin.plan import plan
+from penstock.admin.verify import Fault, verify
 from penstock.checkpoint import paths
-from penstock.checkpoint.codec import encode
 from penstock.checkpoint.entries import StepRecord, StepRole, Stopped
+from penstock.checkpoint.entry_codec import encode
+from penstock.clock import MAX_WATERMARK
+from penstock.control.client import JobDirectory
+from penstock.dead_letters.store import LetterRange, Replay
+from penstock.dead_letters.store import encode_replay as written
 from penstock.graph.nodes import Graph
 from penstock.handles import Committable, FileRef, Guarantee, Position, TaskSnapshot, with_replays
-from penstock.ids import END_OF_TIME
-from penstock.operate.directory import JobDirectory
-from penstock.operate.files.checking import Fault
-from penstock.operate.files.disk import files_of
-from penstock.operate.files.verify import verify
-from penstock.operate.letters import replaying
-from penstock.operate.plan.planning import plan
+from penstock.interfaces.source import Backlog
 from penstock.settings import read_settings
-from penstock.sources.base import Waiting
-from penstock.sources.dead_letters import Letters, Replay
-from penstock.sources.dead_letters import encode as written
 
 GOLDEN = Path(__file__).parent / "cli_golden"
 NOON = 1_767_268_800
@@ -90,7 +89,7 @@ class Job:
     def folder(self, uid: str) -> Path:
         return self.state / "orders" / "deadletters" / uid
 
-    def replay(self, number: int, *letters: Letters) -> None:
+    def replay(self, number: int, *letters: LetterRange) -> None:
         told = {"command": f"c-{number}", "uid": "bad-orders", "source": "orders", "after": 1, "at": NOON, "by": "me"}
         path = self.folder("bad-orders") / "_replays" / f"{number:020d}.json"
         path.write_bytes(written(Replay(number=number, letters=letters, **told)))
@@ -109,7 +108,7 @@ class Job:
 
 def at(checkpoint: int, parent: int | None = None, *, read: int = 0, ended: bool = False) -> object:
     position = with_replays(Position(kind="kafka/1", detail={"bounded": False, "topics": {}}), {"bad-orders": read})
-    source = TaskSnapshot(task="orders", position=position, watermarks=(END_OF_TIME,) if ended else ())
+    source = TaskSnapshot(task="orders", position=position, watermarks=(MAX_WATERMARK,) if ended else ())
     sinks = [StepRecord(uid=uid, role=StepRole.SINK) for uid in ("bad-orders", "late-totals")]
     return manifest(checkpoint, parent, tasks=(source,), steps=(StepRecord(uid="orders", role=StepRole.SOURCE), *sinks))
 
@@ -144,13 +143,13 @@ class Asked(NoSource):
     guarantee = Guarantee.EXACTLY_ONCE
     positions: ClassVar[list[Position | None]] = []
 
-    def waiting(self, resume: Position | None) -> Waiting:
+    def waiting(self, resume: Position | None) -> Backlog:
         self.positions.append(resume)
-        return Waiting()
+        return Backlog()
 
 
 def letters_of(path: Path, span: tuple[int, int]):
-    return Letters(file=path.name, ranges=(span,))
+    return LetterRange(file=path.name, ranges=(span,))
 
 
 def golden(name: str, text: str) -> None:
@@ -211,7 +210,7 @@ def test_a_replay_names_what_none_has_named_and_a_second_one_nothing(job: Job) -
 
 
 def test_many_letters_are_several_replays_of_one_command(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replaying, "MOST_LETTERS", 1)
+    monkeypatch.setattr(dead_letter_replay, "MOST_LETTERS", 1)
     done = json.loads(job.say("replay", "bad-orders", "--all", "--again", "--json"))
     assert (done["rows"], done["replays"], done["left_out_rows"]) == (3, [2, 3, 4], 0)
     files = sorted((job.folder("bad-orders") / "_replays").iterdir())

@@ -12,21 +12,19 @@ import pytest
 from cyclopts import App
 
 from page_kit import DOCS, sample
+from penstock.admin.start_plan import Beginning, SourcePlan, StartPlan
 from penstock.checkpoint.history import LogMark
 from penstock.cli.live import LiveOutput
 from penstock.cli.main import make_app
-from penstock.cli.output import Output
+from penstock.cli.output import Output, ProgressLine
 from penstock.cli.plan import lines
-from penstock.cli.waiting import Waiting
-from penstock.durations import format_duration
+from penstock.clock import WallTime, format_duration
 from penstock.facts import BatchDone as Batch
 from penstock.facts import CheckpointCompleted, CheckpointFailed, Counted, JobEnded, JobStarted, RowsRead, SourceLag
-from penstock.ids import EntryNumber, WallTime
-from penstock.operate.plan.start import SourcePlan, StartPlan
-from penstock.operate.plan.steps import Beginning
+from penstock.handles import EntryNumber
+from penstock.interfaces.source import Backlog as Waits
 from penstock.settings import Settings, is_duration, read_settings
-from penstock.sources.base import Waiting as Waits
-from penstock.testing import ManualClock
+from penstock.testing.clock import ManualClock
 
 PAGE = (DOCS / "cli.md").read_text(encoding="utf-8")
 ALWAYS = {"--help", "-h", "--version"}
@@ -90,7 +88,7 @@ def test_what_the_page_shows_of_a_run_is_what_is_printed(monkeypatch: pytest.Mon
     time.tzset()
     clock, stream = ManualClock("2026-01-01T12:00:05Z"), io.StringIO()
     output = Output(err=stream)
-    Waiting(output).on("orders: starting Spark")
+    ProgressLine(output).on("orders: starting Spark")
     live = LiveOutput("orders", output=output, clock=clock, sinks=frozenset({"out"}))
     late = "timed out after 600 s, waiting for 'totals' (batch 12)"
     for fact in (

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from core.cli_kit import say
+from penstock.admin import doctor as admin_doctor
+from penstock.admin.doctor_checks import fail, ok, warn
 from penstock.cli.doctor import SCHEMA, document, summary, text_of
 from penstock.cli.output import Output
-from penstock.operate.doctor import kafka
-from penstock.operate.doctor.findings import fail, ok, warn
 
 GOLDEN = Path(__file__).parent / "cli_golden"
 SOME = [
@@ -132,7 +132,7 @@ def test_the_pipeline_is_built_and_its_steps_are_named(tmp_path, java, monkeypat
 
 
 def test_a_broker_that_does_not_answer_fails_within_its_time(tmp_path, java, monkeypatch):
-    monkeypatch.setattr(kafka, "PATIENCE", 0.3)
+    monkeypatch.setattr(admin_doctor, "BROKER_TIMEOUT", 0.3)
     with socket.socket() as nobody:  # bound, and does not listen
         nobody.bind(("127.0.0.1", 0))
         servers = f"127.0.0.1:{nobody.getsockname()[1]}"

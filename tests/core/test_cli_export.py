@@ -10,12 +10,11 @@ from cyclopts import App
 from core.checkpoint_values import CLAIM, output, pin
 from core.cli_kit import Terminal
 from core.copies_kit import JOB, at, layer, write
+from penstock.admin.export import export_checkpoint
 from penstock.checkpoint.entries import Stopped
-from penstock.cli.commands.export import add_export
-from penstock.cli.export import document, summary, warnings
 from penstock.cli.output import Output
-from penstock.operate.directory import JobDirectory
-from penstock.operate.export import export_checkpoint
+from penstock.cli.savepoint import add_export, document, summary, warnings
+from penstock.control.client import JobDirectory
 
 FIRST = layer("g0-000001")
 

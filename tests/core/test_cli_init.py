@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from core.cli_kit import say
+from penstock.cli.project import module_of, plan_starter
 from penstock.errors import SettingsError
-from penstock.operate.starter import module_of, plan_starter
 
 GOLDEN = Path(__file__).parent / "cli_golden" / "init.text.txt"
 

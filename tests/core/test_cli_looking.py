@@ -13,15 +13,14 @@ import pytest
 from core.cli_kit import say
 from core.control_kit import Driver
 from core.looking_kit import GONE, LAG, NOON, REPORT, WEB, Noon, a_job, leave_numbers, taken, write_log
+from penstock.admin.status import OwnerState, job_status
 from penstock.checkpoint.entries import Stopped
 from penstock.cli.main import dispatch
 from penstock.cli.output import Output
+from penstock.control import client as directories
+from penstock.control.client import JobDirectory, mark_released
 from penstock.filesystem.local import LocalFileSystem
-from penstock.job.hint import decode
-from penstock.job.owner import note_over
-from penstock.operate import directory as directories
-from penstock.operate.directory import JobDirectory
-from penstock.operate.standing import Being, standing
+from penstock.observability.status_file import decode
 
 GOLDEN = Path(__file__).parent / "cli_golden"
 OPERATING = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
@@ -45,7 +44,7 @@ def at_noon(monkeypatch):
 @pytest.fixture
 def state(tmp_path, at_noon):
     job = a_job(tmp_path, claim=WEB)
-    note_over("log-1", 0)  # nobody is asked
+    mark_released("log-1", 0)  # nobody is asked
     leave_numbers(job)
     for path in job.rglob("*"):
         if path.is_file():
@@ -133,14 +132,14 @@ def test_a_running_job_is_asked_and_says_what_it_is_doing(tmp_path, at_noon):
     leave_numbers(job, generation=driver.generation, seconds=899, log_id=driver.owned.log_id)
     driver.watch.start()
     try:
-        now = standing(JobDirectory(tmp_path, "orders"))
+        now = job_status(JobDirectory(tmp_path, "orders"))
         said, listed = of(tmp_path, "status", "orders"), of(tmp_path, "list")
         documents = {name: of(tmp_path, *COMMANDS[name], "--json").out for name in ("status", "list")}
         swept = of(tmp_path, "gc", "orders", "--yes")
     finally:
         driver.watch.close()
 
-    assert now.being is Being.RUNNING
+    assert now.being is OwnerState.RUNNING
     assert f"orders: running · process {os.getpid()} on " in said.out
     compare("status-running.txt", re.sub(r"process \d+ on [\w.-]+", "process N on HOST", said.out))
     for name, told in documents.items():

@@ -11,11 +11,10 @@ from core.checkpoint_values import CLAIM
 from core.cli_kit import Terminal, say
 from core.test_cli_checkpoints import _write as write_log
 from core.test_cli_checkpoints import at
-from penstock.cli.commands.shared import _BY_TAB
 from penstock.cli.main import dispatch, make_app
-from penstock.cli.output import Output
+from penstock.cli.options import _BY_TAB
+from penstock.cli.output import Output, ProgressLine, counting_bytes
 from penstock.cli.run import RunOptions, _Runner
-from penstock.cli.waiting import Waiting, counting_bytes
 from penstock.facts import Restoring
 
 COMMANDS = (
@@ -74,7 +73,7 @@ def test_there_are_colours_on_a_terminal(state):
 
 def test_off_a_terminal_what_is_waited_for_is_a_line():
     err = io.StringIO()
-    with Waiting(Output(err=err)) as waiting:
+    with ProgressLine(Output(err=err)) as waiting:
         waiting.on("orders: starting Spark")
         waiting.off()
         waiting.off()
@@ -86,7 +85,7 @@ def test_on_a_terminal_it_is_a_line_that_counts_and_goes_away(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
     err = Terminal()
-    with Waiting(Output(err=err)) as waiting:
+    with ProgressLine(Output(err=err)) as waiting:
         waiting.on("orders: starting Spark")
         waiting.on("orders: something else")
 
@@ -99,7 +98,7 @@ def test_how_far_it_is_is_told_on_a_terminal_only(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     shown, file = Terminal(), io.StringIO()
     for err in (shown, file):
-        with Waiting(Output(err=err)) as waiting:
+        with ProgressLine(Output(err=err)) as waiting:
             waiting.now("orders: restoring 'totals', 2.0 MB of 44.0 MB done")
             waiting.now("orders: restoring 'totals', 4.0 MB of 44.0 MB done")
         with counting_bytes(Output(err=err), "copying") as told:

@@ -25,12 +25,11 @@ from core.plan_kit import (
     tree,
     write_log,
 )
+from penstock.admin.plan_document import SCHEMA, read_plan, require_unchanged
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import Stopped
-from penstock.cli.planned import as_planned
-from penstock.cli.run import RunOptions
+from penstock.cli.run import RunOptions, as_planned
 from penstock.errors import PlanOutdated
-from penstock.operate.plan.document import SCHEMA, read_plan, require_unmoved
 from penstock.settings import MODES
 
 CHANGED = """\
@@ -173,9 +172,9 @@ def test_a_job_that_was_not_ended_in_order_is_said_to_be_so(folder):
 
 
 def test_a_job_that_runs_is_said_to_run(folder):
-    from penstock.job.here import here
+    from penstock.control.client import host_identity
 
-    write_log(folder / "state", [replace(CLAIM, host=here(), pid=os.getpid()), at(0)])
+    write_log(folder / "state", [replace(CLAIM, host=host_identity(), pid=os.getpid()), at(0)])
 
     _, text = planned(folder)
 
@@ -285,9 +284,9 @@ def test_another_log_is_not_the_one_that_was_planned_for(folder):
     other = replace(found, entries=tuple(replace(entry, log_id="log-2") for entry in found.entries))
     same = {"job": "orders", "settings": plan.settings, "code": plan.code}
 
-    require_unmoved(plan, history=found, **same)
+    require_unchanged(plan, history=found, **same)
     assert plan.log == found.mark
     with pytest.raises(PlanOutdated, match="it is another one"):
-        require_unmoved(plan, history=other, **same)
+        require_unchanged(plan, history=other, **same)
     with pytest.raises(PlanOutdated, match="it ends at entry 5, it ended at 5"):
-        require_unmoved(plan, history=replace(found, tail_hash="x"), **same)
+        require_unchanged(plan, history=replace(found, tail_hash="x"), **same)

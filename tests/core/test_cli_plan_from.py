@@ -29,15 +29,14 @@ from core.plan_kit import (
     tree,
     write_log,
 )
+from penstock.admin.export import export_checkpoint, verify_export
 from penstock.checkpoint.entries import Stopped
-from penstock.checkpoint.exported import decode_export, encode_export
-from penstock.cli.planned import as_planned
-from penstock.cli.run import RunOptions
+from penstock.checkpoint.export import decode_export, encode_export
+from penstock.cli.run import RunOptions, as_planned
+from penstock.control.client import JobDirectory
 from penstock.errors import PlanOutdated, StateDirectoryRefused
-from penstock.job.beginning import SeenExport, decided, read_beginning
-from penstock.operate.directory import JobDirectory
-from penstock.operate.export import export_checkpoint, verify_export
-from penstock.testing import ManualClock
+from penstock.job.start import SeenExport, parse_start_options, resolve_start
+from penstock.testing.clock import ManualClock
 
 
 @pytest.fixture
@@ -264,13 +263,13 @@ def test_the_start_itself_looks_at_the_export_again(folder):
     log = JobDirectory(folder / "state", "orders").read()
 
     def begun(sha256):
-        asked = read_beginning(
+        asked = parse_start_options(
             fresh=False,
             restore_from=SeenExport(folder=str(place), sha256=sha256),
             claim=True,
             discard_unpublished=False,
         )
-        return decided(asked, log, job="orders", at=NOON)
+        return resolve_start(asked, log, job="orders", at=NOON)
 
     assert begun(seen)["bring"].export.sha256 == seen
     with pytest.raises(PlanOutdated, match=r"has moved the export: .* holds another one, checkpoint 1 of job"):

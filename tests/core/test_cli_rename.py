@@ -3,12 +3,12 @@
 import pytest
 
 from core.cli_kit import say
-from penstock.cli.exits import UsageError
-from penstock.cli.renames import renames_of
+from penstock.api.pipeline import pipeline
+from penstock.cli.options import renames_of
+from penstock.cli.output import UsageError
 from penstock.cli.run import RunOptions
 from penstock.errors import SettingsError
-from penstock.graph.pipeline import pipeline
-from penstock.job import Job
+from penstock.job.job import Job
 
 
 @pytest.mark.parametrize("pair", ["totals", "=sums", "totals=", "totals=sums"])

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from core.cli_kit import say
+from penstock.admin.shadow import ShadowResult, SinkShadow
+from penstock.admin.shadow_compare import ComparedColumns, Comparison, DiffSample
 from penstock.cli.output import Output
-from penstock.cli.shadow import SCHEMA, document, story
-from penstock.job.report import Report
-from penstock.operate.shadow.comparing import Columns, Comparison, Sample
-from penstock.operate.shadow.running import ShadowResult, SinkShadow
+from penstock.cli.shadow import SCHEMA, document, report_text
+from penstock.observability.report import Report
 
 GOLDEN = Path(__file__).parent / "cli_golden"
 
@@ -29,14 +29,14 @@ def result(*sinks, old=True, notes=()):
     )
 
 
-ALIKE = Comparison(columns=Columns(compared=("id",)), old=2, new=2, equal=2)
+ALIKE = Comparison(columns=ComparedColumns(compared=("id",)), old=2, new=2, equal=2)
 SAME = SinkShadow(uid="late-out", rows={"old": 2, "new": 2}, comparison=ALIKE)
 CHANGED = SinkShadow(
     uid="totals-out",
     rows={"old": 31, "new": 30},
     key=("user",),
     comparison=Comparison(
-        columns=Columns(compared=("user", "amount"), added=("n",), retyped=("at: timestamp → string",)),
+        columns=ComparedColumns(compared=("user", "amount"), added=("n",), retyped=("at: timestamp → string",)),
         old=31,
         new=30,
         equal=28,
@@ -44,9 +44,9 @@ CHANGED = SinkShadow(
         only_new=1,
         changed=1,
         samples=(
-            Sample(old={"user": "u1", "amount": 3.0}, new={"user": "u1", "amount": 4.0}),
-            Sample(old={"user": "zoë", "amount": None}),
-            Sample(new={"user": "u9", "amount": 1.0}),
+            DiffSample(old={"user": "u1", "amount": 3.0}, new={"user": "u1", "amount": 4.0}),
+            DiffSample(old={"user": "zoë", "amount": None}),
+            DiffSample(new={"user": "u9", "amount": 1.0}),
         ),
     ),
 )
@@ -57,7 +57,7 @@ ALL = result(DROPPED, SAME, CHANGED, notes=("source 'in' cannot be made to end w
 def shown(found):
     out = io.StringIO()
     output = Output(out=out, err=io.StringIO())
-    for part in story(found):
+    for part in report_text(found):
         output.result(part)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 

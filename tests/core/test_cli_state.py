@@ -13,17 +13,17 @@ import pytest
 
 from core.checkpoint_values import CLAIM, condemn, entries, file, history, keyed, manifest, output, pin, read_to, wrote
 from core.cli_kit import say
+from penstock.admin.state_read import open_job, require_still_restorable, resolve_manifest, state_of
+from penstock.admin.state_write import ManualWrite, manifest_with
 from penstock.checkpoint import paths
-from penstock.checkpoint.codec import decode, encode
 from penstock.checkpoint.entries import StepRole
+from penstock.checkpoint.entry_codec import decode, encode
 from penstock.checkpoint.history import History
-from penstock.cli.state_query import plain_name
+from penstock.cli.state import plain_name
+from penstock.control.client import JobDirectory
 from penstock.elements import CheckpointKind
 from penstock.errors import CondemnedWhileRead, UnknownName
 from penstock.handles import LayerRef, StateHandle
-from penstock.operate.directory import JobDirectory
-from penstock.operate.state.find import check_whole, chosen, open_job, state_of
-from penstock.operate.state.write import ByHand, manifest_with
 
 GOLDEN = Path(__file__).parent / "cli_golden"
 NOON = 1_767_268_800_000_000
@@ -145,20 +145,20 @@ def test_a_job_is_found_by_its_folder_its_name_or_as_the_only_one(state: Path) -
 def test_the_newest_is_what_the_next_start_continues(state: Path) -> None:
     told = JobDirectory(state, "orders").read()
 
-    assert [chosen(told, each).checkpoint for each in (None, 1, "1", "before-v2")] == [2, 1, 1, 1]
-    assert state_of(chosen(told, None), "totals").layers[0].name == "c"
+    assert [resolve_manifest(told, each).checkpoint for each in (None, 1, "1", "before-v2")] == [2, 1, 1, 1]
+    assert state_of(resolve_manifest(told, None), "totals").layers[0].name == "c"
 
 
 def test_a_checkpoint_that_is_condemned_meanwhile_is_no_answer(state: Path) -> None:
-    check_whole(JobDirectory(state, "orders"), 1)
+    require_still_restorable(JobDirectory(state, "orders"), 1)
     with pytest.raises(CondemnedWhileRead, match="checkpoint 0 of job 'orders' was condemned while it was read"):
-        check_whole(JobDirectory(state, "orders"), 0)
+        require_still_restorable(JobDirectory(state, "orders"), 0)
 
 
 def test_an_entry_by_hand_carries_all_that_is_open_and_stands_above_all() -> None:
     told: History = history(*BODIES)
     handle = StateHandle(kind="window/1", schema="`n` bigint", layers=(layer("mine", 1),))
-    by = ByHand(name="fixed", owner="me", at=NOON)
+    by = ManualWrite(name="fixed", owner="me", at=NOON)
 
     made = manifest_with(told, told.manifests[1][1], "totals", handle, by)
     new = manifest_with(told, None, "fresh", handle, by)

@@ -8,8 +8,7 @@ import pytest
 
 from core.cli_kit import say
 from penstock import errors
-from penstock.cli.exits import MEANINGS, ExitCode, UsageError, exit_code_of
-from penstock.cli.output import explain
+from penstock.cli.output import MEANINGS, ExitCode, UsageError, exit_code_of, explain
 
 GOLDEN = Path(__file__).parent / "cli_golden"
 ROOT = Path(__file__).parents[2]

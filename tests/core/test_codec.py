@@ -8,9 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.checkpoint_values import CLAIM, condemn, entries, file, keyed, layer, manifest, output, pin, rewind, unpin
-from penstock.checkpoint import canonical
-from penstock.checkpoint.canonical import seal
-from penstock.checkpoint.codec import decode, encode
+from penstock import codec
 from penstock.checkpoint.entries import (
     Claim,
     Condemn,
@@ -24,6 +22,8 @@ from penstock.checkpoint.entries import (
     Stopped,
     Unpin,
 )
+from penstock.checkpoint.entry_codec import decode, encode
+from penstock.codec import dump_sealed
 from penstock.elements import CheckpointKind
 from penstock.errors import CheckpointUnreadable, InternalError
 from penstock.handles import Committable, FileRef, LayerRef, Position, StateHandle, TaskSnapshot
@@ -213,7 +213,7 @@ def resealed(body, path, value):
         del place[last]
     else:
         place[last] = value
-    return seal(document)
+    return dump_sealed(document)
 
 
 WRONG = [
@@ -293,7 +293,7 @@ def test_tuples_in_details_are_written_as_arrays():
 def test_an_entry_that_is_far_too_large_is_neither_written_nor_read(monkeypatch):
     [entry] = entries(condemn(files=[file("x").path] * 100))
     data = encode(entry)
-    monkeypatch.setattr(canonical, "LARGEST", 100)
+    monkeypatch.setattr(codec, "MAX_DOCUMENT_BYTES", 100)
 
     with pytest.raises(InternalError, match="keeps rows in a detail"):
         encode(entry)

@@ -6,21 +6,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.state.compaction import DURABLE_LIMIT, SMALLEST_TIER, Sized, plan_durable, plan_merge, tier
-from penstock.state.slices import Slice
+from penstock.state.compaction import (
+    DURABLE_LIMIT,
+    SMALLEST_TIER,
+    LayerSize,
+    plan_durable_compaction,
+    plan_memory_compaction,
+    tier,
+)
+from penstock.state.parquet import HashSlice
 
 
-def stack(*rows: int, group: int = 0, prefix: str = "l") -> list[Sized]:
-    return [Sized(name=f"{prefix}{place}", level=0, rows=count, group=group) for place, count in enumerate(rows)]
+def stack(*rows: int, group: int = 0, prefix: str = "l") -> list[LayerSize]:
+    return [LayerSize(name=f"{prefix}{place}", level=0, rows=count, group=group) for place, count in enumerate(rows)]
 
 
 def test_nothing_is_merged_while_no_tier_is_full():
-    assert plan_merge(stack(100, 100, 100)) is None
-    assert plan_merge([]) is None
+    assert plan_memory_compaction(stack(100, 100, 100)) is None
+    assert plan_memory_compaction([]) is None
 
 
 def test_a_full_tier_is_merged_and_larger_layers_are_left_alone():
-    plan = plan_merge(stack(5_000_000, 100, 200, 300, 400))
+    plan = plan_memory_compaction(stack(5_000_000, 100, 200, 300, 400))
     assert plan is not None
     assert plan.names == ("l1", "l2", "l3", "l4")
     assert plan.level == 1
@@ -28,36 +35,38 @@ def test_a_full_tier_is_merged_and_larger_layers_are_left_alone():
 
 
 def test_what_is_smaller_comes_along():
-    plan = plan_merge(stack(30_000, 30_001, 30_002, 30_003, 7))
+    plan = plan_memory_compaction(stack(30_000, 30_001, 30_002, 30_003, 7))
     assert plan is not None
     assert set(plan.names) == {"l0", "l1", "l2", "l3", "l4"}
 
 
 def test_layers_of_two_groups_are_never_merged():
-    assert plan_merge([*stack(1, 1, prefix="a"), *stack(1, 1, group=1, prefix="b")]) is None
-    plan = plan_merge([*stack(1, 1, prefix="a"), *stack(1, 1, 1, 1, group=1, prefix="b")])
+    assert plan_memory_compaction([*stack(1, 1, prefix="a"), *stack(1, 1, group=1, prefix="b")]) is None
+    plan = plan_memory_compaction([*stack(1, 1, prefix="a"), *stack(1, 1, 1, 1, group=1, prefix="b")])
     assert plan is not None
     assert plan.names == ("b0", "b1", "b2", "b3")
 
 
 def test_at_the_limit_the_smallest_are_merged_though_no_tier_is_full():
     sizes = [10**4 * 4**tier_number for tier_number in range(8)]
-    plan = plan_merge(stack(*sizes))
+    plan = plan_memory_compaction(stack(*sizes))
     assert plan is not None
     assert plan.names == ("l0", "l1")
     assert plan.reason == "limit of 8 reached"
 
 
 def test_at_the_limit_a_large_layer_is_not_rewritten_for_a_few_small_ones():
-    plan = plan_merge([*stack(2_000_000, 4_000, 9_000, 12_000), *stack(4_000, 4_000, 4_000, 300_000, group=1)])
+    plan = plan_memory_compaction(
+        [*stack(2_000_000, 4_000, 9_000, 12_000), *stack(4_000, 4_000, 4_000, 300_000, group=1)]
+    )
     assert plan is not None
     assert plan.names == ("l1", "l2", "l3")
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 2)), max_size=8))
 def test_a_merge_names_at_least_two_layers_of_one_group(layers):
-    sized = [Sized(name=str(n), level=0, rows=rows, group=group) for n, (rows, group) in enumerate(layers)]
-    plan = plan_merge(sized)
+    sized = [LayerSize(name=str(n), level=0, rows=rows, group=group) for n, (rows, group) in enumerate(layers)]
+    plan = plan_memory_compaction(sized)
     if plan is None:
         assert len(sized) < 8
         return
@@ -67,53 +76,53 @@ def test_a_merge_names_at_least_two_layers_of_one_group(layers):
 
 @pytest.mark.parametrize(("batch", "batches"), [(1_000, 2_000), (50_000, 500)])
 def test_the_stack_stays_low_and_each_row_is_rewritten_about_once_a_tier_above_the_smallest(batch, batches):
-    layers: list[Sized] = []
+    layers: list[LayerSize] = []
     rewritten = 0
     for number in range(batches):
-        layers.append(Sized(name=str(number), level=0, rows=batch))
-        while plan := plan_merge(layers):
+        layers.append(LayerSize(name=str(number), level=0, rows=batch))
+        while plan := plan_memory_compaction(layers):
             rows = sum(layer.rows for layer in layers if layer.name in plan.names)
             rewritten += rows
             layers = [layer for layer in layers if layer.name not in plan.names]
-            layers.append(Sized(name=f"m{number}-{plan.level}-{rows}", level=plan.level, rows=rows))
+            layers.append(LayerSize(name=f"m{number}-{plan.level}-{rows}", level=plan.level, rows=rows))
         assert len(layers) < 8
     rows = batch * batches
     assert rewritten <= rows * (3 + tier(rows, fan=4)) + batches * 2 * SMALLEST_TIER
 
 
-def durable(*sizes: int) -> list[Sized]:
-    return [Sized(name=f"d{place}", level=0, rows=size, bytes=size) for place, size in enumerate(sizes)]
+def durable(*sizes: int) -> list[LayerSize]:
+    return [LayerSize(name=f"d{place}", level=0, rows=size, bytes=size) for place, size in enumerate(sizes)]
 
 
 def test_durable_layers_wait_while_a_merge_would_write_more_than_it_gives_back():
-    assert plan_durable([], live_rows=0, settled=True) is None
-    assert plan_durable(durable(100), live_rows=100, settled=True) is None
-    assert plan_durable(durable(100, *[5] * 40), live_rows=100, settled=False) is None
+    assert plan_durable_compaction([], live_rows=0, settled=True) is None
+    assert plan_durable_compaction(durable(100), live_rows=100, settled=True) is None
+    assert plan_durable_compaction(durable(100, *[5] * 40), live_rows=100, settled=False) is None
 
 
 def test_what_was_added_earns_a_merge_of_all():
-    plan = plan_durable(durable(100, 80, 80, 80), live_rows=100, settled=False)
+    plan = plan_durable_compaction(durable(100, 80, 80, 80), live_rows=100, settled=False)
     assert plan is not None
     assert set(plan.names) == {"d0", "d1", "d2", "d3"}
     assert plan.reason == "240 bytes added to 100"
-    assert plan_durable(durable(100, 80, 80, 80), live_rows=340, settled=False) is None, (
+    assert plan_durable_compaction(durable(100, 80, 80, 80), live_rows=340, settled=False) is None, (
         "they may have no row in common"
     )
 
 
 def test_at_the_limit_those_are_merged_that_cost_least_for_each_layer_less():
-    apart = plan_durable(durable(10_000, 2, 1, 1, 1, 9_000), live_rows=10**6, settled=False, limit=6)
+    apart = plan_durable_compaction(durable(10_000, 2, 1, 1, 1, 9_000), live_rows=10**6, settled=False, limit=6)
     assert apart is not None
     assert apart.reason == "limit of 6 reached"
     assert apart.names == ("d2", "d3", "d4")
-    alike = plan_durable(durable(100, *[5] * 47), live_rows=110, settled=False)
+    alike = plan_durable_compaction(durable(100, *[5] * 47), live_rows=110, settled=False)
     assert alike is not None
     assert len(alike.names) == 48
 
 
 def test_once_little_changes_what_counts_no_more_is_left_out():
-    assert plan_durable(durable(100, 10, 10, 10), live_rows=130, settled=True) is None
-    plan = plan_durable(durable(100, 10, 10, 11), live_rows=131, settled=True)
+    assert plan_durable_compaction(durable(100, 10, 10, 10), live_rows=130, settled=True) is None
+    plan = plan_durable_compaction(durable(100, 10, 10, 11), live_rows=131, settled=True)
     assert plan is not None
     assert (len(plan.names), plan.reason) == (4, "state has settled")
 
@@ -128,8 +137,8 @@ def test_no_more_than_half_as_many_bytes_are_rewritten_as_change(share):
         changed = frozenset(chance.sample(range(2_000), int(2_000 * share)))
         layers[f"d{number}"] = changed
         added += len(changed)
-        sized = [Sized(name=name, level=0, rows=len(keys), bytes=len(keys)) for name, keys in layers.items()]
-        plan = plan_durable(sized, live_rows=2_500, settled=False)
+        sized = [LayerSize(name=name, level=0, rows=len(keys), bytes=len(keys)) for name, keys in layers.items()]
+        plan = plan_durable_compaction(sized, live_rows=2_500, settled=False)
         if plan is not None:
             merged = frozenset().union(*(layers.pop(name) for name in plan.names))
             layers[f"m{number}"] = merged
@@ -140,6 +149,6 @@ def test_no_more_than_half_as_many_bytes_are_rewritten_as_change(share):
 
 @given(st.integers(0, 2**32), st.integers(0, 6), st.integers(0, 6))
 def test_a_row_is_in_slices_that_meet(code, one, other):
-    slices = [Slice(code % 2**power, 2**power) for power in (one, other)]
+    slices = [HashSlice(code % 2**power, 2**power) for power in (one, other)]
     assert slices[0].meets(slices[1])
-    assert sum(slices[0].meets(Slice(number, 2**other)) for number in range(2**other)) == 2 ** max(0, other - one)
+    assert sum(slices[0].meets(HashSlice(number, 2**other)) for number in range(2**other)) == 2 ** max(0, other - one)

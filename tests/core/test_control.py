@@ -9,32 +9,36 @@ import pytest
 
 from core.checkpoint_values import CLAIM, history, manifest, pin
 from penstock.checkpoint import paths
-from penstock.checkpoint.control import (
-    Answerer,
-    ControlAnswer,
-    ControlRequest,
-    Kind,
-    check_savepoint_name,
-    savepoint_of,
-    told_by_log,
-)
-from penstock.checkpoint.control_codec import LARGEST, decode_answer, decode_request, encode_answer, encode_request
 from penstock.checkpoint.entries import Stopped
-from penstock.checkpoint.messages import Answer
+from penstock.checkpoint.events import RequestOutcome
+from penstock.clock import WallTime
+from penstock.control.protocol import (
+    MAX_FILE_BYTES,
+    Answer,
+    OwnerInfo,
+    Request,
+    RequestKind,
+    answer_from_log,
+    decode_answer,
+    decode_request,
+    encode_answer,
+    encode_request,
+    savepoint_for_request,
+)
 from penstock.errors import CheckpointUnreadable, InternalError, SettingsError
-from penstock.ids import CheckpointId, Generation, WallTime
+from penstock.handles import CheckpointId, Generation, check_savepoint_name
 
 ID = "0b5c9a1e77d04f7f"
 
 
-def request(kind: Kind = Kind.HELLO, **rest: Any) -> ControlRequest:
+def request(kind: RequestKind = RequestKind.HELLO, **rest: Any) -> Request:
     given: dict[str, Any] = {"owner": "me", "log_id": "77d0"} | rest
-    return ControlRequest(request=ID, kind=kind, generation=Generation(7), asked=WallTime(9), **given)
+    return Request(request=ID, kind=kind, generation=Generation(7), asked=WallTime(9), **given)
 
 
-def answered(**rest: Any) -> ControlAnswer:
-    given: dict[str, Any] = {"answer": Answer.DONE, "message": "done"} | rest
-    return ControlAnswer(request=ID, generation=Generation(7), at=WallTime(9), **given)
+def answered(**rest: Any) -> Answer:
+    given: dict[str, Any] = {"answer": RequestOutcome.DONE, "message": "done"} | rest
+    return Answer(request=ID, generation=Generation(7), at=WallTime(9), **given)
 
 
 def changed(data: bytes, **fields: object) -> bytes:
@@ -46,15 +50,15 @@ def changed(data: bytes, **fields: object) -> bytes:
     [
         request(),
         request(log_id=None),
-        request(Kind.CHECKPOINT),
-        request(Kind.SAVEPOINT, name="before-v2"),
-        request(Kind.STOP),
-        request(Kind.STOP, name="last", patience=0),
-        request(Kind.PIN, name="good", checkpoint=CheckpointId(3)),
-        request(Kind.UNPIN, name="good"),
+        request(RequestKind.CHECKPOINT),
+        request(RequestKind.SAVEPOINT, name="before-v2"),
+        request(RequestKind.STOP),
+        request(RequestKind.STOP, name="last", patience=0),
+        request(RequestKind.PIN, name="good", checkpoint=CheckpointId(3)),
+        request(RequestKind.UNPIN, name="good"),
     ],
 )
-def test_every_request_comes_back_from_its_bytes(value: ControlRequest) -> None:
+def test_every_request_comes_back_from_its_bytes(value: Request) -> None:
     assert decode_request(encode_request(value), ID) == value
 
 
@@ -62,18 +66,18 @@ def test_every_request_comes_back_from_its_bytes(value: ControlRequest) -> None:
     "value",
     [
         answered(),
-        answered(answer=Answer.REFUSED, message="é", checkpoint=CheckpointId(4)),
-        answered(answer=Answer.FAILED),
-        answered(answer=Answer.UNPUBLISHED),
-        answered(me=Answerer(host="h", pid=1, started=WallTime(3), version="1", state="running")),
+        answered(answer=RequestOutcome.REFUSED, message="é", checkpoint=CheckpointId(4)),
+        answered(answer=RequestOutcome.FAILED),
+        answered(answer=RequestOutcome.UNPUBLISHED),
+        answered(me=OwnerInfo(host="h", pid=1, started=WallTime(3), version="1", state="running")),
     ],
 )
-def test_every_answer_comes_back_from_its_bytes(value: ControlAnswer) -> None:
+def test_every_answer_comes_back_from_its_bytes(value: Answer) -> None:
     assert decode_answer(encode_answer(value), ID) == value
 
 
 def test_the_files_are_what_the_documentation_shows() -> None:
-    assert encode_request(request(Kind.SAVEPOINT, name="before-v2")) == (
+    assert encode_request(request(RequestKind.SAVEPOINT, name="before-v2")) == (
         b'{"asked":9,"checkpoint":null,"format":1,"generation":7,"kind":"savepoint","log":"77d0","name":"before-v2",'
         b'"owner":"me","patience":null,"request":"0b5c9a1e77d04f7f"}\n'
     )
@@ -109,7 +113,7 @@ def test_a_request_that_is_not_exactly_one_is_refused_with_its_file(fields: dict
         decode_request(changed(encode_request(request()), **fields), ID)
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff", b"[" * 100_000, b" " * (LARGEST + 1)])
+@pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff", b"[" * 100_000, b" " * (MAX_FILE_BYTES + 1)])
 def test_bytes_that_are_no_request_are_refused(data: bytes) -> None:
     with pytest.raises(CheckpointUnreadable, match=r"request\.json"):
         decode_request(data, ID)
@@ -119,12 +123,12 @@ def test_an_answer_has_one_of_four_words() -> None:
     with pytest.raises(CheckpointUnreadable, match=r"answer\.json\.answer: must be one of done, refused, .*is 'maybe'"):
         decode_answer(changed(encode_answer(answered()), answer="maybe"), ID)
     with pytest.raises(InternalError, match="the next owner answers it"):
-        encode_answer(answered(answer=Answer.UNKNOWN))
+        encode_answer(answered(answer=RequestOutcome.UNKNOWN))
 
 
 def test_a_request_that_its_kind_cannot_make_is_never_written() -> None:
     with pytest.raises(InternalError, match="needs a name"):
-        encode_request(request(Kind.SAVEPOINT))
+        encode_request(request(RequestKind.SAVEPOINT))
 
 
 @pytest.mark.parametrize("name", ["before-v2", "A", "a.b_c-9", "x" * 100])
@@ -153,9 +157,9 @@ def test_C3_what_was_done_is_told_by_the_entry_that_holds_the_id() -> None:
         manifest(1, pins=(pin("last", 1, request="s"),)),
         Stopped(checkpoint=CheckpointId(1), at=WallTime(1), fulfils=("t",)),
     )
-    assert told_by_log(log, "a") == (0, "done: log/00000000000000000001.json says so")
-    assert told_by_log(log, "b") == (0, "done: log/00000000000000000002.json says so")
-    assert told_by_log(log, "t") == (1, "done: log/00000000000000000004.json says so")
-    assert told_by_log(log, "s") is None, "its savepoint is there, and it did not stop the job"
-    assert savepoint_of(log, "s") == pin("last", 1, request="s")
-    assert savepoint_of(log, "x") is None
+    assert answer_from_log(log, "a") == (0, "done: log/00000000000000000001.json says so")
+    assert answer_from_log(log, "b") == (0, "done: log/00000000000000000002.json says so")
+    assert answer_from_log(log, "t") == (1, "done: log/00000000000000000004.json says so")
+    assert answer_from_log(log, "s") is None, "its savepoint is there, and it did not stop the job"
+    assert savepoint_for_request(log, "s") == pin("last", 1, request="s")
+    assert savepoint_for_request(log, "x") is None

@@ -9,10 +9,10 @@ import pytest
 
 import penstock as ps
 from core.control_kit import Driver
+from penstock.clock import SystemClock
 from penstock.errors import InternalError, LayerMissing, RequestFailed, RequestRefused, SettingsError
-from penstock.ids import CheckpointId
-from penstock.job.asking import Asking
-from penstock.runtime.clock import SystemClock
+from penstock.handles import CheckpointId
+from penstock.job.job import LocalRequests
 from penstock.runtime.lifecycle import JobState
 from penstock.testing.filesystem import MemoryFileSystem
 
@@ -22,8 +22,8 @@ def rates(p: ps.Pipeline) -> None:
     p.read("in", ps.rate.Source(rows_per_second=1)).write("out", ps.memory.Sink())
 
 
-def asking(driver: Driver) -> Asking:
-    return Asking("orders", driver.requests, SystemClock(), lambda: JobState.RUNNING)
+def asking(driver: Driver) -> LocalRequests:
+    return LocalRequests("orders", driver.requests, SystemClock(), lambda: JobState.RUNNING)
 
 
 def beside(call) -> tuple[threading.Thread, list[object]]:

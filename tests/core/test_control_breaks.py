@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from core.control_kit import Driver, answer, ask, new_id, said
-from penstock.checkpoint.control import ControlRequest, Kind
-from penstock.checkpoint.messages import Answer, StopRequested
+from penstock.checkpoint.events import RequestOutcome, StopRequested
+from penstock.clock import WallTime
+from penstock.control.protocol import Request, RequestKind
+from penstock.control.server import Reply, RunningAttempt
 from penstock.errors import LayerMissing, StorageFailed
 from penstock.filesystem.base import FileSystem
-from penstock.ids import WallTime
-from penstock.job.requests import Hands, Reply
 from penstock.testing.filesystem import MemoryFileSystem
 
 
@@ -33,7 +33,7 @@ def test_a_request_that_is_pending_when_the_attempt_breaks_is_answered_with_the_
     assert isinstance(driver.error, LayerMissing)
     driver.requests.close(driver.error)
     assert len(replies) == 2
-    assert all(reply.answer is not Answer.DONE for reply in replies)
+    assert all(reply.answer is not RequestOutcome.DONE for reply in replies)
     assert "a layer is gone" in replies[0].message
 
 
@@ -46,13 +46,13 @@ def test_C3_a_manifest_on_its_way_when_the_attempt_broke_is_found_in_the_log_by_
     driver.turn()
     assert replies == []
     driver.claim()
-    assert [(reply.answer, reply.checkpoint) for reply in replies] == [(Answer.DONE, 0)]
+    assert [(reply.answer, reply.checkpoint) for reply in replies] == [(RequestOutcome.DONE, 0)]
     assert driver.owned.history.pins["one"].checkpoint == 0
 
 
 def test_what_may_be_in_the_log_when_the_job_ends_is_left_to_the_next_owner(disk) -> None:
     driver, replies = running(disk), []
-    asked = ask(disk, Kind.SAVEPOINT, 0, name="one")
+    asked = ask(disk, RequestKind.SAVEPOINT, 0, name="one")
     driver.watch.look()
     driver.save("two", replies)
     driver.turn(3)  # two requests, then the task's acknowledgement of the first
@@ -70,17 +70,17 @@ def test_a_request_that_meets_an_attempt_on_its_way_out_is_taken_by_the_next(dis
     driver, replies = running(disk), []
     driver.supervisor.tear_down(driver.wiring)
     driver.save("one", replies)
-    asked = ask(disk, Kind.CHECKPOINT, 0)
+    asked = ask(disk, RequestKind.CHECKPOINT, 0)
     driver.watch.look()
     assert replies == [], "the attempt says that it is ending; whether the job is, is not known"
     driver.breaks(LayerMissing("a layer is gone"))
     driver.claim().begin().look()
-    assert [(reply.answer, reply.checkpoint) for reply in replies] == [(Answer.DONE, 0)]
+    assert [(reply.answer, reply.checkpoint) for reply in replies] == [(RequestOutcome.DONE, 0)]
     assert said(disk, asked) == ("failed", None), "what another process asked was for the generation before"
     driver.supervisor.tear_down(driver.wiring)
     driver.save("two", replies)
     driver.requests.close()
-    assert replies[1] == Reply(answer=Answer.REFUSED, message="the job has ended")
+    assert replies[1] == Reply(answer=RequestOutcome.REFUSED, message="the job has ended")
 
 
 def test_a_request_that_meets_an_attempt_after_its_successor_began_is_taken_by_that(disk) -> None:
@@ -88,13 +88,13 @@ def test_a_request_that_meets_an_attempt_after_its_successor_began_is_taken_by_t
     before = driver.supervisor
     driver.breaks(LayerMissing("a layer is gone"))
     driver.claim()
-    stale = Hands(put=before.request, broke=before.broke, on_log=lambda work: None, clock=driver.clock)
+    stale = RunningAttempt(put=before.request, broke=before.broke, on_log=lambda work: None, clock=driver.clock)
     driver.requests.running(stale)  # what a slow thread still holds
     stop = StopRequested(at=driver.clock.now(), wall=driver.clock.wall(), request=new_id(), name="last")
     accepted: list[Driver] = []
     driver.requests.submit(stop, replies.append, accepted=lambda: accepted or accepted.append(driver.begin()))
     driver.turn()
-    assert [(reply.answer, reply.checkpoint) for reply in replies] == [(Answer.DONE, 0)]
+    assert [(reply.answer, reply.checkpoint) for reply in replies] == [(RequestOutcome.DONE, 0)]
     assert driver.supervisor.ended is not None
 
 
@@ -103,7 +103,7 @@ def test_a_pin_that_storage_refuses_is_answered_and_the_job_goes_on(disk) -> Non
     driver.save(None, replies)
     driver.turn()
     disk.fail("create", StorageFailed("full"), path="log/*")
-    asked = ask(disk, Kind.PIN, 0, name="x", checkpoint=0)
+    asked = ask(disk, RequestKind.PIN, 0, name="x", checkpoint=0)
     driver.look()
     assert said(disk, asked) == ("failed", None)
     assert driver.error is None
@@ -114,7 +114,7 @@ def test_a_pin_that_was_not_begun_when_the_attempt_broke_is_answered_and_never_d
     driver.save(None, replies)
     driver.turn()
     driver.workers.is_holding = True
-    asked = ask(disk, Kind.PIN, 0, name="x", checkpoint=0)
+    asked = ask(disk, RequestKind.PIN, 0, name="x", checkpoint=0)
     driver.watch.look()
     driver.breaks(LayerMissing("a layer is gone"))
     driver.watch.look()
@@ -130,11 +130,11 @@ def test_the_same_request_twice_is_one_and_a_pin_between_two_attempts_is_refused
     driver.turn()
     assert len(replies) == len(driver.owned.history.manifests) == 1
     driver.breaks(LayerMissing("a layer is gone"))
-    pin = ControlRequest(
-        request=new_id(), kind=Kind.PIN, generation=driver.generation, asked=WallTime(1), name="x", checkpoint=0
+    pin = Request(
+        request=new_id(), kind=RequestKind.PIN, generation=driver.generation, asked=WallTime(1), name="x", checkpoint=0
     )
     driver.requests.append(pin, replies.append)
-    assert replies[1] == Reply(answer=Answer.REFUSED, message="the job is not running")
+    assert replies[1] == Reply(answer=RequestOutcome.REFUSED, message="the job is not running")
 
 
 def test_requests_before_the_first_attempt_wait_for_it_and_names_are_judged_then(disk) -> None:
@@ -147,7 +147,10 @@ def test_requests_before_the_first_attempt_wait_for_it_and_names_are_judged_then
     driver.claim()
     assert len(replies) == 1
     driver.begin().turn()
-    assert [(reply.answer, reply.checkpoint) for reply in replies[1:]] == [(Answer.REFUSED, 0), (Answer.DONE, 1)]
+    assert [(reply.answer, reply.checkpoint) for reply in replies[1:]] == [
+        (RequestOutcome.REFUSED, 0),
+        (RequestOutcome.DONE, 1),
+    ]
 
 
 def test_the_time_of_a_request_is_that_of_its_handing_in(disk) -> None:
@@ -156,7 +159,7 @@ def test_the_time_of_a_request_is_that_of_its_handing_in(disk) -> None:
     driver.claim()
     driver.clock.at = 10**12
     driver.begin().turn()
-    assert replies[0].answer is Answer.DONE
+    assert replies[0].answer is RequestOutcome.DONE
     assert driver.owned.history.manifests[0][1].triggered == 10**12
 
 
@@ -165,9 +168,9 @@ def test_after_the_end_everything_is_refused_at_once(disk) -> None:
     driver.requests.close()
     driver.requests.close(LayerMissing("too late to count"))
     driver.save("one", replies)
-    asked = ask(disk, Kind.CHECKPOINT, 0)
-    pinned = ask(disk, Kind.PIN, 0, name="x", checkpoint=0)
-    stopped = ask(disk, Kind.STOP, 0)
+    asked = ask(disk, RequestKind.CHECKPOINT, 0)
+    pinned = ask(disk, RequestKind.PIN, 0, name="x", checkpoint=0)
+    stopped = ask(disk, RequestKind.STOP, 0)
     driver.watch.look()
-    assert replies == [Reply(answer=Answer.REFUSED, message="the job has ended")]
+    assert replies == [Reply(answer=RequestOutcome.REFUSED, message="the job has ended")]
     assert said(disk, asked) == said(disk, pinned) == said(disk, stopped) == ("refused", None)

@@ -8,13 +8,13 @@ import pytest
 
 from core.runtime_fakes import Clock
 from penstock.checkpoint import paths
-from penstock.checkpoint.control import ControlAnswer, ControlRequest, Kind
-from penstock.checkpoint.control_files import ControlFiles, Scan
-from penstock.checkpoint.messages import Answer
+from penstock.checkpoint.events import RequestOutcome
+from penstock.clock import WallTime
+from penstock.control.protocol import Answer, ControlFiles, FolderListing, Request, RequestKind
 from penstock.errors import CheckpointUnreadable, StateDirectoryRefused, StorageFailed
 from penstock.filesystem.base import FileSystem
 from penstock.filesystem.local import LocalFileSystem
-from penstock.ids import Generation, WallTime
+from penstock.handles import Generation
 from penstock.testing.filesystem import MemoryFileSystem
 
 ONE, TWO = "one-00000", "two-00000"
@@ -25,12 +25,12 @@ def filesystem(request: pytest.FixtureRequest, tmp_path: Path) -> FileSystem:
     return MemoryFileSystem() if request.param == "memory" else LocalFileSystem(tmp_path / "job")
 
 
-def hello(id: str, generation: int = 3) -> ControlRequest:
-    return ControlRequest(request=id, kind=Kind.HELLO, generation=Generation(generation), asked=WallTime(1))
+def hello(id: str, generation: int = 3) -> Request:
+    return Request(request=id, kind=RequestKind.HELLO, generation=Generation(generation), asked=WallTime(1))
 
 
-def here(id: str, message: str = "here I am") -> ControlAnswer:
-    return ControlAnswer(request=id, answer=Answer.DONE, message=message, generation=Generation(3), at=WallTime(2))
+def here(id: str, message: str = "here I am") -> Answer:
+    return Answer(request=id, answer=RequestOutcome.DONE, message=message, generation=Generation(3), at=WallTime(2))
 
 
 def never(seconds: float) -> None:
@@ -39,13 +39,13 @@ def never(seconds: float) -> None:
 
 def test_a_request_is_open_until_it_is_answered(filesystem: FileSystem) -> None:
     files = ControlFiles(filesystem)
-    assert files.scan() == Scan(open=(), answered=())
+    assert files.scan() == FolderListing(open=(), answered=())
     files.ask(hello(TWO), pause=never)
     files.ask(hello(ONE), pause=never)
-    assert files.scan() == Scan(open=(ONE, TWO), answered=())
+    assert files.scan() == FolderListing(open=(ONE, TWO), answered=())
     assert files.request(ONE) == hello(ONE)
     assert files.answer(here(ONE))
-    assert files.scan() == Scan(open=(TWO,), answered=(ONE,))
+    assert files.scan() == FolderListing(open=(TWO,), answered=(ONE,))
     assert files.answer_to(ONE) == here(ONE)
     assert files.answer_to(TWO) is None
 
@@ -67,7 +67,7 @@ def test_what_is_forgotten_is_gone_and_forgetting_again_does_no_harm(filesystem:
     files.answer(here(ONE))
     files.forget(ONE)
     files.forget(ONE)
-    assert files.scan() == Scan(open=(), answered=())
+    assert files.scan() == FolderListing(open=(), answered=())
     assert files.request(ONE) is None
 
 
@@ -79,7 +79,9 @@ def test_a_clean_up_that_is_cut_short_leaves_no_request_that_looks_open() -> Non
     disk.fail("delete", StorageFailed("no"), path=paths.answer(ONE))
     with pytest.raises(StorageFailed):
         files.forget(ONE)
-    assert files.scan() == Scan(open=(), answered=(ONE,)), "the answer alone is found again by the next clean-up"
+    assert files.scan() == FolderListing(open=(), answered=(ONE,)), (
+        "the answer alone is found again by the next clean-up"
+    )
 
 
 def test_a_lost_answer_of_storage_is_asked_again() -> None:
@@ -117,6 +119,6 @@ def test_files_of_others_and_half_names_are_not_seen(filesystem: FileSystem) -> 
         filesystem.create(path, b"?")
     filesystem.create(paths.request(ONE), b"?")
     files = ControlFiles(filesystem)
-    assert files.scan() == Scan(open=(ONE,), answered=())
+    assert files.scan() == FolderListing(open=(ONE,), answered=())
     with pytest.raises(CheckpointUnreadable, match=r"control/one-00000\.request\.json: is not JSON"):
         files.request(ONE)

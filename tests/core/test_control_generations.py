@@ -8,14 +8,12 @@ import pytest
 
 from core.control_kit import Driver, answer, ask, new_id, said
 from penstock.checkpoint import paths
-from penstock.checkpoint.control import Kind
-from penstock.checkpoint.control_files import ControlFiles
-from penstock.checkpoint.messages import Answer, StopRequested
+from penstock.checkpoint.events import RequestOutcome, StopRequested
+from penstock.clock import SystemClock
+from penstock.control.protocol import ControlFiles, RequestKind
+from penstock.control.server import ANSWER_TTL, MAX_REMEMBERED, SWEEP_INTERVAL, Reply
 from penstock.errors import GenerationFenced, LayerMissing, StorageFailed
 from penstock.filesystem.base import FileSystem
-from penstock.job.control import KEPT, REMEMBERED, SWEEP_EVERY
-from penstock.job.requests import Reply
-from penstock.runtime.clock import SystemClock
 from penstock.testing.filesystem import MemoryFileSystem
 
 
@@ -33,26 +31,26 @@ def running(disk: FileSystem, name: str = "first") -> Driver:
 
 def test_C3_a_repetition_gets_the_same_answer_and_does_nothing(disk) -> None:
     driver = running(disk)
-    asked = ask(disk, Kind.CHECKPOINT, 0)
+    asked = ask(disk, RequestKind.CHECKPOINT, 0)
     driver.look()
     first = answer(disk, asked)
-    ask_again = ask(disk, Kind.CHECKPOINT, 0, request=asked)
+    ask_again = ask(disk, RequestKind.CHECKPOINT, 0, request=asked)
     driver.look()
     assert answer(disk, ask_again) == first
     ControlFiles(disk).forget(asked)
-    ask(disk, Kind.CHECKPOINT, 0, request=asked)
+    ask(disk, RequestKind.CHECKPOINT, 0, request=asked)
     driver.look()
     assert answer(disk, asked) == first, "even when the files were cleaned up meanwhile"
     assert len(driver.owned.history.manifests) == 1
 
 
-@pytest.mark.parametrize("kind", [Kind.CHECKPOINT, Kind.SAVEPOINT, Kind.STOP, Kind.PIN])
+@pytest.mark.parametrize("kind", [RequestKind.CHECKPOINT, RequestKind.SAVEPOINT, RequestKind.STOP, RequestKind.PIN])
 def test_C3_a_driver_answers_what_its_dead_predecessor_did_from_the_log(disk, kind) -> None:
     first, replies = running(disk), []
     first.save(None, replies)
     first.turn()
-    name = None if kind in {Kind.CHECKPOINT, Kind.STOP} else "x"
-    asked = ask(disk, kind, 0, name=name, checkpoint=0 if kind is Kind.PIN else None)
+    name = None if kind in {RequestKind.CHECKPOINT, RequestKind.STOP} else "x"
+    asked = ask(disk, kind, 0, name=name, checkpoint=0 if kind is RequestKind.PIN else None)
     first.workers.is_holding = True
     first.watch.look()
     first.workers.go()
@@ -60,7 +58,7 @@ def test_C3_a_driver_answers_what_its_dead_predecessor_did_from_the_log(disk, ki
     assert answer(disk, asked) is None, "it dies here: the entry is in the log, the answer is not"
     second = Driver(disk, "second").claim()
     second.look()
-    assert said(disk, asked) == ("done", 0 if kind is Kind.PIN else 1)
+    assert said(disk, asked) == ("done", 0 if kind is RequestKind.PIN else 1)
     assert "says so" in answer(disk, asked).message
     first.watch.look()
     assert "says so" in answer(disk, asked).message, "the first answer stays"
@@ -68,8 +66,8 @@ def test_C3_a_driver_answers_what_its_dead_predecessor_did_from_the_log(disk, ki
 
 def test_C3_what_the_predecessor_did_not_do_is_answered_not_done_and_is_not_done(disk) -> None:
     running(disk)
-    asked = [ask(disk, kind, 0, name=name) for kind, name in ((Kind.SAVEPOINT, "x"), (Kind.STOP, None))]
-    asked.append(ask(disk, Kind.HELLO, 0))
+    asked = [ask(disk, kind, 0, name=name) for kind, name in ((RequestKind.SAVEPOINT, "x"), (RequestKind.STOP, None))]
+    asked.append(ask(disk, RequestKind.HELLO, 0))
     second = running(disk, "second")
     second.look()
     assert [said(disk, each) for each in asked] == [("failed", None)] * 3
@@ -81,7 +79,7 @@ def test_C3_what_the_predecessor_did_not_do_is_answered_not_done_and_is_not_done
 
 def test_C2_a_stop_that_died_after_its_savepoint_is_not_done_and_says_which_savepoint_there_is(disk) -> None:
     first = running(disk)
-    asked = ask(disk, Kind.STOP, 0, name="last")
+    asked = ask(disk, RequestKind.STOP, 0, name="last")
     first.watch.look()
     first.turn(2)  # the manifest is in the log
     first.workers.is_holding = True
@@ -95,19 +93,19 @@ def test_C3_a_fenced_driver_answers_nobody_and_learns_of_its_fence_by_a_request_
     first, replies = running(disk), []
     second = running(disk, "second")
     first.workers.is_holding = True
-    stop = ask(disk, Kind.STOP, 0)
+    stop = ask(disk, RequestKind.STOP, 0)
     first.watch.look()
     first.save("mine", replies)
     second.look()
     assert said(disk, stop) == ("failed", None)
-    asked = ask(disk, Kind.SAVEPOINT, 1, name="x")
+    asked = ask(disk, RequestKind.SAVEPOINT, 1, name="x")
     first.workers.go()
     first.look()
     assert answer(disk, asked) is None, "it is not for the first one"
     assert isinstance(first.error, GenerationFenced)
     first.requests.close(first.error)
     first.look()
-    assert replies[0].answer is not Answer.DONE
+    assert replies[0].answer is not RequestOutcome.DONE
     assert said(disk, stop) == ("failed", None)
     second.look()
     assert said(disk, asked) == ("done", 0)
@@ -116,7 +114,7 @@ def test_C3_a_fenced_driver_answers_nobody_and_learns_of_its_fence_by_a_request_
 def test_C3_a_fenced_driver_that_cannot_read_the_log_refuses_nobody_in_the_new_one_s_place(disk) -> None:
     running(disk, "oldest")
     first, second = running(disk), running(disk, "second")
-    asked = ask(disk, Kind.SAVEPOINT, 2, name="x")
+    asked = ask(disk, RequestKind.SAVEPOINT, 2, name="x")
     oldest = sorted(disk.list("log"))[0]
     whole = disk.read(oldest)
     disk.remove(oldest)
@@ -129,7 +127,7 @@ def test_C3_a_fenced_driver_that_cannot_read_the_log_refuses_nobody_in_the_new_o
 
 def test_an_idle_driver_learns_of_its_fence_by_a_request_to_another(disk) -> None:
     first, second = running(disk), running(disk, "second")
-    ask(disk, Kind.HELLO, 1)
+    ask(disk, RequestKind.HELLO, 1)
     first.look()
     assert isinstance(first.error, GenerationFenced)
     assert second.error is None
@@ -146,7 +144,7 @@ def test_a_request_that_a_newer_version_wrote_for_its_own_driver_is_not_spoiled_
 
 def test_L9_a_job_that_restores_or_waits_for_its_next_attempt_says_that_it_lives(disk) -> None:
     driver = Driver(disk).claim()
-    greeted, asked = ask(disk, Kind.HELLO, 0), ask(disk, Kind.SAVEPOINT, 0, name="x")
+    greeted, asked = ask(disk, RequestKind.HELLO, 0), ask(disk, RequestKind.SAVEPOINT, 0, name="x")
     driver.watch.look()
     assert said(disk, greeted) == ("done", None)
     assert answer(disk, asked) is None, "it is taken in once an attempt runs"
@@ -154,13 +152,13 @@ def test_L9_a_job_that_restores_or_waits_for_its_next_attempt_says_that_it_lives
     driver.look()
     assert said(disk, asked) == ("done", 0)
     driver.breaks(LayerMissing("gone"))
-    greeted, asked = ask(disk, Kind.HELLO, 0), ask(disk, Kind.CHECKPOINT, 0)
+    greeted, asked = ask(disk, RequestKind.HELLO, 0), ask(disk, RequestKind.CHECKPOINT, 0)
     driver.watch.look()
     assert said(disk, greeted) == ("done", None)
     assert answer(disk, asked) is None
     driver.claim().begin().look()
     assert said(disk, asked) == ("failed", None), "the next attempt is another generation"
-    stop = ask(disk, Kind.STOP, driver.generation)
+    stop = ask(disk, RequestKind.STOP, driver.generation)
     driver.breaks(LayerMissing("gone"))
     driver.watch.look()
     assert stop not in driver.stops, "it was not marked by the kit, for it has no name"
@@ -174,31 +172,31 @@ def test_L9_a_job_that_restores_or_waits_for_its_next_attempt_says_that_it_lives
 
 def test_a_day_after_its_answer_a_request_is_cleaned_up(disk) -> None:
     driver = running(disk)
-    asked = ask(disk, Kind.HELLO, 0)
+    asked = ask(disk, RequestKind.HELLO, 0)
     driver.look()
-    driver.clock.at += KEPT - SWEEP_EVERY
+    driver.clock.at += ANSWER_TTL - SWEEP_INTERVAL
     driver.look()
     assert answer(disk, asked) is not None
-    driver.clock.at += SWEEP_EVERY
+    driver.clock.at += SWEEP_INTERVAL
     driver.look()
     assert disk.list("control") == []
 
 
 def test_answers_of_earlier_generations_go_by_the_clock_of_people(disk) -> None:
     first = running(disk)
-    old = ask(disk, Kind.HELLO, 0)
+    old = ask(disk, RequestKind.HELLO, 0)
     first.look()
     second = Driver(disk, "second").claim()
     second.look()
     assert answer(disk, old) is not None
-    second.clock.at += KEPT
+    second.clock.at += ANSWER_TTL
     second.look()
     assert disk.list("control") == []
 
 
 def test_a_look_that_finds_nothing_new_is_one_listing(disk) -> None:
     driver = running(disk)
-    ask(disk, Kind.HELLO, 0)
+    ask(disk, RequestKind.HELLO, 0)
     driver.look()
     disk.operations.clear()
     driver.watch.look()
@@ -208,9 +206,9 @@ def test_a_look_that_finds_nothing_new_is_one_listing(disk) -> None:
 def test_only_so_many_answers_are_known_by_heart(disk) -> None:
     driver = running(disk)
     owned = driver.owned
-    for _ in range(REMEMBERED + 5):
-        driver.watch._note(new_id(), owned, Reply(answer=Answer.DONE, message=""))
-    assert len(driver.watch._known) == REMEMBERED
+    for _ in range(MAX_REMEMBERED + 5):
+        driver.watch._note(new_id(), owned, Reply(answer=RequestOutcome.DONE, message=""))
+    assert len(driver.watch._known) == MAX_REMEMBERED
 
 
 # -------------------------------------------------------------------------------------------------------- its thread
@@ -221,13 +219,13 @@ def test_the_thread_answers_at_the_end_what_came_at_the_last_moment_and_survives
     disk.fail("list", StorageFailed("no disk"), path="control", times=2)
     disk.fail("list", RuntimeError("a bug"), path="control")
     driver.watch.start()
-    greeted = ask(disk, Kind.HELLO, 0)
+    greeted = ask(disk, RequestKind.HELLO, 0)
     found = driver.files.wait_for_answer(greeted, seconds=30, now=SystemClock().now, pause=threading.Event().wait)
     assert found is not None
     assert caplog.text.count("requests to the job are not seen just now: no disk") == 1
     assert "looking for requests to the job failed" in caplog.text
     driver.requests.close()
-    late = ask(disk, Kind.CHECKPOINT, 0)
+    late = ask(disk, RequestKind.CHECKPOINT, 0)
     driver.watch.close()
     assert said(disk, late) == ("refused", None)
 
@@ -236,6 +234,6 @@ def test_a_stop_event_carries_who_asked_and_how_long_they_wait(disk) -> None:
     driver = running(disk)
     seen: list[StopRequested] = []
     driver.watch._stop = lambda event, tell: seen.append(event)
-    asked = ask(disk, Kind.STOP, 0, name="last")
+    asked = ask(disk, RequestKind.STOP, 0, name="last")
     driver.watch.look()
     assert [(each.request, each.name, each.owner, each.patience) for each in seen] == [(asked, "last", "tool", None)]

@@ -6,13 +6,13 @@ import pytest
 
 from core.control_kit import Driver, answer, ask, new_id, said
 from penstock.checkpoint import paths
-from penstock.checkpoint.control import LONGEST_PATIENCE, ControlRequest, Kind, misfit
-from penstock.checkpoint.messages import Answer, StopRequested
+from penstock.checkpoint.events import RequestOutcome, StopRequested
+from penstock.clock import MAX_WAIT, WallTime
+from penstock.control.protocol import LONGEST_PATIENCE, Request, RequestKind, invalid_reason
+from penstock.control.server import ANSWER_TTL, SWEEP_INTERVAL
 from penstock.errors import LayerMissing, StateDirectoryRefused, StorageFailed
 from penstock.filesystem.base import FileSystem
-from penstock.ids import Generation, WallTime
-from penstock.job.control import KEPT, SWEEP_EVERY
-from penstock.runtime.clock import LONGEST_WAIT
+from penstock.handles import Generation
 from penstock.testing.filesystem import MemoryFileSystem
 
 
@@ -31,8 +31,8 @@ def running(disk: FileSystem, name: str = "first") -> Driver:
 @pytest.mark.parametrize("error", [StateDirectoryRefused("not for this user"), StorageFailed("bad sector")])
 def test_a_request_that_cannot_be_read_holds_no_other_back_and_is_told_of_once(disk, caplog, error) -> None:
     driver = running(disk)
-    bad = ask(disk, Kind.CHECKPOINT, 0, request="aaaa-0000")
-    good = ask(disk, Kind.CHECKPOINT, 0)
+    bad = ask(disk, RequestKind.CHECKPOINT, 0, request="aaaa-0000")
+    good = ask(disk, RequestKind.CHECKPOINT, 0)
     disk.fail("read", error, path=paths.request(bad), times=3)
     driver.look()
     assert said(disk, good) == ("done", 0)
@@ -44,8 +44,8 @@ def test_a_request_that_cannot_be_read_holds_no_other_back_and_is_told_of_once(d
 
 def test_an_answer_that_cannot_be_written_holds_no_stop_back(disk, caplog) -> None:
     driver = running(disk)
-    greeted = ask(disk, Kind.HELLO, 0, request="aaaa-0000")
-    stop = ask(disk, Kind.STOP, 0)
+    greeted = ask(disk, RequestKind.HELLO, 0, request="aaaa-0000")
+    stop = ask(disk, RequestKind.STOP, 0)
     disk.fail("create", StorageFailed("full"), path="control/*", times=10**6)
     driver.look()
     assert driver.stops == [stop]
@@ -60,9 +60,9 @@ def test_an_answer_that_cannot_be_written_holds_no_stop_back(disk, caplog) -> No
 
 def test_a_file_that_cannot_be_removed_holds_no_clean_up_back(disk) -> None:
     driver = running(disk)
-    first, second = ask(disk, Kind.HELLO, 0, request="aaaa-0000"), ask(disk, Kind.HELLO, 0)
+    first, second = ask(disk, RequestKind.HELLO, 0, request="aaaa-0000"), ask(disk, RequestKind.HELLO, 0)
     driver.look()
-    driver.clock.at += KEPT
+    driver.clock.at += ANSWER_TTL
     disk.fail("delete", StorageFailed("no"), path=paths.request(first), times=10)
     driver.look()
     assert answer(disk, first) is not None
@@ -75,14 +75,14 @@ def test_a_file_that_cannot_be_removed_holds_no_clean_up_back(disk) -> None:
 def test_a_hello_is_not_answered_by_a_job_that_is_over(disk) -> None:
     driver = running(disk)
     driver.requests.close(LayerMissing("gone"))
-    before, greeted = ask(disk, Kind.HELLO, 0), ask(disk, Kind.HELLO, 0)
+    before, greeted = ask(disk, RequestKind.HELLO, 0), ask(disk, RequestKind.HELLO, 0)
     driver.watch.look()
     assert answer(disk, greeted) is answer(disk, before) is None
 
 
 def test_C3_a_stop_for_a_log_that_was_removed_does_not_stop_the_next_one(disk) -> None:
     running(disk)
-    stale = ask(disk, Kind.STOP, 0)
+    stale = ask(disk, RequestKind.STOP, 0)
     for path in disk.list("log"):
         disk.delete(path)
     second = running(disk, "second")
@@ -95,7 +95,7 @@ def test_C3_a_stop_for_a_log_that_was_removed_does_not_stop_the_next_one(disk) -
 
 def test_C3_a_request_to_a_generation_that_is_not_there_is_refused_before_there_can_be_one(disk) -> None:
     driver = running(disk)
-    stale = ask(disk, Kind.STOP, 50)
+    stale = ask(disk, RequestKind.STOP, 50)
     driver.look()
     assert said(disk, stale) == ("refused", None)
     assert "generation 50" in answer(disk, stale).message
@@ -104,9 +104,14 @@ def test_C3_a_request_to_a_generation_that_is_not_there_is_refused_before_there_
 
 def test_patience_has_an_end() -> None:
     def stop(patience: int) -> str | None:
-        return misfit(
-            ControlRequest(
-                request="x", kind=Kind.STOP, generation=Generation(0), asked=WallTime(0), log_id="", patience=patience
+        return invalid_reason(
+            Request(
+                request="x",
+                kind=RequestKind.STOP,
+                generation=Generation(0),
+                asked=WallTime(0),
+                log_id="",
+                patience=patience,
             )
         )
 
@@ -122,7 +127,7 @@ def test_a_wait_of_the_deciding_thread_has_an_end(disk) -> None:
     driver.turn()
     driver.supervisor._inbox._alarms.sort()
     del driver.supervisor._inbox._alarms[:-1]
-    assert driver.supervisor._wait() == LONGEST_WAIT
+    assert driver.supervisor._wait() == MAX_WAIT
 
 
 # ------------------------------------------------------------------------------------------------- a name, a pin
@@ -130,10 +135,10 @@ def test_a_wait_of_the_deciding_thread_has_an_end(disk) -> None:
 
 def test_a_pin_that_the_file_system_refuses_is_answered_and_the_job_goes_on(disk) -> None:
     driver = running(disk)
-    ask(disk, Kind.CHECKPOINT, 0)
+    ask(disk, RequestKind.CHECKPOINT, 0)
     driver.look()
     disk.fail("create", StateDirectoryRefused("read-only for a moment"), path="log/*")
-    asked = ask(disk, Kind.PIN, 0, name="x", checkpoint=0)
+    asked = ask(disk, RequestKind.PIN, 0, name="x", checkpoint=0)
     driver.look()
     assert said(disk, asked) == ("failed", None)
     assert driver.error is None
@@ -144,22 +149,22 @@ def test_of_two_that_wait_for_the_same_name_the_first_gets_it(disk) -> None:
     driver.save("one", first)
     driver.save("one", second)
     driver.claim().begin().turn()
-    assert [(reply.answer, reply.checkpoint) for reply in first] == [(Answer.DONE, 0)]
-    assert second[0].answer is Answer.REFUSED
+    assert [(reply.answer, reply.checkpoint) for reply in first] == [(RequestOutcome.DONE, 0)]
+    assert second[0].answer is RequestOutcome.REFUSED
 
 
 def test_a_savepoint_that_was_not_begun_when_the_attempt_failed_is_taken_by_the_next(disk) -> None:
     driver, first, second = running(disk), [], []
     driver.save("one", first)
     driver.save("two", second)
-    theirs = ask(disk, Kind.SAVEPOINT, 0, name="theirs")
+    theirs = ask(disk, RequestKind.SAVEPOINT, 0, name="theirs")
     driver.watch.look()
     driver.supervisor.broke("worker", LayerMissing("a layer is gone"))
     driver.turn()
     assert isinstance(driver.error, LayerMissing)
     assert second == []
     driver.claim().begin().look()
-    assert [reply.answer for reply in second] == [Answer.DONE]
+    assert [reply.answer for reply in second] == [RequestOutcome.DONE]
     assert said(disk, theirs) == ("failed", None)
     assert "a layer is gone" in answer(disk, theirs).message, "another process asked the generation before"
 
@@ -169,13 +174,13 @@ def test_a_savepoint_that_was_not_begun_when_the_attempt_failed_is_taken_by_the_
 
 def test_answers_that_fell_out_of_memory_are_cleaned_up_by_the_clock_of_people(disk) -> None:
     driver = running(disk)
-    asked = ask(disk, Kind.HELLO, 0)
+    asked = ask(disk, RequestKind.HELLO, 0)
     driver.look()
     driver.watch._known.clear()
-    driver.clock.at += KEPT - SWEEP_EVERY
+    driver.clock.at += ANSWER_TTL - SWEEP_INTERVAL
     driver.look()
     assert answer(disk, asked) is not None
-    driver.clock.at += SWEEP_EVERY
+    driver.clock.at += SWEEP_INTERVAL
     driver.look()
     assert disk.list("control") == []
 
@@ -185,6 +190,6 @@ def test_an_answer_that_cannot_be_understood_goes_with_the_second_clean_up_that_
     driver = running(disk)
     driver.look()
     assert disk.list("control") == [paths.answer("strange-0")]
-    driver.clock.at += SWEEP_EVERY
+    driver.clock.at += SWEEP_INTERVAL
     driver.look()
     assert disk.list("control") == []

@@ -14,13 +14,11 @@ import pytest
 from core.control_kit import Driver, ask, new_id
 from core.runtime_fakes import Clock
 from penstock.checkpoint import paths
-from penstock.checkpoint.control import Kind
-from penstock.checkpoint.control_files import ControlFiles
 from penstock.checkpoint.entries import Stopped, host_of
 from penstock.checkpoint.log import Log
+from penstock.control.client import OwnerCheck, host_identity, is_this_host, mark_released
+from penstock.control.protocol import ControlFiles, RequestKind
 from penstock.errors import JobIsRunning, StorageFailed
-from penstock.job.here import here, is_here
-from penstock.job.owner import OwnerCheck, note_over
 from penstock.testing.filesystem import MemoryFileSystem
 
 
@@ -93,7 +91,7 @@ def test_nobody_is_asked_where_nobody_can_answer(disk) -> None:
     start = Start(disk)
     assert start.waited() == 0, "an empty log"
     owner = Driver(disk, "host-a").claim().begin()
-    ask(disk, Kind.STOP, owner.generation)
+    ask(disk, RequestKind.STOP, owner.generation)
     owner.look()
     disk.operations.clear()
     assert start.waited() == 0, "it stopped in order"
@@ -103,14 +101,14 @@ def test_nobody_is_asked_where_nobody_can_answer(disk) -> None:
 def test_a_process_of_this_host_that_does_not_exist_is_not_waited_for(disk) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    Driver(disk, here(), pid=gone.pid).claim()
+    Driver(disk, host_identity(), pid=gone.pid).claim()
     assert Start(disk).waited() == 0
     for elsewhere in ("another-host", f"{platform.node()}#0123456789ab", platform.node()):
         Driver(disk, elsewhere, pid=gone.pid).claim()
         assert Start(disk).waited() == 2.0, "numbers of processes elsewhere, a container of our name say, are not ours"
-    Driver(disk, here(), pid=os.getpid()).claim()
+    Driver(disk, host_identity(), pid=os.getpid()).claim()
     assert Start(disk).waited() == 2.0, "a number that is in use may be anybody's"
-    Driver(disk, here(), pid=2**70).claim()
+    Driver(disk, host_identity(), pid=2**70).claim()
     assert Start(disk).waited() == 2.0
 
 
@@ -123,18 +121,22 @@ def test_a_place_is_the_boot_of_a_machine_and_its_processes_and_where_these_are_
         (made / "self/ns/pid").symlink_to(f"pid:[{space}]")
         return made
 
-    places = [here(proc("a", "b1", "1")), here(proc("b", "b1", "2")), here(proc("c", "b2", "1"))]
+    places = [
+        host_identity(proc("a", "b1", "1")),
+        host_identity(proc("b", "b1", "2")),
+        host_identity(proc("c", "b2", "1")),
+    ]
     assert len(set(places)) == 3
     assert {host_of(each) for each in places} == {platform.node()}
-    assert here(tmp_path / "a") == places[0]
-    assert here(tmp_path) == platform.node()
-    assert is_here(here())
-    assert not is_here(platform.node())
+    assert host_identity(tmp_path / "a") == places[0]
+    assert host_identity(tmp_path) == platform.node()
+    assert is_this_host(host_identity())
+    assert not is_this_host(platform.node())
 
 
 def test_a_job_of_this_process_that_is_over_is_not_waited_for(disk) -> None:
     owner = Driver(disk, platform.node(), pid=os.getpid()).claim().owned
-    note_over(owner.log_id, owner.generation)
+    mark_released(owner.log_id, owner.generation)
     assert Start(disk).waited() == 0
 
 
@@ -180,7 +182,7 @@ def test_what_cannot_be_cleaned_up_afterwards_stays(disk) -> None:
 def test_L9_behind_an_entry_that_cannot_be_read_may_be_an_owner_who_is_asked(disk, stopped: bool) -> None:
     first = Driver(disk, "host-a").claim().begin()
     if stopped:
-        ask(disk, Kind.STOP, 0)
+        ask(disk, RequestKind.STOP, 0)
         first.look()
     owner = Driver(disk, "host-b").claim()
     disk.corrupt(paths.entry(owner.generation), b"?")
@@ -212,7 +214,7 @@ def test_L9_an_owner_that_is_stopping_is_waited_for_and_the_start_goes_on_once_i
 
     def goes_on() -> None:
         if start.clock.at > 6_000_000 and not owner.stops:
-            ask(disk, Kind.STOP, 0)
+            ask(disk, RequestKind.STOP, 0)
             owner.look()
             owner.requests.close()
         owner.watch.look()

@@ -14,8 +14,8 @@ import pytest
 import penstock as ps
 from penstock.cli.output import Output
 from penstock.cli.run import RunOptions, run_as_parent
-from penstock.job.attempts import Attempts, GivenUp, Stop, watch
-from penstock.runtime.clock import LONGEST_WAIT
+from penstock.clock import MAX_WAIT
+from penstock.job.runner import Attempts, StopSignal, StopTimedOut, call_after_timeout
 from penstock.runtime.lifecycle import JobState, Lifecycle
 
 
@@ -40,7 +40,7 @@ class FakeDrive:
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ps.Job, list[float]]:
     """A job that runs, and how long it is given to end, each time somebody says."""
     armed: list[float] = []
-    monkeypatch.setattr("penstock.job.attempts.watch", lambda over, seconds, give_up: armed.append(seconds))
+    monkeypatch.setattr("penstock.job.runner.call_after_timeout", lambda over, seconds, give_up: armed.append(seconds))
     job = ps.Job(rates, state=tmp_path, stop_timeout="8s")
     job._drive = cast("Any", FakeDrive())
     job._thread = threading.Thread()
@@ -93,10 +93,10 @@ def test_a_time_out_of_any_length_can_be_watched() -> None:
             ended.set()
         return ended.is_set()
 
-    watch(over, 2**63 / 1_000_000, given_up.set)
+    call_after_timeout(over, 2**63 / 1_000_000, given_up.set)
     assert ended.wait(10)
-    assert waited == [LONGEST_WAIT] * 3
-    watch(lambda seconds: False, 2.5 * LONGEST_WAIT, given_up.set)
+    assert waited == [MAX_WAIT] * 3
+    call_after_timeout(lambda seconds: False, 2.5 * MAX_WAIT, given_up.set)
     assert given_up.wait(10)
 
 
@@ -111,7 +111,7 @@ def test_a_stop_whose_time_is_up_while_the_session_is_made_ends_the_job_after_th
         job._give_up()
         return object()
 
-    monkeypatch.setattr("penstock.job.drive.make_session", slow)
+    monkeypatch.setattr("penstock.job.runner.make_session", slow)
     job.start()
     assert job.wait(30)
     assert job.state is JobState.STOPPED
@@ -121,12 +121,12 @@ def test_a_stop_whose_time_is_up_while_the_session_is_made_ends_the_job_after_th
 
 def test_attempts_that_were_given_up_before_the_first_make_none() -> None:
     plan = SimpleNamespace(name="orders", settings=SimpleNamespace(restart="none"))
-    attempts = Attempts(cast("Any", plan), lifecycle=Lifecycle(), stop=Stop())
+    attempts = Attempts(cast("Any", plan), lifecycle=Lifecycle(), stop=StopSignal())
     attempts.give_up()
-    with mock.patch("penstock.job.attempts.Attempt") as made:
+    with mock.patch("penstock.job.runner.Attempt") as made:
         attempts.run()
     made.return_value.run.assert_not_called()
-    assert isinstance(attempts.cut_short, GivenUp)
+    assert isinstance(attempts.cut_short, StopTimedOut)
 
 
 # ---------------------------------------------------------------------------------------------- the parent's options
@@ -143,7 +143,7 @@ def test_the_parent_passes_take_over_to_its_first_child_only(monkeypatch) -> Non
             commands.extend([self._command(False), self._command(False), self._command(True)])
             return 0
 
-    monkeypatch.setattr("penstock.cli.run.Parent", Two)
+    monkeypatch.setattr("penstock.cli.run.ChildWatcher", Two)
     run_as_parent(RunOptions(pipeline="m:p", state="s", take_over=True, fresh=True), Output())
     assert ["--take-over" in command for command in commands] == [True, False, False]
     assert ["--fresh" in command for command in commands] == [True, True, False]

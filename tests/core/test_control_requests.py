@@ -6,9 +6,9 @@ import pytest
 
 from core.control_kit import Driver, answer, ask, said
 from penstock.checkpoint import paths
-from penstock.checkpoint.control import Kind
 from penstock.checkpoint.entries import Pin, Stopped, Unpin
-from penstock.checkpoint.messages import Answer
+from penstock.checkpoint.events import RequestOutcome
+from penstock.control.protocol import RequestKind
 from penstock.filesystem.base import FileSystem
 from penstock.filesystem.local import LocalFileSystem
 from penstock.testing.filesystem import MemoryFileSystem
@@ -30,7 +30,7 @@ def running(disk: FileSystem, name: str = "first") -> Driver:
 def test_a_savepoint_that_another_process_asks_for_is_in_the_log_with_name_and_id(kind, tmp_path) -> None:
     disk = MemoryFileSystem() if kind == "memory" else LocalFileSystem(tmp_path)
     driver = running(disk)
-    asked = ask(disk, Kind.SAVEPOINT, driver.generation, name="before-v2")
+    asked = ask(disk, RequestKind.SAVEPOINT, driver.generation, name="before-v2")
     driver.look()
     assert said(disk, asked) == ("done", 0)
     body = driver.owned.history.manifests[0][1]
@@ -42,7 +42,7 @@ def test_a_savepoint_that_another_process_asks_for_is_in_the_log_with_name_and_i
 
 def test_a_checkpoint_and_a_hello(disk) -> None:
     driver = running(disk)
-    asked, greeted = ask(disk, Kind.CHECKPOINT, 0), ask(disk, Kind.HELLO, 0)
+    asked, greeted = ask(disk, RequestKind.CHECKPOINT, 0), ask(disk, RequestKind.HELLO, 0)
     driver.look()
     assert said(disk, asked) == ("done", 0)
     assert said(disk, greeted) == ("done", None)
@@ -54,7 +54,7 @@ def test_a_checkpoint_and_a_hello(disk) -> None:
 
 def test_a_stop_with_a_savepoint_answers_stopped_after_the_entry(disk) -> None:
     driver = running(disk)
-    asked = ask(disk, Kind.STOP, 0, name="last")
+    asked = ask(disk, RequestKind.STOP, 0, name="last")
     driver.look()
     assert driver.supervisor.ended is not None
     assert driver.stops == [asked]
@@ -67,7 +67,7 @@ def test_a_stop_with_a_savepoint_answers_stopped_after_the_entry(disk) -> None:
 
 def test_a_stop_is_not_answered_before_the_entry_is_in_the_log(disk) -> None:
     driver = running(disk)
-    asked = ask(disk, Kind.STOP, 0)
+    asked = ask(disk, RequestKind.STOP, 0)
     driver.watch.look()
     driver.turn(2)  # the request, then the task's acknowledgement: the manifest is in the log
     driver.workers.is_holding = True
@@ -81,12 +81,12 @@ def test_a_stop_is_not_answered_before_the_entry_is_in_the_log(disk) -> None:
 
 def test_L5_a_pin_is_an_entry_between_manifests_and_what_it_names_is_checked_by_the_owner(disk) -> None:
     driver = running(disk)
-    taken = ask(disk, Kind.CHECKPOINT, 0)
+    taken = ask(disk, RequestKind.CHECKPOINT, 0)
     driver.look()
-    good = ask(disk, Kind.PIN, 0, name="good", checkpoint=0)
+    good = ask(disk, RequestKind.PIN, 0, name="good", checkpoint=0)
     driver.look()
-    again = ask(disk, Kind.PIN, 0, name="good", checkpoint=0)
-    nothing = ask(disk, Kind.PIN, 0, name="other", checkpoint=7)
+    again = ask(disk, RequestKind.PIN, 0, name="good", checkpoint=0)
+    nothing = ask(disk, RequestKind.PIN, 0, name="other", checkpoint=7)
     driver.look()
     assert [said(disk, each) for each in (taken, good, again, nothing)] == [
         ("done", 0),
@@ -95,7 +95,7 @@ def test_L5_a_pin_is_an_entry_between_manifests_and_what_it_names_is_checked_by_
         ("refused", None),
     ]
     assert "checkpoint 7 cannot be restored, so it gets no name; restorable are: 0" in answer(disk, nothing).message
-    off, nobody = ask(disk, Kind.UNPIN, 0, name="good"), ask(disk, Kind.UNPIN, 0, name="nobody")
+    off, nobody = ask(disk, RequestKind.UNPIN, 0, name="good"), ask(disk, RequestKind.UNPIN, 0, name="nobody")
     driver.look()
     assert said(disk, off) == ("done", None)
     assert "no checkpoint is called 'nobody'" in answer(disk, nobody).message
@@ -108,12 +108,12 @@ def test_L5_a_pin_is_an_entry_between_manifests_and_what_it_names_is_checked_by_
 def test_a_pinned_checkpoint_outlives_those_that_would_have_condemned_it(disk) -> None:
     driver = running(disk)
     for _ in range(2):
-        ask(disk, Kind.CHECKPOINT, 0)
+        ask(disk, RequestKind.CHECKPOINT, 0)
         driver.look()
-    ask(disk, Kind.PIN, 0, name="good", checkpoint=0)
+    ask(disk, RequestKind.PIN, 0, name="good", checkpoint=0)
     driver.look()
     for _ in range(4):
-        ask(disk, Kind.CHECKPOINT, 0)
+        ask(disk, RequestKind.CHECKPOINT, 0)
         driver.look()
     assert list(driver.owned.history.restorable) == [0, 4, 5]
 
@@ -126,10 +126,10 @@ def test_a_name_that_is_taken_is_refused_with_the_checkpoint_that_has_it(disk) -
     driver.save("one", replies)
     driver.turn()
     driver.save("one", replies)
-    asked = ask(disk, Kind.SAVEPOINT, 0, name="one")
-    stop = ask(disk, Kind.STOP, 0, name="one")
+    asked = ask(disk, RequestKind.SAVEPOINT, 0, name="one")
+    stop = ask(disk, RequestKind.STOP, 0, name="one")
     driver.look()
-    assert [reply.answer for reply in replies] == [Answer.DONE, Answer.REFUSED]
+    assert [reply.answer for reply in replies] == [RequestOutcome.DONE, RequestOutcome.REFUSED]
     assert "'one' exists already: it is checkpoint 0; choose another name" in replies[1].message
     assert said(disk, asked) == said(disk, stop) == ("refused", 0)
     assert driver.stops == [], "a stop that cannot have its savepoint stops nothing"
@@ -145,7 +145,7 @@ def test_a_name_that_is_being_given_is_refused_too(disk) -> None:
     assert [reply.message for reply in replies] == ["'one' is being given to another checkpoint just now"]
     driver.workers.go()
     driver.turn()
-    assert replies[1].answer is Answer.DONE
+    assert replies[1].answer is RequestOutcome.DONE
     assert len(driver.owned.history.manifests) == 1
 
 

@@ -6,12 +6,12 @@ from core.checkpoint_values import output, wrote
 from core.coordinator_kit import RETRY, SAVEPOINT, SECOND, Job, answer, barrier, commit, discarded, wake_tick
 from penstock.checkpoint.coordinator import STORY
 from penstock.checkpoint.entries import Pin
-from penstock.checkpoint.messages import (
+from penstock.checkpoint.events import (
     AbortReason,
     AckResult,
-    Answer,
     ManifestFailed,
     NotifyCompleted,
+    RequestOutcome,
     StoppedWritten,
     TaskAcknowledged,
 )
@@ -28,7 +28,7 @@ def test_1_a_requested_checkpoint_goes_from_barrier_to_publication():
     assert job.ack_sink(5, output(5)) == [job.manifest(5, output(5), parent=3, fulfils=("r",))]
     assert job.written(5) == [
         NotifyCompleted(checkpoint=5),
-        answer("r", Answer.DONE, 5, "in the log"),
+        answer("r", RequestOutcome.DONE, 5, "in the log"),
         commit(output(5)),
     ]
     assert job.returned(5) == []
@@ -79,7 +79,7 @@ def test_52_too_many_requests_are_refused_and_say_so():
     job.request("pending")
     job.request("queued")
 
-    assert job.request("r") == [answer("r", Answer.REFUSED, None, "too many requests are queued")]
+    assert job.request("r") == [answer("r", RequestOutcome.REFUSED, None, "too many requests are queued")]
 
 
 def test_8_a_repeated_acknowledgement_is_ignored_with_what_it_brings():
@@ -187,7 +187,7 @@ def test_an_illegal_event_raises_and_changes_nothing(what):
 
     assert job.complete(0, output(0)) == [
         NotifyCompleted(checkpoint=0),
-        answer("r", Answer.DONE, 0, "in the log"),
+        answer("r", RequestOutcome.DONE, 0, "in the log"),
         commit(output(0)),
     ]
 

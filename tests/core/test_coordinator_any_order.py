@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from core.checkpoint_values import file, output, wrote
 from core.coordinator_kit import DONE, SECOND, Job, barrier
-from penstock.checkpoint.messages import (
+from penstock.checkpoint.events import (
     AbortCheckpoint,
     AbortReason,
     Commit,

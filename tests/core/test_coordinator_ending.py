@@ -5,15 +5,15 @@ import pytest
 from core.checkpoint_values import output
 from core.coordinator_kit import FINAL, RETRY, SAVEPOINT, SECOND, Job, aborted, answer, barrier, commit, stopped, tick
 from penstock.checkpoint.entries import Pin
-from penstock.checkpoint.messages import (
+from penstock.checkpoint.events import (
     AbortReason,
     AllSourcesDone,
-    Answer,
     CommitRetryDue,
     EndJob,
     FailJob,
     NotifyCompleted,
     ProgressMade,
+    RequestOutcome,
     RetryDue,
     StopDeadline,
     StoppedWritten,
@@ -62,7 +62,7 @@ def test_C2_stop_answers_stopped_only_after_an_entry_that_says_so_with_nothing_o
     job.fire(CommitRetryDue(uid="out", checkpoint=0, due=SECOND))
     assert job.returned(0) == [stopped(job, 0, "s")]
     assert job.tell(StoppedWritten, entry=2) == [
-        answer("s", Answer.DONE, 0, STOPPED),
+        answer("s", RequestOutcome.DONE, 0, STOPPED),
         EndJob(published=True),
     ]
 
@@ -83,11 +83,11 @@ def test_several_stops_end_in_one_checkpoint_and_are_all_answered():
     [write] = job.ack(0)
     assert [pin.name for pin in write.manifest.pins] == ["end"]
     assert job.stop("s3") == [], "without a name it can still join"
-    assert job.stop("s4", name="late") == [answer("s4", Answer.REFUSED, None, "the job is ending")]
+    assert job.stop("s4", name="late") == [answer("s4", RequestOutcome.REFUSED, None, "the job is ending")]
 
     assert job.written(0) == [NotifyCompleted(checkpoint=0), stopped(job, 0, "s1", "s2", "s3")]
     assert job.tell(StoppedWritten, entry=2) == [
-        *(answer(request, Answer.DONE, 0, STOPPED) for request in ("s1", "s2", "s3")),
+        *(answer(request, RequestOutcome.DONE, 0, STOPPED) for request in ("s1", "s2", "s3")),
         EndJob(published=True),
     ]
 
@@ -97,8 +97,8 @@ def test_C3_a_stop_that_comes_while_the_entry_is_on_its_way_is_not_in_it_and_is_
     job.stop("s1")
     assert job.complete(0)[-1] == stopped(job, 0, "s1")
 
-    assert job.stop("s2", patience=SECOND) == [answer("s2", Answer.REFUSED, None, "the job is ending")]
-    assert job.tell(StoppedWritten, entry=2) == [answer("s1", Answer.DONE, 0, STOPPED), EndJob(published=True)]
+    assert job.stop("s2", patience=SECOND) == [answer("s2", RequestOutcome.REFUSED, None, "the job is ending")]
+    assert job.tell(StoppedWritten, entry=2) == [answer("s1", RequestOutcome.DONE, 0, STOPPED), EndJob(published=True)]
 
 
 def test_C2_whoever_does_not_wait_longer_is_told_what_is_not_published():
@@ -111,7 +111,7 @@ def test_C2_whoever_does_not_wait_longer_is_told_what_is_not_published():
     assert job.fire(StopDeadline(request="s")) == [
         answer(
             "s",
-            Answer.UNPUBLISHED,
+            RequestOutcome.UNPUBLISHED,
             0,
             "checkpoint 0 is taken, not yet published: #0 of 'two'; the next start publishes it",
         ),
@@ -153,7 +153,7 @@ def test_a_final_checkpoint_that_fails_is_tried_again_while_failures_are_tolerat
 @pytest.mark.mission("L10")
 def test_35_requests_are_refused_once_the_final_checkpoint_has_begun():
     job = Job()
-    refused = [answer("r", Answer.REFUSED, None, "the job is ending")]
+    refused = [answer("r", RequestOutcome.REFUSED, None, "the job is ending")]
     job.stop()
     assert job.request() == refused
     job.ack(0)

@@ -4,12 +4,12 @@ import pytest
 
 from core.checkpoint_values import output
 from core.coordinator_kit import SECOND, Job, aborted, answer, barrier, discarded, tick, wake_tick
-from penstock.checkpoint.messages import (
+from penstock.checkpoint.events import (
     AbortReason,
-    Answer,
     FailJob,
     ManifestFailed,
     NotifyCompleted,
+    RequestOutcome,
     RetryDue,
     TaskFailed,
     WakeAt,
@@ -27,7 +27,7 @@ def test_a_timeout_names_the_late_tasks_and_what_they_were_doing():
 
     assert job.expire(0, out="writing part 3 of 7") == [
         aborted(0, AbortReason.EXPIRED, message),
-        answer("r", Answer.FAILED, 0, message),
+        answer("r", RequestOutcome.FAILED, 0, message),
         FailJob(error=CheckpointAborted, message=f"checkpoint 0 failed: {message} (0 failures in a row are tolerated)"),
     ]
 
@@ -49,7 +49,7 @@ def test_2_a_decline_aborts_at_once_and_the_next_request_is_served():
 
     assert job.decline(0) == [
         aborted(0, AbortReason.DECLINED, "'out' declined: no"),
-        answer("r0", Answer.FAILED, 0, "'out' declined: no"),
+        answer("r0", RequestOutcome.FAILED, 0, "'out' declined: no"),
         *barrier(1),
     ]
     assert job.decline(0) == [], "once more does no harm"
@@ -118,7 +118,7 @@ def test_a_savepoint_that_times_out_fails_nobodys_job():
 
     [abort, told] = job.expire(0)
 
-    assert (abort.reason, told.answer) == (AbortReason.EXPIRED, Answer.FAILED)
+    assert (abort.reason, told.answer) == (AbortReason.EXPIRED, RequestOutcome.FAILED)
 
 
 def test_a_savepoint_that_a_task_cannot_make_counts():
@@ -135,7 +135,7 @@ def test_19_a_failed_task_aborts_what_it_has_not_acknowledged_and_nothing_is_beg
 
     assert job.tell(TaskFailed, task="out", attempt="out-1", message="boom") == [
         aborted(0, AbortReason.TASK_FAILED, "'out' failed: boom"),
-        answer("r0", Answer.FAILED, 0, "'out' failed: boom"),
+        answer("r0", RequestOutcome.FAILED, 0, "'out' failed: boom"),
     ]
     assert job.request("r2") == []
 
@@ -178,7 +178,7 @@ def test_16_a_manifest_that_surely_was_not_written_counts_and_its_output_goes_in
 
     assert job.tell(ManifestFailed, checkpoint=0, definite=True, message="disk full") == [
         aborted(0, AbortReason.MANIFEST_FAILED, "disk full"),
-        answer("r", Answer.FAILED, 0, "disk full"),
+        answer("r", RequestOutcome.FAILED, 0, "disk full"),
     ]
     job.request()
     assert job.ack(1, output(1)) == [job.manifest(1, output(0), output(1), fulfils=("r",))]

@@ -4,13 +4,7 @@ import pytest
 
 from core.checkpoint_values import output
 from core.coordinator_kit import SAVEPOINT, SECOND, Job, barrier, tick, wake_tick
-from penstock.checkpoint.messages import (
-    CommitRetryDue,
-    NotifyCompleted,
-    ProgressMade,
-    RetryDue,
-    StopDeadline,
-)
+from penstock.checkpoint.events import CommitRetryDue, NotifyCompleted, ProgressMade, RetryDue, StopDeadline
 
 
 def test_14_periodic_checkpoints_keep_the_beat_of_the_start():

@@ -11,20 +11,27 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from core.checkpoint_values import CLAIM, history, manifest, rewind
+from penstock.admin.gc import Owner, assign_owners
 from penstock.checkpoint.entries import Manifest, Origin
 from penstock.checkpoint.gc import collect
-from penstock.checkpoint.timeline import WHOLE, Timeline, left_behind, timeline
-from penstock.elements import Partitions
+from penstock.checkpoint.history import UNBROKEN, Timeline, abandoned_ids, timeline
+from penstock.dead_letters.letters import provenance, replay_inbox, replayed_by
+from penstock.dead_letters.replay import LOOK_EVERY, ReplayInbox, ReplayingReader, open_with_replays
+from penstock.dead_letters.store import (
+    LetterRange,
+    Replay,
+    count_rows,
+    decode_replay,
+    encode_replay,
+    intersect_ranges,
+    merge_ranges,
+    replay_path,
+    subtract_ranges,
+)
+from penstock.elements import SourcePartitions
 from penstock.errors import GraphError, StateIncompatible
-from penstock.graph.dead_letters import provenance, replayed_by
-from penstock.handles import Position, apart, with_replays
-from penstock.ids import Generation
-from penstock.job.placing import letterbox
-from penstock.operate.files.ownership import Owner, owners
-from penstock.operate.letters.spans import joined, length, within, without
-from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Rows, SourceContext, Until
-from penstock.sources.dead_letters import Letters, Replay, decode, encode, replay_path
-from penstock.sources.replaying import LOOK_EVERY, Letterbox, ReplayingReader, open_replaying
+from penstock.handles import Generation, Position, split_replays, with_replays
+from penstock.interfaces.source import CaughtUp, Ended, NoData, PlannedBatch, ReadLimit, SourceContext, Until
 from penstock.testing.filesystem import MemoryFileSystem
 
 # ------------------------------------------------------------------------------------------------------------ the graph
@@ -111,10 +118,10 @@ def test_only_text_has_a_file_column():
 
 
 def test_places_are_joined_taken_away_and_cut():
-    assert joined([(3, 4), (0, 1), (1, 3), (9, 9)]) == ((0, 4),)
-    assert without(((0, 10), (20, 30)), ((0, 2), (8, 22))) == ((2, 8), (22, 30))
-    assert within(((0, 10), (20, 30)), ((8, 22),)) == ((8, 10), (20, 22))
-    assert length(((0, 10), (20, 30))) == 20
+    assert merge_ranges([(3, 4), (0, 1), (1, 3), (9, 9)]) == ((0, 4),)
+    assert subtract_ranges(((0, 10), (20, 30)), ((0, 2), (8, 22))) == ((2, 8), (22, 30))
+    assert intersect_ranges(((0, 10), (20, 30)), ((8, 22),)) == ((8, 10), (20, 22))
+    assert count_rows(((0, 10), (20, 30))) == 20
 
 
 # ---------------------------------------------------------------------------------------------------------- timelines
@@ -199,13 +206,13 @@ def test_R8_what_a_checkpoint_that_cannot_be_read_has_put_there_is_undone_by_goi
     later = without_entry(history(*bodies, manifest(following + 1, 0)), 2)
     line = timeline(later, following + 1)
     assert [line.has(each) for each in (0, 1, following, following + 1)] == [True, False, True, True]
-    assert left_behind(manifest(following + 1, 0), log) == ((1, following),), "the log forgets the rewind"
+    assert abandoned_ids(manifest(following + 1, 0), log) == ((1, following),), "the log forgets the rewind"
 
 
 def test_R8_what_lies_before_a_checkpoint_that_cannot_be_read_counts_where_a_later_one_goes_on():
     log = without_entry(history(CLAIM, manifest(0), manifest(1, 0), manifest(3, 1), rewind(3, None, lost=(2,))), 2)
     assert [timeline(log, 3).has(each) for each in (0, 1, 2, 3)] == [True] * 4
-    assert [first for first, _ in left_behind(manifest(log.next_checkpoint, 3), log)] == [4]
+    assert [first for first, _ in abandoned_ids(manifest(log.next_checkpoint, 3), log)] == [4]
 
     left = (CLAIM, manifest(0), manifest(1, 0), rewind(0, 1), manifest(2, 0), manifest(3, 2, undone=((1, 2),)))
     log = without_entry(history(*left, rewind(3, None, lost=(4,))), 4)
@@ -223,20 +230,20 @@ def test_what_was_exported_from_this_log_goes_on_where_it_was():
     came = Origin(log_id="log-1", job="orders", checkpoint=3, export="e")
     log = history(CLAIM, manifest(0), manifest(2, 0, undone=()), rewind(0, 2), manifest(3, 0), manifest(4, 3))
     brought = manifest(5, origin=came)
-    assert left_behind(brought, log) == ((1, 3), (4, 5))
+    assert abandoned_ids(brought, log) == ((1, 3), (4, 5))
     later = history(CLAIM, *(entry.body for entry in log.entries[1:]), brought, manifest(6, 5))
     assert [timeline(later, 6).has(each) for each in range(8)] == [True, False, False, True, False, True, True, True]
 
     long_ago = history(CLAIM, manifest(7, 6), manifest(8, 7), first=40)
-    assert left_behind(manifest(9, origin=came, undone=((1, 3),)), long_ago) == ((1, 3), (4, 9))
+    assert abandoned_ids(manifest(9, origin=came, undone=((1, 3),)), long_ago) == ((1, 3), (4, 9))
     foreign = manifest(9, origin=replace(came, log_id="another"), undone=((1, 3),))
-    assert left_behind(foreign, long_ago) == ((0, 9),), "its letters are elsewhere, and its numbers mean others"
+    assert abandoned_ids(foreign, long_ago) == ((0, 9),), "its letters are elsewhere, and its numbers mean others"
 
 
 def test_no_clean_up_takes_letters_for_its_own():
     files = ["deadletters/bad-lines/part-1.parquet", "deadletters/bad-lines/_replays/00000000000000000001.json"]
     files += ["deadletters/7/.penstock/log-1/7/0/3/part-0.parquet"]
-    found = owners(history(CLAIM, manifest(0), CLAIM), files, own=Generation(2))
+    found = assign_owners(history(CLAIM, manifest(0), CLAIM), files, own=Generation(2))
     assert set(found.values()) == {Owner.DEAD_LETTERS}
 
 
@@ -246,7 +253,7 @@ UID = "bad-lines"
 
 
 def a_replay(number: int, *files: tuple[int, tuple[int, int]], source: str = "lines") -> Replay:
-    letters = tuple(Letters(file=name(checkpoint), ranges=(span,)) for checkpoint, span in files)
+    letters = tuple(LetterRange(file=name(checkpoint), ranges=(span,)) for checkpoint, span in files)
     return Replay(number=number, command="c-1", uid=UID, source=source, after=5, at=7, by="somebody", letters=letters)
 
 
@@ -265,14 +272,14 @@ class Box:
             self.files.create(f"deadletters/{UID}/{name(checkpoint)}", b"PAR1")
 
     def put(self, replay: Replay) -> None:
-        self.files.create(replay_path(UID, replay.number), encode(replay))
+        self.files.create(replay_path(UID, replay.number), encode_replay(replay))
 
     @staticmethod
     def frame(replay: Replay, schema: Any) -> Any:
         raise AssertionError
 
-    def box(self, uids: tuple[str, ...] = (UID,), undone: tuple[int, ...] = ()) -> Letterbox:
-        return Letterbox(
+    def box(self, uids: tuple[str, ...] = (UID,), undone: tuple[int, ...] = ()) -> ReplayInbox:
+        return ReplayInbox(
             uids=uids,
             filesystem=self.files,
             counts=lambda checkpoint: checkpoint not in undone,
@@ -300,8 +307,8 @@ class Inner:
     def describe(self) -> str:
         return "told"
 
-    def poll(self, *, now: int, wall: int, limits: Limits) -> Any:
-        return self.answers.pop(0) if self.answers else Nothing(wake_at=now + 10 * LOOK_EVERY)
+    def poll(self, *, now: int, wall: int, limits: ReadLimit) -> Any:
+        return self.answers.pop(0) if self.answers else NoData(wake_at=now + 10 * LOOK_EVERY)
 
     def frame(self, plan: object) -> Any:
         return ("inner", plan)
@@ -320,23 +327,23 @@ BEGUN = Position(kind="told/1", detail={"next": 0})
 """Of a source that has read no replay."""
 
 
-def opened(inner: Inner, box: Letterbox, resume: Position | None = BEGUN, until: Until = Until.STOPPED) -> Any:
-    return open_replaying(inner, SourceContext(uid="lines", spark=None, until=until), resume, box)
+def opened(inner: Inner, box: ReplayInbox, resume: Position | None = BEGUN, until: Until = Until.STOPPED) -> Any:
+    return open_with_replays(inner, SourceContext(uid="lines", spark=None, until=until), resume, box)
 
 
 def poll(reader: Any, now: int = 0) -> Any:
-    return reader.poll(now=now, wall=now, limits=Limits())
+    return reader.poll(now=now, wall=now, limits=ReadLimit())
 
 
 def test_a_replay_is_what_was_written():
     replay = a_replay(1, (1, (0, 2)), (3, (4, 9)))
-    assert decode(encode(replay), "here") == replay
+    assert decode_replay(encode_replay(replay), "here") == replay
     assert replay.rows == 7
     for broken in (b"{", b"[]", b'{"format": 1}'):
         with pytest.raises(StateIncompatible, match="here is no replay"):
-            decode(broken, "here")
+            decode_replay(broken, "here")
     with pytest.raises(StateIncompatible, match="is of format 2, this penstock knows 1"):
-        decode(b'{"format": 2}', "here")
+        decode_replay(b'{"format": 2}', "here")
 
 
 def test_replays_are_read_in_order_once_and_the_position_says_how_many():
@@ -344,9 +351,9 @@ def test_replays_are_read_in_order_once_and_the_position_says_how_many():
     box.put(a_replay(1, (1, (0, 2))))
     reader = opened(Inner(), box.box())
     found = poll(reader)
-    assert isinstance(found, Rows)
+    assert isinstance(found, PlannedBatch)
     assert (found.plan.number, found.rows) == (1, 2)
-    assert isinstance(poll(reader, 1), Nothing)
+    assert isinstance(poll(reader, 1), NoData)
     assert reader.position() == Position(kind="told/1", detail={"next": 9, "replayed": {UID: 1}})
 
     box.put(a_replay(2, (2, (0, 1))))
@@ -366,7 +373,7 @@ def test_a_look_costs_one_file_that_is_not_there_a_second():
     assert [each.name for each in box.files.operations] == ["read"]
     assert {each.wake_at for each in answers} == {LOOK_EVERY}, "it is asked again when it is time to look"
     box.put(a_replay(1, (1, (0, 2))))
-    assert isinstance(poll(reader, LOOK_EVERY), Rows)
+    assert isinstance(poll(reader, LOOK_EVERY), PlannedBatch)
 
 
 def test_letters_that_a_rewind_has_undone_or_that_are_gone_are_left_out():
@@ -378,7 +385,7 @@ def test_letters_that_a_rewind_has_undone_or_that_are_gone_are_left_out():
     found = poll(reader)
     assert [each.file for each in found.plan.letters] == [name(1)]
     assert found.rows == 2
-    assert isinstance(poll(reader), Nothing)
+    assert isinstance(poll(reader), NoData)
     assert reader.position().detail["replayed"] == {UID: 3}
 
 
@@ -394,7 +401,7 @@ def test_a_source_knows_the_others_of_its_pipeline():
     def demo(p: ps.Pipeline) -> None:
         lines(p).union(p.read("more", ps.files.Source("more", format="text"))).dead_letter("odd")
 
-    box = letterbox(demo.graph(), "lines", MemoryFileSystem(), WHOLE.has, Box.frame, has_ended=False)
+    box = replay_inbox(demo.graph(), "lines", MemoryFileSystem(), UNBROKEN.has, Box.frame, has_ended=False)
     assert box.others == {"more"}
 
 
@@ -405,7 +412,7 @@ def test_a_source_that_begins_anew_reads_no_replay_of_before():
     inner = Inner()
     reader = opened(inner, box.box(), resume=None)
     assert inner.resumed is None
-    assert isinstance(poll(reader), Nothing)
+    assert isinstance(poll(reader), NoData)
     assert reader.position().detail["replayed"] == {UID: 2}
     box.put(a_replay(3, (3, (0, 1))))
     assert poll(reader, LOOK_EVERY).plan.number == 3
@@ -424,13 +431,13 @@ def test_a_source_ends_only_when_the_replays_are_read_that_were_there(end):
 def test_a_source_with_partitions_is_asked_first_and_they_stay_its_own():
     box = Box()
     box.put(a_replay(1, (1, (0, 2))))
-    named = Partitions(names=("0", "1"), behind=frozenset({"1"}), column="part")
-    reader = opened(Inner([Rows(plan="first", partitions=named)], partition_column="part"), box.box())
+    named = SourcePartitions(names=("0", "1"), behind=frozenset({"1"}), column="part")
+    reader = opened(Inner([PlannedBatch(plan="first", partitions=named)], partition_column="part"), box.box())
     assert poll(reader).plan == "first"
-    assert poll(reader).partitions == Partitions(names=("0", "1"), column="part")
+    assert poll(reader).partitions == SourcePartitions(names=("0", "1"), column="part")
 
     quiet = opened(Inner(partition_column="part"), box.box())
-    assert poll(quiet).partitions == Partitions(names=()), "until it has named them: the next batch takes it back"
+    assert poll(quiet).partitions == SourcePartitions(names=()), "until it has named them: the next batch takes it back"
 
 
 def test_without_dead_letters_a_source_is_what_it_was_and_a_position_keeps_what_it_says_of_them():
@@ -440,15 +447,15 @@ def test_without_dead_letters_a_source_is_what_it_was_and_a_position_keeps_what_
     resume = with_replays(inner.position(), {UID: 2})
     reader = opened(inner, box.box(uids=()), resume)
     assert isinstance(reader, ReplayingReader)
-    assert isinstance(poll(reader), Nothing)
+    assert isinstance(poll(reader), NoData)
     assert reader.position() == resume
 
 
 @pytest.mark.parametrize("detail", [{"next": 1}, [1, 2], 7, None, "x"])
 def test_positions_of_any_shape_come_apart_as_they_were_put_together(detail):
     own = Position(kind="any/1", detail=detail)
-    assert apart(with_replays(own, {UID: 3})) == (own, {UID: 3})
-    assert apart(own) == (own, {})
+    assert split_replays(with_replays(own, {UID: 3})) == (own, {UID: 3})
+    assert split_replays(own) == (own, {})
     assert with_replays(own, {}) is own
 
 
@@ -463,7 +470,7 @@ class Directory:
 
 
 def test_a_number_that_somebody_was_faster_to_take_is_not_ours_and_a_lost_answer_is_asked_for_again():
-    from penstock.operate.letters.replaying import _create
+    from penstock.admin.dead_letter_replay import _create
 
     box = Box()
     mine, theirs = a_replay(1, (1, (0, 2))), a_replay(1, (1, (0, 1)))
@@ -473,10 +480,10 @@ def test_a_number_that_somebody_was_faster_to_take_is_not_ours_and_a_lost_answer
     box = Box()
     box.files.lose_answer("create")
     assert _create(Directory(box.files), mine)
-    assert decode(box.files.read(replay_path(UID, 1)), "") == mine
+    assert decode_replay(box.files.read(replay_path(UID, 1)), "") == mine
 
     box = Box()
     box.files.delay("create")
     assert _create(Directory(box.files), mine)
     box.files.land()
-    assert decode(box.files.read(replay_path(UID, 1)), "") == mine
+    assert decode_replay(box.files.read(replay_path(UID, 1)), "") == mine

@@ -27,7 +27,7 @@ def test_every_state_has_its_sentence() -> None:
 
 def test_a_move_that_is_taken_from_the_table_makes_its_page_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     before = diagrams.pages()
-    monkeypatch.setitem(lifecycle.MOVES, JobState.RUNNING, frozenset())
+    monkeypatch.setitem(lifecycle.TRANSITIONS, JobState.RUNNING, frozenset())
     assert {name for name, page in diagrams.pages().items() if page != before[name]} == {"lifecycle.md"}
 
 

@@ -7,14 +7,41 @@ import subprocess
 
 import pytest
 
-from penstock.job.session import CONTEXT_SETTINGS
-from penstock.operate.doctor.environment import known_variables, ours_of, spark_variables_of
-from penstock.operate.doctor.findings import Status, fail, ok, warn, worst
-from penstock.operate.doctor.java import Java, java_of, told_by
-from penstock.operate.doctor.machine import GIB, cores_of, granted_cores, granted_memory, memory_of
-from penstock.operate.doctor.packages import extras_of, is_within, packages_of, python_of, requirements
-from penstock.operate.doctor.spark import DEGRADES, lacking, try_spark
-from penstock.operate.doctor.storage import MIB, Written, kind_finding, skew_of, space_of, written_of
+from penstock.admin.doctor import (
+    DEGRADES,
+    MIB,
+    Written,
+    kind_finding,
+    missing_settings,
+    skew_of,
+    space_of,
+    try_spark,
+    written_of,
+)
+from penstock.admin.doctor_checks import (
+    GIB,
+    JavaInstall,
+    Status,
+    cores_of,
+    extras_of,
+    fail,
+    granted_cores,
+    granted_memory,
+    is_within,
+    java_of,
+    known_variables,
+    memory_of,
+    ok,
+    ours_of,
+    packages_of,
+    parse_java_version,
+    python_of,
+    requirements,
+    spark_variables_of,
+    warn,
+    worst,
+)
+from penstock.spark.session import CONTEXT_SETTINGS
 
 ASKED = requirements(["pyspark<5,>=4.1", "rich>=13.7", "confluent-kafka<3,>=2.12; extra == 'kafka'"])
 
@@ -86,11 +113,19 @@ def test_extras_are_listed_and_none_is_needed():
 @pytest.mark.parametrize(
     ("java", "status", "says"),
     [
-        (Java(by="PATH", path="/usr/bin/java", home="/jdk", version=17), Status.OK, "17 (/jdk, found by PATH)"),
-        (Java(by="JAVA_HOME", path="/j/bin/java", home="/j", version=11), Status.FAIL, "11 (/j, found by JAVA_HOME)"),
-        (Java(by="PATH", path=None), Status.FAIL, "no java is on PATH"),
-        (Java(by="JAVA_HOME", path=None, home="/gone"), Status.FAIL, "JAVA_HOME is /gone"),
-        (Java(by="PATH", path="/bin/java", said="no runtime"), Status.FAIL, "does not say its version: no runtime"),
+        (JavaInstall(by="PATH", path="/usr/bin/java", home="/jdk", version=17), Status.OK, "17 (/jdk, found by PATH)"),
+        (
+            JavaInstall(by="JAVA_HOME", path="/j/bin/java", home="/j", version=11),
+            Status.FAIL,
+            "11 (/j, found by JAVA_HOME)",
+        ),
+        (JavaInstall(by="PATH", path=None), Status.FAIL, "no java is on PATH"),
+        (JavaInstall(by="JAVA_HOME", path=None, home="/gone"), Status.FAIL, "JAVA_HOME is /gone"),
+        (
+            JavaInstall(by="PATH", path="/bin/java", said="no runtime"),
+            Status.FAIL,
+            "does not say its version: no runtime",
+        ),
     ],
 )
 def test_java_is_17_or_newer_and_where_spark_looks(java, status, says):
@@ -101,9 +136,9 @@ def test_java_is_17_or_newer_and_where_spark_looks(java, status, says):
 
 
 def test_what_an_old_java_says_is_understood_too():
-    assert told_by("PATH", "/j", "    java.home = /j\n    java.specification.version = 1.8\n").version == 8
-    assert told_by("PATH", "/j", "    java.specification.version = 21").version == 21
-    assert told_by("PATH", "/j", "Error: no runtime\nmore").said == "Error: no runtime"
+    assert parse_java_version("PATH", "/j", "    java.home = /j\n    java.specification.version = 1.8\n").version == 8
+    assert parse_java_version("PATH", "/j", "    java.specification.version = 21").version == 21
+    assert parse_java_version("PATH", "/j", "Error: no runtime\nmore").said == "Error: no runtime"
 
 
 # ----------------------------------------------------------------------------------------------------- the machine
@@ -207,13 +242,13 @@ def test_slow_writes_little_room_and_skewed_clocks_are_told():
 
 
 def test_a_session_with_all_that_ours_have_is_fine():
-    (found,) = lacking(CONTEXT_SETTINGS)
+    (found,) = missing_settings(CONTEXT_SETTINGS)
     assert found.status is Status.OK
 
 
 def test_each_setting_that_costs_something_is_one_of_those_that_a_session_of_ours_has():
     assert DEGRADES.keys() <= CONTEXT_SETTINGS.keys()
-    assert [finding.status for finding in lacking({})] == [Status.WARN] * len(DEGRADES)
+    assert [finding.status for finding in missing_settings({})] == [Status.WARN] * len(DEGRADES)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +263,9 @@ def test_each_setting_that_costs_something_is_one_of_those_that_a_session_of_our
     ],
 )
 def test_a_setting_that_is_as_good_as_ours_is_no_warning(name, value, is_enough):
-    found = [finding for finding in lacking({**CONTEXT_SETTINGS, name: value}) if finding.status is Status.WARN]
+    found = [
+        finding for finding in missing_settings({**CONTEXT_SETTINGS, name: value}) if finding.status is Status.WARN
+    ]
     assert (found == []) is is_enough
     for finding in found:
         assert f"{name} is {value}" in finding.found

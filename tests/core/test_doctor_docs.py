@@ -15,12 +15,10 @@ import pytest
 from core.cli_kit import say
 from core.plan_kit import SHOP, module
 from page_kit import command_lines, sample
+from penstock.admin import doctor
+from penstock.admin.doctor import MIB, kind_finding, space_of, try_spark
+from penstock.admin.doctor_checks import GIB, Finding, Status, cores_of, memory_of
 from penstock.cli.doctor import summary, text_of
-from penstock.operate.doctor import kafka
-from penstock.operate.doctor.findings import Finding, Status
-from penstock.operate.doctor.machine import GIB, cores_of, memory_of
-from penstock.operate.doctor.spark import try_spark
-from penstock.operate.doctor.storage import MIB, kind_finding, space_of
 
 SHOWN = sample("doctor.md", "$ penstock doctor\n")
 OF_THIS_MACHINE = {"extras", "cores", "memory", "state folder"}
@@ -79,7 +77,7 @@ def test_what_the_page_shows_of_another_machine_is_what_is_said_there() -> None:
 def test_the_other_lines_of_the_page_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a session, which test_doctor_spark makes; brokers of these names are nowhere."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(kafka, "PATIENCE", 0.3)
+    monkeypatch.setattr(doctor, "BROKER_TIMEOUT", 0.3)
     for name in filter(lambda name: not clean(name), list(os.environ)):
         monkeypatch.delenv(name)
     ours = module(tmp_path, SHOP)

@@ -6,7 +6,7 @@ import penstock as ps
 from core.attempt_kit import Attempt
 from penstock.checkpoint.history import History
 from penstock.errors import RequestFailed, RequestRefused
-from penstock.job.draining import is_drained, refuse_undrained
+from penstock.job.job import is_drained, require_drained
 from penstock.runtime.lifecycle import JobState
 from penstock.testing.filesystem import MemoryFileSystem
 
@@ -32,13 +32,13 @@ def test_127_a_job_is_drained_if_its_last_checkpoint_says_that_every_source_has_
 def test_127_a_drain_that_came_too_late_is_refused_and_one_whose_checkpoint_never_came_has_failed():
     owned = ended().owned
 
-    refuse_undrained("orders", {"in"}, ended(drain=True).owned, is_cut_short=False)
+    require_drained("orders", {"in"}, ended(drain=True).owned, is_cut_short=False)
     with pytest.raises(RequestRefused, match="its last checkpoint was begun before that was asked for"):
-        refuse_undrained("orders", {"in"}, owned, is_cut_short=False)
+        require_drained("orders", {"in"}, owned, is_cut_short=False)
     with pytest.raises(RequestFailed, match="it has ended without its last checkpoint"):
-        refuse_undrained("orders", {"in"}, owned, is_cut_short=True)
+        require_drained("orders", {"in"}, owned, is_cut_short=True)
     with pytest.raises(RequestRefused, match="start it again, then stop it with drain alone"):
-        refuse_undrained("orders", {"in"}, None, is_cut_short=False)
+        require_drained("orders", {"in"}, None, is_cut_short=False)
 
 
 def test_a_job_that_has_not_begun_cannot_be_drained_and_stays_as_it_is(tmp_path):

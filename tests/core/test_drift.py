@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.graph.drift import AlignedStream, DriftGroup
-from penstock.graph.nodes import Origin, WithWatermark
-from penstock.ids import Instant
-from penstock.runtime.drift import Drift
-from penstock.runtime.drift_streams import PATIENCE, READ_ON, Hold
+from penstock.clock import MonotonicTime
+from penstock.graph.nodes import CallSite, WithWatermark
+from penstock.graph.queries import AlignedStream, AlignmentGroup
+from penstock.runtime.watermark_alignment import BATCHES_WITHOUT_TIME, NO_PAUSE, ReadPause, WatermarkAlignment
 
 DRIFT = 60
 
@@ -20,7 +19,7 @@ DRIFT = 60
 def mark(id: int = 1, *, drift: int | None = DRIFT, idle_after: int | None = None) -> WithWatermark:
     return WithWatermark(
         id=id,
-        origin=Origin("t.py", 1),
+        origin=CallSite("t.py", 1),
         inputs=(),
         column="at",
         delay=0,
@@ -38,16 +37,16 @@ def stream(sources: str, **more: int | None) -> AlignedStream:
 class Bench:
     """Tells a group what sources read; the numbers of batches are kept here."""
 
-    group: DriftGroup
+    group: AlignmentGroup
     now: int = 0
     sent: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.drift = Drift(self.group, now=Instant(0))
+        self.drift = WatermarkAlignment(self.group, now=MonotonicTime(0))
 
     def send(self, source: str) -> int:
         number = self.sent[source] = self.sent.get(source, 0) + 1
-        self.drift.sent(source, number, Instant(self.now))
+        self.drift.sent(source, number, MonotonicTime(self.now))
         return number
 
     def read(self, source: str, behind: str = "", /, mark: int = 1, **times: int | None) -> None:
@@ -55,9 +54,9 @@ class Bench:
         named = {"" if name == "all" else name: time for name, time in times.items()}
         self.drift.told(mark, source, self.send(source), named, behind=behind.split())
 
-    def hold(self, source: str, now: int | None = None) -> Hold:
+    def hold(self, source: str, now: int | None = None) -> ReadPause:
         self.now = self.now if now is None else now
-        return self.drift.hold(source, Instant(self.now))
+        return self.drift.hold(source, MonotonicTime(self.now))
 
     def held(self, source: str) -> str:
         """The partitions that are held, or ``all``, and for whom."""
@@ -122,7 +121,7 @@ def test_a_partition_with_rows_waiting_is_waited_for_until_they_come_or_have_no_
     bench.read("a", "p", p=None, q=90)
     assert (bench.held("a"), bench.held("b")) == ("", "all for a/q")
     bench = Bench((stream("a"),))
-    for _ in range(PATIENCE - 1):
+    for _ in range(BATCHES_WITHOUT_TIME - 1):
         bench.read("a", "p q", p=100, q=None)
         assert bench.held("a") == "p for a/q"
     bench.read("a", "p q", p=100, q=None)
@@ -135,12 +134,12 @@ def test_the_only_one_waits_for_nobody() -> None:
         bench.read("a", all=time)
         bench.send("a")
         bench.send("a")
-        assert bench.hold("a") == READ_ON
+        assert bench.hold("a") == NO_PAUSE
 
 
 def test_a_source_that_has_not_spoken_yet_is_waited_for() -> None:
     bench = two()
-    assert bench.hold("a") == bench.hold("b") == READ_ON
+    assert bench.hold("a") == bench.hold("b") == NO_PAUSE
     bench.read("a", all=100)
     assert bench.held("a") == "all for b"
     number = bench.send("b")
@@ -163,14 +162,14 @@ def test_one_that_has_spoken_without_a_time_holds_nobody(silence: str) -> None:
             bench.read("b", all=None)
         case _:
             bench.drift.left("b")
-    assert bench.hold("a") == READ_ON
+    assert bench.hold("a") == NO_PAUSE
 
 
 def test_one_that_does_not_speak_is_given_up_when_it_is_idle_and_waited_for_again_when_it_has_rows() -> None:
     bench = two(idle_after=100)
     bench.read("a", all=100)
-    assert bench.hold("a", 99) == Hold(everything=True, ahead=("a",), by="b", wake_at=Instant(100))
-    assert bench.hold("a", 100) == READ_ON
+    assert bench.hold("a", 99) == ReadPause(everything=True, ahead=("a",), by="b", wake_at=MonotonicTime(100))
+    assert bench.hold("a", 100) == NO_PAUSE
     bench.send("b")
     assert bench.held("a") == "all for b"
     assert bench.hold("a", 500).everything, "what is on its way is no silence"
@@ -189,8 +188,8 @@ def test_who_brings_nothing_for_long_is_idle_and_holds_nobody_until_it_has_rows_
     bench.read("a", all=100)
     bench.read("b", all=10)
     bench.now = 99
-    assert bench.hold("a") == Hold(everything=True, ahead=("a",), by="b", wake_at=Instant(100))
-    assert bench.hold("a", 100) == READ_ON
+    assert bench.hold("a") == ReadPause(everything=True, ahead=("a",), by="b", wake_at=MonotonicTime(100))
+    assert bench.hold("a", 100) == NO_PAUSE
     bench.read("b", all=20)
     assert bench.held("a") == "all for b"
 
@@ -205,9 +204,9 @@ def test_what_is_held_is_not_idle_for_all_the_time_that_it_was() -> None:
         bench.read("b", all=10)
         assert bench.held("a") == "all for b"
     bench.read("b", all=1_000)
-    assert bench.hold("a") == READ_ON
+    assert bench.hold("a") == NO_PAUSE
     assert bench.hold("b", 449).by == "a", "a was let go at 350"
-    assert bench.hold("b", 450) == READ_ON
+    assert bench.hold("b", 450) == NO_PAUSE
 
 
 def test_a_quiet_partition_is_idle_by_the_batches_of_the_others_unless_it_has_rows_waiting() -> None:
@@ -340,11 +339,13 @@ class World:
     told: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.drift = Drift((stream("".join(self.feeds), idle_after=self.idle_after),), now=Instant(0))
+        self.drift = WatermarkAlignment(
+            (stream("".join(self.feeds), idle_after=self.idle_after),), now=MonotonicTime(0)
+        )
 
     def poll(self, source: str) -> bool:
         """Whether it was read."""
-        hold = self.drift.hold(source, Instant(self.now))
+        hold = self.drift.hold(source, MonotonicTime(self.now))
         if hold.everything:
             return False
         open = {name: feed for name, feed in self.feeds[source].items() if not hold.leaves_out(name)}
@@ -361,7 +362,7 @@ class World:
                 times[name] = feed.times[feed.at]
                 feed.at += 1
         number = self.numbers[source] = self.numbers.get(source, 0) + 1
-        self.drift.sent(source, number, Instant(self.now))
+        self.drift.sent(source, number, MonotonicTime(self.now))
         self.on_the_way.append((source, number, times))
         return True
 

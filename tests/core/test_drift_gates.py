@@ -5,23 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from core.runtime_fakes import Clock, NotingShell
-from penstock.elements import Barrier, Batch, CheckpointKind, Element, EndOfStream, Measure, Partitions, Reading
+from penstock.clock import EventTime, MonotonicTime, WallTime
+from penstock.elements import (
+    Barrier,
+    Batch,
+    CheckpointKind,
+    Element,
+    EndOfStream,
+    ObservedMetrics,
+    SourceBatch,
+    SourcePartitions,
+)
 from penstock.facts import ReadingPaused
-from penstock.graph.drift import AlignedStream, DriftGroup
-from penstock.graph.nodes import Origin, WithWatermark
-from penstock.handles import Position
-from penstock.ids import CheckpointId, EventTime, Instant, WallTime
-from penstock.job.rewrites import followed
-from penstock.runtime.channel import Channel
-from penstock.runtime.drift_gates import DriftGates
-from penstock.runtime.drift_streams import READ_ON
-from penstock.runtime.inputs import Inputs, Upstream
-from penstock.runtime.output import Output, Path, Rewrite
-from penstock.runtime.pacing import Metronome, Pace
-from penstock.runtime.source_mail import Finish
-from penstock.runtime.source_task import SourceTask
-from penstock.runtime.task_protocols import Progress
-from penstock.sources.base import CaughtUp, Limits, Nothing, Poll, Rows
+from penstock.graph.nodes import CallSite, WithWatermark
+from penstock.graph.queries import AlignedStream, AlignmentGroup
+from penstock.handles import CheckpointId, Position
+from penstock.interfaces.source import CaughtUp, NoData, PlannedBatch, PollResult, ReadLimit
+from penstock.runtime.channels import Channel, OutputPath, Rewrite, TaskOutput
+from penstock.runtime.inputs import Inputs, UpstreamInfo
+from penstock.runtime.source_task import Finish, FixedInterval, PollSchedule, SourceTask, with_watermark_alignment
+from penstock.runtime.task import StepResult
+from penstock.runtime.watermark_alignment import NO_PAUSE, AlignmentCoordinator
 
 DRIFT = 60
 POLL = 1_000
@@ -30,7 +34,7 @@ POLL = 1_000
 def mark(id: int = 1, idle_after: int | None = None) -> WithWatermark:
     return WithWatermark(
         id=id,
-        origin=Origin("t.py", 1),
+        origin=CallSite("t.py", 1),
         inputs=(),
         column="at",
         delay=0,
@@ -40,7 +44,7 @@ def mark(id: int = 1, idle_after: int | None = None) -> WithWatermark:
     )
 
 
-def group(*sources: str, id: int = 1, idle_after: int | None = None) -> DriftGroup:
+def group(*sources: str, id: int = 1, idle_after: int | None = None) -> AlignmentGroup:
     return (AlignedStream(mark(id, idle_after), frozenset(sources)),)
 
 
@@ -48,12 +52,12 @@ def group(*sources: str, id: int = 1, idle_after: int | None = None) -> DriftGro
 class Reader:
     """Gives scripted answers, then nothing; a plan is the event times of its partitions."""
 
-    script: list[Poll]
+    script: list[PollResult]
     asked: list[frozenset[str]] = field(default_factory=list)
 
-    def poll(self, *, now: Instant, wall: WallTime, limits: Limits) -> Poll:
+    def poll(self, *, now: MonotonicTime, wall: WallTime, limits: ReadLimit) -> PollResult:
         self.asked.append(limits.paused)
-        return self.script.pop(0) if self.script else Nothing(wake_at=Instant(now + POLL))
+        return self.script.pop(0) if self.script else NoData(wake_at=MonotonicTime(now + POLL))
 
     def frame(self, plan: object) -> object:
         return plan
@@ -68,49 +72,55 @@ class Reader:
         """Nothing is held."""
 
 
-def times(all: int | None = None, behind: str = "", **each: int | None) -> Rows:
+def times(all: int | None = None, behind: str = "", **each: int | None) -> PlannedBatch:
     """A batch with these event times."""
     if not each:
-        return Rows(plan={"max": all})
-    partitions = Partitions(names=tuple(each), column="p", behind=frozenset(behind.split()))
+        return PlannedBatch(plan={"max": all})
+    partitions = SourcePartitions(names=tuple(each), column="p", behind=frozenset(behind.split()))
     known = [time for time in each.values() if time is not None]
-    return Rows(plan={"max": max(known, default=None), "partitions": each}, partitions=partitions)
+    return PlannedBatch(plan={"max": max(known, default=None), "partitions": each}, partitions=partitions)
 
 
 class Bench:
     """Source tasks whose event times are aligned; each batch is told when the test says so."""
 
     def __init__(
-        self, *groups: DriftGroup, pace: Pace | None = None, finite: bool = False, **scripts: list[Poll]
+        self,
+        *groups: AlignmentGroup,
+        pace: PollSchedule | None = None,
+        finite: bool = False,
+        **scripts: list[PollResult],
     ) -> None:
         self.clock, self.shell = Clock(), NotingShell()
         self.woken: list[str] = []
-        self.gates = DriftGates(groups or [group(*scripts)], now=Instant(0), wake=self.woken.append, finite=finite)
+        self.gates = AlignmentCoordinator(
+            groups or [group(*scripts)], now=MonotonicTime(0), wake=self.woken.append, finite=finite
+        )
         self.readers = {uid: Reader(script) for uid, script in scripts.items()}
         self.channels = {uid: Channel(capacity=9) for uid in scripts}
         self.tasks = {uid: self._task(uid, pace if uid == "b" else None) for uid in scripts}
 
-    def _task(self, uid: str, pace: Pace | None) -> SourceTask:
+    def _task(self, uid: str, pace: PollSchedule | None) -> SourceTask:
         def rewrite(batch: Batch) -> Batch:
             figures: dict[str, object] = batch.frame  # type: ignore[assignment]
-            return replace(batch, measures={f"time:{id}": Measure(lambda: figures) for id in (1, 2)})
+            return replace(batch, measures={f"time:{id}": ObservedMetrics(lambda: figures) for id in (1, 2)})
 
         follow: Rewrite = rewrite
         for step in filter(self.gates.follows, (mark(1), mark(2))):
-            follow = followed(follow, step, self.gates)
-        path = Path(rewrite=follow)
+            follow = with_watermark_alignment(follow, step, self.gates)
+        path = OutputPath(rewrite=follow)
         return SourceTask(
             uid,
             self.readers[uid],  # type: ignore[arg-type]
-            Output({"out": replace(path, channel=self.channels[uid])}, keep=lambda batch, readers: batch),
-            limits=Limits,
+            TaskOutput({"out": replace(path, channel=self.channels[uid])}, keep=lambda batch, readers: batch),
+            limits=ReadLimit,
             pace=pace,
             gates=self.gates,
             shell=self.shell,
             clock=self.clock,
         )
 
-    def step(self, uid: str, now: int | None = None) -> Progress:
+    def step(self, uid: str, now: int | None = None) -> StepResult:
         self.clock.at = self.clock.at if now is None else now
         return self.tasks[uid].step()
 
@@ -138,7 +148,7 @@ def test_the_one_ahead_is_not_polled_and_is_woken_when_the_other_came_after() ->
     assert bench.read("a")
     assert bench.read("b")
     bench.woken.clear()
-    assert bench.step("b") == Progress()
+    assert bench.step("b") == StepResult()
     assert bench.tasks["b"].doing == "waiting for a, which is behind"
     assert len(bench.readers["b"].asked) == 1
     assert bench.read("a")
@@ -183,7 +193,7 @@ def test_partitions_ahead_are_named_in_the_limits_until_the_others_came_after() 
 
 
 def test_in_a_run_that_ends_partitions_ahead_are_let_go_when_those_behind_have_no_more() -> None:
-    bench = Bench(a=[times(p=100, q=500, behind="q"), Nothing(wake_at=Instant(10**9))], finite=True)
+    bench = Bench(a=[times(p=100, q=500, behind="q"), NoData(wake_at=MonotonicTime(10**9))], finite=True)
     bench.read("a")
     bench.read("a")
     assert bench.woken == ["a"]
@@ -195,17 +205,17 @@ def test_whoever_waits_is_stepped_when_the_one_behind_is_idle() -> None:
     bench = Bench(group("a", "b", idle_after=5_000), a=[times(100)], b=[times(200)])
     bench.read("a")
     bench.read("b")
-    assert bench.step("b") == Progress(wake_at=Instant(5_000))
+    assert bench.step("b") == StepResult(wake_at=MonotonicTime(5_000))
     assert not bench.step("b", now=4_999).worked
-    assert bench.step("b", now=5_000) == Progress(wake_at=Instant(5_000 + POLL))
+    assert bench.step("b", now=5_000) == StepResult(wake_at=MonotonicTime(5_000 + POLL))
 
 
 def test_a_reader_that_rests_for_long_is_asked_when_a_partition_behind_is_idle() -> None:
-    script: list[Poll] = [times(p=100, q=500, behind="q"), Nothing(wake_at=Instant(10**9))]
+    script: list[PollResult] = [times(p=100, q=500, behind="q"), NoData(wake_at=MonotonicTime(10**9))]
     bench = Bench(group("a", idle_after=5_000), a=script)
     bench.read("a")
-    assert bench.step("a") == Progress(wake_at=Instant(5_000))
-    assert bench.step("a", now=10) == Progress(wake_at=Instant(5_000))
+    assert bench.step("a") == StepResult(wake_at=MonotonicTime(5_000))
+    assert bench.step("a", now=10) == StepResult(wake_at=MonotonicTime(5_000))
     bench.step("a", now=5_000)
     assert bench.readers["a"].asked == [frozenset(), {"q"}, frozenset()]
 
@@ -213,7 +223,7 @@ def test_a_reader_that_rests_for_long_is_asked_when_a_partition_behind_is_idle()
 def test_nobody_is_named_while_all_that_is_awaited_is_what_a_first_job_will_tell() -> None:
     bench = Bench(a=[times(100), times(110)])
     bench.step("a")
-    assert bench.step("a") == Progress()
+    assert bench.step("a") == StepResult()
     assert bench.tasks["a"].doing == "waiting to be told of event time"
     assert bench.pauses == []
     bench.take("a")
@@ -222,7 +232,7 @@ def test_nobody_is_named_while_all_that_is_awaited_is_what_a_first_job_will_tell
 
 
 def test_ticks_that_a_source_was_paused_for_are_not_missed() -> None:
-    bench = Bench(a=[times(100), times(300)], b=[times(200), times(310)], pace=Metronome(1_000))
+    bench = Bench(a=[times(100), times(300)], b=[times(200), times(310)], pace=FixedInterval(1_000))
     bench.read("a")
     bench.step("b", now=0)
     bench.step("b", now=1_000)
@@ -230,7 +240,7 @@ def test_ticks_that_a_source_was_paused_for_are_not_missed() -> None:
     for now in range(1_500, 9_500, 1_000):
         assert not bench.step("b", now=now).worked
     bench.read("a")
-    assert bench.step("b", now=9_600) == Progress(wake_at=Instant(10_000))
+    assert bench.step("b", now=9_600) == StepResult(wake_at=MonotonicTime(10_000))
     assert bench.step("b", now=10_000).worked
     assert not [fact for fact in bench.shell.facts if getattr(fact, "name", "") == "ticks_missed"]
 
@@ -240,23 +250,23 @@ def test_a_source_of_two_groups_waits_for_both_and_others_for_none() -> None:
     bench = Bench(pair, other, a=[times(100)], b=[times(500)], c=[times(200)], d=[times(900)])
     for uid in "abcd":
         bench.read(uid)
-    hold = bench.gates.hold("b", Instant(1))
+    hold = bench.gates.hold("b", MonotonicTime(1))
     assert (hold.everything, hold.ahead, hold.by) == (True, ("b",), "a")
-    assert bench.gates.hold("d", Instant(1)) == READ_ON
+    assert bench.gates.hold("d", MonotonicTime(1)) == NO_PAUSE
     bench.gates.left("a")
-    assert bench.gates.hold("b", Instant(1)).by == "c"
+    assert bench.gates.hold("b", MonotonicTime(1)).by == "c"
     bench.gates.left("c")
-    assert bench.gates.hold("b", Instant(1)) == READ_ON
+    assert bench.gates.hold("b", MonotonicTime(1)) == NO_PAUSE
 
 
 def test_rows_that_no_source_read_and_steps_outside_of_groups_are_not_followed() -> None:
     bench = Bench(a=[], b=[])
     assert [bench.gates.follows(mark(id)) for id in (1, 2)] == [True, False]
-    told = {"time:1": Measure.known({"max": 7})}
+    told = {"time:1": ObservedMetrics.known({"max": 7})}
     bench.gates.follow(Batch(frame=None, sequence=1, measures=told), mark())
-    bench.gates.follow(Batch(frame=None, sequence=1, reading=Reading("a", 1)), mark())
+    bench.gates.follow(Batch(frame=None, sequence=1, reading=SourceBatch("a", 1)), mark())
     assert bench.woken == []
-    assert bench.gates.hold("a", Instant(0)) == READ_ON
+    assert bench.gates.hold("a", MonotonicTime(0)) == NO_PAUSE
 
 
 def test_a_batch_that_nobody_runs_tells_nothing_and_lets_its_source_go_on() -> None:
@@ -271,14 +281,14 @@ def test_a_batch_that_nobody_runs_tells_nothing_and_lets_its_source_go_on() -> N
 def test_rows_waiting_in_partitions_that_are_not_told_apart_are_no_silence() -> None:
     bench = Bench(group("a", "b", idle_after=100), a=[], b=[times(500)])
     bench.read("b")
-    partitions = Partitions(names=("p", "q"), behind=frozenset("p"), source="a")
+    partitions = SourcePartitions(names=("p", "q"), behind=frozenset("p"), source="a")
     for number, now, time in ((1, 0, 100), (2, 150, None)):
-        bench.gates.sent("a", number, Instant(now))
-        told = {"time:1": Measure.known({"max": time})}
-        batch = Batch(frame=None, sequence=1, measures=told, partitions=partitions, reading=Reading("a", number))
+        bench.gates.sent("a", number, MonotonicTime(now))
+        told = {"time:1": ObservedMetrics.known({"max": time})}
+        batch = Batch(frame=None, sequence=1, measures=told, partitions=partitions, reading=SourceBatch("a", number))
         bench.gates.follow(batch, mark())
-    assert bench.gates.hold("b", Instant(200)).by == "a"
-    assert bench.gates.hold("b", Instant(250)) == READ_ON
+    assert bench.gates.hold("b", MonotonicTime(200)).by == "a"
+    assert bench.gates.hold("b", MonotonicTime(250)) == NO_PAUSE
 
 
 # ---------------------------------------------------------------------------------------------------------- downstream
@@ -292,44 +302,44 @@ def test_a_stream_whose_source_was_told_to_pause_is_not_called_idle() -> None:
         [Channel(), Channel()],
         [mark(idle_after=100), mark(idle_after=100)],
         upstream=[
-            Upstream(name="a", stood=lambda now: bench.gates.stood({"a"}, now)),
-            Upstream(name="b", stood=lambda now: bench.gates.stood({"b"}, now)),
+            UpstreamInfo(name="a", stood=lambda now: bench.gates.stood({"a"}, now)),
+            UpstreamInfo(name="b", stood=lambda now: bench.gates.stood({"b"}, now)),
         ],
         wake=lambda: None,
     )
-    inputs.check_idle(Instant(0))
+    inputs.check_idle(MonotonicTime(0))
     bench.step("b", now=10)
-    inputs.check_idle(Instant(500))
+    inputs.check_idle(MonotonicTime(500))
     assert inputs.valve.idle == {0}
     bench.clock.at = 590
     bench.read("a")
     bench.step("b", now=600)
-    assert inputs.check_idle(Instant(690)) == 700
-    inputs.check_idle(Instant(700))
+    assert inputs.check_idle(MonotonicTime(690)) == 700
+    inputs.check_idle(MonotonicTime(700))
     assert inputs.valve.idle == {0, 1}
 
 
 def test_a_stream_without_event_time_is_not_disturbed_by_pauses_before_it() -> None:
-    upstream = Upstream(stood=lambda now: {"a": now})
+    upstream = UpstreamInfo(stood=lambda now: {"a": now})
     inputs = Inputs([Channel()], [None], upstream=[upstream], wake=lambda: None)
-    assert inputs.check_idle(Instant(500)) is None
+    assert inputs.check_idle(MonotonicTime(500)) is None
     assert inputs.valve.idle == set()
 
 
 def test_a_partition_that_was_told_to_pause_is_not_called_idle_by_the_batches_of_others() -> None:
-    held = {"t/p": Instant(180)}
+    held = {"t/p": MonotonicTime(180)}
     inputs = Inputs(
-        [Channel()], [mark(idle_after=100)], upstream=[Upstream(name="t", stood=lambda _: held)], wake=lambda: None
+        [Channel()], [mark(idle_after=100)], upstream=[UpstreamInfo(name="t", stood=lambda _: held)], wake=lambda: None
     )
 
     def took(now: int, **each: int | None) -> EventTime:
-        partitions = Partitions(names=tuple(each), column="p", source="t")
-        figures = {"time:1": Measure.known({"max": None, "partitions": each})}
+        partitions = SourcePartitions(names=tuple(each), column="p", source="t")
+        figures = {"time:1": ObservedMetrics.known({"max": None, "partitions": each})}
         batch = Batch(frame=None, sequence=1, measures=figures, partitions=partitions)
-        inputs[0].took(batch, Instant(now), lambda: None)
+        inputs[0].took(batch, MonotonicTime(now), lambda: None)
         return inputs.advance()
 
-    inputs.check_idle(Instant(0))
+    inputs.check_idle(MonotonicTime(0))
     took(1, p=50, q=5)
     assert took(200, p=None, q=90) == 50
     assert took(280, p=None, q=95) == 95

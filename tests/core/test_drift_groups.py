@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 import penstock as ps
+from penstock.api.stream import Stream
 from penstock.errors import GraphError
-from penstock.graph.drift import drift_groups
 from penstock.graph.nodes import Graph, WithWatermark
-from penstock.graph.stream import Stream
-from penstock.graph.upstream import to_name_partitions, upstream
+from penstock.graph.queries import alignment_groups, sources_naming_partitions, upstream_sources
 from penstock.graph.validate import validate
-from penstock.testing import ScriptedSource
+from penstock.testing.sources import ScriptedSource
 
 
 class Sketch:
@@ -36,7 +35,9 @@ class Sketch:
 
     @property
     def groups(self) -> list[list[str]]:
-        return sorted(sorted("+".join(sorted(each.sources)) for each in group) for group in drift_groups(self.graph))
+        return sorted(
+            sorted("+".join(sorted(each.sources)) for each in group) for group in alignment_groups(self.graph)
+        )
 
 
 def test_streams_that_meet_are_a_group_also_where_one_sets_nothing() -> None:
@@ -99,7 +100,7 @@ def test_sources_that_name_partitions_are_expected_to_where_there_are_several() 
     one = sketch.timed(sketch.read("a", "k"))
     many = sketch.timed(sketch.read("b", "k").union(sketch.read("c"), sketch.read("d", "k")))
     nodes = [sketch.graph.node(each.ref.node) for each in (one, many)]
-    names = [sorted(to_name_partitions(sketch.graph, node)) for node in nodes if isinstance(node, WithWatermark)]
+    names = [sorted(sources_naming_partitions(sketch.graph, node)) for node in nodes if isinstance(node, WithWatermark)]
     assert names == [[], ["b", "d"]]
     counts = sketch.counted("n", one.union(many))
-    assert upstream(sketch.graph, counts.ref) == {*"abcd"}
+    assert upstream_sources(sketch.graph, counts.ref) == {*"abcd"}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.durations import format_duration, parse_duration
+from penstock.clock import format_duration, parse_duration
 from penstock.errors import GraphError
 
 

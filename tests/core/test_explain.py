@@ -13,7 +13,7 @@ from penstock.errors import (
     StorageFailed,
     UserFunctionError,
 )
-from penstock.job.explain import explain
+from penstock.job.failures import to_penstock_error
 
 
 class Py4JNetworkError(Exception):
@@ -55,7 +55,7 @@ ZeroDivisionError: division by zero
 def test_each_failure_is_told_as_what_it_is(
     raised: Exception, kind: type[PenstockError], retry: bool, words: str
 ) -> None:
-    told = explain(raised)
+    told = to_penstock_error(raised)
     assert type(told) is kind
     assert told.retry is retry
     assert words in str(told)
@@ -63,4 +63,4 @@ def test_each_failure_is_told_as_what_it_is(
 
 def test_ours_stays_as_it_is() -> None:
     error = StorageFailed("full")
-    assert explain(error) is error
+    assert to_penstock_error(error) is error

@@ -7,12 +7,12 @@ import pytest
 
 from core.checkpoint_values import CLAIM, output, pin
 from core.copies_kit import JOB, at, content, files_below, layer, write
+from penstock.admin.export import export_checkpoint, verify_export
 from penstock.checkpoint.entries import Pin, Stopped, Unpin
-from penstock.checkpoint.exported import decode_export, encode_export
+from penstock.checkpoint.export import decode_export, encode_export
+from penstock.control.client import JobDirectory, is_at_rest
 from penstock.errors import CheckpointUnreadable, SettingsError, StateDirectoryRefused, UnknownName
-from penstock.failpoints import Crash, armed
-from penstock.operate.directory import JobDirectory, is_at_rest
-from penstock.operate.export import export_checkpoint, verify_export
+from penstock.failpoints import FailpointCrash, armed
 
 FIRST, SECOND = layer("g0-000001"), layer("g0-000002")
 
@@ -117,7 +117,7 @@ def test_a_missing_file_is_found(state, tmp_path):
 
 @pytest.mark.parametrize("place", ["export.pinned", "export.file.copied", "local.create.linked", "export.written"])
 def test_a_crash_leaves_a_whole_export_or_none_and_a_name_that_says_who_had_it(state, tmp_path, place):
-    with armed(place, "raise"), pytest.raises(Crash):
+    with armed(place, "raise"), pytest.raises(FailpointCrash):
         export(state, "2", tmp_path / "out")
 
     left = [held for held in JobDirectory(state, JOB).read().pins.values() if held.expires is not None]

@@ -10,7 +10,7 @@ import pytest
 
 from penstock import failpoints
 from penstock.errors import InternalError, SettingsError
-from penstock.failpoints import KNOWN, Crash, arm, armed, disarm, failpoint, load, record_to
+from penstock.failpoints import FAILPOINTS, FailpointCrash, arm, armed, disarm, failpoint, load, record_to
 
 PLACE = "log.claim.before"
 
@@ -23,14 +23,14 @@ def nothing_armed():
 
 
 def test_a_place_does_nothing_until_it_is_armed():
-    for name in KNOWN:
+    for name in FAILPOINTS:
         failpoint(name)
 
 
 def test_every_place_is_declared_with_a_sentence():
-    assert all(sentence and not sentence.endswith(".") for sentence in KNOWN.values())
+    assert all(sentence and not sentence.endswith(".") for sentence in FAILPOINTS.values())
     with pytest.raises(TypeError):
-        KNOWN["new"] = "x"
+        FAILPOINTS["new"] = "x"
 
 
 def test_an_undeclared_place_is_a_bug_armed_or_not():
@@ -41,12 +41,12 @@ def test_an_undeclared_place_is_a_bug_armed_or_not():
 def test_every_hit_acts_without_a_number_and_one_hit_with_it():
     with armed(PLACE, "raise"):
         for _ in range(2):
-            with pytest.raises(Crash):
+            with pytest.raises(FailpointCrash):
                 failpoint(PLACE)
     failpoint(PLACE)
     with armed(PLACE, "raise", hit=2):
         failpoint(PLACE)
-        with pytest.raises(Crash, match=PLACE):
+        with pytest.raises(FailpointCrash, match=PLACE):
             failpoint(PLACE)
         failpoint(PLACE)
 
@@ -56,12 +56,12 @@ def test_hits_are_counted_from_the_arming():
     failpoint(PLACE)
     arm(PLACE, "raise", hit=1)
 
-    with pytest.raises(Crash):
+    with pytest.raises(FailpointCrash):
         failpoint(PLACE)
 
 
 def test_a_crash_is_not_caught_as_an_error():
-    assert not issubclass(Crash, Exception)
+    assert not issubclass(FailpointCrash, Exception)
 
 
 @pytest.mark.parametrize("name", ["ENOSPC", "EIO", "EROFS"])
@@ -121,7 +121,7 @@ def test_the_environment_arms_several_places_and_records(tmp_path):
 
     failpoint(PLACE)
     for name in (PLACE, "log.trim.before"):
-        with pytest.raises(Crash):
+        with pytest.raises(FailpointCrash):
             failpoint(name)
 
 
@@ -131,7 +131,7 @@ def test_disarming_one_place_leaves_the_others():
     disarm(PLACE)
 
     failpoint(PLACE)
-    with pytest.raises(Crash):
+    with pytest.raises(FailpointCrash):
         failpoint("log.trim.before")
 
 

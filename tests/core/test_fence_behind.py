@@ -4,15 +4,9 @@ import pytest
 
 from core.checkpoint_values import CLAIM, log_on, manifest
 from penstock.checkpoint import paths
-from penstock.errors import (
-    CheckpointUnreadable,
-    GenerationFenced,
-    LayerMissing,
-    StateDirectoryRefused,
-    StorageFailed,
-)
+from penstock.errors import CheckpointUnreadable, GenerationFenced, LayerMissing, StateDirectoryRefused, StorageFailed
 from penstock.filesystem.base import UnknownOutcome
-from penstock.job.attempt import fence_behind
+from penstock.job.attempt import as_fence_if_superseded
 from penstock.testing.filesystem import MemoryFileSystem
 
 
@@ -34,17 +28,17 @@ def test_a_file_that_the_new_owner_swept_is_a_fence(error):
     second = log_on(filesystem, ids="second")[0].claim(CLAIM, take_over=True)
     second.append(manifest(1))
 
-    assert isinstance(fence_behind(error, first), GenerationFenced)
+    assert isinstance(as_fence_if_superseded(error, first), GenerationFenced)
 
 
 def test_what_goes_wrong_under_ones_own_claim_or_before_it_stays_what_it_is():
     first, _ = owned()
     error = LayerMissing("gone")
 
-    assert fence_behind(error, first) is error
-    assert fence_behind(error, None) is error
+    assert as_fence_if_superseded(error, first) is error
+    assert as_fence_if_superseded(error, None) is error
     fence = GenerationFenced("taken over")
-    assert fence_behind(fence, first) is fence
+    assert as_fence_if_superseded(fence, first) is fence
 
 
 @pytest.mark.parametrize("refusal", [StorageFailed("no answer"), StateDirectoryRefused("not allowed")])
@@ -54,7 +48,7 @@ def test_a_log_that_cannot_be_looked_at_hides_nothing_and_is_not_waited_for(refu
     filesystem.fail("list", refusal, times=1_000)
 
     error = LayerMissing("gone")
-    assert fence_behind(error, first) is error
+    assert as_fence_if_superseded(error, first) is error
     assert waited == []
 
 
@@ -69,7 +63,7 @@ def test_an_entry_of_our_own_that_landed_after_all_fences_nobody():
     assert paths.entry(1) in filesystem.files
 
     error = LayerMissing("gone")
-    assert fence_behind(error, first) is error
+    assert as_fence_if_superseded(error, first) is error
 
 
 def test_a_log_that_is_gone_is_no_take_over():
@@ -78,7 +72,7 @@ def test_a_log_that_is_gone_is_no_take_over():
         filesystem.remove(path)
 
     error = LayerMissing("gone")
-    assert fence_behind(error, first) is error
+    assert as_fence_if_superseded(error, first) is error
     with pytest.raises(StateDirectoryRefused, match="log of this job is gone"):
         first.check()
 

@@ -8,64 +8,69 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import SourceChanged, SourceUnavailable, StateIncompatible
-from penstock.handles import Position
-from penstock.sources import file_ranges
-from penstock.sources.file_listing import (
+from penstock.connectors.files import ranges
+from penstock.connectors.files.listing import (
     SMALLEST_CUT,
-    Caps,
-    Progress,
-    Signature,
-    Slice,
-    decide,
+    FileLimits,
+    FileSignature,
+    FileSlice,
+    FilesPosition,
     decode,
     encode,
     is_finished,
-    outstanding,
+    plan_next,
     reconcile,
+    unread_files,
 )
-from penstock.sources.file_ranges import Piece, read_lines
-from penstock.sources.file_scan import bytes_per_row, scan
+from penstock.connectors.files.ranges import FileSplit, read_lines
+from penstock.connectors.files.source import bytes_per_row, scan
+from penstock.errors import SourceChanged, SourceUnavailable, StateIncompatible
+from penstock.handles import Position
 
 
 def caps(files=100, most=None, split=10**9, cuttable=True):
-    return Caps(files=files, bytes=most, split_bytes=split, cuttable=lambda name: cuttable)
+    return FileLimits(files=files, bytes=most, split_bytes=split, cuttable=lambda name: cuttable)
 
 
 def whole(name, size, mtime=1):
-    return Slice(name=name, signature=Signature(size, mtime), start=0, end=size)
+    return FileSlice(name=name, signature=FileSignature(size, mtime), start=0, end=size)
 
 
 def test_files_are_read_by_time_then_path_and_empty_ones_wait():
-    listing = {"b": Signature(1, 5), "a": Signature(1, 5), "z": Signature(1, 1), "empty": Signature(0, 0)}
-    assert [name for name, _ in outstanding(listing, Progress())] == ["z", "a", "b"]
+    listing = {
+        "b": FileSignature(1, 5),
+        "a": FileSignature(1, 5),
+        "z": FileSignature(1, 1),
+        "empty": FileSignature(0, 0),
+    }
+    assert [name for name, _ in unread_files(listing, FilesPosition())] == ["z", "a", "b"]
 
 
 def test_a_file_with_an_older_time_that_arrives_late_is_read():
-    progress = Progress(done={"new": Signature(1, 100)})
-    listing = {"new": Signature(1, 100), "old": Signature(1, 3)}
-    assert outstanding(listing, progress) == [("old", Signature(1, 3))]
+    progress = FilesPosition(done={"new": FileSignature(1, 100)})
+    listing = {"new": FileSignature(1, 100), "old": FileSignature(1, 3)}
+    assert unread_files(listing, progress) == [("old", FileSignature(1, 3))]
 
 
 def test_whole_files_are_taken_while_under_the_cap_and_the_first_always():
-    files = [(name, Signature(60, 1)) for name in "abc"]
-    decision = decide(Progress(), files, caps(most=120))
+    files = [(name, FileSignature(60, 1)) for name in "abc"]
+    decision = plan_next(FilesPosition(), files, caps(most=120))
     assert decision.slices == (whole("a", 60), whole("b", 60))
-    assert decision.progress.done == {"a": Signature(60, 1), "b": Signature(60, 1)}
-    assert [part.name for part in decide(Progress(), files, caps(most=1)).slices] == ["a"]
-    assert [part.name for part in decide(Progress(), files, caps(files=2)).slices] == ["a", "b"]
-    assert decide(Progress(), [], caps()).slices == ()
+    assert decision.progress.done == {"a": FileSignature(60, 1), "b": FileSignature(60, 1)}
+    assert [part.name for part in plan_next(FilesPosition(), files, caps(most=1)).slices] == ["a"]
+    assert [part.name for part in plan_next(FilesPosition(), files, caps(files=2)).slices] == ["a", "b"]
+    assert plan_next(FilesPosition(), [], caps()).slices == ()
 
 
 def test_a_big_file_is_cut_alone_and_without_gap():
     size = 5 * SMALLEST_CUT + 7
-    files = [("small", Signature(1, 1)), ("big", Signature(size, 2)), ("last", Signature(1, 3))]
+    files = [("small", FileSignature(1, 1)), ("big", FileSignature(size, 2)), ("last", FileSignature(1, 3))]
     limits = caps(split=2 * SMALLEST_CUT)
-    first = decide(Progress(), files, limits)
+    first = plan_next(FilesPosition(), files, limits)
     assert [part.name for part in first.slices] == ["small"]
     progress, cuts = first.progress, []
     while True:
-        decision = decide(progress, [item for item in files[1:] if item[0] not in progress.done], limits)
+        decision = plan_next(progress, [item for item in files[1:] if item[0] not in progress.done], limits)
         progress = decode(Position(kind="files/1", detail=json.loads(json.dumps(encode(decision.progress).detail))))
         if decision.slices[0].name == "last":
             break
@@ -78,32 +83,34 @@ def test_a_big_file_is_cut_alone_and_without_gap():
 
 
 def test_what_cannot_be_cut_is_whole():
-    assert decide(Progress(), [("a.gz", Signature(10**6, 1))], caps(split=1, cuttable=False)).slices[0].whole
+    assert (
+        plan_next(FilesPosition(), [("a.gz", FileSignature(10**6, 1))], caps(split=1, cuttable=False)).slices[0].whole
+    )
 
 
 def test_gone_files_are_forgotten_once_they_are_fully_read():
-    progress = Progress(done={"kept": Signature(1, 1), "gone": Signature(1, 1)})
-    assert reconcile({"kept": Signature(1, 1)}, progress).done == {"kept": Signature(1, 1)}
+    progress = FilesPosition(done={"kept": FileSignature(1, 1), "gone": FileSignature(1, 1)})
+    assert reconcile({"kept": FileSignature(1, 1)}, progress).done == {"kept": FileSignature(1, 1)}
 
 
-@pytest.mark.parametrize("now", [Signature(2, 1), Signature(1, 2)])
+@pytest.mark.parametrize("now", [FileSignature(2, 1), FileSignature(1, 2)])
 def test_a_done_file_that_changed_is_an_error_with_both_signatures(now):
     with pytest.raises(SourceChanged, match=r"'f' was read as 1 bytes, modified at 1 ns; now it is .* rename"):
-        reconcile({"f": now}, Progress(done={"f": Signature(1, 1)}))
+        reconcile({"f": now}, FilesPosition(done={"f": FileSignature(1, 1)}))
 
 
-@pytest.mark.parametrize("listing", [{}, {"f": Signature(10, 2)}])
+@pytest.mark.parametrize("listing", [{}, {"f": FileSignature(10, 2)}])
 def test_a_partly_read_file_that_vanished_or_changed_is_an_error(listing):
-    partial = Slice(name="f", signature=Signature(10, 1), start=5, end=10)
+    partial = FileSlice(name="f", signature=FileSignature(10, 1), start=5, end=10)
     with pytest.raises(SourceChanged, match="'f' is partly read"):
-        reconcile(listing, Progress(partial=partial))
+        reconcile(listing, FilesPosition(partial=partial))
 
 
 def test_a_position_survives_json_and_another_kind_is_refused():
-    progress = Progress(
-        done={"d": Signature(1, 2)},
-        partial=Slice(name="p", signature=Signature(10, 3), start=4, end=10),
-        remaining={"p": Signature(10, 3)},
+    progress = FilesPosition(
+        done={"d": FileSignature(1, 2)},
+        partial=FileSlice(name="p", signature=FileSignature(10, 3), start=4, end=10),
+        remaining={"p": FileSignature(10, 3)},
     )
     detail = json.loads(json.dumps(encode(progress).detail))
     assert decode(Position(kind="files/1", detail=detail)) == progress
@@ -126,7 +133,7 @@ def test_a_scan_sees_finished_files_that_match(tmp_path: Path):
     assert list(scan(str(tmp_path), pattern="*.json", recursive=False)) == ["a.json"]
     found = scan(str(tmp_path), pattern="*.json", recursive=True)
     assert sorted(found) == ["a.json", "sub/e.json"]
-    assert found["a.json"] == Signature(2, (tmp_path / "a.json").stat().st_mtime_ns)
+    assert found["a.json"] == FileSignature(2, (tmp_path / "a.json").stat().st_mtime_ns)
     with pytest.raises(SourceUnavailable, match="create it"):
         scan(str(tmp_path / "none"), pattern="*", recursive=False)
 
@@ -150,11 +157,11 @@ def test_any_cut_gives_the_same_lines(tmp_path_factory, lines, ended, cuts, head
     path.write_bytes(content)
     bounds = [0, *sorted(c for c in cuts if 0 < c < len(content)), len(content)]
     pieces = [
-        Piece(path=str(path), name="f", start=a, end=b, size=len(content), mtime_ns=0)
+        FileSplit(path=str(path), name="f", start=a, end=b, size=len(content), mtime_ns=0)
         for a, b in itertools.pairwise(bounds)
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(file_ranges, "_BLOCK", block)
+        patch.setattr(ranges, "_READ_BLOCK", block)
         got = [line for piece in pieces for some in read_lines(piece, skip_first=header) for line in some]
     expected = content.split(b"\n")
     if expected[-1] == b"":
@@ -169,7 +176,7 @@ def test_a_line_longer_than_a_block_belongs_to_the_piece_it_begins_in(tmp_path: 
     middle = len(content) // 2
 
     def lines(start, end):
-        piece = Piece(path=str(path), name="f", start=start, end=end, size=len(content), mtime_ns=0)
+        piece = FileSplit(path=str(path), name="f", start=start, end=end, size=len(content), mtime_ns=0)
         return [line for block in read_lines(piece, skip_first=False) for line in block]
 
     assert [len(line) for line in lines(0, middle)] == [1, 10 * 1024 * 1024]

@@ -8,10 +8,10 @@ import os
 import pyarrow as pa
 import pytest
 
+from penstock.connectors.files import ranges, source
+from penstock.connectors.files.listing import COMPRESSED
+from penstock.connectors.files.ranges import FileSplit, LineReader
 from penstock.errors import DecodeError, SourceChanged, SourceUnavailable
-from penstock.sources import file_ranges, file_scan, files
-from penstock.sources.file_listing import COMPRESSED
-from penstock.sources.file_ranges import LineReader, Piece
 
 
 def refuse(number):
@@ -24,7 +24,7 @@ def refuse(number):
 def read(path):
     """All lines, as a worker reads them."""
     status = os.stat(path)
-    piece = Piece(
+    piece = FileSplit(
         path=str(path), name=path.name, start=0, end=status.st_size, size=status.st_size, mtime_ns=status.st_mtime_ns
     )
     numbers = pa.RecordBatch.from_arrays([pa.array([0])], names=["n"])
@@ -34,14 +34,14 @@ def read(path):
 
 def told(error):
     """As the driver sees it: only text comes out of a worker."""
-    return files.explain(Exception(f"PythonException: Traceback ...\nRuntimeError: {error}\n"))
+    return ranges.explain(Exception(f"PythonException: Traceback ...\nRuntimeError: {error}\n"))
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
 def test_a_file_that_a_worker_cannot_read_is_a_source_unavailable(tmp_path, monkeypatch, number):
     path = tmp_path / "a.json"
     path.write_text("{}\n")
-    monkeypatch.setattr(file_ranges, "open_file", refuse(number))
+    monkeypatch.setattr(ranges, "open_file", refuse(number))
     with pytest.raises(RuntimeError) as failure:
         read(path)
     error = told(failure.value)
@@ -60,7 +60,7 @@ def test_a_file_that_goes_while_a_worker_opens_it_is_a_source_changed(tmp_path, 
         os.unlink(name)
         refuse(errno.ENOENT)(name)
 
-    monkeypatch.setattr(file_ranges, "open_file", vanish)
+    monkeypatch.setattr(ranges, "open_file", vanish)
     with pytest.raises(RuntimeError) as failure:
         read(path)
     assert isinstance(told(failure.value), SourceChanged)
@@ -90,16 +90,16 @@ def test_a_file_that_cannot_be_looked_at_is_a_source_unavailable(tmp_path, monke
     path = str(tmp_path / "a.json")
     monkeypatch.setattr(os, "stat", refuse(number))
     with pytest.raises(SourceUnavailable, match="the right to read") as failure:
-        file_scan.signature(path)
+        source.signature(path)
     assert path in str(failure.value)
 
 
 def test_a_folder_that_cannot_be_entered_names_itself_and_the_remedy(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "scandir", refuse(errno.EACCES))
     with pytest.raises(SourceUnavailable, match="the right to read"):
-        file_scan.scan(str(tmp_path), pattern="*", recursive=False)
+        source.scan(str(tmp_path), pattern="*", recursive=False)
 
 
 def test_a_file_whose_folder_became_a_file_is_gone(tmp_path):
     (tmp_path / "a").write_text("")
-    assert file_scan.signature(str(tmp_path / "a" / "b")) is None
+    assert source.signature(str(tmp_path / "a" / "b")) is None

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.connectors.files.committer import FilesCommitter
 from penstock.errors import CommitFailed, StateDirectoryRefused
 from penstock.filesystem.base import UnknownOutcome
 from penstock.filesystem.local import LocalFileSystem
-from penstock.handles import CommitOutcome, Committable, FileRef
-from penstock.ids import CheckpointId
-from penstock.sinks.files_commit import FilesCommitter
+from penstock.handles import CheckpointId, CommitOutcome, Committable, FileRef
 
 GENERATION = ".penstock/log/out/7"
 

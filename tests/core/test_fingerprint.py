@@ -6,8 +6,8 @@ import textwrap
 
 import pytest
 
-from penstock.cli.locate import locate
-from penstock.graph.fingerprint import fingerprint, moved
+from penstock.cli.options import load_pipeline
+from penstock.graph.fingerprint import changed_steps, fingerprint
 
 SHOP = """\
 import penstock as ps
@@ -41,14 +41,14 @@ def digests(tmp_path, monkeypatch):
     def of(source):
         made.append(f"printed_{tmp_path.name.replace('-', '_')}_{len(made)}")
         (tmp_path / f"{made[-1]}.py").write_text(source)
-        return fingerprint(locate(f"{made[-1]}:orders").graph())
+        return fingerprint(load_pipeline(f"{made[-1]}:orders").graph())
 
     return of
 
 
 def changed(digests, old, new, source=SHOP):
     assert old in source
-    return moved(digests(source), digests(source.replace(old, new)))
+    return changed_steps(digests(source), digests(source.replace(old, new)))
 
 
 TAX = "'transform' was changed"
@@ -89,9 +89,9 @@ def test_another_process_with_another_seed_of_hashes_finds_the_same(tmp_path):
     (tmp_path / "shop.py").write_text(SHOP)
     script = textwrap.dedent("""
         import json
-        from penstock.cli.locate import locate
+        from penstock.cli.options import load_pipeline
         from penstock.graph.fingerprint import fingerprint
-        print(json.dumps(fingerprint(locate("shop:orders").graph())))
+        print(json.dumps(fingerprint(load_pipeline("shop:orders").graph())))
     """)
 
     said = {

@@ -22,7 +22,7 @@ from core.checkpoint_values import (
     with_open,
 )
 from penstock import failpoints
-from penstock.checkpoint.gc import RETAINED, collect, delete_recorded, needed, orphans_of
+from penstock.checkpoint.gc import DEFAULT_RETAINED, collect, delete_recorded, needed_files, orphans_of
 from penstock.errors import InternalError, StorageFailed
 from penstock.testing.filesystem import MemoryFileSystem
 
@@ -49,7 +49,7 @@ def test_the_newest_are_kept_and_their_elders_condemned_with_what_only_they_need
 def test_three_are_kept_if_nobody_says_otherwise():
     before = [CLAIM, holding(1, None, "a"), holding(2, 1, "b"), holding(3, 2, "c")]
 
-    assert RETAINED == 3
+    assert DEFAULT_RETAINED == 3
     assert collect(holding(4, 3, "d"), history(*before)).condemned == (1,)
 
 
@@ -77,8 +77,8 @@ def test_G1_what_a_rewind_published_or_discarded_is_condemned_by_the_next_checkp
         rewind(1, 2, discard=(output(2),), condemned=(2,)),
     ]
 
-    assert path_of("b") not in needed(history(*before))
-    assert output(2).files[0].path in needed(history(*before)), "its void may not be known"
+    assert path_of("b") not in needed_files(history(*before))
+    assert output(2).files[0].path in needed_files(history(*before)), "its void may not be known"
     assert collect(holding(3, 1, "a"), history(*before)).condemned_files == (
         *(item.files[0].path for item in (output(1), output(2))),
         path_of("b"),
@@ -88,7 +88,7 @@ def test_G1_what_a_rewind_published_or_discarded_is_condemned_by_the_next_checkp
 def test_G1_a_restore_point_is_needed_until_a_checkpoint_follows():
     before = [CLAIM, holding(1, None, "a"), holding(2, 1, "b"), rewind(1, 2)]
 
-    assert needed(history(*before)) == {path_of("a"), path_of("b")}
+    assert needed_files(history(*before)) == {path_of("a"), path_of("b")}
     assert collect(holding(3, 1, "c"), history(*before), retained=1).condemned == (1, 2)
 
 
@@ -251,7 +251,7 @@ def test_deletions_known_to_be_done_are_not_repeated():
 def test_a_crash_between_deletions_is_made_good_by_the_next_owner(place, hit):
     filesystem = full(path_of("a"), path_of("b"))
     found = history(CLAIM, holding(1, None, "c"), condemn(files=[path_of("a"), path_of("b")]))
-    with failpoints.armed(place, "raise", hit=hit), pytest.raises(failpoints.Crash):
+    with failpoints.armed(place, "raise", hit=hit), pytest.raises(failpoints.FailpointCrash):
         delete_recorded(filesystem, found)
 
     delete_recorded(filesystem, found)
@@ -280,7 +280,7 @@ def test_whatever_happens_what_is_needed_exists_and_the_log_stays_readable(data)
 
     def check():
         found = log.read()
-        missing = needed(found) - set(filesystem.files)
+        missing = needed_files(found) - set(filesystem.files)
         assert not missing
         assert found.pinned <= set(found.restorable)
         assert found.restore_point is None or found.restore_point.checkpoint in found.restorable

@@ -10,10 +10,10 @@ import pytest
 
 import penstock as ps
 from penstock.graph.fingerprint import fingerprint
-from penstock.graph.nodes import BAD, Graph, Origin, Ref, Union, WithWatermark, Write
+from penstock.graph.nodes import BAD_PORT, CallSite, Graph, PortRef, Union, WithWatermark, Write
 from penstock.graph.validate import validate
-from penstock.operators.base import LATE
-from penstock.sources.base import Guarantee
+from penstock.handles import Guarantee
+from penstock.interfaces.operator import LATE_PORT
 
 
 class _Sink:
@@ -67,7 +67,11 @@ def test_each_method_adds_one_frozen_node_with_the_users_line():
     watermark = graph.nodes[3]
     assert isinstance(watermark, WithWatermark)
     assert (watermark.delay, watermark.idle_after, watermark.max_ahead) == (5_000_000, 60_000_000, 86_400_000_000)
-    assert [node.inputs for node in graph.nodes[5:]] == [(Ref(4),), (Ref(4, LATE),), (Ref(1, BAD),)]
+    assert [node.inputs for node in graph.nodes[5:]] == [
+        (PortRef(4),),
+        (PortRef(4, LATE_PORT),),
+        (PortRef(1, BAD_PORT),),
+    ]
     assert orders.name == graph.name == "orders"
 
 
@@ -213,8 +217,8 @@ def test_an_error_in_the_users_function_has_its_line_and_the_original():
 
 
 def test_a_graph_not_made_by_a_pipeline_is_checked_too():
-    here = Origin("x.py", 1)
-    node = Write(id=0, origin=here, inputs=(Ref(3),), uid="out", sink=_Sink())
+    here = CallSite("x.py", 1)
+    node = Write(id=0, origin=here, inputs=(PortRef(3),), uid="out", sink=_Sink())
     with pytest.raises(ps.PenstockError, match="out of order"):
         validate(Graph(name="demo", origin=here, nodes=(node,)))
 
@@ -222,7 +226,7 @@ def test_a_graph_not_made_by_a_pipeline_is_checked_too():
 def test_building_a_pipeline_of_strings_loads_neither_spark_nor_the_runtime():
     code = """
 import sys, penstock as ps
-import penstock.graph.nodes, penstock.runtime.plan
+import penstock.graph.nodes, penstock.compiler.tasks
 p = ps.Pipeline("demo")
 s = p.read("n", ps.rate.Source(rows_per_second=1)).where("value > 1").with_watermark("at", delay="1 s")
 s.group_by("value", ps.tumbling("1 minute")).agg("t", ps.agg.count())

@@ -8,7 +8,8 @@ import pytest
 from core.control_kit import Driver
 from core.looking_kit import NOON, REPORT, SECOND, SIDES
 from penstock.checkpoint import paths
-from penstock.checkpoint.control_files import ControlFiles
+from penstock.clock import EventTime
+from penstock.control.protocol import ControlFiles
 from penstock.errors import StorageFailed
 from penstock.facts import (
     CheckpointFailed,
@@ -19,12 +20,19 @@ from penstock.facts import (
     WatermarkAdvanced,
     WatermarkHeld,
 )
-from penstock.ids import EventTime
-from penstock.job.hint import AT_LEAST, EVERY, Hint, HintWriter, decode, encode, read_hint
-from penstock.job.report import Report, Tally
+from penstock.observability.report import Report, ReportCollector
+from penstock.observability.status_file import (
+    HEARTBEAT_INTERVAL,
+    WRITE_INTERVAL,
+    StatusFile,
+    StatusFileWriter,
+    decode,
+    encode,
+    read_status_file,
+)
 from penstock.testing.filesystem import MemoryFileSystem
 
-HINT = Hint(job="orders", log_id="log-1", generation=3, began=NOON, written=NOON + SECOND, report=REPORT)
+HINT = StatusFile(job="orders", log_id="log-1", generation=3, began=NOON, written=NOON + SECOND, report=REPORT)
 
 
 @pytest.fixture
@@ -33,7 +41,7 @@ def disk():
 
 
 def writer(driver, report, **rest):
-    return HintWriter(
+    return StatusFileWriter(
         driver.filesystem,
         job="orders",
         report=report,
@@ -82,16 +90,16 @@ def test_it_is_written_each_second_while_something_changes_and_seldom_while_noth
         hint.look()
     assert writes(disk) == 1
 
-    driver.clock.at += EVERY
+    driver.clock.at += WRITE_INTERVAL
     hint.look()
     assert writes(disk) == 1, "nothing has changed"
     told.append(replace(REPORT, restarts=2))
     hint.look()
     assert writes(disk) == 2
-    driver.clock.at += AT_LEAST
+    driver.clock.at += HEARTBEAT_INTERVAL
     hint.look()
     assert writes(disk) == 3, "so its age says that the job lives"
-    assert read_hint(disk).report.restarts == 2
+    assert read_status_file(disk).report.restarts == 2
 
 
 def test_nothing_is_written_before_a_claim_and_the_end_is_written_at_once(disk):
@@ -99,14 +107,14 @@ def test_nothing_is_written_before_a_claim_and_the_end_is_written_at_once(disk):
     hint = writer(driver, lambda: told[-1], side_outputs=SIDES)
     hint.look()
     hint.finish()
-    assert read_hint(disk) is None
+    assert read_status_file(disk) is None
 
     driver.claim()
     hint.look()
     told.append(replace(REPORT, state="stopped"))
     hint.finish()
 
-    found = read_hint(disk)
+    found = read_status_file(disk)
     assert (found.report.state, found.generation, found.side_outputs) == ("stopped", driver.generation, SIDES)
     assert found.log_id == driver.owned.log_id
 
@@ -120,7 +128,7 @@ def test_a_driver_that_was_superseded_does_not_overwrite_the_numbers_of_the_next
     zombie.look()
     zombie.finish()
 
-    assert read_hint(disk).generation == second.generation
+    assert read_status_file(disk).generation == second.generation
 
 
 def test_storage_that_refuses_is_told_of_once_and_harms_nobody(disk, caplog):
@@ -128,17 +136,17 @@ def test_storage_that_refuses_is_told_of_once_and_harms_nobody(disk, caplog):
     disk.fail("replace", StorageFailed("disk full"), times=3)
     hint = writer(driver, lambda: REPORT)
     for _ in range(4):
-        driver.clock.at += EVERY
+        driver.clock.at += WRITE_INTERVAL
         hint.look()
 
     assert [record.getMessage() for record in caplog.records] == [
         "job orders cannot write its numbers for `penstock status`: disk full"
     ]
-    assert read_hint(disk).report == REPORT
+    assert read_status_file(disk).report == REPORT
 
 
 def test_the_report_knows_what_holds_a_watermark_back_until_the_next_attempt_begins():
-    tally = Tally(sources=frozenset({"in"}), sinks=frozenset({"out"}))
+    tally = ReportCollector(sources=frozenset({"in"}), sinks=frozenset({"out"}))
     start = JobStarted(job="orders", generation=0, restored=None, published=0, attempt=1)
     for fact in (
         start,

@@ -4,7 +4,7 @@ import pytest
 
 from core.checkpoint_values import CLAIM, condemn, history, manifest, output, pin, rewind, unpin, with_open
 from penstock.checkpoint.entries import Stopped
-from penstock.checkpoint.history import LOST_JUMP, History, Unreadable
+from penstock.checkpoint.history import ID_JUMP, History, Unreadable
 from penstock.errors import CheckpointUnreadable
 
 
@@ -70,7 +70,7 @@ def test_R4_ids_rise_above_every_id_on_any_timeline():
 def test_R8_ids_jump_over_an_entry_that_was_lost():
     found = history(CLAIM, manifest(4), CLAIM, CLAIM, rewind(4, None, lost=(2,)))
 
-    assert found.next_checkpoint == 4 + LOST_JUMP + 1
+    assert found.next_checkpoint == 4 + ID_JUMP + 1
     assert found.lost == {2}
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from core.runtime_fakes import Clock, KeepingWork, NotingShell, drained, marked, output_to, rows
-from penstock.elements import Barrier, Batch, InputStatus, Measure, Partitions, Reading
-from penstock.ids import CheckpointId, Instant
-from penstock.runtime.channel import Channel
+from penstock.clock import MonotonicTime
+from penstock.elements import Barrier, Batch, ObservedMetrics, SourceBatch, SourcePartitions, WatermarkStatus
+from penstock.handles import CheckpointId
+from penstock.runtime.channels import Channel
 from penstock.runtime.inputs import Inputs
-from penstock.runtime.task import StepTask
-from penstock.runtime.task_protocols import Progress
+from penstock.runtime.task import StepResult, StepTask
 
 
 class Leaving(KeepingWork):
@@ -35,7 +35,7 @@ class Bench:
         self.inputs = Inputs(self.sources, [marked(idle_after=100)] * inputs, wake=lambda: None)
         self.task = StepTask("step", self.inputs, output_to(self.sink), self.work, shell=self.shell, clock=self.clock)
 
-    def at(self, now: int) -> Progress:
+    def at(self, now: int) -> StepResult:
         """Step until nothing is left to do."""
         self.clock.at = now
         while (progress := self.task.step()).worked:
@@ -61,12 +61,12 @@ def test_a_step_that_waits_for_the_job_over_its_results_does_not_call_its_source
     bench = Bench()
     bench.work.has_run = False
     bench.sources[0].put(rows(1, largest=5))
-    assert bench.at(0) == Progress()
+    assert bench.at(0) == StepResult()
     bench.work.has_run = True
     bench.at(250)
     assert bench.idle == set(), "nobody could have brought rows"
     bench.sink_is_through()
-    assert bench.at(250) == Progress(wake_at=Instant(350)), "silence begins here"
+    assert bench.at(250) == StepResult(wake_at=MonotonicTime(350)), "silence begins here"
     bench.at(349)
     assert bench.idle == set()
     bench.at(350)
@@ -80,10 +80,10 @@ def test_while_whoever_comes_behind_is_at_work_the_source_may_wait_for_that_too(
     bench.at(250)
     assert bench.idle == set()
     bench.sink_is_through()
-    assert bench.at(300) == Progress(wake_at=Instant(400))
+    assert bench.at(300) == StepResult(wake_at=MonotonicTime(400))
     bench.at(400)
     assert bench.idle == {0}
-    assert drained(bench.sink)[-1] == InputStatus(idle=True)
+    assert drained(bench.sink)[-1] == WatermarkStatus(idle=True)
 
 
 def test_of_two_inputs_the_one_whose_rows_are_held_back_makes_nobodys_rows_late() -> None:
@@ -134,9 +134,9 @@ def of(asked: int, **largest: int | None) -> Batch:
     return Batch(
         frame=[],
         sequence=1,
-        measures={"time:7": Measure(lambda: told)},
-        partitions=Partitions(names=tuple(largest), column="p", source="t"),
-        reading=Reading("t", 1, Instant(asked)),
+        measures={"time:7": ObservedMetrics(lambda: told)},
+        partitions=SourcePartitions(names=tuple(largest), column="p", source="t"),
+        reading=SourceBatch("t", 1, MonotonicTime(asked)),
     )
 
 

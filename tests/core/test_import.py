@@ -7,22 +7,16 @@ import pytest
 
 from core.checkpoint_values import CLAIM, SINK, SOURCE, STEP, history, keyed, manifest, output, pin, read_to
 from core.copies_kit import JOB, Start, at, content, files_below, layer, write
+from penstock.admin.export import export_checkpoint, verify_export
 from penstock.checkpoint.entries import Manifest, Origin
-from penstock.checkpoint.importing import plan_import
+from penstock.checkpoint.export import plan_import
+from penstock.control.client import JobDirectory
 from penstock.elements import CheckpointKind
-from penstock.errors import (
-    CheckpointUnreadable,
-    SettingsError,
-    StateDirectoryRefused,
-    StateIncompatible,
-    UnknownName,
-)
+from penstock.errors import CheckpointUnreadable, SettingsError, StateDirectoryRefused, StateIncompatible, UnknownName
 from penstock.facts import Restoring
-from penstock.failpoints import Crash, armed
+from penstock.failpoints import FailpointCrash, armed
 from penstock.handles import with_replays
-from penstock.job.beginning import read_beginning
-from penstock.operate.directory import JobDirectory
-from penstock.operate.export import export_checkpoint, verify_export
+from penstock.job.start import parse_start_options
 
 LAYERS = layer("g0-000001"), layer("g0-000002")
 HELD = [(part, content(f"{name}/{part}").decode()) for name in ("g0-000001", "g0-000002") for part in ("0000", "0001")]
@@ -144,7 +138,7 @@ BEFORE = ["import.file.before", "import.file.copied", "local.create.temp_written
 
 
 def crash(place, state, folder, *, hit, **rest):
-    with armed(place, "raise", hit=hit), pytest.raises(Crash):
+    with armed(place, "raise", hit=hit), pytest.raises(FailpointCrash):
         Start(state, folder, **rest)
 
 
@@ -296,14 +290,14 @@ def test_arguments_that_contradict_one_another_are_refused(arguments, message):
     given = {"fresh": False, "restore_from": None, "claim": False, "discard_unpublished": False, **arguments}
 
     with pytest.raises(SettingsError, match=message):
-        read_beginning(**given)
+        parse_start_options(**given)
 
 
 def test_a_path_object_is_a_folder_and_a_number_a_checkpoint(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rest = {"fresh": False, "claim": False, "discard_unpublished": False}
 
-    assert read_beginning(restore_from=tmp_path, **rest).folder == str(tmp_path)
-    assert read_beginning(restore_from="./x", **rest).folder == str(tmp_path / "x")
-    assert read_beginning(restore_from=12, **rest).checkpoint == "12"
-    assert read_beginning(restore_from="before-v2", **rest).folder is None
+    assert parse_start_options(restore_from=tmp_path, **rest).folder == str(tmp_path)
+    assert parse_start_options(restore_from="./x", **rest).folder == str(tmp_path / "x")
+    assert parse_start_options(restore_from=12, **rest).checkpoint == "12"
+    assert parse_start_options(restore_from="before-v2", **rest).folder is None

@@ -9,9 +9,8 @@ import pyarrow.json as pj
 import pytest
 from pyspark.sql import types as t
 
-from penstock.sources import json_blocks
-from penstock.sources.json_blocks import JsonDecoder, decoder_of
-from penstock.sources.json_values import arrow_type
+from penstock.formats import json_arrow
+from penstock.formats.json_arrow import JsonDecoder, arrow_type, decoder_of
 
 DECODER = JsonDecoder(pa.struct([("a", pa.int64()), ("b", pa.string())]))
 BAD = (
@@ -45,7 +44,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(source.size())
         return read_json(source, **options)
 
-    monkeypatch.setattr(json_blocks.pj, "read_json", counted)
+    monkeypatch.setattr(json_arrow.pj, "read_json", counted)
     return sizes
 
 
@@ -74,13 +73,13 @@ def test_null_values_have_neither_record_nor_rest() -> None:
 
 
 def test_good_values_are_read_at_once_and_many_in_blocks(reads: list[int]) -> None:
-    values = good(3 * json_blocks._BLOCK_ROWS + 1)
+    values = good(3 * json_arrow._BLOCK_ROWS + 1)
     assert DECODER.decode(values).records.to_pylist() == without(values)
     assert len(reads) == 4
     reads.clear()
     long = [b'{"b": "' + b"x" * 20_000 + b'"}'] * 1_000
     assert DECODER.decode(long).missing == 0
-    assert max(reads) <= json_blocks._BLOCK_BYTES + 1_000
+    assert max(reads) <= json_arrow._BLOCK_BYTES + 1_000
     assert sum(reads) <= sum(map(len, long)) + 2_000
 
 

@@ -16,7 +16,7 @@ import pytest
 from core.cli_kit import say
 from core.looking_kit import WEB, a_job, leave_numbers
 from page_kit import sample
-from penstock.job.owner import note_over
+from penstock.control.client import mark_released
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
@@ -128,7 +128,7 @@ def test_every_list_of_outputs_has_the_same_items() -> None:
 
 
 def _in_source() -> set[str]:
-    folders = [ROOT / "src" / "penstock" / name for name in ("cli", "operate", "job")]
+    folders = [ROOT / "src" / "penstock" / name for name in ("admin", "cli", "control", "job", "observability")]
     found = (
         re.findall(r'"(penstock\.[a-z._-]+/\d+)"', path.read_text())
         for place in folders
@@ -222,7 +222,7 @@ def test_the_lines_of_the_page_are_run_and_what_they_pick_is_there(
     """jq is not penstock's: where it is not installed, only what it would be given is made."""
     monkeypatch.chdir(tmp_path)
     leave_numbers(a_job(tmp_path / ".penstock", claim=WEB))
-    note_over("log-1", 0)  # nobody is asked
+    mark_released("log-1", 0)  # nobody is asked
     picked = []
     for line in sample("json.md", "penstock list --json | jq").splitlines():
         asked, pick = line.split(" | ", 1)

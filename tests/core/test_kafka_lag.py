@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.clock import MonotonicTime
+from penstock.connectors.kafka.config import StallTimeouts
+from penstock.connectors.kafka.monitor import LagMeter, StallAction, StallDetector, StalledPartition
+from penstock.connectors.kafka.offsets import TopicPartition
 from penstock.errors import SourceUnavailable
 from penstock.facts import PartitionLag, SourceLag
-from penstock.ids import Instant
-from penstock.job.report import Tally
-from penstock.sources.kafka.lag import LagMeter
-from penstock.sources.kafka.offsets import TopicPartition
-from penstock.sources.kafka.stalls import Action, Patience, Stall, StallWatch
+from penstock.observability.report import ReportCollector
 
 A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
 SECOND = 1_000_000
 
 
-def at(seconds: float) -> Instant:
-    return Instant(int(seconds * SECOND))
+def at(seconds: float) -> MonotonicTime:
+    return MonotonicTime(int(seconds * SECOND))
 
 
 def test_a_partition_that_is_read_to_its_end_has_no_lag_however_long_ago_that_was():
@@ -92,7 +92,7 @@ def test_the_table_stays_small_and_reaches_back_to_the_beginning():
 
 
 def test_a_report_has_what_each_source_told_last_of_its_lag():
-    tally, meter = Tally(sources=frozenset({"in"}), sinks=frozenset()), LagMeter()
+    tally, meter = ReportCollector(sources=frozenset({"in"}), sinks=frozenset()), LagMeter()
     assert tally.report().lag == {}
     for second, read in ((0, 0), (10, 90)):
         meter.observe(at(second), {A0: read}, {A0: 100})
@@ -104,15 +104,15 @@ def test_a_report_has_what_each_source_told_last_of_its_lag():
 
 # -------------------------------------------------------------------------------------------------------------- stalls
 
-PATIENCE = Patience(warn=3 * SECOND, reopen=6 * SECOND, fail=9 * SECOND)
+PATIENCE = StallTimeouts(warn=3 * SECOND, reopen=6 * SECOND, fail=9 * SECOND)
 
 
-def told(watch: StallWatch, second: float, next: int = 5, end: int = 9, **more) -> list[str]:
+def told(watch: StallDetector, second: float, next: int = 5, end: int = 9, **more) -> list[str]:
     return [stall.action.value for stall in watch.look(at(second), {A0: next}, {A0: end}, **more)]
 
 
 def test_a_partition_that_gives_nothing_though_records_wait_is_told_then_mended_then_an_error_each_once():
-    watch = StallWatch(PATIENCE)
+    watch = StallDetector(PATIENCE)
     assert [told(watch, second) for second in range(11)] == [
         *([[]] * 3),
         ["warn"],
@@ -126,24 +126,24 @@ def test_a_partition_that_gives_nothing_though_records_wait_is_told_then_mended_
 
 def test_whoever_moves_or_has_nothing_waiting_or_is_paused_or_gone_begins_again():
     for other in ({"next": 6}, {"end": 5}, {"paused": {A0}}):
-        watch = StallWatch(PATIENCE)
+        watch = StallDetector(PATIENCE)
         for second in range(3):
             told(watch, second)
         assert told(watch, 3, **other) == []
         assert told(watch, 4) == []
-    watch = StallWatch(PATIENCE)
+    watch = StallDetector(PATIENCE)
     told(watch, 0)
     assert watch.look(at(1), {}, {A0: 9}) == ()
     assert told(watch, 9) == []
 
 
 def test_time_in_which_nobody_looked_is_not_time_in_which_nothing_came():
-    watch = StallWatch(PATIENCE)
+    watch = StallDetector(PATIENCE)
     assert [told(watch, second) for second in (0, 100, 200, 300)] == [[], [], [], ["warn"]]
 
 
 def test_a_stall_says_where_it_stands_and_a_restart_may_help():
-    stall = Stall(at=A0, action=Action.FAIL, waited=9 * SECOND, next=5, end=9)
+    stall = StalledPartition(at=A0, action=StallAction.FAIL, waited=9 * SECOND, next=5, end=9)
     error = stall.error()
     assert isinstance(error, SourceUnavailable)
     assert error.retry
@@ -151,6 +151,6 @@ def test_a_stall_says_where_it_stands_and_a_restart_may_help():
 
 
 def test_patience_of_one_look_tells_all_at_once():
-    watch = StallWatch(Patience(warn=1, reopen=1, fail=1))
+    watch = StallDetector(StallTimeouts(warn=1, reopen=1, fail=1))
     told(watch, 0)
     assert told(watch, 1) == ["warn", "reopen", "fail"]

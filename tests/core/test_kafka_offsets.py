@@ -9,27 +9,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import ConnectorError, GraphError, InternalError, SourceChanged, StateIncompatible
-from penstock.handles import Position
-from penstock.ids import Instant
-from penstock.sources.kafka.bounds import AtOffsets, AtTime, parse_start, parse_stop, resolve_start, resolve_stop
-from penstock.sources.kafka.changes import Absences, Loss, Reason, reconcile, refusal, skip
-from penstock.sources.kafka.offsets import (
-    Extent,
+from penstock.clock import MonotonicTime
+from penstock.connectors.kafka.offsets import (
+    AtOffsets,
+    AtTimestamp,
+    AvailableOffsets,
+    KafkaPosition,
     OffsetRange,
-    Progress,
     Topic,
     TopicPartition,
     advance,
     decode,
     encode,
+    parse_start,
+    parse_stop,
+    resolve_start,
+    resolve_stop,
 )
+from penstock.connectors.kafka.planning import (
+    AbsenceFilter,
+    LossReason,
+    LostOffsets,
+    lost_offsets_error,
+    reconcile,
+    skip_lost,
+)
+from penstock.errors import ConnectorError, GraphError, InternalError, SourceChanged, StateIncompatible
+from penstock.handles import Position
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 
 
 def topic(*extents: tuple[int, int], id: str | None = "id-a") -> Topic:
-    return Topic(id, {number: Extent(*extent) for number, extent in enumerate(extents)})
+    return Topic(id, {number: AvailableOffsets(*extent) for number, extent in enumerate(extents)})
 
 
 TWO = {"a": topic((10, 100), (0, 0)), "b": topic((5, 50), id="id-b")}
@@ -50,21 +62,21 @@ offsets = st.dictionaries(
 @given(next=offsets, bounded=st.booleans(), id=st.none() | st.text())
 def test_a_position_survives_json_and_is_the_same_text_for_the_same_progress(next, bounded, id):
     ids = {at.topic: id for at in next}
-    progress = Progress(ids=ids, next=next, stop=dict(next) if bounded else None)
+    progress = KafkaPosition(ids=ids, next=next, stop=dict(next) if bounded else None)
     text = json.dumps(encode(progress).detail)
     assert decode(Position(kind="kafka/1", detail=json.loads(text))) == progress
-    shuffled = Progress(ids=dict(reversed(ids.items())), next=dict(reversed(next.items())), stop=progress.stop)
+    shuffled = KafkaPosition(ids=dict(reversed(ids.items())), next=dict(reversed(next.items())), stop=progress.stop)
     assert json.dumps(encode(shuffled).detail) == text
 
 
 def test_a_topic_without_partitions_and_a_bounded_source_without_topics_are_kept():
-    for progress in (Progress(ids={"a": None}), Progress(stop={})):
+    for progress in (KafkaPosition(ids={"a": None}), KafkaPosition(stop={})):
         assert decode(encode(progress)) == progress
 
 
 def test_what_a_newer_version_adds_is_ignored_and_another_kind_is_refused():
     detail = {"bounded": False, "new": 1, "topics": {"a": {"id": "x", "next": {"0": 7}, "epochs": {"0": 2}}}}
-    assert decode(Position(kind="kafka/1", detail=detail)) == Progress(ids={"a": "x"}, next={A0: 7})
+    assert decode(Position(kind="kafka/1", detail=detail)) == KafkaPosition(ids={"a": "x"}, next={A0: 7})
     with pytest.raises(StateIncompatible, match=r"kind 'kafka/2', a Kafka source reads 'kafka/1'.*uid of its own"):
         decode(Position(kind="kafka/2", detail=detail))
 
@@ -94,7 +106,7 @@ def test_a_position_that_ends_where_it_does_not_begin_is_damaged():
 
 
 def test_progress_goes_on_without_a_gap_and_never_back():
-    progress = Progress(ids={"a": "id-a"}, next={A0: 5, A1: 0})
+    progress = KafkaPosition(ids={"a": "id-a"}, next={A0: 5, A1: 0})
     after = advance(progress, [OffsetRange("a", 0, 5, 9), OffsetRange("a", 0, 9, 12)])
     assert after.next == {A0: 12, A1: 0}
     for wrong in (
@@ -109,11 +121,11 @@ def test_progress_goes_on_without_a_gap_and_never_back():
 
 def test_a_bounded_source_is_done_by_its_position_not_by_its_last_record():
     stop = {A0: 9, A1: 0}
-    assert not Progress(next={A0: 8, A1: 0}, stop=stop).is_done
-    assert not Progress(next={A0: 9}, stop=stop).is_done
-    assert Progress(next={A0: 9, A1: 0, B0: 0}, stop=stop).is_done, "the last numbers may be transaction markers"
-    assert Progress(stop={}).is_done
-    assert not Progress(next={A0: 9}).is_done
+    assert not KafkaPosition(next={A0: 8, A1: 0}, stop=stop).is_done
+    assert not KafkaPosition(next={A0: 9}, stop=stop).is_done
+    assert KafkaPosition(next={A0: 9, A1: 0, B0: 0}, stop=stop).is_done, "the last numbers may be transaction markers"
+    assert KafkaPosition(stop={}).is_done
+    assert not KafkaPosition(next={A0: 9}).is_done
 
 
 def test_a_range_knows_its_partition_and_how_many_offsets_it_spans():
@@ -124,13 +136,13 @@ def test_a_range_knows_its_partition_and_how_many_offsets_it_spans():
 
 
 def test_162_earliest_and_latest_are_numbers_from_the_first_checkpoint_on():
-    assert resolve_start("earliest", TWO) == Progress(ids={"a": "id-a", "b": "id-b"}, next={A0: 10, A1: 0, B0: 5})
+    assert resolve_start("earliest", TWO) == KafkaPosition(ids={"a": "id-a", "b": "id-b"}, next={A0: 10, A1: 0, B0: 5})
     assert resolve_start("latest", TWO).next == {A0: 100, A1: 0, B0: 50}
 
 
 def test_162_a_time_is_its_first_record_and_a_partition_without_one_begins_at_its_end():
     told = {A0: 42, A1: None}
-    assert resolve_start(AtTime(5), TWO, told=told).next == {A0: 42, A1: 0, B0: 50}
+    assert resolve_start(AtTimestamp(5), TWO, told=told).next == {A0: 42, A1: 0, B0: 50}
 
 
 @pytest.mark.mission("D6")
@@ -156,7 +168,7 @@ def test_162_explicit_offsets_name_each_partition_or_say_what_holds_for_the_othe
 
 def test_stops_are_numbers_too():
     assert resolve_stop("latest", TWO) == {A0: 100, A1: 0, B0: 50}
-    assert resolve_stop(AtTime(5), TWO, told={A0: 42}) == {A0: 42, A1: 0, B0: 50}
+    assert resolve_stop(AtTimestamp(5), TWO, told={A0: 42}) == {A0: 42, A1: 0, B0: 50}
     assert resolve_stop(AtOffsets({A0: 500, A1: "latest", B0: 7}), TWO) == {A0: 500, A1: 0, B0: 7}
     with pytest.raises(ConnectorError, match=r"stop has no offset for b-0: name each partition, perhaps .* 'latest'$"):
         resolve_stop(AtOffsets({A0: 500, A1: "latest"}), TWO)
@@ -165,7 +177,7 @@ def test_stops_are_numbers_too():
 def test_what_users_write_becomes_a_boundary():
     assert [parse_start(word) for word in ("earliest", "latest", "committed")] == ["earliest", "latest", "committed"]
     moment = datetime(2026, 1, 31, 1, 0, 0, 1999, tzinfo=timezone(timedelta(hours=1)))
-    assert parse_start(moment) == parse_stop("2026-01-31T00:00:00.001Z") == AtTime(1_769_817_600_001)
+    assert parse_start(moment) == parse_stop("2026-01-31T00:00:00.001Z") == AtTimestamp(1_769_817_600_001)
     assert parse_start({"a": {0: 3, 1: "earliest"}}) == AtOffsets({A0: 3, A1: "earliest"})
     assert parse_stop("latest") == "latest"
 
@@ -206,24 +218,24 @@ def test_a_stop_is_neither_earliest_nor_committed():
 
 @pytest.mark.mission("F2", "F5", "D6")
 def test_what_was_read_stays_where_it_was_and_what_is_new_begins_at_its_earliest():
-    progress = Progress(ids={"a": "id-a"}, next={A0: 60})
+    progress = KafkaPosition(ids={"a": "id-a"}, next={A0: 60})
     seen = reconcile(progress, TWO, subscribed=everything)
-    assert seen.progress == Progress(ids={"a": "id-a", "b": "id-b"}, next={A0: 60, A1: 0, B0: 5})
+    assert seen.progress == KafkaPosition(ids={"a": "id-a", "b": "id-b"}, next={A0: 60, A1: 0, B0: 5})
     assert (seen.found, seen.lost) == ((A1, B0), ())
     assert reconcile(seen.progress, TWO, subscribed=everything).found == ()
 
 
 def test_160_a_bounded_source_takes_only_the_new_partitions_that_it_has_a_stop_for():
-    progress = Progress(ids={"a": "id-a"}, next={A0: 60}, stop={A0: 100, B0: 20})
+    progress = KafkaPosition(ids={"a": "id-a"}, next={A0: 60}, stop={A0: 100, B0: 20})
     seen = reconcile(progress, TWO, subscribed=everything)
-    assert seen.progress == Progress(ids={"a": "id-a", "b": "id-b"}, next={A0: 60, B0: 5}, stop=progress.stop)
+    assert seen.progress == KafkaPosition(ids={"a": "id-a", "b": "id-b"}, next={A0: 60, B0: 5}, stop=progress.stop)
     assert seen.found == (B0,)
-    alone = reconcile(Progress(ids={"a": "id-a"}, next={A0: 60}, stop={A0: 100}), TWO, subscribed=everything)
+    alone = reconcile(KafkaPosition(ids={"a": "id-a"}, next={A0: 60}, stop={A0: 100}), TWO, subscribed=everything)
     assert alone.progress.ids == {"a": "id-a"}
 
 
 def test_topics_that_are_no_longer_read_keep_their_place():
-    progress = Progress(ids={"a": "id-a", "b": "id-b"}, next={A0: 60, A1: 0, B0: 7})
+    progress = KafkaPosition(ids={"a": "id-a", "b": "id-b"}, next={A0: 60, A1: 0, B0: 7})
     seen = reconcile(progress, {"a": TWO["a"]}, subscribed=lambda name: name == "a")
     assert (seen.progress, seen.lost) == (progress, ())
 
@@ -231,20 +243,20 @@ def test_topics_that_are_no_longer_read_keep_their_place():
 def test_an_id_that_the_broker_did_not_tell_is_learnt_and_not_forgotten():
     for before, now in ((None, "id-a"), ("id-a", None)):
         seen = reconcile(
-            Progress(ids={"a": before}, next={A0: 60}), {"a": topic((10, 100), id=now)}, subscribed=everything
+            KafkaPosition(ids={"a": before}, next={A0: 60}), {"a": topic((10, 100), id=now)}, subscribed=everything
         )
         assert (seen.progress.ids, seen.lost) == ({"a": "id-a"}, ())
 
 
 def lost(next: dict[TopicPartition, int], topics: dict[str, Topic], stop: dict[TopicPartition, int] | None = None):
-    progress = Progress(ids={at.topic: f"id-{at.topic}" for at in next}, next=next, stop=stop)
+    progress = KafkaPosition(ids={at.topic: f"id-{at.topic}" for at in next}, next=next, stop=stop)
     seen = reconcile(progress, topics, subscribed=everything)
-    return seen.lost, skip(seen.progress, seen.lost, topics)
+    return seen.lost, skip_lost(seen.progress, seen.lost, topics)
 
 
 def test_expired_records_are_a_counted_loss_and_reading_goes_on_at_the_earliest():
     losses, after = lost({A0: 4}, {"a": topic((10, 100))})
-    assert losses == (Loss(at=A0, reason=Reason.EXPIRED, start=4, end=10),)
+    assert losses == (LostOffsets(at=A0, reason=LossReason.EXPIRED, start=4, end=10),)
     assert (losses[0].offsets, after.next) == (6, {A0: 10})
     assert lost({A0: 10}, {"a": topic((10, 100))})[0] == lost({A0: 100}, {"a": topic((10, 100))})[0] == ()
 
@@ -253,12 +265,12 @@ def test_of_a_bounded_source_no_more_is_lost_than_it_was_to_read():
     losses, after = lost({A0: 4}, {"a": topic((10, 100))}, stop={A0: 7})
     assert losses[0].offsets == 3
     assert after.is_done
-    assert lost({A0: 7}, {}, stop={A0: 7}) == ((), Progress(ids={"a": "id-a"}, next={A0: 7}, stop={A0: 7}))
+    assert lost({A0: 7}, {}, stop={A0: 7}) == ((), KafkaPosition(ids={"a": "id-a"}, next={A0: 7}, stop={A0: 7}))
 
 
 def test_a_truncated_partition_goes_on_at_its_end_unless_it_may_be_another_one():
     losses, after = lost({A0: 120}, {"a": topic((10, 100))})
-    assert losses == (Loss(at=A0, reason=Reason.TRUNCATED, start=100, end=120),)
+    assert losses == (LostOffsets(at=A0, reason=LossReason.TRUNCATED, start=100, end=120),)
     assert after.next == {A0: 100}, "what is before was read"
     assert lost({A0: 120}, {"a": topic((10, 100), id=None)})[1].next == {A0: 10}
 
@@ -267,39 +279,39 @@ def test_a_topic_made_again_under_its_name_is_not_the_topic_that_was_read():
     again = {"a": topic((0, 500), (0, 3), id="id-new")}
     losses, after = lost({A0: 60, TopicPartition("a", 7): 1}, again)
     assert [(loss.at.partition, loss.reason, loss.offsets) for loss in losses] == [
-        (0, Reason.RECREATED, None),
-        (7, Reason.RECREATED, None),
+        (0, LossReason.RECREATED, None),
+        (7, LossReason.RECREATED, None),
     ]
-    assert after == Progress(ids={"a": "id-new"}, next={A0: 0, A1: 0})
+    assert after == KafkaPosition(ids={"a": "id-new"}, next={A0: 0, A1: 0})
     assert reconcile(after, again, subscribed=everything).lost == ()
     assert lost({A0: 60}, again, stop={A0: 90})[1].is_done, "its stop was an offset of the other one"
 
 
 def test_what_is_gone_is_forgotten_and_new_when_it_comes_back():
     losses, after = lost({A0: 60, A1: 2, B0: 7}, {"a": topic((10, 100))})
-    assert [(loss.at, loss.reason) for loss in losses] == [(A1, Reason.PARTITION_GONE), (B0, Reason.TOPIC_GONE)]
-    assert after == Progress(ids={"a": "id-a"}, next={A0: 60})
+    assert [(loss.at, loss.reason) for loss in losses] == [(A1, LossReason.PARTITION_GONE), (B0, LossReason.TOPIC_GONE)]
+    assert after == KafkaPosition(ids={"a": "id-a"}, next={A0: 60})
     assert reconcile(after, TWO, subscribed=everything).progress.next == {A0: 60, A1: 0, B0: 5}
 
 
 def test_a_loss_is_refused_with_its_ranges_and_the_ways_out():
     losses = lost({A0: 4, B0: 7}, {"a": topic((10, 100))})[0]
-    error = refusal(losses)
+    error = lost_offsets_error(losses)
     assert isinstance(error, SourceChanged)
     text = str(error)
     assert "a-0: expired, 6 offsets from 4 on; b-0: topic gone, from offset 7 on" in text
     for remedy in ("retention.ms", "may describe it", "on_lost_offsets='continue'", "--fresh"):
         assert remedy in text
-    many = [Loss(at=TopicPartition("a", n), reason=Reason.EXPIRED, start=0, end=1) for n in range(7)]
-    assert "and 2 more" in str(refusal(many))
+    many = [LostOffsets(at=TopicPartition("a", n), reason=LossReason.EXPIRED, start=0, end=1) for n in range(7)]
+    assert "and 2 more" in str(lost_offsets_error(many))
 
 
 def test_that_something_is_gone_is_believed_only_after_a_while_other_losses_at_once():
-    gone = Loss(at=A0, reason=Reason.TOPIC_GONE, start=1)
-    expired = Loss(at=B0, reason=Reason.EXPIRED, start=1, end=2)
-    doubt = Absences(patience=10)
-    assert doubt.certain([gone, expired], Instant(0)) == (expired,)
-    assert doubt.certain([gone], Instant(9)) == ()
-    assert doubt.certain([], Instant(10)) == ()
-    assert doubt.certain([gone], Instant(11)) == (), "it was there in between"
-    assert doubt.certain([gone], Instant(21)) == (gone,)
+    gone = LostOffsets(at=A0, reason=LossReason.TOPIC_GONE, start=1)
+    expired = LostOffsets(at=B0, reason=LossReason.EXPIRED, start=1, end=2)
+    doubt = AbsenceFilter(patience=10)
+    assert doubt.certain([gone, expired], MonotonicTime(0)) == (expired,)
+    assert doubt.certain([gone], MonotonicTime(9)) == ()
+    assert doubt.certain([], MonotonicTime(10)) == ()
+    assert doubt.certain([gone], MonotonicTime(11)) == (), "it was there in between"
+    assert doubt.certain([gone], MonotonicTime(21)) == (gone,)

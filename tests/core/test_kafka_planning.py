@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.sources.base import Limits
-from penstock.sources.kafka.offsets import Extent, OffsetRange, Progress, Topic, TopicPartition
-from penstock.sources.kafka.planning import RowSizes, backlog, cut, ends, plan
+from penstock.connectors.kafka.offsets import AvailableOffsets, KafkaPosition, OffsetRange, Topic, TopicPartition
+from penstock.connectors.kafka.planning import RowSizes, backlog, cut, ends, plan
+from penstock.interfaces.source import ReadLimit
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 
@@ -22,8 +22,8 @@ waiting = st.dictionaries(
 )
 
 
-def progress_of(parts: dict[TopicPartition, tuple[int, int]]) -> Progress:
-    return Progress(ids={at.topic: None for at in parts}, next={at: start for at, (start, _) in parts.items()})
+def progress_of(parts: dict[TopicPartition, tuple[int, int]]) -> KafkaPosition:
+    return KafkaPosition(ids={at.topic: None for at in parts}, next={at: start for at, (start, _) in parts.items()})
 
 
 def ends_of(parts: dict[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
@@ -31,8 +31,11 @@ def ends_of(parts: dict[TopicPartition, tuple[int, int]]) -> dict[TopicPartition
 
 
 def test_a_partition_is_read_up_to_what_is_there_its_stop_and_where_a_drain_began():
-    topics = {"a": Topic(None, {0: Extent(0, 100), 1: Extent(0, 50)}), "b": Topic(None, {0: Extent(0, 7)})}
-    progress = Progress(next={A0: 3, A1: 0})
+    topics = {
+        "a": Topic(None, {0: AvailableOffsets(0, 100), 1: AvailableOffsets(0, 50)}),
+        "b": Topic(None, {0: AvailableOffsets(0, 7)}),
+    }
+    progress = KafkaPosition(next={A0: 3, A1: 0})
     assert ends(progress, topics) == {A0: 100, A1: 50}
     bounded = replace(progress, stop={A0: 80})
     assert ends(bounded, topics) == {A0: 80, A1: 0}
@@ -54,7 +57,7 @@ def test_a_batch_is_within_its_caps_follows_on_and_leaves_nothing_that_would_fit
     sizes.learn("a", rows=1, bytes=100)
     sizes.learn("b", rows=1, bytes=3_000)
     progress, until = progress_of(parts), ends_of(parts)
-    planned = plan(progress, until, Limits(rows=rows, bytes=size), sizes)
+    planned = plan(progress, until, ReadLimit(rows=rows, bytes=size), sizes)
     for part in planned.ranges:
         assert progress.next[part.at] == part.start < part.end <= until[part.at]
     assert len({part.at for part in planned.ranges}) == len(planned.ranges)
@@ -76,7 +79,7 @@ def test_nobody_starves_however_much_waits_elsewhere_and_however_few_rows_a_batc
     progress, turn, unserved = progress_of(parts), None, {at for at, (_, length) in parts.items() if length}
     for _ in range(len(unserved)):
         until = {at: offset + parts[at][1] for at, offset in progress.next.items()}
-        planned = plan(progress, until, Limits(rows=rows), RowSizes(), turn=turn)
+        planned = plan(progress, until, ReadLimit(rows=rows), RowSizes(), turn=turn)
         progress, turn = planned.progress, planned.turn
         unserved -= {part.at for part in planned.ranges}
     assert not unserved
@@ -86,7 +89,7 @@ def test_nobody_starves_however_much_waits_elsewhere_and_however_few_rows_a_batc
 def test_batch_after_batch_reads_everything_once(parts, rows, size):
     progress, turn, seen = progress_of(parts), None, []
     while ranges := (
-        planned := plan(progress, ends_of(parts), Limits(rows=rows, bytes=size), RowSizes(), turn=turn)
+        planned := plan(progress, ends_of(parts), ReadLimit(rows=rows, bytes=size), RowSizes(), turn=turn)
     ).ranges:
         seen += ranges
         progress, turn = planned.progress, planned.turn
@@ -100,7 +103,7 @@ def test_partitions_give_the_same_part_of_what_waits_but_a_small_one_does_not_wa
     parts = {A0: (0, 900_000), A1: (0, 90_000), B0: (0, 10)}
     shares = {
         part.at: part.offsets
-        for part in plan(progress_of(parts), ends_of(parts), Limits(rows=9_900), RowSizes()).ranges
+        for part in plan(progress_of(parts), ends_of(parts), ReadLimit(rows=9_900), RowSizes()).ranges
     }
     assert shares[B0] == 10, "all it has, though its part would be less than one"
     assert sum(shares.values()) == 9_900
@@ -111,7 +114,7 @@ def test_with_fewer_rows_than_partitions_they_take_turns():
     parts = {TopicPartition("a", n): (0, 5) for n in range(4)}
     progress, turn, order = progress_of(parts), None, []
     for _ in range(8):
-        planned = plan(progress, ends_of(parts), Limits(rows=1), RowSizes(), turn=turn)
+        planned = plan(progress, ends_of(parts), ReadLimit(rows=1), RowSizes(), turn=turn)
         progress, turn = planned.progress, planned.turn
         order += [part.partition for part in planned.ranges]
     assert order == [0, 1, 2, 3, 0, 1, 2, 3]
@@ -119,13 +122,13 @@ def test_with_fewer_rows_than_partitions_they_take_turns():
 
 def test_a_thousand_partitions_and_a_small_cap():
     parts = {TopicPartition("a", n): (0, 10**6 if n == 7 else 3) for n in range(1_000)}
-    planned = plan(progress_of(parts), ends_of(parts), Limits(rows=100), RowSizes())
+    planned = plan(progress_of(parts), ends_of(parts), ReadLimit(rows=100), RowSizes())
     assert sum(part.offsets for part in planned.ranges) == 100
 
 
 def test_what_is_paused_keeps_its_place_and_is_behind():
     parts = {A0: (0, 10), A1: (0, 10), B0: (0, 0)}
-    planned = plan(progress_of(parts), ends_of(parts), Limits(), RowSizes(), paused={A1, B0, TopicPartition("x", 0)})
+    planned = plan(progress_of(parts), ends_of(parts), ReadLimit(), RowSizes(), paused={A1, B0, TopicPartition("x", 0)})
     assert planned.ranges == (OffsetRange("a", 0, 0, 10),)
     assert planned.behind == {A1}
 
@@ -134,7 +137,7 @@ def test_one_row_is_read_even_if_it_alone_is_over_the_cap():
     sizes = RowSizes()
     sizes.learn("a", rows=1, bytes=10**7)
     parts = {A0: (0, 10), A1: (0, 10)}
-    assert plan(progress_of(parts), ends_of(parts), Limits(bytes=1), sizes).ranges == (OffsetRange("a", 0, 0, 1),)
+    assert plan(progress_of(parts), ends_of(parts), ReadLimit(bytes=1), sizes).ranges == (OffsetRange("a", 0, 0, 1),)
 
 
 def test_what_rows_weigh_rises_at_once_and_falls_slowly():

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.kafka_kit import Bench, FakeCluster, FakeMessage, FakeTrouble
+from penstock.connectors.kafka import metadata as kafka_start
+from penstock.connectors.kafka import reader as kafka_places
+from penstock.connectors.kafka.offsets import TopicPartition, decode
+from penstock.connectors.kafka.reader import DriverBatch, ExecutorBatch
 from penstock.errors import ConnectorError, SourceChanged, SourceUnavailable
 from penstock.facts import OffsetsCommitted, OffsetsLost, PartitionsFound, PartitionStalled, SourceLag
-from penstock.ids import CheckpointId
-from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Rows, Until
-from penstock.sources.kafka import places as kafka_places
-from penstock.sources.kafka import start as kafka_start
-from penstock.sources.kafka.batches import ByExecutors, InHand
-from penstock.sources.kafka.offsets import TopicPartition, decode
+from penstock.handles import CheckpointId
+from penstock.interfaces.source import CaughtUp, Ended, NoData, PlannedBatch, ReadLimit, Until
 
 EITHER = pytest.mark.parametrize("read_in", ["driver", "executors"])
 AWAY = SourceUnavailable("the cluster is away")
@@ -80,19 +80,19 @@ def test_a_batch_in_the_driver_holds_no_more_rows_or_bytes_than_allowed():
     cluster = FakeCluster(orders=2)
     for partition in (0, 1):
         cluster.log(partition).append(*[b"x" * 1_000] * 10)
-    bench = Bench(cluster, read_in="driver", limits=Limits(rows=3))
+    bench = Bench(cluster, read_in="driver", limits=ReadLimit(rows=3))
     bench.until_quiet()
     assert [plan.rows for plan in bench.plans] == [3] * 6 + [2]
-    small = Bench(cluster, read_in="driver", limits=Limits(bytes=2_000))
+    small = Bench(cluster, read_in="driver", limits=ReadLimit(bytes=2_000))
     small.until_quiet()
     assert max(plan.rows for plan in small.plans) == 2
     assert small.offsets(1) == list(range(10))
 
 
 def test_a_plan_tells_its_rows_and_bytes_and_the_partitions_that_have_more():
-    bench = Bench(cluster_of(3, 2), read_in="driver", limits=Limits(rows=4))
+    bench = Bench(cluster_of(3, 2), read_in="driver", limits=ReadLimit(rows=4))
     plan = bench.poll()
-    assert isinstance(plan, Rows)
+    assert isinstance(plan, PlannedBatch)
     assert plan.measures["rows"].value == {"rows": 4, "bytes": 4}
     assert (plan.partitions.names, plan.partitions.behind, plan.partitions.column) == (("0", "1"), {"1"}, "partition")
 
@@ -104,13 +104,13 @@ def test_its_partitions_are_known_before_there_is_a_batch_to_tell_them_with():
 
 @EITHER
 def test_a_plan_tells_whether_it_takes_all_that_waits(read_in):
-    bench = Bench(cluster_of(6, 5), read_in=read_in, limits=Limits(rows=8))
+    bench = Bench(cluster_of(6, 5), read_in=read_in, limits=ReadLimit(rows=8))
     bench.until_quiet()
     assert [plan.takes_all for plan in bench.plans] == [False, True]
 
 
 def test_ranges_of_executors_leave_rows_to_be_counted_and_tell_who_is_behind():
-    plan = Bench(cluster_of(6, 2), read_in="executors", limits=Limits(rows=4)).poll()
+    plan = Bench(cluster_of(6, 2), read_in="executors", limits=ReadLimit(rows=4)).poll()
     assert plan.rows is None
     assert "rows" not in plan.measures
     assert plan.partitions.behind == {"0", "1"}
@@ -123,7 +123,7 @@ def test_whatever_comes_and_wherever_it_is_read_every_record_comes_once_and_in_o
     cluster.portion = data.draw(st.integers(1, 5), label="portion")
     cluster.slow = data.draw(st.integers(0, 3), label="slow")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kafka_places, "MOST_HERE", 6)
+        patch.setattr(kafka_places, "MAX_DRIVER_ROWS", 6)
         bench = Bench(cluster)
         for _ in range(data.draw(st.integers(1, 12), label="steps")):
             log = cluster.log(data.draw(st.integers(0, 1)))
@@ -143,7 +143,7 @@ def test_whatever_comes_and_wherever_it_is_read_every_record_comes_once_and_in_o
                 case _:
                     rows = data.draw(st.none() | st.integers(1, 9))
                     for _ in range(data.draw(st.integers(1, 10))):
-                        bench.poll(Limits(rows=rows))
+                        bench.poll(ReadLimit(rows=rows))
         for partition in (0, 1):
             cluster.log(partition).open = None
         bench.until_quiet(400)
@@ -151,23 +151,23 @@ def test_whatever_comes_and_wherever_it_is_read_every_record_comes_once_and_in_o
 
 
 def test_a_backlog_is_read_by_executors_and_what_comes_then_in_the_driver(monkeypatch):
-    monkeypatch.setattr(kafka_places, "MOST_HERE", 10)
+    monkeypatch.setattr(kafka_places, "MAX_DRIVER_ROWS", 10)
     bench = Bench(cluster_of(50))
     bench.until_quiet()
     bench.cluster.log().append(b"v")
     bench.until_quiet()
-    assert [type(plan.plan) for plan in bench.plans] == [ByExecutors, InHand]
+    assert [type(plan.plan) for plan in bench.plans] == [ExecutorBatch, DriverBatch]
     bench.cluster.log().append(*[b"v"] * 500)
     bench.until_quiet()
-    assert ByExecutors in [type(plan.plan) for plan in bench.plans[2:]]
+    assert ExecutorBatch in [type(plan.plan) for plan in bench.plans[2:]]
     assert bench.offsets() == list(range(551))
     assert len(bench.cluster.consumers) == 1, "the consumer is kept while executors read"
 
 
 def test_of_a_backlog_each_partition_is_read_on_however_few_rows_a_batch_has(monkeypatch):
     """A consumer in the driver brings one partition after the other: a job that is killed soon never comes to some."""
-    monkeypatch.setattr(kafka_places, "MOST_HERE", 30)
-    bench = Bench(cluster_of(40, 40, 40), limits=Limits(rows=6))
+    monkeypatch.setattr(kafka_places, "MAX_DRIVER_ROWS", 30)
+    bench = Bench(cluster_of(40, 40, 40), limits=ReadLimit(rows=6))
     while len(bench.plans) < 4:
         bench.poll()
     assert all(bench.offsets(partition) for partition in range(3))
@@ -212,14 +212,14 @@ def test_160_new_topics_that_a_pattern_matches_are_read_from_their_first_record(
 @EITHER
 def test_161_paused_partitions_keep_their_place_and_are_neither_idle_nor_caught_up(read_in):
     bench = Bench(cluster_of(3, 3), read_in=read_in, until=Until.CAUGHT_UP)
-    bench.limits = Limits(rows=2, paused=frozenset({"1"}))
+    bench.limits = ReadLimit(rows=2, paused=frozenset({"1"}))
     answer = [bench.poll() for _ in range(60)][-1]
-    assert isinstance(answer, Nothing)
+    assert isinstance(answer, NoData)
     assert not answer.idle
     assert (bench.offsets(0), bench.offsets(1)) == ([0, 1, 2], [])
     assert bench.plans[-1].partitions.names == ("0", "1")
     assert "1" in bench.plans[-1].partitions.behind
-    bench.limits = Limits()
+    bench.limits = ReadLimit()
     assert isinstance(bench.until_quiet(), CaughtUp)
     assert bench.offsets(1) == [0, 1, 2]
 
@@ -227,11 +227,11 @@ def test_161_paused_partitions_keep_their_place_and_are_neither_idle_nor_caught_
 @EITHER
 def test_nobody_waits_for_a_partition_at_its_stop_while_others_are_paused_before_theirs(read_in):
     bench = Bench(cluster_of(1, 3), read_in=read_in, stop="latest")
-    bench.limits = Limits(paused=frozenset({"1"}))
+    bench.limits = ReadLimit(paused=frozenset({"1"}))
     answer = [bench.poll() for _ in range(60)][-1]
-    assert isinstance(answer, Nothing)
+    assert isinstance(answer, NoData)
     assert answer.ended == {"0"}
-    bench.limits = Limits()
+    bench.limits = ReadLimit()
     assert isinstance(bench.until_quiet(), Ended)
     assert (bench.offsets(0), bench.offsets(1)) == ([0], [0, 1, 2])
 
@@ -251,7 +251,7 @@ def test_a_run_that_drains_ends_at_what_was_there_when_it_began(read_in):
 
 @EITHER
 def test_a_bounded_source_ends_at_its_stop_also_after_a_restart(read_in):
-    bench = Bench(cluster_of(4, 1), read_in=read_in, stop="latest", limits=Limits(rows=2))
+    bench = Bench(cluster_of(4, 1), read_in=read_in, stop="latest", limits=ReadLimit(rows=2))
     bench.poll()
     bench.cluster.log(0).append(b"later")
     bench.cluster.log(2).append(b"a new partition")
@@ -267,7 +267,7 @@ def test_a_stop_behind_which_only_control_records_lie_is_reached():
 
 
 def test_a_partition_that_is_read_to_the_stop_holds_nobody_back():
-    bench = Bench(cluster_of(1, 5), read_in="executors", stop="latest", limits=Limits(rows=2))
+    bench = Bench(cluster_of(1, 5), read_in="executors", stop="latest", limits=ReadLimit(rows=2))
     bench.until_quiet()
     assert [plan.partitions.names for plan in bench.plans] == [("0", "1"), ("1",), ("1",)]
 
@@ -438,7 +438,7 @@ def test_a_topic_that_is_made_again_is_noticed_by_its_id(read_in):
 def test_rows_of_a_topic_made_again_while_they_were_read_get_into_no_checkpoint(read_in, on_lost, error):
     bench = Bench(cluster_of(2), read_in=read_in, on_lost_offsets=on_lost)
     bench.cluster.slow = 1
-    while not isinstance(plan := bench.poll(), Rows):
+    while not isinstance(plan := bench.poll(), PlannedBatch):
         pass
     bench.cluster.recreate("orders")
     with pytest.raises(error, match="made again while it was read"):
@@ -516,7 +516,7 @@ def test_records_that_come_twice_are_an_error_and_no_rows():
 
 
 def test_159_offsets_are_committed_when_a_checkpoint_is_complete_and_failures_are_made_good():
-    bench = Bench(cluster_of(3), group="g", read_in="driver", limits=Limits(rows=2))
+    bench = Bench(cluster_of(3), group="g", read_in="driver", limits=ReadLimit(rows=2))
     bench.poll()
     first = bench.reader.position()
     bench.poll()
@@ -573,7 +573,7 @@ def test_without_a_group_nothing_is_committed():
 
 
 def test_161_the_lag_of_each_partition_is_told():
-    bench = Bench(cluster_of(9, 0), read_in="driver", limits=Limits(rows=2))
+    bench = Bench(cluster_of(9, 0), read_in="driver", limits=ReadLimit(rows=2))
     for _ in range(2):
         bench.poll()
     bench.now += 3_000_000

@@ -9,21 +9,21 @@ import pytest
 
 from core.kafka_kit import FakeTrouble
 from crash.waiting import until
-from penstock.ids import Instant
-from penstock.sources.kafka.client import Connection
-from penstock.sources.kafka.cluster import KafkaCluster
-from penstock.sources.kafka.said import Outage, Said
+from penstock.clock import MonotonicTime
+from penstock.connectors.kafka.client import ClientLog, Connection
+from penstock.connectors.kafka.cluster import KafkaCluster
+from penstock.connectors.kafka.monitor import OutageLog
 
 WHO = "source in has trouble with Kafka at k:9092"
 REFUSED = "k:9092/1: Connect to ipv4#10.0.0.1:9092 failed: Connection refused"
 
 
-def at(seconds: float) -> Instant:
-    return Instant(int(seconds * 1_000_000))
+def at(seconds: float) -> MonotonicTime:
+    return MonotonicTime(int(seconds * 1_000_000))
 
 
 def test_a_trouble_is_told_at_once_and_then_at_growing_intervals():
-    outage = Outage(WHO)
+    outage = OutageLog(WHO)
     told = [line for tick in range(20_000) if (line := outage.met(at(tick / 10), REFUSED, whole=True))]
     assert told == [
         f"{WHO}: {REFUSED}",
@@ -32,13 +32,13 @@ def test_a_trouble_is_told_at_once_and_then_at_growing_intervals():
 
 
 def test_no_interval_is_longer_than_an_hour():
-    outage = Outage(WHO)
+    outage = OutageLog(WHO)
     told = [second for second in range(0, 90_000, 60) if outage.met(at(second), REFUSED, whole=True)]
     assert {later - earlier for earlier, later in zip(told[-9:], told[-8:], strict=False)} == {3_600}
 
 
 def test_it_is_over_when_the_cluster_answers_what_it_was_asked_since_and_the_next_is_told_at_once():
-    outage = Outage(WHO)
+    outage = OutageLog(WHO)
     outage.met(at(0), REFUSED, whole=False)
     outage.met(at(1), "1/1 brokers are down", whole=True)
     assert outage.answered(at(2), asked=at(0.5)) is None, "asked before it was away"
@@ -48,7 +48,7 @@ def test_it_is_over_when_the_cluster_answers_what_it_was_asked_since_and_the_nex
 
 
 def test_one_broker_of_several_is_well_again_when_nothing_was_said_of_it_for_a_while():
-    outage = Outage(WHO)
+    outage = OutageLog(WHO)
     outage.met(at(0), REFUSED, whole=False)
     assert outage.answered(at(9), asked=at(9)) is None, "another one answers"
     outage.met(at(10), REFUSED, whole=False)
@@ -57,7 +57,7 @@ def test_one_broker_of_several_is_well_again_when_nothing_was_said_of_it_for_a_w
 
 
 def test_a_client_is_a_clients_logger_that_repeats_nothing(caplog):
-    said = Said()
+    said = ClientLog()
     line = ("%s [%s] %s", "FAIL", "rdkafka#producer-1", f"[thrd:k:9092/1]: {REFUSED}")
     with caplog.at_level(logging.DEBUG, logger="penstock.kafka"):
         for _ in range(3):
@@ -70,7 +70,7 @@ def test_a_client_is_a_clients_logger_that_repeats_nothing(caplog):
 
 
 def test_complaints_are_handed_out_once_and_are_no_more_than_fifty():
-    said = Said()
+    said = ClientLog()
     for number in range(80):
         said.complained(FakeTrouble(f"_{number}"))
     assert [each.name() for each in said.complaints()] == [f"_{number}" for number in range(30, 80)]
@@ -78,7 +78,7 @@ def test_complaints_are_handed_out_once_and_are_no_more_than_fifty():
 
 
 def test_an_error_that_only_says_that_nothing_came_gets_the_words_of_what_came_before():
-    said = Said()
+    said = ClientLog()
     timed_out = FakeTrouble("_TIMED_OUT")
     assert said.behind(timed_out) == ("_TIMED_OUT", "_TIMED_OUT was said")
     for name in ("_RESOLVE", "_ALL_BROKERS_DOWN"):
@@ -104,7 +104,7 @@ def test_a_client_that_finds_no_broker_complains_to_whoever_asks_and_not_to_the_
 
 @pytest.mark.parametrize("reached", [False, True])
 def test_a_login_counts_as_refused_if_it_was_so_twice_and_never_worked(reached):
-    said = Said()
+    said = ClientLog()
     if reached:
         said.answered()
     said.heard(FakeTrouble("_AUTHENTICATION"))

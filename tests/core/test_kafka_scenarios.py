@@ -9,15 +9,15 @@ import pytest
 
 from core.kafka_kit import Bench, FakeCluster
 from core.runtime_fakes import Clock, NotingShell, drained, output_to
+from penstock.connectors.kafka.offsets import TopicPartition, decode
 from penstock.elements import Barrier, CheckpointKind
 from penstock.errors import ConnectorError, SourceUnavailable
 from penstock.facts import OffsetsCommitted
-from penstock.ids import CheckpointId
-from penstock.runtime.channel import Channel
+from penstock.handles import CheckpointId
+from penstock.interfaces.source import Ended, NoData, PlannedBatch, ReadLimit
+from penstock.runtime.channels import Channel
 from penstock.runtime.source_task import SourceTask
-from penstock.runtime.task_protocols import Completed
-from penstock.sources.base import Ended, Limits, Nothing, Rows
-from penstock.sources.kafka.offsets import TopicPartition, decode
+from penstock.runtime.task import Completed
 
 A0, A1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 EITHER = pytest.mark.parametrize("read_in", ["driver", "executors"])
@@ -34,7 +34,7 @@ class Task:
             "in",
             self.bench.reader,
             output_to(self.channel),
-            limits=Limits,
+            limits=ReadLimit,
             shell=self.shell,
             clock=self.clock,
         )
@@ -183,7 +183,7 @@ def test_160_a_snapshot_before_anything_was_read_has_every_partition_and_where_i
 
 @pytest.mark.mission("F5")
 def test_160_a_snapshot_of_a_restored_source_that_has_read_nothing_yet_has_what_was_restored():
-    before = Bench(cluster_of(7, 2), limits=Limits(rows=4), read_in="driver")
+    before = Bench(cluster_of(7, 2), limits=ReadLimit(rows=4), read_in="driver")
     before.poll()
     position = before.reader.position()
     before.reader.close()
@@ -207,10 +207,10 @@ def test_160_each_snapshot_has_what_is_read_now_and_nothing_of_the_one_before(re
 
 @EITHER
 def test_160_what_a_failed_attempt_had_taken_is_read_again_the_same(read_in):
-    bench = Bench(cluster_of(9, 4), read_in=read_in, limits=Limits(rows=3))
+    bench = Bench(cluster_of(9, 4), read_in=read_in, limits=ReadLimit(rows=3))
     bench.poll()
     position = bench.reader.position()
-    taken = [bench.rows(answer.plan) for _ in range(3) if isinstance(answer := bench.poll(), Rows)]
+    taken = [bench.rows(answer.plan) for _ in range(3) if isinstance(answer := bench.poll(), PlannedBatch)]
     bench.reader.close()
     bench.read.clear()
     bench.open(decode(position))
@@ -247,7 +247,7 @@ def test_161_a_poll_waits_for_nobody_so_a_stop_or_a_barrier_never_waits_for_a_cl
         before = bench.now
         answers.append(bench.poll())
         assert bench.now - before < 1_000_000, "it is asked again soon"
-    assert all(isinstance(answer, Nothing) for answer in answers[2:]), "a look that was under way may bring ranges"
+    assert all(isinstance(answer, NoData) for answer in answers[2:]), "a look that was under way may bring ranges"
 
 
 @EITHER
@@ -262,6 +262,6 @@ def test_161_a_partition_whose_stop_is_where_it_begins_is_at_its_end_without_a_r
 
 @EITHER
 def test_161_a_pause_of_a_partition_that_is_not_there_changes_nothing(read_in):
-    bench = Bench(cluster_of(3), read_in=read_in, limits=Limits(paused=frozenset({"7", "orders-0"})))
+    bench = Bench(cluster_of(3), read_in=read_in, limits=ReadLimit(paused=frozenset({"7", "orders-0"})))
     bench.until_quiet()
     assert bench.offsets() == [0, 1, 2]

@@ -12,14 +12,12 @@ import pytest
 from pyspark.sql.types import StructType
 
 import penstock as ps
+from penstock.connectors.kafka.config import CommitMode, StallTimeouts
+from penstock.connectors.kafka.offsets import AtTimestamp, KafkaPosition, TopicPartition, encode
+from penstock.connectors.secrets import resolve
 from penstock.errors import ConnectorError, GraphError, SettingsError, StateIncompatible
 from penstock.handles import Guarantee, Position
-from penstock.sources.base import DecodesJson, Limits, Partitioned, SourceContext
-from penstock.sources.kafka.bounds import AtTime
-from penstock.sources.kafka.commits import CommitMode
-from penstock.sources.kafka.offsets import Progress, TopicPartition, encode
-from penstock.sources.kafka.secrets import resolve
-from penstock.sources.kafka.stalls import Patience
+from penstock.interfaces.source import ReadLimit, SourceContext, SupportsJsonDecoding, SupportsPartitions
 
 CANARY = "canary-7c1f"
 
@@ -37,10 +35,10 @@ def test_a_source_says_what_it_reads_and_begins_at_the_earliest_unless_told():
         "read_committed",
         "fail",
     )
-    assert plain.patience == Patience(warn=30_000_000, reopen=60_000_000, fail=300_000_000)
+    assert plain.patience == StallTimeouts(warn=30_000_000, reopen=60_000_000, fail=300_000_000)
     assert source(topics=None, pattern="o.*").describe() == "kafka topics like o.* at k1:9092"
     timed = source(start="2026-01-31T00:00:00Z", stop="latest", group="shop", discover_every=None)
-    assert (timed.start, timed.stop, timed.discover_every) == (AtTime(1_769_817_600_000), "latest", None)
+    assert (timed.start, timed.stop, timed.discover_every) == (AtTimestamp(1_769_817_600_000), "latest", None)
     assert timed.committing.mode is CommitMode.ON_CHECKPOINTS
 
 
@@ -52,8 +50,8 @@ def test_a_partition_is_named_by_its_number_where_there_is_one_topic_and_by_both
         ("topic_partition", "orders-3"),
         ("topic_partition", "orders-3"),
     ]
-    assert isinstance(one, Partitioned)
-    assert isinstance(one, DecodesJson)
+    assert isinstance(one, SupportsPartitions)
+    assert isinstance(one, SupportsJsonDecoding)
 
 
 def test_topics_are_those_named_or_those_whose_whole_name_matches_but_internal_ones_never():
@@ -66,8 +64,8 @@ def test_topics_are_those_named_or_those_whose_whole_name_matches_but_internal_o
 def test_a_batch_is_capped_by_the_job_and_by_the_source():
     both = source(max_rows_per_batch=10, max_bytes_per_batch=100)
     paused = frozenset({"3"})
-    assert both.capped(Limits(rows=5, bytes=None, paused=paused)) == Limits(rows=5, bytes=100, paused=paused)
-    assert source().capped(Limits(rows=5)) == Limits(rows=5)
+    assert both.capped(ReadLimit(rows=5, bytes=None, paused=paused)) == ReadLimit(rows=5, bytes=100, paused=paused)
+    assert source().capped(ReadLimit(rows=5)) == ReadLimit(rows=5)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +241,7 @@ def test_a_start_without_a_position_and_a_commit_without_a_group_are_told(monkey
     assert "source in has no position: it starts at earliest" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.INFO, "penstock"), pytest.raises(SettingsError):
-        source().open(context, encode(Progress()))
+        source().open(context, encode(KafkaPosition()))
     assert caplog.text == ""
 
 

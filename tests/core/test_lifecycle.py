@@ -2,24 +2,34 @@
 
 import pytest
 
+from penstock.clock import MonotonicTime
 from penstock.errors import InternalError
-from penstock.ids import Instant
-from penstock.runtime.lifecycle import MOVES, OVER, JobState, Lifecycle
-from penstock.runtime.restart import SECOND, ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
+from penstock.runtime.lifecycle import (
+    SECOND,
+    TERMINAL_STATES,
+    TRANSITIONS,
+    ExponentialDelay,
+    FailureRate,
+    FixedDelay,
+    JobState,
+    Lifecycle,
+    NoRestart,
+    RestartStrategy,
+)
 
 
 def pauses(strategy: RestartStrategy, failures: list[int], *, chance: float = 0.5) -> list[int | None]:
     found = []
     for at in failures:
-        strategy, pause = strategy.after_failure(Instant(at * SECOND), chance=chance)
+        strategy, pause = strategy.after_failure(MonotonicTime(at * SECOND), chance=chance)
         found.append(pause)
     return found
 
 
 @pytest.mark.mission("S2")
 def test_a_job_that_is_over_does_not_come_back() -> None:
-    for state in OVER:
-        assert MOVES[state] == frozenset()
+    for state in TERMINAL_STATES:
+        assert TRANSITIONS[state] == frozenset()
 
 
 @pytest.mark.mission("S1", "S6")

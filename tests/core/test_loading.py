@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from penstock.elements import Lease
-from penstock.ids import BEGINNING, END_OF_TIME
-from penstock.state.layer import Kept, Layer
-from penstock.state.loading import Coming, Loading
-from penstock.state.stack import Stack
+from penstock.clock import MAX_WATERMARK, MIN_WATERMARK
+from penstock.elements import RefCount
+from penstock.state.layers import CachedRows, Layer
+from penstock.state.stack import ExpectedLayer, LayerLoader, Stack
 
 
 class Parts:
@@ -25,26 +24,26 @@ class Parts:
         self.held: set[str] = set()
         self.before: dict[str, Callable[[], None]] = {}
 
-    def _load(self, name: str) -> Kept:
+    def _load(self, name: str) -> CachedRows:
         self.loaded.append(name)
         self.before.get(name, lambda: None)()
         self.held.add(name)
-        lease = Lease(lambda: self.held.remove(name))
+        lease = RefCount(lambda: self.held.remove(name))
         frame: Any = name
         end = 10 * len(self.loaded)
-        return Kept(frame=frame, rows=self.rows, first_end=end, last_end=end, lease=lease)
+        return CachedRows(frame=frame, rows=self.rows, first_end=end, last_end=end, lease=lease)
 
-    def loading(self, *, turn: int = 0) -> Loading:
-        coming = Coming(
+    def loading(self, *, turn: int = 0) -> LayerLoader:
+        coming = ExpectedLayer(
             name="restored", level=3, turn=turn, rows=99, first_end=5, last_end=50, refs=frozenset({"g1-1", "g1-2"})
         )
         joined: Any = "+".join
-        return Loading(coming, [lambda name=name: self._load(name) for name in self.names], joined)  # type: ignore[misc]
+        return LayerLoader(coming, [lambda name=name: self._load(name) for name in self.names], joined)  # type: ignore[misc]
 
 
 def layer_of(name: str, *, turn: int = 0) -> Layer:
     frame: Any = name
-    lease = Lease(lambda: None)
+    lease = RefCount(lambda: None)
     return Layer(name=name, level=0, epoch=1, rows=7, first_end=20, last_end=20, frame=frame, lease=lease, turn=turn)
 
 
@@ -120,7 +119,7 @@ def test_a_part_that_comes_when_nobody_wants_it_any_more_is_freed() -> None:
 def test_rows_of_closed_windows_only_make_no_layer() -> None:
     parts = Parts("a", "b", rows=0)
     stack = Stack(restored=parts.loading())
-    assert stack.lease_due(BEGINNING, END_OF_TIME)[0] == ()
+    assert stack.lease_due(MIN_WATERMARK, MAX_WATERMARK)[0] == ()
     assert (stack.height, stack.awaits, parts.held) == (0, frozenset(), set())
 
 

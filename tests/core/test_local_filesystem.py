@@ -11,10 +11,9 @@ import pytest
 from core.checkpoint_values import CLAIM, log_on, manifest
 from penstock import failpoints
 from penstock.errors import CheckpointUnreadable, StateDirectoryRefused, StorageFailed
-from penstock.filesystem import local
+from penstock.filesystem import local, resolve
 from penstock.filesystem.base import Created, Moved, UnknownOutcome
 from penstock.filesystem.local import LocalFileSystem
-from penstock.filesystem.resolve import resolve
 
 
 @pytest.fixture
@@ -165,10 +164,10 @@ def test_a_temporary_file_of_an_earlier_process_of_the_same_number_is_not_touche
 
 def test_S7_a_move_that_died_before_the_rename_is_done_again_and_after_it_is_found_done(filesystem):
     filesystem.create("staged/a", b"x")
-    with failpoints.armed("local.move.before", "raise"), pytest.raises(failpoints.Crash):
+    with failpoints.armed("local.move.before", "raise"), pytest.raises(failpoints.FailpointCrash):
         filesystem.move("staged/a", "out/a")
     assert filesystem.list("out") == []
-    with failpoints.armed("local.move.renamed", "raise"), pytest.raises(failpoints.Crash):
+    with failpoints.armed("local.move.renamed", "raise"), pytest.raises(failpoints.FailpointCrash):
         filesystem.move("staged/a", "out/a")
 
     assert filesystem.move("staged/a", "out/a") == Moved(found=False)

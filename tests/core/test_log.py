@@ -7,7 +7,7 @@ import pytest
 from core.checkpoint_values import CLAIM, entries, history, log_on, manifest, pin, rewind
 from penstock import failpoints
 from penstock.checkpoint import paths
-from penstock.checkpoint.codec import decode, encode
+from penstock.checkpoint.entry_codec import decode, encode
 from penstock.checkpoint.history import History
 from penstock.errors import CheckpointUnreadable, GenerationFenced, LogGap, StateDirectoryRefused, StorageFailed
 from penstock.testing.filesystem import MemoryFileSystem, Operation
@@ -534,7 +534,7 @@ def test_an_interrupted_trim_leaves_a_log_that_reads(filesystem):
     owner.append(manifest(1))
     owner.append(manifest(2, 1))
     owner.append(manifest(3, 2, floor=3))
-    with failpoints.armed("log.trim.before", "raise", hit=2), pytest.raises(failpoints.Crash):
+    with failpoints.armed("log.trim.before", "raise", hit=2), pytest.raises(failpoints.FailpointCrash):
         owner.trim()
 
     found = log_on(filesystem)[0].read()
@@ -552,10 +552,10 @@ def test_an_interrupted_trim_leaves_a_log_that_reads(filesystem):
 )
 def test_a_crash_before_an_entry_leaves_nothing_and_after_it_everything(filesystem, body, before, after):
     owner = claim(filesystem)
-    with failpoints.armed(before, "raise"), pytest.raises(failpoints.Crash):
+    with failpoints.armed(before, "raise"), pytest.raises(failpoints.FailpointCrash):
         owner.append(body)
     assert log_on(filesystem)[0].read().tail == 0
-    with failpoints.armed(after, "raise"), pytest.raises(failpoints.Crash):
+    with failpoints.armed(after, "raise"), pytest.raises(failpoints.FailpointCrash):
         owner.append(body)
     assert log_on(filesystem)[0].read().tail == 1
 

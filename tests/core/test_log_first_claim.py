@@ -6,8 +6,8 @@ import pytest
 
 from penstock.checkpoint.entries import Claim
 from penstock.checkpoint.log import Log
+from penstock.clock import WallTime
 from penstock.errors import GenerationFenced
-from penstock.ids import WallTime
 from penstock.testing.filesystem import MemoryFileSystem
 
 CLAIM = Claim(host="h", pid=1, started=WallTime(0), version="0")

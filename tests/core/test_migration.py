@@ -3,9 +3,10 @@
 import pytest
 
 from penstock.errors import CheckpointUnreadable, StateIncompatible
-from penstock.handles import Act, LayerRef, StateHandle
-from penstock.state.column_types import columns_of, ddl_of, spark_type, widens
-from penstock.state.migration import Keeps, Refused, carried, judge, moves_between, recorded_in, schema_of
+from penstock.handles import ColumnAction, LayerRef, StateHandle
+from penstock.interfaces.operator import StateSchema
+from penstock.spark.sql import format_columns, parse_columns, spark_type, widens
+from penstock.state.schema import IncompatibleSchema, column_changes, layer_columns, migrated, resolve_schema, schema_of
 
 BOUNDS = "`window_start` timestamp, `window_end` timestamp"
 BASE = f"`user` string, {BOUNDS}"
@@ -23,12 +24,12 @@ def held(*layers, schema=V1, kind="window/1", window=WINDOW):
 
 
 def keeps(schema, *, kind="window/1", window=WINDOW):
-    return Keeps(kind=kind, schema=schema, window=window)
+    return StateSchema(kind=kind, schema=schema, window=window)
 
 
 def acts(recorded, declared):
     """Only what does not stay as it is."""
-    return [str(move) for move in moves_between(recorded, declared) if move.act is not Act.KEEP]
+    return [str(move) for move in column_changes(recorded, declared) if move.act is not ColumnAction.KEEP]
 
 
 # ------------------------------------------------------------------------------------------------------------- columns
@@ -43,13 +44,13 @@ def acts(recorded, declared):
     ],
 )
 def test_what_is_recorded_is_read_back_as_it_was(ddl):
-    assert ddl_of(columns_of(ddl)) == ddl
+    assert format_columns(parse_columns(ddl)) == ddl
 
 
 @pytest.mark.parametrize("ddl", ["", "n LONG", "`a` struct<b:int", "`a", "`a` int,", "a` int"])
 def test_what_is_not_written_so_is_refused(ddl):
     with pytest.raises(ValueError, match=r"is no column|does not end"):
-        columns_of(ddl)
+        parse_columns(ddl)
 
 
 @pytest.mark.parametrize(
@@ -100,14 +101,14 @@ def test_names_within_a_type_are_quoted_for_spark():
 
 
 def test_the_same_columns_need_no_move_in_whatever_order():
-    assert moves_between(V1, V1) == ()
+    assert column_changes(V1, V1) == ()
     assert (
-        moves_between(
+        column_changes(
             f"`a` int, `b` int, {BOUNDS}, `n__count` bigint", f"`b` int, `a` int, {BOUNDS}, `n__count` bigint"
         )
         == ()
     )
-    assert moves_between(f"{BASE}, `low__min` int, `x__sum` bigint", V1) == ()
+    assert column_changes(f"{BASE}, `low__min` int, `x__sum` bigint", V1) == ()
 
 
 def test_aggregates_come_and_go_as_a_whole_and_types_get_wider():
@@ -121,8 +122,8 @@ def test_aggregates_come_and_go_as_a_whole_and_types_get_wider():
 
 
 def test_a_name_in_other_letters_is_the_same_column():
-    (move,) = [each for each in moves_between(V1, V1.replace("x__sum", "X__sum")) if each.recorded != each.declared]
-    assert (move.act, move.recorded.name, move.declared.name) == (Act.KEEP, "x__sum", "X__sum")
+    (move,) = [each for each in column_changes(V1, V1.replace("x__sum", "X__sum")) if each.recorded != each.declared]
+    assert (move.act, move.recorded.name, move.declared.name) == (ColumnAction.KEEP, "x__sum", "X__sum")
 
 
 @pytest.mark.parametrize(
@@ -144,13 +145,13 @@ def test_a_name_in_other_letters_is_the_same_column():
     ],
 )
 def test_what_else_changes_is_refused_with_the_reason(declared, why):
-    with pytest.raises(Refused, match=why):
-        moves_between(V1, declared)
+    with pytest.raises(IncompatibleSchema, match=why):
+        column_changes(V1, declared)
 
 
 def test_what_cannot_be_told_apart_is_refused():
-    with pytest.raises(Refused, match="'n LONG' is no column, so the two cannot be compared"):
-        moves_between("n LONG", V1)
+    with pytest.raises(IncompatibleSchema, match="'n LONG' is no column, so the two cannot be compared"):
+        column_changes("n LONG", V1)
 
 
 # ------------------------------------------------------------------------------------------------------------ judgement
@@ -159,7 +160,7 @@ def test_what_cannot_be_told_apart_is_refused():
 def test_a_refusal_has_both_sides_and_the_remedy():
     other = V1.replace("x__sum", "x__max")
     with pytest.raises(StateIncompatible) as error:
-        judge(held(), keeps(other), uid="totals")
+        resolve_schema(held(), keeps(other), uid="totals")
     text = str(error.value)
     assert text.startswith("step 'totals': ")
     for part in (V1, other, "give it another alias", "give the step a new uid and start it without its state"):
@@ -178,13 +179,13 @@ def test_a_refusal_has_both_sides_and_the_remedy():
 )
 def test_other_windows_and_other_kinds_are_refused(asked, why):
     with pytest.raises(StateIncompatible, match=why):
-        judge(held(), asked, uid="totals")
+        resolve_schema(held(), asked, uid="totals")
 
 
 def test_layers_of_an_older_schema_are_judged_too():
     narrow = layer(schema=V1.replace("low__min` int", "low__min` decimal(4,1)"))
     with pytest.raises(StateIncompatible, match=r"was decimal\(4,1\) and would be int"):
-        judge(held(narrow), keeps(V1), uid="totals")
+        resolve_schema(held(narrow), keeps(V1), uid="totals")
 
 
 # ----------------------------------------------------------------------------------------------- what each layer says
@@ -193,36 +194,36 @@ V2 = f"{BASE}, `low__min` bigint, `n__count` bigint"
 
 
 def test_after_a_move_each_layer_says_which_of_its_columns_count():
-    moved = carried(held(layer("a"), layer("b")), V2)
+    moved = migrated(held(layer("a"), layer("b")), V2)
     assert moved.schema == V2
-    assert [recorded_in(ref) for ref in moved.layers] == [f"{BASE}, `low__min` int"] * 2
+    assert [layer_columns(ref) for ref in moved.layers] == [f"{BASE}, `low__min` int"] * 2
     assert [ref.detail["slices"] for ref in moved.layers] == [1, 1]
 
 
 def test_a_layer_that_was_written_since_says_nothing_until_the_next_move():
     old, new = layer("a", schema=f"{BASE}, `low__min` int"), layer("b")
-    again = carried(held(old, new, schema=V2), V2)
+    again = migrated(held(old, new, schema=V2), V2)
     assert again.layers == (old, new), "the same code again"
     assert [schema_of(again, ref) for ref in again.layers] == [f"{BASE}, `low__min` int", V2]
 
 
 def test_what_was_dropped_once_stays_dropped_whatever_the_files_have():
-    first = carried(held(layer("a")), V2)
-    back = carried(first, f"{V2}, `x__sum` bigint")
-    assert recorded_in(back.layers[0]) == f"{BASE}, `low__min` int"
-    assert "adds x__sum bigint, from now on" in acts(recorded_in(back.layers[0]), back.schema)
+    first = migrated(held(layer("a")), V2)
+    back = migrated(first, f"{V2}, `x__sum` bigint")
+    assert layer_columns(back.layers[0]) == f"{BASE}, `low__min` int"
+    assert "adds x__sum bigint, from now on" in acts(layer_columns(back.layers[0]), back.schema)
 
 
 def test_going_back_to_the_old_code_needs_no_move_for_the_layers_it_wrote():
     wide = V1.replace("low__min` int", "low__min` bigint")
-    assert carried(carried(held(layer("a"), schema=V1), wide), wide).layers[0].detail["schema"] == V1
-    with pytest.raises(Refused, match="was bigint and would be int"):
-        moves_between(wide, V1)
+    assert migrated(migrated(held(layer("a"), schema=V1), wide), wide).layers[0].detail["schema"] == V1
+    with pytest.raises(IncompatibleSchema, match="was bigint and would be int"):
+        column_changes(wide, V1)
     only = f"{BASE}, `x__sum` bigint"
-    more = carried(held(layer("a"), schema=only), f"{only}, `n__count` bigint")
-    assert carried(more, only).layers[0].detail == {"slices": 1}
+    more = migrated(held(layer("a"), schema=only), f"{only}, `n__count` bigint")
+    assert migrated(more, only).layers[0].detail == {"slices": 1}
 
 
 def test_a_detail_that_is_not_ours_is_unreadable():
     with pytest.raises(CheckpointUnreadable, match="layer g1-000001 says 7 of its columns"):
-        recorded_in(LayerRef(name="g1-000001", level=0, rows=1, files=(), detail={"schema": 7}))
+        layer_columns(LayerRef(name="g1-000001", level=0, rows=1, files=(), detail={"schema": 7}))

@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
+from penstock.admin.shadow_pipeline import EmptySource, MutedPipeline, PipelineMuter
 from penstock.errors import GraphError, SettingsError
 from penstock.graph.nodes import Keyed, Read, Write
 from penstock.handles import Position, with_replays
-from penstock.operate.shadow.muting import Muted, Muting
-from penstock.operate.shadow.silent import Silent
-from penstock.sources.base import CaughtUp, Limits, Nothing, SourceContext, Until
+from penstock.interfaces.source import CaughtUp, NoData, ReadLimit, SourceContext, Until
 from penstock.testing.sources import ScriptedSource
 
 
@@ -24,8 +23,8 @@ def orders(p):
 
 
 def test_every_sink_writes_below_the_folder_and_nothing_else_is_changed(tmp_path):
-    muting = Muting(folder=tmp_path, ends={})
-    muted, plain = Muted(orders, muting).graph(), orders.graph()
+    muting = PipelineMuter(folder=tmp_path, ends={})
+    muted, plain = MutedPipeline(orders, muting).graph(), orders.graph()
 
     sinks = {node.uid: node.sink for node in muted.nodes if isinstance(node, Write)}
     assert {uid: sink.target for uid, sink in sinks.items()} == {"out": f"{tmp_path}/out", "all": f"{tmp_path}/all"}
@@ -38,16 +37,16 @@ def test_every_sink_writes_below_the_folder_and_nothing_else_is_changed(tmp_path
 
 def test_sources_end_where_they_are_told_and_those_that_cannot_are_named(tmp_path):
     end = Position(kind="rate/1", detail={"next": 7, "started": 0})
-    muting = Muting(folder=Path(tmp_path), ends={"in": end})
+    muting = PipelineMuter(folder=Path(tmp_path), ends={"in": end})
 
     [read] = [node for node in muting.graph(orders.graph()).nodes if isinstance(node, Read)]
     assert read.source == ps.rate.Source(10).replayed(end)
     assert muting.unbounded(orders.graph()) == ()
 
-    muting = Muting(folder=Path(tmp_path), ends={"in": with_replays(end, {"bad": 3})})
+    muting = PipelineMuter(folder=Path(tmp_path), ends={"in": with_replays(end, {"bad": 3})})
     [read] = [node for node in muting.graph(orders.graph()).nodes if isinstance(node, Read)]
     assert read.source == ps.rate.Source(10).replayed(end), "a source gets its own words"
-    assert Muting(folder=Path(tmp_path), ends={}).unbounded(orders.graph()) == ("in",)
+    assert PipelineMuter(folder=Path(tmp_path), ends={}).unbounded(orders.graph()) == ("in",)
 
 
 # ----------------------------------------------------------------------------------------- sources that cannot be muted
@@ -62,7 +61,7 @@ def queued(p):
 
 def test_a_source_that_others_may_notice_is_refused_with_its_name_its_place_and_what_to_do(tmp_path):
     with pytest.raises(GraphError) as refused:
-        Muting(folder=tmp_path, ends={}).graph(queued.graph())
+        PipelineMuter(folder=tmp_path, ends={}).graph(queued.graph())
 
     said = str(refused.value)
     assert re.match(r"step 'queue' at \S*test_muting\.py:\d+: a script", said)
@@ -71,19 +70,19 @@ def test_a_source_that_others_may_notice_is_refused_with_its_name_its_place_and_
 
 
 def test_a_source_that_is_left_out_has_its_columns_and_no_rows_and_neither_holds_back_nor_ends(tmp_path):
-    muting = Muting(folder=tmp_path, ends={}, without=frozenset({"queue"}))
+    muting = PipelineMuter(folder=tmp_path, ends={}, without=frozenset({"queue"}))
     nodes = muting.graph(queued.graph()).nodes
     read = next(node for node in nodes if getattr(node, "uid", "") == "queue")
     was = Position(kind="scripted/1", detail={"next": 3})
 
     def polls(until, resume=None):
         reader = read.source.open(SourceContext(uid="queue", spark=None, until=until), resume)
-        return [reader.poll(now=5, wall=5, limits=Limits()) for _ in range(3)], reader.position()
+        return [reader.poll(now=5, wall=5, limits=ReadLimit()) for _ in range(3)], reader.position()
 
-    assert isinstance(read.source, Silent)
+    assert isinstance(read.source, EmptySource)
     assert read.source.describe() == "left out: a script of 0 items"
-    assert polls(Until.CAUGHT_UP, was) == ([Nothing(wake_at=5, idle=True), CaughtUp(), CaughtUp()], was)
-    assert polls(Until.STOPPED)[0] == [Nothing(wake_at=1_000_005, idle=True)] * 3
+    assert polls(Until.CAUGHT_UP, was) == ([NoData(wake_at=5, idle=True), CaughtUp(), CaughtUp()], was)
+    assert polls(Until.STOPPED)[0] == [NoData(wake_at=1_000_005, idle=True)] * 3
     assert muting.unbounded(queued.graph()) == ("in",), "it has no end to be told"
 
 

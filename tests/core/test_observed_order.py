@@ -8,10 +8,9 @@ from penstock.elements import Batch
 from penstock.errors import StorageFailed
 from penstock.facts import BatchDone, BatchRead, CheckpointFailed, Published
 from penstock.handles import Position
-from penstock.runtime.channel import Channel
-from penstock.runtime.output import Output, Path
+from penstock.interfaces.source import PlannedBatch, ReadLimit
+from penstock.runtime.channels import Channel, OutputPath, TaskOutput
 from penstock.runtime.source_task import SourceTask
-from penstock.sources.base import Limits, Rows
 from penstock.testing.filesystem import MemoryFileSystem
 
 
@@ -23,7 +22,7 @@ class One:
 
     def poll(self, **_):
         self._clock.at += 3_000
-        return Rows(plan=["a"], rows=1)
+        return PlannedBatch(plan=["a"], rows=1)
 
     def frame(self, plan):
         return plan
@@ -54,9 +53,9 @@ def test_a_batch_is_told_as_read_before_anybody_can_be_through_with_it_and_once_
         clock.at += 2_000
         return batch
 
-    branches = tuple(Path(rewrite=rewrite, channel=Impatient(shell, name)) for name in ("left", "right"))
-    output = Output({"out": Path(rewrite=rewrite, branches=branches)}, keep=lambda batch, readers: batch)
-    source = SourceTask("in", One(clock), output, limits=Limits, shell=shell, clock=clock)
+    branches = tuple(OutputPath(rewrite=rewrite, channel=Impatient(shell, name)) for name in ("left", "right"))
+    output = TaskOutput({"out": OutputPath(rewrite=rewrite, branches=branches)}, keep=lambda batch, readers: batch)
+    source = SourceTask("in", One(clock), output, limits=ReadLimit, shell=shell, clock=clock)
     for _ in range(2):
         source.step()
     told = [(type(fact), fact.task, fact.sequence) for fact in shell.facts]
@@ -87,7 +86,7 @@ def test_what_an_older_checkpoint_needed_is_deleted_only_when_the_newer_is_in_th
     again = Attempt(filesystem)
     again.workers.held.add("clean-up")
     filesystem.fail("create", StorageFailed("disk full"), path="log/*")
-    again.wiring.coordinator._run._failures._tolerated = 1
+    again.wiring.coordinator._failures._tolerated = 1
     again.settle().ask("r2")
     assert again.seen(CheckpointFailed)[0].reason == "manifest_failed"
     assert leftover in filesystem.files, "no manifest, no deletion"

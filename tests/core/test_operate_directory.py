@@ -4,9 +4,9 @@ import pytest
 
 from core.checkpoint_values import CLAIM
 from core.log_kit import JOB, checkpoint, kinds, log, staged, write
+from penstock.admin import savepoints
 from penstock.checkpoint.entries import Claim, Pin, Stopped
-from penstock.operate import savepoints
-from penstock.operate.directory import JobDirectory
+from penstock.control.client import JobDirectory
 
 
 @pytest.fixture

@@ -9,15 +9,15 @@ import pytest
 from core.cli_kit import Terminal, say
 from core.control_kit import Driver
 from core.looking_kit import GONE, NOON, a_job, layer_in, put, staged_in, taken, write_log
+from penstock.admin.gc import Owner, assign_owners, collect_garbage, inventory
 from penstock.checkpoint.entries import Claim, Condemn, Rewind, Stopped
-from penstock.checkpoint.reading import read_history
+from penstock.checkpoint.log import read_history
 from penstock.cli.main import dispatch
 from penstock.cli.output import Output
+from penstock.control.client import JobDirectory, is_at_rest
 from penstock.errors import JobIsRunning
 from penstock.filesystem.local import LocalFileSystem
 from penstock.handles import Committable
-from penstock.operate.directory import JobDirectory, is_at_rest
-from penstock.operate.files.ownership import Owner, collect_garbage, inventory, owners
 
 OLD = "state/totals/0/a/part-0.parquet"
 NOBODYS = "state/totals/0/nobody/part-0.parquet"
@@ -138,7 +138,7 @@ def test_what_somebody_needs_is_never_deletable_whatever_an_entry_says_of_it(tmp
     condemned = Condemn(checkpoints=(), files=(one.files[0].path, item.files[0].path), at=NOON)
     write_log(tmp_path, GONE, taken(1, None, one, open=(item,)), condemned)
 
-    of = owners(log(job), files(job), own=9)
+    of = assign_owners(log(job), files(job), own=9)
 
     assert of[one.files[0].path] is Owner.CHECKPOINT
     assert of[item.files[0].path] is Owner.OUTPUT

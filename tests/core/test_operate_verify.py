@@ -8,12 +8,11 @@ import pytest
 
 from core.cli_kit import say
 from core.looking_kit import GONE, NOON, a_job, layer_in, put, staged_in, taken, write_log
+from penstock.admin.verify import Fault, verify
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import Rewind, Stopped
+from penstock.control.client import JobDirectory
 from penstock.handles import Committable
-from penstock.operate.directory import JobDirectory
-from penstock.operate.files.checking import Fault
-from penstock.operate.files.verify import verify
 
 LAYER_B = "state/totals/0/b/part-0.parquet"
 LAYER_C = "state/totals/0/c/part-0.parquet"

@@ -6,10 +6,10 @@ import pytest
 
 from core.cli_kit import Terminal, say
 from core.looking_kit import a_job, put
+from penstock.admin.export import export_checkpoint
 from penstock.cli.main import dispatch
 from penstock.cli.output import Output
-from penstock.operate.directory import JobDirectory
-from penstock.operate.export import export_checkpoint
+from penstock.control.client import JobDirectory
 
 LAYER = "state/totals/0/b/part-0.parquet"
 

@@ -3,9 +3,9 @@
 import pytest
 
 import penstock as ps
-from penstock.graph.pace import LINGER, Every, WhenReady
-from penstock.ids import WallTime
-from penstock.runtime.pacing import Linger, Metronome, pace_of
+from penstock.clock import WallTime
+from penstock.graph.nodes import DEFAULT_LINGER, Every, WhenReady
+from penstock.runtime.source_task import AdaptiveBatching, FixedInterval, schedule_of
 
 
 def at(micros: int) -> WallTime:
@@ -15,7 +15,7 @@ def at(micros: int) -> WallTime:
 @pytest.mark.mission("S15")
 @pytest.mark.parametrize(("now", "first"), [(0, 10), (1, 10), (9, 10), (10, 20), (11, 20)])
 def test_the_first_tick_is_strictly_in_the_future_and_a_multiple_of_the_interval(now: int, first: int) -> None:
-    metronome = Metronome(10)
+    metronome = FixedInterval(10)
     assert metronome.wait(at(now)) == first - now
     assert metronome.wait(at(first)) == 0
     assert metronome.served(at(first)) == 0
@@ -25,18 +25,18 @@ def test_the_first_tick_is_strictly_in_the_future_and_a_multiple_of_the_interval
 @pytest.mark.mission("S16")
 @pytest.mark.parametrize("down", [1, 7, 10, 123, 1_000_003])
 def test_after_a_restart_ticks_keep_their_phase(down: int) -> None:
-    before = Metronome(10)
+    before = FixedInterval(10)
     before.wait(at(100))
     before.served(at(110))
     ticks = {110 + before.wait(at(110))}
-    after = Metronome(10)
+    after = FixedInterval(10)
     ticks.add(111 + down + after.wait(at(111 + down)))
     assert {tick % 10 for tick in ticks} == {0}
 
 
 @pytest.mark.mission("S17")
 def test_late_ticks_are_one_poll_and_the_rest_is_counted_not_made_up() -> None:
-    metronome = Metronome(10)
+    metronome = FixedInterval(10)
     metronome.wait(at(95))
     assert metronome.wait(at(131)) == 0, "100 is due, 110 to 130 went by"
     assert metronome.served(at(131)) == 3
@@ -45,13 +45,13 @@ def test_late_ticks_are_one_poll_and_the_rest_is_counted_not_made_up() -> None:
 
 
 def test_a_poll_that_takes_less_than_the_interval_misses_nothing() -> None:
-    metronome = Metronome(10)
+    metronome = FixedInterval(10)
     metronome.wait(at(0))
     assert [metronome.served(at(now)) for now in (10, 29, 30, 45)] == [0, 0, 0, 0]
 
 
 def test_ticks_at_which_there_was_nothing_to_read_are_not_missed() -> None:
-    metronome = Metronome(10)
+    metronome = FixedInterval(10)
     metronome.wait(at(5))
     metronome.served(at(10))
     metronome.rest(at(75))
@@ -65,7 +65,7 @@ def test_ticks_at_which_there_was_nothing_to_read_are_not_missed() -> None:
 
 
 def test_a_reader_that_wants_to_be_asked_at_once_waits_for_the_next_tick_all_the_same() -> None:
-    metronome = Metronome(10)
+    metronome = FixedInterval(10)
     metronome.wait(at(5))
     metronome.served(at(10))
     metronome.rest(at(10))
@@ -73,20 +73,20 @@ def test_a_reader_that_wants_to_be_asked_at_once_waits_for_the_next_tick_all_the
 
 
 def test_a_rest_before_the_first_question_aims_too() -> None:
-    metronome = Metronome(10)
+    metronome = FixedInterval(10)
     metronome.rest(at(25))
     assert metronome.wait(at(26)) == 4
 
 
 def test_a_wall_clock_that_is_set_back_does_not_stop_the_source() -> None:
-    metronome = Metronome(10)
+    metronome = FixedInterval(10)
     metronome.wait(at(1_000_000))
     assert metronome.wait(at(503)) == 7
-    assert Metronome(10).served(at(7)) == 0, "served before anybody asked"
+    assert FixedInterval(10).served(at(7)) == 0, "served before anybody asked"
 
 
 def test_rows_gather_after_a_batch_that_took_all() -> None:
-    linger = Linger(100)
+    linger = AdaptiveBatching(100)
     assert linger.wait(at(1_000)) == 0, "the first batch waits for nothing"
     assert linger.served(at(1_000)) == 0
     linger.sent(takes_all=True)
@@ -97,7 +97,7 @@ def test_rows_gather_after_a_batch_that_took_all() -> None:
     ("took", "apart"), [(20, 100), (60, 100), (80, 128), (200, 320), (400, 640), (700, 1_000), (1_200, 1_200)]
 )
 def test_a_batch_is_followed_by_a_pause_in_proportion_within_bounds(took: int, apart: int) -> None:
-    linger = Linger(100)
+    linger = AdaptiveBatching(100)
     linger.served(at(1_000))
     linger.sent(takes_all=True)
     through = 1_000 + took
@@ -106,7 +106,7 @@ def test_a_batch_is_followed_by_a_pause_in_proportion_within_bounds(took: int, a
 
 
 def test_the_pause_is_by_how_long_batches_take_as_a_rule() -> None:
-    linger, begun, apart = Linger(100), 1_000, []
+    linger, begun, apart = AdaptiveBatching(100), 1_000, []
     for took in (200, 200, 450, 200, 40, 200, 240, 300, 300, 300, 300):
         linger.served(at(begun))
         linger.sent(takes_all=True)
@@ -119,21 +119,21 @@ def test_the_pause_is_by_how_long_batches_take_as_a_rule() -> None:
 
 @pytest.mark.parametrize("took", [0, 5, 10_000])
 def test_who_is_not_to_linger_never_does(took: int) -> None:
-    linger = Linger(0)
+    linger = AdaptiveBatching(0)
     linger.served(at(1_000))
     linger.sent(takes_all=True)
     assert linger.wait(at(1_000 + took)) == 0
 
 
 def test_who_lags_behind_does_not_linger() -> None:
-    linger = Linger(100)
+    linger = AdaptiveBatching(100)
     linger.served(at(1_000))
     linger.sent(takes_all=False)
     assert linger.wait(at(1_001)) == 0
 
 
 def test_polls_that_bring_nothing_do_not_hold_up_the_first_rows_after_them() -> None:
-    linger = Linger(100)
+    linger = AdaptiveBatching(100)
     linger.served(at(1_000))
     linger.sent(takes_all=True)
     linger.served(at(1_100))
@@ -142,7 +142,7 @@ def test_polls_that_bring_nothing_do_not_hold_up_the_first_rows_after_them() -> 
 
 
 def test_a_wall_clock_that_is_set_back_ends_the_wait() -> None:
-    linger = Linger(100)
+    linger = AdaptiveBatching(100)
     linger.served(at(1_000_000))
     linger.sent(takes_all=True)
     assert linger.wait(at(5)) == 0
@@ -155,11 +155,11 @@ def test_a_wall_clock_that_is_set_back_ends_the_wait() -> None:
 def test_paces_by_name() -> None:
     assert WhenReady() == ps.when_ready == ps.linger("50 ms")
     assert str(ps.linger("20 ms")) == "when ready, lingering 20 milliseconds"
-    pace = pace_of(ps.when_ready)
-    assert isinstance(pace, Linger)
+    pace = schedule_of(ps.when_ready)
+    assert isinstance(pace, AdaptiveBatching)
     pace.served(at(7))
     pace.sent(takes_all=True)
-    assert pace.wait(at(7)) == LINGER
+    assert pace.wait(at(7)) == DEFAULT_LINGER
     with pytest.raises(ps.GraphError, match="linger 'soon' is not a length of time"):
         ps.linger("soon")
 
@@ -171,7 +171,7 @@ def test_a_pipeline_says_the_pace_of_a_source() -> None:
     paces = [node.pace for node in p.graph().nodes]  # type: ignore[union-attr]
     assert paces == [Every(2_000_000), ps.when_ready]
     assert [str(pace) for pace in paces] == ["every 2 seconds", "when ready"]
-    assert isinstance(pace_of(ps.every("2 seconds")), Metronome)
+    assert isinstance(schedule_of(ps.every("2 seconds")), FixedInterval)
 
 
 @pytest.mark.parametrize("wrong", ["1 second", 5, None])

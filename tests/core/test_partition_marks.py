@@ -8,22 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.elements import Batch, Measure, Partitions
+from penstock.clock import MAX_WATERMARK, MIN_WATERMARK, EventTime, MonotonicTime
+from penstock.elements import Batch, ObservedMetrics, SourcePartitions
 from penstock.facts import Counted, WatermarkHeld
-from penstock.graph.nodes import Ref, WithWatermark
-from penstock.graph.origin import caller
-from penstock.ids import BEGINNING, END_OF_TIME, EventTime, Instant
-from penstock.runtime.channel import Channel
-from penstock.runtime.inputs import Inputs, Upstream
-from penstock.runtime.partition_marks import PartitionMarks
+from penstock.graph.nodes import PortRef, WithWatermark, call_site
+from penstock.runtime.channels import Channel
+from penstock.runtime.inputs import Inputs, UpstreamInfo
+from penstock.runtime.watermarks import PartitionWatermarks
 
 
-def marks(delay: int = 0, idle_after: int | None = None, at: int = BEGINNING) -> PartitionMarks:
-    return PartitionMarks(delay, EventTime(at), idle_after)
+def marks(delay: int = 0, idle_after: int | None = None, at: int = MIN_WATERMARK) -> PartitionWatermarks:
+    return PartitionWatermarks(delay, EventTime(at), idle_after)
 
 
-def told(edge: PartitionMarks, now: int, source: str = "t", behind: str = "", **largest: int | None) -> int:
-    return edge.observe(largest, source=source, now=Instant(now), behind=behind.split())
+def told(edge: PartitionWatermarks, now: int, source: str = "t", behind: str = "", **largest: int | None) -> int:
+    return edge.observe(largest, source=source, now=MonotonicTime(now), behind=behind.split())
 
 
 def test_the_slowest_partition_holds_the_edge_and_has_a_name() -> None:
@@ -33,7 +32,7 @@ def test_the_slowest_partition_holds_the_edge_and_has_a_name() -> None:
     assert told(edge, 2, a=30, b=None) == 3
     assert told(edge, 3, a=30, b=40) == 28
     assert edge.holder == "a"
-    assert edge.end() == END_OF_TIME
+    assert edge.end() == MAX_WATERMARK
 
 
 def test_one_partition_alone_is_the_edge_and_nobody_holds_it_back() -> None:
@@ -47,11 +46,11 @@ def test_one_partition_alone_is_the_edge_and_nobody_holds_it_back() -> None:
 
 def test_a_partition_that_never_brought_a_row_holds_the_edge_until_it_is_idle() -> None:
     edge = marks(idle_after=100)
-    assert told(edge, 1, a=10, b=None) == BEGINNING
+    assert told(edge, 1, a=10, b=None) == MIN_WATERMARK
     assert edge.holder == "b"
     assert edge.idle_at() == 101
-    assert told(edge, 60, a=20, b=None) == BEGINNING
-    assert edge.look(Instant(101)) == 20
+    assert told(edge, 60, a=20, b=None) == MIN_WATERMARK
+    assert edge.look(MonotonicTime(101)) == 20
     assert edge.holder == "a"
     assert edge.idle_at() == 160
 
@@ -60,8 +59,8 @@ def test_one_with_rows_waiting_is_not_idle() -> None:
     edge = marks(idle_after=100)
     told(edge, 1, a=10, b=5)
     assert told(edge, 101, a=20, b=None, behind="b") == 5
-    assert edge.look(Instant(200)) == 5
-    assert edge.look(Instant(201)) == 20
+    assert edge.look(MonotonicTime(200)) == 5
+    assert edge.look(MonotonicTime(201)) == 20
 
 
 def test_one_that_returns_behind_does_not_pull_the_edge_back() -> None:
@@ -76,7 +75,7 @@ def test_one_that_returns_behind_does_not_pull_the_edge_back() -> None:
 def test_when_all_are_idle_the_edge_stands_as_far_as_they_came() -> None:
     edge = marks(idle_after=100)
     told(edge, 1, a=10, b=5)
-    assert edge.look(Instant(101)) == 10
+    assert edge.look(MonotonicTime(101)) == 10
     assert edge.holder is None
     assert edge.idle_at() is None
 
@@ -107,17 +106,17 @@ def test_after_a_restart_no_partition_is_passed_by_one_that_is_read_before_it() 
 
 def test_no_source_of_several_is_passed_before_it_has_told_its_partitions() -> None:
     edge = marks(at=40, idle_after=100)
-    edge.expect(["t", "u"], Instant(0))
+    edge.expect(["t", "u"], MonotonicTime(0))
     assert edge.holder == "t"
     assert told(edge, 1, a=100) == 40
     assert edge.holder == "u"
     assert told(edge, 2, source="u", b=50, c=41) == 41
     assert told(edge, 3, source="u", b=50, c=70) == 50
     edge = marks(at=40, idle_after=100)
-    edge.expect(["t", "u"], Instant(0))
+    edge.expect(["t", "u"], MonotonicTime(0))
     told(edge, 1, a=100)
-    assert edge.look(Instant(99)) == 40
-    assert edge.look(Instant(100)) == 100, "u is idle"
+    assert edge.look(MonotonicTime(99)) == 40
+    assert edge.look(MonotonicTime(100)) == 100, "u is idle"
 
 
 def test_partitions_of_two_sources_are_kept_apart() -> None:
@@ -144,11 +143,11 @@ times = st.dictionaries(st.sampled_from("abc"), st.none() | st.integers(0, 100),
 def test_the_edge_never_goes_back_and_never_passes_an_active_partition(
     story: list[tuple[int, Mapping[str, int | None]]], idle_after: int | None
 ) -> None:
-    edge, now, before = marks(idle_after=idle_after), 0, BEGINNING
+    edge, now, before = marks(idle_after=idle_after), 0, MIN_WATERMARK
     seen: dict[str, int] = {}
     for wait, largest in story:
         now += wait
-        at = edge.observe(largest, source="t", now=Instant(now))
+        at = edge.observe(largest, source="t", now=MonotonicTime(now))
         assert at >= before
         seen = {
             name: max(seen.get(name, before), time if time is not None else before) for name, time in largest.items()
@@ -163,28 +162,28 @@ def test_the_edge_never_goes_back_and_never_passes_an_active_partition(
 
 def mark(idle_after: int | None = None) -> WithWatermark:
     return WithWatermark(
-        id=3, origin=caller(), inputs=(Ref(1),), column="at", delay=0, idle_after=idle_after, max_ahead=None
+        id=3, origin=call_site(), inputs=(PortRef(1),), column="at", delay=0, idle_after=idle_after, max_ahead=None
     )
 
 
-def batch(largest: int | None, topic: Partitions | None = None, **figures: object) -> Batch:
-    measure = Measure.known({"max": largest, "ahead": 0, "missing": 0, **figures})
+def batch(largest: int | None, topic: SourcePartitions | None = None, **figures: object) -> Batch:
+    measure = ObservedMetrics.known({"max": largest, "ahead": 0, "missing": 0, **figures})
     return Batch(frame=None, sequence=1, measures={"time:3": measure}, partitions=topic)
 
 
-def topic(*names: str, column: str | None = "p", behind: str = "") -> Partitions:
-    return Partitions(names=names, column=column, source="orders", behind=frozenset(behind.split()))
+def topic(*names: str, column: str | None = "p", behind: str = "") -> SourcePartitions:
+    return SourcePartitions(names=names, column=column, source="orders", behind=frozenset(behind.split()))
 
 
 def inputs(idle_after: int | None = None, count: int = 1) -> Inputs:
     channels = [Channel(capacity=9) for _ in range(count)]
-    upstream = [Upstream(name=name) for name in ("orders", "clicks")[:count]]
+    upstream = [UpstreamInfo(name=name) for name in ("orders", "clicks")[:count]]
     return Inputs(channels, [mark(idle_after)] * count, upstream=upstream, wake=lambda: None)
 
 
 def took(of: Inputs, now: int, *batches: Batch, source: int = 0) -> int:
     for each in batches:
-        of[source].took(each, Instant(now), lambda: None)
+        of[source].took(each, MonotonicTime(now), lambda: None)
     return of.advance()
 
 
@@ -218,25 +217,25 @@ def test_a_partition_found_while_running_does_not_hold_for_ever_where_rows_do_no
 
 
 def test_a_measure_that_was_lost_says_nothing() -> None:
-    of, lost = inputs(), Measure(dict)
+    of, lost = inputs(), ObservedMetrics(dict)
     lost.lose()
-    assert took(of, 1, Batch(frame=None, sequence=1, measures={"time:3": lost})) == BEGINNING
-    assert took(of, 1, batch(None)) == BEGINNING
+    assert took(of, 1, Batch(frame=None, sequence=1, measures={"time:3": lost})) == MIN_WATERMARK
+    assert took(of, 1, batch(None)) == MIN_WATERMARK
 
 
 def test_a_quiet_partition_is_called_idle_while_others_bring_rows_but_not_before_all_is_told() -> None:
     of = inputs(idle_after=100)
     took(of, 1, batch(9, topic("0", "1"), partitions={"0": 9, "1": 4}))
-    assert of.check_idle(Instant(2)) == 101
-    unsettled = Measure(lambda: {"max": 20, "partitions": {"0": 20, "1": None}})
+    assert of.check_idle(MonotonicTime(2)) == 101
+    unsettled = ObservedMetrics(lambda: {"max": 20, "partitions": {"0": 20, "1": None}})
     took(of, 50, Batch(frame=None, sequence=2, measures={"time:3": unsettled}, partitions=topic("0", "1")))
-    of.check_idle(Instant(101))
+    of.check_idle(MonotonicTime(101))
     assert of.advance() == 4
     assert of.frozen().settled is False
     unsettled.settle()
     assert of.frozen().values() == (4,)
     assert of.advance() == 4
-    assert of.check_idle(Instant(101)) == 150
+    assert of.check_idle(MonotonicTime(101)) == 150
     assert of.valve.at == 20
 
 

@@ -4,9 +4,9 @@ import pytest
 
 from core.checkpoint_values import STEPS, keyed, layer, output, read_to, wrote
 from penstock.checkpoint.entries import Pin
-from penstock.checkpoint.messages import AbortCheckpoint, AbortReason, AckResult, Answer, AnswerRequest
-from penstock.checkpoint.pending import REMEMBERED, Pending, RollCall
-from penstock.checkpoint.policy import Due, Request
+from penstock.checkpoint.events import AbortCheckpoint, AbortReason, AckResult, AnswerRequest, RequestOutcome
+from penstock.checkpoint.pending import MAX_REMEMBERED, AckTracker, PendingCheckpoint
+from penstock.checkpoint.policy import Request, TriggerRequest
 from penstock.elements import CheckpointKind
 from penstock.errors import InternalError
 from penstock.handles import TaskSnapshot
@@ -17,7 +17,7 @@ SAVE = Request(request="r", name="save", owner="me")
 
 def pending(request=None):
     kind = CheckpointKind.SAVEPOINT if request else CheckpointKind.PERIODIC
-    return Pending(checkpoint=3, kind=kind, request=request, triggered=7, attempts=ATTEMPTS)
+    return PendingCheckpoint(checkpoint=3, kind=kind, request=request, triggered=7, attempts=ATTEMPTS)
 
 
 def manifest(of, **rest):
@@ -50,7 +50,7 @@ def test_57_the_first_acknowledgement_of_a_task_counts_and_the_others_are_waited
 def test_57_an_abort_tells_the_tasks_and_whoever_asked_and_nobody_else():
     told = AbortCheckpoint(checkpoint=3, reason=AbortReason.EXPIRED, message="late", last_completed=2)
     assert pending().abort(AbortReason.EXPIRED, "late", 2) == [told]
-    failed = AnswerRequest(request="r", answer=Answer.FAILED, checkpoint=3, message="late")
+    failed = AnswerRequest(request="r", answer=RequestOutcome.FAILED, checkpoint=3, message="late")
     assert pending(SAVE).abort(AbortReason.EXPIRED, "late", 2) == [told, failed]
 
 
@@ -63,8 +63,8 @@ def test_57_only_a_request_with_a_name_is_pinned_beside_names_of_others():
 
 
 def test_57_acknowledgements_are_told_apart_by_attempt_while_pending_and_after():
-    calls = RollCall(ATTEMPTS)
-    calls.begin(0, Due(kind=CheckpointKind.PERIODIC), 7)
+    calls = AckTracker(ATTEMPTS)
+    calls.begin(0, TriggerRequest(kind=CheckpointKind.PERIODIC), 7)
     assert calls.expect(0, "in-1", "in") is AckResult.SUCCESS
     calls.acknowledge(0, "in-1", read_to(1))
     assert calls.expect(0, "in-1", "in") is AckResult.DUPLICATE
@@ -74,7 +74,7 @@ def test_57_acknowledgements_are_told_apart_by_attempt_while_pending_and_after()
     calls.end()
     assert calls.expect(0, "in-1", "in") is AckResult.DUPLICATE
     assert calls.expect(0, "out-1", "out") is AckResult.DISCARDED
-    for checkpoint in range(1, REMEMBERED + 1):
-        calls.begin(checkpoint, Due(kind=CheckpointKind.PERIODIC), 7)
+    for checkpoint in range(1, MAX_REMEMBERED + 1):
+        calls.begin(checkpoint, TriggerRequest(kind=CheckpointKind.PERIODIC), 7)
         calls.end()
     assert calls.expect(0, "in-1", "in") is AckResult.DISCARDED, "too long ago to be told apart"

@@ -8,29 +8,27 @@ from hypothesis import strategies as st
 
 from core.checkpoint_values import CLAIM, history, keyed, layer, output, pin, rewind, unpin, wrote
 from core.plan_kit import NOON, SECOND, SETTINGS, STEPS, at, counted, story
+from penstock.admin.reprocessing import RepublishedOutput, outputs, rewind_effects
+from penstock.admin.start_plan import Beginning, PipelineInfo, StartDecision, StepVerdict, plan_start, start_target
 from penstock.checkpoint.entries import StepRecord, StepRole, Stopped
 from penstock.checkpoint.history import History
 from penstock.checkpoint.recovery import decide_recovery
 from penstock.errors import GraphError, StateIncompatible, UnknownName
-from penstock.handles import ColumnMove, StateColumn, StateHandle, TaskSnapshot
-from penstock.operate.plan.outputs import SeenAgain, outputs
-from penstock.operate.plan.start import PipelineFacts, plan_start
-from penstock.operate.plan.steps import Beginning, Deciding, Verdict, route
-from penstock.operate.rewinding import consequences
-from penstock.sources.base import Waiting
+from penstock.handles import ColumnChange, StateColumn, StateHandle, TaskSnapshot
+from penstock.interfaces.source import Backlog
 
 NEW = StepRecord(uid="new", role=StepRole.STEP, kind="dedup/1")
 
 
 def plan(found, steps=STEPS, *, told=None, settings=SETTINGS, **beginning):
-    facts = PipelineFacts(
+    facts = PipelineInfo(
         job="orders",
         steps=tuple(steps),
         sources={step.uid: "numbers" for step in steps if step.role is StepRole.SOURCE},
         sinks=(),
         code={},
     )
-    way = route(Deciding(history=found, beginning=Beginning(**beginning)), facts.steps)
+    way = start_target(StartDecision(history=found, beginning=Beginning(**beginning)), facts.steps)
     return plan_start(facts, way, told=told or {}, settings=settings, at=NOON + 12 * SECOND)
 
 
@@ -117,14 +115,14 @@ def test_columns_that_move_are_a_migration_and_those_that_cannot_a_refusal():
     def judge(step, snapshot):
         if step.uid != "totals":
             return ()
-        return (ColumnMove(recorded=None, declared=StateColumn("n__count", "bigint")),)
+        return (ColumnChange(recorded=None, declared=StateColumn("n__count", "bigint")),)
 
     def refuse(step, snapshot):
         msg = "no such column"
         raise StateIncompatible(msg, uid=step.uid)
 
     moved, refused = (
-        route(Deciding(history=history(*story()), judge=each), STEPS).steps[1] for each in (judge, refuse)
+        start_target(StartDecision(history=history(*story()), judge=each), STEPS).steps[1] for each in (judge, refuse)
     )
 
     assert (moved.verdict.value, moved.reason) == ("migrated", "adds n__count bigint, from now on")
@@ -135,7 +133,9 @@ def test_columns_that_move_are_a_migration_and_those_that_cannot_a_refusal():
 
 
 def seen(*checkpoints):
-    return SeenAgain(uid="out", checkpoints=checkpoints, target="there", outputs=outputs(map(output, checkpoints)))
+    return RepublishedOutput(
+        uid="out", checkpoints=checkpoints, target="there", outputs=outputs(map(output, checkpoints))
+    )
 
 
 def test_a_rewind_lists_the_output_that_readers_see_again():
@@ -176,7 +176,7 @@ def test_output_of_an_aborted_checkpoint_is_that_of_the_one_that_carried_it():
 def test_the_rewind_command_says_the_same():
     for target in (0, 1, None):
         planned = plan(history(*story()), fresh=target is None, checkpoint=target).rewind
-        told = consequences(history(*story()), target)
+        told = rewind_effects(history(*story()), target)
         assert {each.uid: each.checkpoints for each in planned.again} == dict(told.again)
         assert [each for again in planned.again for each in again.outputs] == list(outputs(told.outputs_again))
 
@@ -199,7 +199,7 @@ def test_a_discard_that_would_condemn_a_savepoint_is_refused_as_a_whole():
 
 
 def test_what_sources_tell_is_shown_and_their_warnings_are_among_the_plans():
-    told = {"in": Waiting(rows=7, warnings=("retention is near",))}
+    told = {"in": Backlog(rows=7, warnings=("retention is near",))}
 
     found = plan(history(*story()), told=told)
 
@@ -335,19 +335,19 @@ def test_a_start_does_what_the_plan_says(found, declared, begin):
         if planned is None:
             return
         assert planned.is_refused
-        told = [*planned.refused, *(step.reason for step in planned.steps if step.verdict is Verdict.REFUSED)]
+        told = [*planned.refused, *(step.reason for step in planned.steps if step.verdict is StepVerdict.REFUSED)]
         # A rename may be impossible for two reasons, of which either may be found first.
         assert any(refusal in reason or "leave the state unused" in reason or "rename" in reason for reason in told)
         return
     assert planned is not None
-    by = {verdict: [step.uid for step in planned.steps if step.verdict is verdict] for verdict in Verdict}
+    by = {verdict: [step.uid for step in planned.steps if step.verdict is verdict] for verdict in StepVerdict}
     assert not planned.is_refused
     assert (planned.restored and planned.restored.checkpoint) == done.restored
-    assert by[Verdict.NEW] == (list(done.fresh) if done.restored is not None else [step.uid for step in declared])
-    assert sorted(by[Verdict.KEPT] + by[Verdict.MIGRATED]) == sorted(done.snapshots)
-    assert sorted(by[Verdict.MIGRATED]) == sorted(done.renamed.values())
-    assert set(done.dropped) <= set(by[Verdict.DROPPED])
-    assert not set(done.snapshots) & set(by[Verdict.DROPPED])
+    assert by[StepVerdict.NEW] == (list(done.fresh) if done.restored is not None else [step.uid for step in declared])
+    assert sorted(by[StepVerdict.KEPT] + by[StepVerdict.MIGRATED]) == sorted(done.snapshots)
+    assert sorted(by[StepVerdict.MIGRATED]) == sorted(done.renamed.values())
+    assert set(done.dropped) <= set(by[StepVerdict.DROPPED])
+    assert not set(done.snapshots) & set(by[StepVerdict.DROPPED])
     assert [(item.uid, item.checkpoint) for item in planned.publish] == [(o.uid, o.checkpoint) for o in done.commit]
     assert [(item.uid, item.checkpoint) for item in planned.void] == [(o.uid, o.checkpoint) for o in done.void]
     assert (planned.rewind is None) == (done.rewind is None)

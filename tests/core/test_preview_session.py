@@ -6,7 +6,7 @@ import sys
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from penstock.graph.preview import local_session
+from penstock.api.preview import local_session
 
 
 class Builder:

@@ -4,46 +4,48 @@ import random
 
 import pytest
 
-from penstock.ids import Instant
-from penstock.runtime.rate_control import SECOND, PidEstimator, RateControl, Sample
+from penstock.clock import MonotonicTime
+from penstock.runtime.rate_control import SECOND, BatchSample, PIDRateEstimator, RateControl
 
 MILLI = 1_000
 
 
-def sample(at: int, rows: int, processing: int, scheduling: int = 0) -> Sample:
+def sample(at: int, rows: int, processing: int, scheduling: int = 0) -> BatchSample:
     """Times in milliseconds."""
-    return Sample(at=Instant(at * MILLI), rows=rows, processing=processing * MILLI, scheduling=scheduling * MILLI)
+    return BatchSample(
+        at=MonotonicTime(at * MILLI), rows=rows, processing=processing * MILLI, scheduling=scheduling * MILLI
+    )
 
 
-def estimates(estimator: PidEstimator, *samples: Sample) -> list[float | None]:
+def estimates(estimator: PIDRateEstimator, *samples: BatchSample) -> list[float | None]:
     return [estimator.estimate(each) for each in samples]
 
 
 def test_the_first_batch_only_sets_the_starting_point() -> None:
-    assert PidEstimator(20 * MILLI, least=10).estimate(sample(0, 10, 10)) is None
+    assert PIDRateEstimator(20 * MILLI, least=10).estimate(sample(0, 10, 10)) is None
 
 
 def test_batches_that_say_nothing_change_nothing() -> None:
-    estimator = PidEstimator(20 * MILLI, least=10)
+    estimator = PIDRateEstimator(20 * MILLI, least=10)
     estimates(estimator, sample(10, 10, 10))
     says_nothing = [sample(5, 10, 10), sample(10, 10, 10), sample(20, 0, 10), sample(20, 10, 0)]
     assert estimates(estimator, *says_nothing) == [None] * 4
 
 
 def test_proportional_alone_the_rate_is_what_was_achieved() -> None:
-    estimator = PidEstimator(20, integral=0, least=10)
+    estimator = PIDRateEstimator(20, integral=0, least=10)
     samples = [sample(n * 20 + 1, n * 20, 20) for n in range(1, 50)]
     assert estimates(estimator, *samples)[1:] == pytest.approx([each.rows / 0.02 for each in samples[1:]])
 
 
 def test_the_rate_never_falls_below_its_least() -> None:
-    estimator = PidEstimator(20 * MILLI, integral=0)
+    estimator = PIDRateEstimator(20 * MILLI, integral=0)
     samples = [sample(n * 20 + 1, 1, 20 * n) for n in range(1, 50)]
     assert estimates(estimator, *samples)[1:] == [100.0] * 48
 
 
 def test_what_waits_lowers_the_rate_until_the_least() -> None:
-    estimator = PidEstimator(20 * MILLI, least=10)
+    estimator = PIDRateEstimator(20 * MILLI, least=10)
     samples = [sample(n * 20 + 1, 500, 20, scheduling=n * 20) for n in range(1, 100)]
     found = [rate for rate in estimates(estimator, *samples)[1:] if rate is not None]
     assert found == sorted(found, reverse=True)
@@ -52,8 +54,8 @@ def test_what_waits_lowers_the_rate_until_the_least() -> None:
 
 
 def test_the_derivative_damps_a_change_of_the_error() -> None:
-    plain = PidEstimator(SECOND, integral=0, least=1)
-    damped = PidEstimator(SECOND, integral=0, derivative=0.1, least=1)
+    plain = PIDRateEstimator(SECOND, integral=0, least=1)
+    damped = PIDRateEstimator(SECOND, integral=0, derivative=0.1, least=1)
     samples = (sample(1_000, 1_000, 1_000), sample(2_000, 500, 1_000))
     assert estimates(plain, *samples) == [None, 500]
     assert estimates(damped, *samples) == [None, pytest.approx(500 - 0.1 * 500)]
@@ -64,7 +66,7 @@ def test_the_derivative_damps_a_change_of_the_error() -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_any_batches_keep_the_rate_at_or_above_its_least(seed: int) -> None:
     chance = random.Random(seed)
-    estimator = PidEstimator(SECOND)
+    estimator = PIDRateEstimator(SECOND)
     rates = [
         estimator.estimate(sample(n, chance.randint(0, 9_999), chance.randint(0, 999), chance.randint(0, 9_999)))
         for n in range(200)
@@ -72,8 +74,8 @@ def test_any_batches_keep_the_rate_at_or_above_its_least(seed: int) -> None:
     assert all(rate is None or rate >= 100 for rate in rates)
 
 
-def seconds(number: float) -> Instant:
-    return Instant(int(number * SECOND))
+def seconds(number: float) -> MonotonicTime:
+    return MonotonicTime(int(number * SECOND))
 
 
 @pytest.mark.mission("S33")
@@ -115,8 +117,8 @@ def test_scheduling_and_processing_of_a_batch_add_up_to_its_total_delay() -> Non
     control.sent(2, seconds(1))
     first = control.through(1, 10, seconds(3))
     second = control.through(2, 10, seconds(5))
-    assert first == Sample(at=seconds(3), rows=10, processing=3 * SECOND, scheduling=0)
-    assert second == Sample(at=seconds(5), rows=10, processing=2 * SECOND, scheduling=2 * SECOND)
+    assert first == BatchSample(at=seconds(3), rows=10, processing=3 * SECOND, scheduling=0)
+    assert second == BatchSample(at=seconds(5), rows=10, processing=2 * SECOND, scheduling=2 * SECOND)
     assert second.processing + second.scheduling == seconds(5) - seconds(1)
 
 
@@ -130,7 +132,7 @@ def test_a_batch_that_never_told_is_forgotten_with_the_next_one() -> None:
 
 
 def test_a_cap_is_never_below_one_row() -> None:
-    control = RateControl(10_000, estimator=PidEstimator(10_000, least=1))
+    control = RateControl(10_000, estimator=PIDRateEstimator(10_000, least=1))
     for number in (1, 2):
         control.sent(number, seconds(number))
         control.through(number, 1, seconds(number + 1))

@@ -26,7 +26,7 @@ from penstock.checkpoint.entries import StepRecord, StepRole, Stopped
 from penstock.checkpoint.history import History, Unreadable
 from penstock.checkpoint.recovery import Recovery, SchemaChange, decide_recovery, plan_rewind
 from penstock.errors import GraphError, StateIncompatible
-from penstock.handles import ColumnMove, StateColumn, StateHandle, TaskSnapshot
+from penstock.handles import ColumnChange, StateColumn, StateHandle, TaskSnapshot
 
 
 def decide(found, steps=STEPS, **options):
@@ -161,7 +161,7 @@ def test_a_changed_schema_is_reported_and_judged():
     assert decide(found, (SOURCE, wider, SINK)).changes == (
         SchemaChange(uid="totals", recorded="n LONG", declared="n LONG, m LONG"),
     )
-    move = ColumnMove(recorded=None, declared=StateColumn("m", "LONG"))
+    move = ColumnChange(recorded=None, declared=StateColumn("m", "LONG"))
     judged = decide(found, (SOURCE, wider, SINK), judge=lambda step, _: (move,) if step == wider else ())
     assert [change.moves for change in judged.changes] == [(move,)]
 

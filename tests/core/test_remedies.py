@@ -12,11 +12,11 @@ import penstock as ps
 from core.cli_kit import say
 from core.graphs import NoSpec
 from core.plan_kit import SHOP, module
-from penstock.cli import engine
-from penstock.cli.engine import log_to_file
+from penstock.admin.state_read import plan_of
 from penstock.errors import StateDirectoryRefused, StateIncompatible, StorageFailed
 from penstock.graph.nodes import Graph, Keyed
-from penstock.operate.state.read import plan_of
+from penstock.spark import jvm
+from penstock.spark.jvm import log_jvm_to_file
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ def test_a_folder_for_a_shadow_run_is_told_by_its_own_option(tmp_path, monkeypat
 
 
 def test_a_folder_that_only_others_may_write_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine.os, "access", lambda path, mode: False)  # who runs this may be allowed everything
+    monkeypatch.setattr(jvm.os, "access", lambda path, mode: False)  # who runs this may be allowed everything
 
     with pytest.raises(StateDirectoryRefused, match="Permission denied; make it a writable folder"):
-        log_to_file("orders", str(tmp_path))
+        log_jvm_to_file("orders", str(tmp_path))
 
 
 def test_a_full_disk_is_not_the_fault_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,4 +89,4 @@ def test_a_full_disk_is_not_the_fault_of_the_folder(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Path, "mkdir", full)
 
     with pytest.raises(StorageFailed, match="of --state: No space left on device; free some space"):
-        log_to_file("orders", str(tmp_path / "state"))
+        log_jvm_to_file("orders", str(tmp_path / "state"))

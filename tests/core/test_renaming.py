@@ -21,12 +21,10 @@ from core.checkpoint_values import (
 )
 from penstock.checkpoint.entries import StepRecord, StepRole
 from penstock.checkpoint.history import History
-from penstock.checkpoint.recovery import decide_recovery
-from penstock.checkpoint.renaming import check_rename
-from penstock.checkpoint.united import origins_of, renamed_union, union_id, united_anew
+from penstock.checkpoint.recovery import check_rename, decide_recovery, restore_unions
+from penstock.clock import MAX_WATERMARK, MIN_WATERMARK
 from penstock.errors import GraphError, SettingsError, StateIncompatible, UnknownName
-from penstock.handles import TaskSnapshot
-from penstock.ids import BEGINNING, END_OF_TIME
+from penstock.handles import TaskSnapshot, renamed_union, union_id, union_parts
 
 
 def decide(found, steps=STEPS, **options):
@@ -130,18 +128,18 @@ def union(id, *watermarks):
 
 
 def restored(id, *recorded):
-    found = united_anew([id], recorded)
+    found = restore_unions([id], recorded)
     return found[id].watermarks if id in found else None
 
 
 def test_the_name_of_a_union_is_that_of_what_it_unites():
-    assert origins_of(union_id(["a", "b.late"])) == ("a", "b.late")
+    assert union_parts(union_id(["a", "b.late"])) == ("a", "b.late")
     assert renamed_union("union@a+ab+a.late#2", {"a": "x"}) == "union@x+ab+x.late#2"
     assert renamed_union("a", {"a": "x"}) == "a", "whoever has a uid is renamed by it"
 
 
 def test_an_unchanged_union_goes_on_where_it_was():
-    assert restored("union@a+b", union("union@a+b", 7, END_OF_TIME)) == (7, END_OF_TIME)
+    assert restored("union@a+b", union("union@a+b", 7, MAX_WATERMARK)) == (7, MAX_WATERMARK)
 
 
 def test_inputs_in_another_order_keep_their_own_watermarks():
@@ -149,7 +147,7 @@ def test_inputs_in_another_order_keep_their_own_watermarks():
 
 
 def test_a_new_input_begins_at_the_beginning_and_the_others_go_on():
-    assert restored("union@c+a+b", union("union@a+b", 7, 9)) == (BEGINNING, 7, 9)
+    assert restored("union@c+a+b", union("union@a+b", 7, 9)) == (MIN_WATERMARK, 7, 9)
     assert restored("union@b", union("union@a+b", 7, 9), union("union@c+d", 1, 2)) == (9,)
     assert restored("union@x+y", union("union@a+b", 7, 9)) is None
 
@@ -174,7 +172,7 @@ def test_a_renamed_source_and_its_place_in_a_union_go_together():
 
     decided = decide(found, steps, rename={"a": "c"})
 
-    assert decided.snapshots["union@first+c+b"].watermarks == (BEGINNING, 7, 9)
+    assert decided.snapshots["union@first+c+b"].watermarks == (MIN_WATERMARK, 7, 9)
     assert (decided.fresh, decided.initial) == (("first",), True)
 
 

@@ -5,12 +5,12 @@ import os
 import pytest
 
 from core.kafka_kit import Bench, FakeCluster
+from penstock.connectors import generator, rate
+from penstock.connectors.files.source import Source
+from penstock.connectors.kafka.source import Source as KafkaSource
 from penstock.errors import StateIncompatible
-from penstock.handles import Position
-from penstock.ids import CheckpointId
-from penstock.sources import files, generator, rate
-from penstock.sources.base import CaughtUp, Ended, Limits, Replayable, SourceContext, Until
-from penstock.sources.kafka.source import Source as KafkaSource
+from penstock.handles import CheckpointId, Position
+from penstock.interfaces.source import CaughtUp, Ended, ReadLimit, SourceContext, SupportsReplay, Until
 
 SECOND = 1_000_000
 CAUGHT_UP = SourceContext(uid="in", spark=None, until=Until.CAUGHT_UP)
@@ -20,7 +20,7 @@ def numbers(source, resume=None, *, wall=100 * SECOND):
     """The numbers that a run until caught up reads, and its last answer."""
     reader = source.open(CAUGHT_UP, resume)
     found = []
-    while isinstance(answer := reader.poll(now=0, wall=wall, limits=Limits()), object) and hasattr(answer, "plan"):
+    while isinstance(answer := reader.poll(now=0, wall=wall, limits=ReadLimit()), object) and hasattr(answer, "plan"):
         found += range(answer.plan.first, answer.plan.end)
     return found, type(answer), reader.position()
 
@@ -57,7 +57,7 @@ def test_files_that_came_later_are_left_out(tmp_path):
     for number, name in enumerate(["a.txt", "b.txt"]):
         (tmp_path / name).write_text("row\n")
         os.utime(tmp_path / name, ns=(number, number))
-    source = files.Source(tmp_path, format="text")
+    source = Source(tmp_path, format="text")
     end = Position(kind="files/1", detail={"done": {"a.txt": [4, 0], "gone.txt": [4, 0]}, "partial": None})
 
     assert set(source.listing()) == {"a.txt", "b.txt"}
@@ -91,9 +91,9 @@ def test_a_position_of_another_kind_is_refused():
     strange = Position(kind="other/1", detail={})
     for source in (
         rate.Source(1),
-        files.Source("/in", format="text"),
+        Source("/in", format="text"),
         KafkaSource(servers="localhost:9092", topics=["orders"]),
     ):
-        assert isinstance(source, Replayable)
+        assert isinstance(source, SupportsReplay)
         with pytest.raises(StateIncompatible, match="'other/1'"):
             source.replayed(strange)

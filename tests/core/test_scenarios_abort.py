@@ -14,18 +14,18 @@ from core.coordinator_kit import (
     discarded,
     tick,
 )
-from penstock.checkpoint.messages import (
+from penstock.checkpoint.events import (
     AbortReason,
     AckResult,
-    Answer,
     FailJob,
+    RequestOutcome,
     TaskAcknowledged,
     TaskDeclined,
     TaskFailed,
 )
 from penstock.errors import CheckpointAborted, InternalError
 from penstock.facts import CheckpointCompleted, CheckpointFailed
-from penstock.job.report import Tally
+from penstock.observability.report import ReportCollector
 
 
 def test_3_a_decline_of_one_leaves_the_other_alive():
@@ -48,7 +48,7 @@ def test_6_a_time_out_commits_nothing_and_says_nothing_of_completion():
     message = "timed out after 60 s, waiting for 'in' (polling)"
     assert job.expire(0, **{"in": "polling"}) == [
         aborted(0, AbortReason.EXPIRED, message),
-        answer("r", Answer.FAILED, 0, message),
+        answer("r", RequestOutcome.FAILED, 0, message),
     ]
     assert job.ack_source(0) == [discarded(0, "in", "in-1")], "the last acknowledgement comes too late to complete it"
     assert job.expire(0) == []
@@ -103,14 +103,14 @@ def test_28_45_a_manifest_that_cannot_be_stored_is_reported_fails_the_job_and_pu
     effects = job.not_written(0)
     assert effects == [
         aborted(0, AbortReason.MANIFEST_FAILED, "disk full"),
-        answer("r", Answer.FAILED, 0, "disk full"),
+        answer("r", RequestOutcome.FAILED, 0, "disk full"),
         FailJob(error=CheckpointAborted, message=text),
     ]
     assert job.fails(text) == [], "all are answered, nothing is pending"
 
 
 def test_28_38_the_counts_are_right_after_a_failure_and_after_what_comes_late():
-    tally = Tally(sources=frozenset({"in"}), sinks=frozenset({"out"}))
+    tally = ReportCollector(sources=frozenset({"in"}), sinks=frozenset({"out"}))
     tally(CheckpointFailed(checkpoint=0, reason="manifest_failed", message="disk full"))
     first = tally.report()
     assert (first.checkpoints, first.failed_checkpoints, first.last_checkpoint) == (0, 1, None)
@@ -143,7 +143,7 @@ def test_33_a_run_that_fails_between_the_last_acknowledgement_and_the_log_aborts
     job = Job()
     job.request("r", "save")
     job.ack(0, output(0))
-    assert job.fails("fenced") == [answer("r", Answer.UNKNOWN, 0, "fenced")]
+    assert job.fails("fenced") == [answer("r", RequestOutcome.UNKNOWN, 0, "fenced")]
     assert job.written(0) == [], "the next owner finds it in the log, and publishes"
 
 
@@ -155,9 +155,9 @@ def test_33_a_run_that_fails_before_the_last_acknowledgement_aborts_and_answers_
     job.ack_source(4)
     assert job.fails("out of memory") == [
         aborted(4, AbortReason.RUN_FAILED, "out of memory", last=2),
-        answer("r0", Answer.FAILED, 4, "out of memory"),
-        answer("r2", Answer.REFUSED, None, AbortReason.STOPPING.value),
-        answer("r1", Answer.REFUSED, None, AbortReason.STOPPING.value),
+        answer("r0", RequestOutcome.FAILED, 4, "out of memory"),
+        answer("r2", RequestOutcome.REFUSED, None, AbortReason.STOPPING.value),
+        answer("r1", RequestOutcome.REFUSED, None, AbortReason.STOPPING.value),
     ]
     assert job.fails("again") == []
     assert job.ack_sink(4, output(4)) == []
@@ -169,8 +169,8 @@ def test_35_after_a_failure_the_late_are_refused_and_timers_do_nothing():
     job.fails("boom")
     job.at = 10
     assert job.fire(tick(10)) == []
-    assert job.request("r") == [answer("r", Answer.REFUSED, None, "the job is ending")]
-    assert job.stop("s") == [answer("s", Answer.REFUSED, None, "the job is ending")]
+    assert job.request("r") == [answer("r", RequestOutcome.REFUSED, None, "the job is ending")]
+    assert job.stop("s") == [answer("s", RequestOutcome.REFUSED, None, "the job is ending")]
 
 
 def test_45_what_could_not_be_stored_is_published_by_the_next_that_is():
@@ -189,4 +189,4 @@ def test_46_when_the_fate_of_a_manifest_is_not_known_nothing_is_aborted_and_its_
     job.ack(0, output(0))
     [fail] = job.not_written(0, "no answer", definite=False)
     assert isinstance(fail, FailJob)
-    assert job.fails(fail.message) == [answer("r", Answer.UNKNOWN, 0, fail.message)]
+    assert job.fails(fail.message) == [answer("r", RequestOutcome.UNKNOWN, 0, fail.message)]

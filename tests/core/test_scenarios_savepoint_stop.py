@@ -9,22 +9,22 @@ from core.attempt_parts import SECOND, TARGET
 from core.checkpoint_values import log_on, output
 from core.coordinator_kit import DONE, FINAL, RETRY, SAVEPOINT, Job, aborted, answer, barrier, commit, stopped, tick
 from penstock.checkpoint.entries import Stopped
-from penstock.checkpoint.messages import (
+from penstock.checkpoint.events import (
     AbortReason,
     AllSourcesDone,
-    Answer,
     EndJob,
     FailJob,
     NotifyCompleted,
+    RequestOutcome,
     RetryDue,
     StopDeadline,
     StoppedWritten,
     WakeAt,
 )
+from penstock.clock import MAX_WATERMARK
 from penstock.elements import Barrier, Batch, EndOfStream, Watermark
 from penstock.errors import CheckpointAborted, ConnectorError, StateIncompatible, StorageFailed
 from penstock.facts import CheckpointFailed
-from penstock.ids import END_OF_TIME
 from penstock.testing.filesystem import MemoryFileSystem
 
 DOWN = StorageFailed("target is away")
@@ -46,7 +46,7 @@ def test_25_a_declined_final_checkpoint_fails_the_job_with_its_cause_and_tells_w
         aborted(0, AbortReason.DECLINED, "'out' declined: no"),
         FailJob(error=CheckpointAborted, message=cause),
     ]
-    assert job.fails(cause) == [answer("s", Answer.FAILED, None, cause)]
+    assert job.fails(cause) == [answer("s", RequestOutcome.FAILED, None, cause)]
 
 
 def test_95_the_end_waits_for_its_checkpoint_and_a_later_one_may_be_it():
@@ -78,7 +78,7 @@ def test_123_a_stop_that_fails_while_snapshots_are_made_is_told_and_the_next_att
     first.writer._filesystem = broken = MemoryFileSystem()
     broken.fail("create", DOWN)
     first.stop("s", name="end")
-    assert first.answers == [("s", Answer.FAILED, None)]
+    assert first.answers == [("s", RequestOutcome.FAILED, None)]
     assert isinstance(first.error, CheckpointAborted)
     second = Attempt(filesystem, total=3).settle().ask("r")
     assert (second.recovery.restored, second.published) == (0, [1, 2, 3])
@@ -93,7 +93,7 @@ def test_124_a_stop_that_fails_after_its_checkpoint_is_in_the_log_says_which_it_
     assert (first.answers, first.published) == ([], [])
     first.supervisor.broke("clean-up", DOWN)
     first.settle()
-    assert first.answers == [("s", Answer.UNPUBLISHED, 1)]
+    assert first.answers == [("s", RequestOutcome.UNPUBLISHED, 1)]
     second = Attempt(filesystem, begin=False)
     assert second.published == [1, 2]
     assert (second.recovery.restored, second.owned.history.pins["end"].checkpoint) == (1, 1)
@@ -105,7 +105,7 @@ def test_125_whoever_stops_with_a_savepoint_that_cannot_be_published_is_told_tha
     job.at = 5
     taken = "checkpoint 0 is taken, not yet published: #0 of 'out'; the next start publishes it"
     assert job.fire(StopDeadline(request="s")) == [
-        answer("s", Answer.UNPUBLISHED, 0, taken),
+        answer("s", RequestOutcome.UNPUBLISHED, 0, taken),
         EndJob(published=False),
     ]
     assert job.fails("later") == [], "that was the answer"
@@ -146,9 +146,9 @@ def test_127_a_source_that_ends_closes_event_time_before_the_final_barrier_and_a
         return [element if not isinstance(element, Batch) else "batch" for element in seen]
 
     first, final = Barrier(checkpoint=0), Barrier(checkpoint=1, kind=FINAL)
-    assert passed(ends=True) == [first, "batch", Watermark(at=END_OF_TIME), final, EndOfStream()]
+    assert passed(ends=True) == [first, "batch", Watermark(at=MAX_WATERMARK), final, EndOfStream()]
     assert passed(ends=False) == [first, "batch", final, EndOfStream()]
-    assert passed(ends=False, drain=True) == [first, "batch", Watermark(at=END_OF_TIME), final, EndOfStream()]
+    assert passed(ends=False, drain=True) == [first, "batch", Watermark(at=MAX_WATERMARK), final, EndOfStream()]
 
 
 def test_127_what_the_end_of_time_brings_about_is_in_the_final_snapshot():
@@ -159,7 +159,7 @@ def test_127_what_the_end_of_time_brings_about_is_in_the_final_snapshot():
     work.snapshot = lambda checkpoint: (order.append(("snapshot", checkpoint)), snapshot(checkpoint))[1]
     attempt.supervisor.begin(attempt.wiring)
     attempt.settle()
-    assert order == [("snapshot", 0), ("advance", END_OF_TIME), ("snapshot", 1)]
+    assert order == [("snapshot", 0), ("advance", MAX_WATERMARK), ("snapshot", 1)]
 
 
 def test_126_a_drain_whose_savepoint_fails_has_drained_nothing():
@@ -168,7 +168,7 @@ def test_126_a_drain_whose_savepoint_fails_has_drained_nothing():
     first.writer._filesystem = broken = MemoryFileSystem()
     broken.fail("create", DOWN)
     first.stop("s", name="end", drain=True)
-    assert first.answers == [("s", Answer.FAILED, None)]
+    assert first.answers == [("s", RequestOutcome.FAILED, None)]
     second = Attempt(filesystem, total=4).settle()
     second.stop("t")
     assert second.published == [1, 2, 3, 4], "the sources go on as if nothing had been asked"
@@ -179,7 +179,7 @@ def test_127_what_was_drained_refuses_more_rows_and_a_checkpoint_before_it_does_
     filesystem = MemoryFileSystem()
     first = Attempt(filesystem, total=2).settle().ask("r", name="open")
     first.stop("s", name="end", drain=True)
-    assert first.answers[-1] == ("s", Answer.DONE, 2)
+    assert first.answers[-1] == ("s", RequestOutcome.DONE, 2)
     assert first.published == [1, 2]
     second = Attempt(filesystem, total=4).settle()
     assert isinstance(second.error, StateIncompatible)
@@ -192,7 +192,7 @@ def test_127_what_was_drained_refuses_more_rows_and_a_checkpoint_before_it_does_
 def test_127_a_drain_that_comes_after_the_barriers_of_a_plain_stop_is_refused():
     job = Job()
     assert job.stop("s") == barrier(0, FINAL)
-    refused = answer("d", Answer.REFUSED, None, AbortReason.STOPPING.value)
+    refused = answer("d", RequestOutcome.REFUSED, None, AbortReason.STOPPING.value)
     assert job.stop("d", drain=True) == [refused]
     job.complete(0)
     assert job.stop("e", drain=True) == [replace(refused, request="e")]
@@ -202,7 +202,7 @@ def test_126_a_savepoint_between_a_drain_that_failed_and_its_next_try_is_refused
     job = Job(tolerable_failures=1)
     job.stop("s", drain=True)
     job.decline(0)
-    assert job.request("r", "save") == [answer("r", Answer.REFUSED, None, AbortReason.STOPPING.value)]
+    assert job.request("r", "save") == [answer("r", RequestOutcome.REFUSED, None, AbortReason.STOPPING.value)]
     job.at = SECOND
     inject, _ = job.fire(RetryDue(due=SECOND))
     assert (inject.kind, inject.drain) == (FINAL, True)
@@ -235,7 +235,7 @@ def test_130_published_or_out_of_patience_whichever_comes_first_decides_and_the_
         assert job.returned(0) == [stopped(job, 0, "s")]
         assert job.fire(deadline) == []
         assert job.tell(StoppedWritten, entry=2) == [
-            answer("s", Answer.DONE, 0, "stopped, everything is published"),
+            answer("s", RequestOutcome.DONE, 0, "stopped, everything is published"),
             EndJob(published=True),
         ]
     else:
@@ -246,14 +246,14 @@ def test_130_published_or_out_of_patience_whichever_comes_first_decides_and_the_
 def test_130_a_run_that_fails_while_it_says_that_it_stopped_does_not_know_whether_it_did():
     job = job_with_open()
     job.returned(0)
-    assert job.fails("fenced") == [answer("s", Answer.UNKNOWN, 0, "fenced")]
+    assert job.fails("fenced") == [answer("s", RequestOutcome.UNKNOWN, 0, "fenced")]
 
 
 def test_130_nor_while_the_final_manifest_is_on_its_way():
     job = Job()
     job.stop("s", name="end")
     job.ack(0)
-    assert job.fails("fenced") == [answer("s", Answer.UNKNOWN, None, "fenced")]
+    assert job.fails("fenced") == [answer("s", RequestOutcome.UNKNOWN, None, "fenced")]
 
 
 def test_130_after_an_end_that_failed_requests_are_served_and_ticks_wait_for_the_next_try():
@@ -268,7 +268,9 @@ def test_130_after_an_end_that_failed_requests_are_served_and_ticks_wait_for_the
     job.at = 15
     assert job.fire(RetryDue(due=15 * SECOND)) == barrier(2, FINAL, at=15)
     job.complete(2)
-    assert job.tell(StoppedWritten, entry=2)[0] == answer("s", Answer.DONE, 2, "stopped, everything is published")
+    assert job.tell(StoppedWritten, entry=2)[0] == answer(
+        "s", RequestOutcome.DONE, 2, "stopped, everything is published"
+    )
 
 
 def test_130_a_stop_ends_with_everything_published_and_an_entry_that_says_so():
@@ -278,7 +280,7 @@ def test_130_a_stop_ends_with_everything_published_and_an_entry_that_says_so():
     attempt.stop("s", name="end")
     assert attempt.answers == [], "it waits for the target"
     assert attempt.go_on(1).answers == []
-    assert attempt.go_on(2).answers == [("s", Answer.DONE, 1)]
+    assert attempt.go_on(2).answers == [("s", RequestOutcome.DONE, 1)]
     assert numbers(filesystem, f"{TARGET}/part-") == [1, 2, 3]
     [*_, last] = log_on(filesystem)[0].read().entries
     assert last.body == Stopped(checkpoint=1, at=attempt.clock.at, fulfils=("s",))

@@ -9,8 +9,8 @@ from core.attempt_parts import TARGET
 from core.checkpoint_values import SOURCE, output
 from core.coordinator_kit import RETRY, Job, answer, commit
 from penstock import failpoints
-from penstock.checkpoint.gc import needed
-from penstock.checkpoint.messages import Answer, NotifyCompleted
+from penstock.checkpoint.events import NotifyCompleted, RequestOutcome
+from penstock.checkpoint.gc import needed_files
 from penstock.checkpoint.recovery import decide_recovery
 from penstock.errors import ConnectorError, StorageFailed
 from penstock.facts import CheckpointFailed, Published
@@ -31,7 +31,7 @@ def with_open_output(filesystem):
     attempt = Attempt(filesystem, total=2).settle()
     attempt.workers.held.add("out-commit")
     attempt.ask("r")
-    assert (attempt.answers, attempt.published) == ([("r", Answer.DONE, 1)], [])
+    assert (attempt.answers, attempt.published) == ([("r", RequestOutcome.DONE, 1)], [])
     return attempt
 
 
@@ -61,10 +61,10 @@ def test_105_a_file_that_a_failed_checkpoint_shared_with_the_one_before_is_still
 def test_105_what_an_open_output_needs_is_needed_though_a_later_checkpoint_failed():
     filesystem = MemoryFileSystem()
     first = with_open_output(filesystem)
-    assert set(first.staged) <= needed(first.owned.history)
+    assert set(first.staged) <= needed_files(first.owned.history)
     filesystem.fail("create", down(), path="log/*")
     first.ask("r2")
-    assert set(first.staged) <= needed(first.owned.history)
+    assert set(first.staged) <= needed_files(first.owned.history)
 
 
 def test_164_publishing_an_older_epoch_after_a_newer_is_no_error_and_publishes_nothing_twice():
@@ -109,7 +109,7 @@ def test_165_a_crash_before_publishing_the_logged_is_published_and_the_rest_redo
 def test_165_a_recovery_that_dies_is_done_again_and_nobody_sees_a_row_twice(place):
     filesystem = MemoryFileSystem()
     with_open_output(filesystem)
-    with failpoints.armed(place, "raise"), pytest.raises(failpoints.Crash):
+    with failpoints.armed(place, "raise"), pytest.raises(failpoints.FailpointCrash):
         Attempt(filesystem)
     third = Attempt(filesystem)
     assert third.published == [1, 2]
@@ -204,7 +204,7 @@ def test_168_output_that_is_handed_over_late_is_published_with_the_next_checkpoi
     job.ack(1)
     assert job.written(1) == [
         NotifyCompleted(checkpoint=1),
-        answer("r1", Answer.DONE, 1, "in the log"),
+        answer("r1", RequestOutcome.DONE, 1, "in the log"),
         commit(output(0)),
     ]
 

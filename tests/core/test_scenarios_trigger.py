@@ -19,7 +19,7 @@ from core.coordinator_kit import (
     wake_tick,
 )
 from penstock.checkpoint.entries import Pin
-from penstock.checkpoint.messages import AbortReason, AllSourcesDone, Answer, NotifyCompleted
+from penstock.checkpoint.events import AbortReason, AllSourcesDone, NotifyCompleted, RequestOutcome
 from penstock.checkpoint.recovery import decide_recovery
 from penstock.errors import InternalError
 from penstock.testing.filesystem import MemoryFileSystem
@@ -78,7 +78,7 @@ def test_18_once_a_task_is_gone_nothing_is_triggered_and_whoever_asks_is_told_at
     job.at = 10
     assert job.fire(tick(10)) == []
     assert job.request("r", "save") == []
-    assert job.fails("disk on fire") == [answer("r", Answer.REFUSED, None, AbortReason.STOPPING.value)]
+    assert job.fails("disk on fire") == [answer("r", RequestOutcome.REFUSED, None, AbortReason.STOPPING.value)]
 
 
 def test_23_the_pause_does_not_delay_a_savepoint_however_long_it_is():
@@ -116,9 +116,9 @@ def test_40_the_first_fails_and_the_two_that_wait_run_one_after_the_other():
     job = Job(tolerable_failures=1)
     for request in ("r0", "r1", "r2"):
         job.request(request)
-    assert job.decline(0)[1:] == [answer("r0", Answer.FAILED, 0, "'out' declined: no"), *barrier(1)]
-    assert job.complete(1)[1:] == [answer("r1", Answer.DONE, 1, "in the log"), *barrier(2)]
-    assert job.complete(2)[1:] == [answer("r2", Answer.DONE, 2, "in the log")]
+    assert job.decline(0)[1:] == [answer("r0", RequestOutcome.FAILED, 0, "'out' declined: no"), *barrier(1)]
+    assert job.complete(1)[1:] == [answer("r1", RequestOutcome.DONE, 1, "in the log"), *barrier(2)]
+    assert job.complete(2)[1:] == [answer("r2", RequestOutcome.DONE, 2, "in the log")]
 
 
 def test_41_an_abort_while_the_barrier_is_on_its_way_frees_the_next_which_may_time_out_itself():
@@ -131,7 +131,7 @@ def test_41_an_abort_while_the_barrier_is_on_its_way_frees_the_next_which_may_ti
     assert job.expire(0) == [], "the deadline of the first is not that of the second"
     job.at = 90
     message = "timed out after 60 s, waiting for 'in' (not known); 'out' (not known)"
-    assert job.expire(1) == [aborted(1, AbortReason.EXPIRED, message), answer("r1", Answer.FAILED, 1, message)]
+    assert job.expire(1) == [aborted(1, AbortReason.EXPIRED, message), answer("r1", RequestOutcome.FAILED, 1, message)]
 
 
 def test_42_a_first_checkpoint_that_is_due_stays_due_over_restarts_until_it_is_in_the_log():
@@ -202,6 +202,6 @@ def test_52_a_full_queue_refuses_the_newest_whoever_asks_and_evicts_nobody():
     job.request("a")
     job.request("b", "save")
     for name in (None, "another"):
-        assert job.request("c", name) == [answer("c", Answer.REFUSED, None, "too many requests are queued")]
+        assert job.request("c", name) == [answer("c", RequestOutcome.REFUSED, None, "too many requests are queued")]
     assert job.complete(0)[2:] == barrier(1, SAVEPOINT)
     assert job.request("c") == [], "a place is free again"

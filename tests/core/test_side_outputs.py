@@ -2,13 +2,13 @@
 
 import penstock as ps
 from core.graphs import NoSink, NoSource
-from penstock.job.side_outputs import Outlet, SideOutput, side_outputs
+from penstock.graph.queries import SideOutput, SideOutputSink, side_outputs
 
 SCHEMA = "user STRING, at TIMESTAMP"
 
 
 def outlet(uid, *, direct):
-    return Outlet(uid=uid, to="nowhere", is_direct=direct)
+    return SideOutputSink(uid=uid, to="nowhere", is_direct=direct)
 
 
 def totals(stream, uid="totals"):
@@ -44,7 +44,7 @@ def test_dead_letters_are_all_of_the_rows_one_letter_each():
         parsed.write("out", NoSink())
 
     (found,) = side_outputs(orders.graph())
-    assert found.sinks == (Outlet(uid="bad-lines", to="dead letters", is_direct=True),)
+    assert found.sinks == (SideOutputSink(uid="bad-lines", to="dead letters", is_direct=True),)
 
 
 def test_late_rows_that_nothing_takes_or_that_go_into_another_step_have_no_sink():

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from penstock.errors import CheckpointAborted, PenstockError, StorageFailed
-from penstock.handles import Committable
-from penstock.ids import CheckpointId
-from penstock.runtime.works import SinkWork
+from penstock.handles import CheckpointId, Committable
+from penstock.runtime.task_logic import SinkLogic
 
 
 @dataclass
@@ -42,7 +41,7 @@ class Epoch:
 
 def test_S2_a_refused_epoch_goes_into_the_next_as_long_as_that_is_open() -> None:
     writer = PuttingBack(["a"], refusals=1)
-    work = SinkWork("s", writer)  # type: ignore[arg-type]
+    work = SinkLogic("s", writer)  # type: ignore[arg-type]
     first = work.snapshot(CheckpointId(1))
     with pytest.raises(StorageFailed):
         first(())
@@ -52,7 +51,7 @@ def test_S2_a_refused_epoch_goes_into_the_next_as_long_as_that_is_open() -> None
 
 def test_S2_a_refused_epoch_that_a_later_one_has_overtaken_ends_the_attempt() -> None:
     writer = PuttingBack(["a"], refusals=1)
-    work = SinkWork("s", writer)  # type: ignore[arg-type]
+    work = SinkLogic("s", writer)  # type: ignore[arg-type]
     first = work.snapshot(CheckpointId(1))
     writer.rows.append("b")
     work.snapshot(CheckpointId(2))  # its manifest would pass "a", which only the epoch after it will hold

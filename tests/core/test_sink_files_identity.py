@@ -2,11 +2,11 @@
 
 import pytest
 
+from penstock.connectors.files import sink
 from penstock.errors import SinkIdentityConflict, StorageFailed
 from penstock.filesystem.local import LocalFileSystem
-from penstock.ids import Generation
-from penstock.sinks import files
-from penstock.sinks.base import SinkContext
+from penstock.handles import Generation
+from penstock.interfaces.sink import SinkContext
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def open_writer(tmp_path):
             staging="unused",
             cores=2,
         )
-        return files.Sink(tmp_path / "out").writer(context)
+        return sink.Sink(tmp_path / "out").writer(context)
 
     return begin
 
@@ -67,7 +67,7 @@ def test_a_target_that_cannot_be_looked_at_is_a_matter_of_storage(open_writer, t
     def refuse(_path):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("penstock.sinks.files_writer.os.listdir", refuse)
+    monkeypatch.setattr("penstock.connectors.files.sink.os.listdir", refuse)
     with pytest.raises(StorageFailed, match="Permission denied"):
         open_writer("mine")
 
@@ -89,7 +89,7 @@ def test_what_the_sink_staged_under_an_older_uid_is_found_by_the_clean_up_and_wh
     for path in (old, theirs):
         path.write_bytes(b"rows")
 
-    folders = files.Sink(tmp_path / "out").stages_in("mine", "totals-out")
+    folders = sink.Sink(tmp_path / "out").stages_in("mine", "totals-out")
 
     found = [path for folder in folders for path in LocalFileSystem(tmp_path / "state").list(folder)]
     assert found == [str(old)]

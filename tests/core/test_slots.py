@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from crash.waiting import until
-from penstock.runtime.slots import BackgroundSlots
+from penstock.spark.scheduling import BackgroundSlots
 
 
 class Merges:

@@ -8,19 +8,22 @@ from dataclasses import dataclass, field
 import pytest
 
 from core.runtime_fakes import Clock, NotingShell, drained, output_to
+from penstock.clock import MonotonicTime, WallTime
 from penstock.elements import Barrier, Batch, LatencyMarker
 from penstock.facts import BatchRead, Counted
-from penstock.handles import Position
-from penstock.ids import CheckpointId, Instant, WallTime
-from penstock.runtime.channel import Channel
-from penstock.runtime.latency import MarkerRhythm
-from penstock.runtime.output import Output
-from penstock.runtime.pacing import Linger, Metronome, Pace
+from penstock.handles import CheckpointId, Position
+from penstock.interfaces.source import CaughtUp, Ended, NoData, PlannedBatch, PollResult, ReadLimit
+from penstock.runtime.channels import Channel, TaskOutput
 from penstock.runtime.rate_control import RateControl
-from penstock.runtime.source_mail import Finish
-from penstock.runtime.source_task import SourceTask
-from penstock.runtime.task_protocols import Completed, Progress
-from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Poll, Rows
+from penstock.runtime.source_task import (
+    AdaptiveBatching,
+    Finish,
+    FixedInterval,
+    LatencyMarkerTimer,
+    PollSchedule,
+    SourceTask,
+)
+from penstock.runtime.task import Completed, StepResult
 
 SECOND = 1_000_000
 
@@ -39,12 +42,12 @@ class TwoClocks(Clock):
 class Numbers:
     """Gives scripted answers, then always rows."""
 
-    script: list[Poll] = field(default_factory=list)
+    script: list[PollResult] = field(default_factory=list)
     calls: list[object] = field(default_factory=list)
 
-    def poll(self, *, now: Instant, wall: WallTime, limits: Limits) -> Poll:
+    def poll(self, *, now: MonotonicTime, wall: WallTime, limits: ReadLimit) -> PollResult:
         self.calls.append((now, limits.rows))
-        return self.script.pop(0) if self.script else Rows(plan=[len(self.calls)], rows=1_000)
+        return self.script.pop(0) if self.script else PlannedBatch(plan=[len(self.calls)], rows=1_000)
 
     def frame(self, plan: object) -> object:
         return plan
@@ -64,7 +67,11 @@ class Bench:
     """A source task with its channel, by default so wide that it never fills."""
 
     def __init__(
-        self, *script: Poll, pace: Pace | None = None, markers: MarkerRhythm | None = None, capacity: int = 100
+        self,
+        *script: PollResult,
+        pace: PollSchedule | None = None,
+        markers: LatencyMarkerTimer | None = None,
+        capacity: int = 100,
     ) -> None:
         self.reader = Numbers(list(script))
         self.shell = NotingShell()
@@ -76,14 +83,14 @@ class Bench:
             "in",
             self.reader,  # type: ignore[arg-type]
             self.output,
-            limits=lambda: Limits(rows=self.control.cap(5_000)),
+            limits=lambda: ReadLimit(rows=self.control.cap(5_000)),
             pace=pace,
             markers=markers,
             shell=self.shell,
             clock=self.clock,
         )
 
-    def at(self, now: int) -> Progress:
+    def at(self, now: int) -> StepResult:
         self.clock.at = now
         return self.task.step()
 
@@ -98,19 +105,19 @@ def barrier(number: int) -> Barrier:
 
 @pytest.mark.mission("S15")
 def test_a_source_is_polled_at_the_wall_clocks_ticks_and_waits_on_the_other_clock() -> None:
-    bench = Bench(pace=Metronome(1_000))
-    assert bench.at(0) == Progress(wake_at=Instant(700)), "the wall clock says 300"
+    bench = Bench(pace=FixedInterval(1_000))
+    assert bench.at(0) == StepResult(wake_at=MonotonicTime(700)), "the wall clock says 300"
     assert bench.task.doing == "waiting for the time of its next batch"
-    assert bench.at(699) == Progress(wake_at=Instant(700))
+    assert bench.at(699) == StepResult(wake_at=MonotonicTime(700))
     assert bench.at(700).worked
-    assert bench.at(701) == Progress(wake_at=Instant(1_700))
+    assert bench.at(701) == StepResult(wake_at=MonotonicTime(1_700))
     assert bench.at(1_700).worked
     assert bench.missed == 0
 
 
 @pytest.mark.mission("S18")
 def test_the_first_batch_is_that_of_the_first_tick_after_the_start_and_zero_is_one_interval_before_it() -> None:
-    bench = Bench(pace=Metronome(1_000))
+    bench = Bench(pace=FixedInterval(1_000))
     for now in range(0, 700, 50):
         assert not bench.at(now).worked, "nothing is read before the first tick"
     assert bench.at(700).worked
@@ -126,18 +133,18 @@ def test_a_source_without_a_beat_is_read_at_the_start() -> None:
 
 
 def test_a_source_lingers_after_a_batch_that_took_all_but_not_while_more_waits() -> None:
-    all_there_is = Rows(plan=[1], rows=1, takes_all=True)
-    bench = Bench(all_there_is, pace=Linger(100))
+    all_there_is = PlannedBatch(plan=[1], rows=1, takes_all=True)
+    bench = Bench(all_there_is, pace=AdaptiveBatching(100))
     assert bench.at(0).worked
     drained(bench.channel)
-    assert bench.at(40) == Progress(wake_at=Instant(100))
+    assert bench.at(40) == StepResult(wake_at=MonotonicTime(100))
     assert bench.at(100).worked
     assert bench.at(101).worked
 
 
 @pytest.mark.mission("S17")
 def test_a_source_that_was_held_up_reads_once_what_has_come_and_counts_the_ticks_it_missed() -> None:
-    bench = Bench(pace=Metronome(1_000), capacity=1)
+    bench = Bench(pace=FixedInterval(1_000), capacity=1)
     bench.at(0)
     bench.at(700)
     bench.at(1_700)
@@ -149,20 +156,20 @@ def test_a_source_that_was_held_up_reads_once_what_has_come_and_counts_the_ticks
         Counted(task="in", name="ticks_missed", amount=3)
     ]
     drained(bench.channel)
-    assert bench.at(4_901) == Progress(wake_at=Instant(5_700))
+    assert bench.at(4_901) == StepResult(wake_at=MonotonicTime(5_700))
 
 
 def test_ticks_at_which_the_reader_has_nothing_are_not_missed() -> None:
-    bench = Bench(Nothing(wake_at=Instant(3_500)), pace=Metronome(1_000))
+    bench = Bench(NoData(wake_at=MonotonicTime(3_500)), pace=FixedInterval(1_000))
     bench.at(0)
-    assert bench.at(700) == Progress(wake_at=Instant(3_500))
-    assert bench.at(3_500) == Progress(wake_at=Instant(3_700))
+    assert bench.at(700) == StepResult(wake_at=MonotonicTime(3_500))
+    assert bench.at(3_500) == StepResult(wake_at=MonotonicTime(3_700))
     assert bench.at(3_700).worked
     assert bench.missed == 0
 
 
 def test_mail_does_not_wait_for_a_tick() -> None:
-    bench = Bench(pace=Metronome(1_000))
+    bench = Bench(pace=FixedInterval(1_000))
     bench.at(0)
     bench.task.post(barrier(1))
     assert bench.at(1).worked
@@ -186,8 +193,8 @@ def test_reading_checkpointing_and_clearing_are_done_one_a_step_in_the_order_the
 
 
 @pytest.mark.mission("S20")
-@pytest.mark.parametrize("answer", [Rows(plan=["a"]), Nothing(wake_at=Instant(9)), CaughtUp(), Ended()])
-def test_whatever_a_poll_brought_the_checkpoint_asked_for_comes_after_it(answer: Poll) -> None:
+@pytest.mark.parametrize("answer", [PlannedBatch(plan=["a"]), NoData(wake_at=MonotonicTime(9)), CaughtUp(), Ended()])
+def test_whatever_a_poll_brought_the_checkpoint_asked_for_comes_after_it(answer: PollResult) -> None:
     bench = Bench(answer)
     bench.at(0)
     bench.task.post(barrier(1))
@@ -198,7 +205,7 @@ def test_whatever_a_poll_brought_the_checkpoint_asked_for_comes_after_it(answer:
 
 @pytest.mark.mission("S9")
 def test_a_poll_without_rows_makes_no_batch_and_batches_leave_in_order() -> None:
-    bench = Bench(Rows(plan=["a"]), Nothing(wake_at=Instant(5)), Rows(plan=["b"]))
+    bench = Bench(PlannedBatch(plan=["a"]), NoData(wake_at=MonotonicTime(5)), PlannedBatch(plan=["b"]))
     for now in (0, 1, 5):
         bench.at(now)
     assert drained(bench.channel) == [["a"], ["b"]]
@@ -210,8 +217,8 @@ def test_the_limit_is_asked_for_anew_before_each_poll() -> None:
     bench = Bench()
     bench.at(0)
     for number in (1, 2):
-        bench.control.sent(number, Instant(number * SECOND))
-        bench.control.through(number, 2_000, Instant((number + 1) * SECOND))
+        bench.control.sent(number, MonotonicTime(number * SECOND))
+        bench.control.through(number, 2_000, MonotonicTime((number + 1) * SECOND))
     bench.at(1)
     assert bench.reader.calls == [(0, 5_000), (1, 2_000)]
 
@@ -222,30 +229,30 @@ def marks(bench: Bench) -> list[int]:
 
 @pytest.mark.mission("L2")
 def test_markers_leave_at_a_fixed_rate_from_the_first_step_on_and_are_not_made_up() -> None:
-    bench = Bench(*[Nothing(wake_at=Instant(10_000))], markers=MarkerRhythm(100))
-    assert bench.at(40) == Progress(wake_at=Instant(140))
-    assert bench.at(139) == Progress(wake_at=Instant(140))
+    bench = Bench(*[NoData(wake_at=MonotonicTime(10_000))], markers=LatencyMarkerTimer(100))
+    assert bench.at(40) == StepResult(wake_at=MonotonicTime(140))
+    assert bench.at(139) == StepResult(wake_at=MonotonicTime(140))
     for now in (140, 250, 520):
         bench.at(now)
     assert marks(bench) == [40, 140, 250, 520]
-    assert bench.at(539) == Progress(wake_at=Instant(540)), "the rate is kept, what was missed is not made up"
+    assert bench.at(539) == StepResult(wake_at=MonotonicTime(540)), "the rate is kept, what was missed is not made up"
 
 
 def test_a_marker_wakes_the_task_only_if_nothing_else_does_so_earlier() -> None:
-    bench = Bench(Nothing(wake_at=Instant(50)), markers=MarkerRhythm(100))
-    assert bench.at(0) == Progress(wake_at=Instant(50))
+    bench = Bench(NoData(wake_at=MonotonicTime(50)), markers=LatencyMarkerTimer(100))
+    assert bench.at(0) == StepResult(wake_at=MonotonicTime(50))
     assert bench.at(50).worked
 
 
 @pytest.mark.mission("L2")
 def test_a_marker_that_cannot_be_sent_is_only_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench(markers=MarkerRhythm(100))
+    bench = Bench(markers=LatencyMarkerTimer(100))
 
     def fail() -> None:
         msg = "nobody there"
         raise OSError(msg)
 
-    class Broken(Output):
+    class Broken(TaskOutput):
         def broadcast(self, element: object) -> None:
             fail()
 
@@ -256,7 +263,7 @@ def test_a_marker_that_cannot_be_sent_is_only_a_warning(caplog: pytest.LogCaptur
 
 
 def test_while_there_is_no_room_one_marker_at_most_waits_downstream() -> None:
-    bench = Bench(markers=MarkerRhythm(100), capacity=1)
+    bench = Bench(markers=LatencyMarkerTimer(100), capacity=1)
     bench.at(0)
     for now in range(100, 1_000, 100):
         bench.at(now)
@@ -266,7 +273,7 @@ def test_while_there_is_no_room_one_marker_at_most_waits_downstream() -> None:
 
 
 def test_a_marker_leaves_between_two_batches_and_after_the_mail() -> None:
-    bench = Bench(Rows(plan=["a"]), Rows(plan=["b"]), markers=MarkerRhythm(100))
+    bench = Bench(PlannedBatch(plan=["a"]), PlannedBatch(plan=["b"]), markers=LatencyMarkerTimer(100))
     bench.task.post(barrier(1))
     for now in (0, 10, 110):
         bench.at(now)

@@ -5,30 +5,28 @@ from dataclasses import dataclass, field
 import pytest
 
 from core.runtime_fakes import Clock, KeepingWork, NotingShell, drained, output_to
+from penstock.clock import MAX_WATERMARK, MonotonicTime, WallTime
 from penstock.elements import Barrier, CancelBarrier, CheckpointKind, EndOfStream, Watermark
 from penstock.errors import SourceUnavailable, StateIncompatible
-from penstock.handles import Position, TaskSnapshot
-from penstock.ids import END_OF_TIME, CheckpointId, Instant, WallTime
-from penstock.runtime.channel import Channel
+from penstock.handles import CheckpointId, Position, TaskSnapshot
+from penstock.interfaces.source import CaughtUp, Ended, NoData, PlannedBatch, PollResult, ReadLimit
+from penstock.runtime.channels import Channel
 from penstock.runtime.inputs import Inputs
-from penstock.runtime.source_mail import Finish
-from penstock.runtime.source_task import MOST_PENDING, SourceTask
-from penstock.runtime.task import StepTask
-from penstock.runtime.task_protocols import Completed, Progress
-from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Poll, Rows
+from penstock.runtime.source_task import MOST_PENDING, Finish, SourceTask
+from penstock.runtime.task import Completed, StepResult, StepTask
 
 
 @dataclass
 class Numbers:
     """A reader of scripted answers; its position is how many plans it gave."""
 
-    script: list[Poll]
+    script: list[PollResult]
     read: int = 0
     told: list[tuple[int, object]] = field(default_factory=list)
 
-    def poll(self, *, now: Instant, wall: WallTime, limits: Limits) -> Poll:
-        answer = self.script.pop(0) if self.script else Nothing(wake_at=Instant(now + 5))
-        self.read += isinstance(answer, Rows)
+    def poll(self, *, now: MonotonicTime, wall: WallTime, limits: ReadLimit) -> PollResult:
+        answer = self.script.pop(0) if self.script else NoData(wake_at=MonotonicTime(now + 5))
+        self.read += isinstance(answer, PlannedBatch)
         return answer
 
     def frame(self, plan: object) -> object:
@@ -47,7 +45,7 @@ class Numbers:
 class Bench:
     """A source task with its channel."""
 
-    def __init__(self, *script: Poll, held: bool = False, has_ended: bool = False) -> None:
+    def __init__(self, *script: PollResult, held: bool = False, has_ended: bool = False) -> None:
         self.reader = Numbers(list(script))
         self.shell = NotingShell()
         self.clock = Clock()
@@ -56,14 +54,14 @@ class Bench:
             "in",
             self.reader,  # type: ignore[arg-type]
             output_to(self.channel),
-            limits=Limits,
+            limits=ReadLimit,
             held=held,
             has_ended=has_ended,
             shell=self.shell,
             clock=self.clock,
         )
 
-    def settle_down(self) -> Progress:
+    def settle_down(self) -> StepResult:
         while (progress := self.task.step()).worked and not progress.done:
             pass
         return progress
@@ -78,7 +76,7 @@ def completed(number: int) -> Completed:
 
 
 def test_a_barrier_leaves_between_two_batches_with_the_position_after_the_last() -> None:
-    bench = Bench(Rows(plan=["a"]), Rows(plan=["b"]))
+    bench = Bench(PlannedBatch(plan=["a"]), PlannedBatch(plan=["b"]))
     bench.task.step()
     bench.task.post(barrier(1))
     bench.settle_down()
@@ -89,7 +87,7 @@ def test_a_barrier_leaves_between_two_batches_with_the_position_after_the_last()
 
 @pytest.mark.mission("F5")
 def test_rule_c4_a_new_source_reads_nothing_before_the_first_checkpoint_is_in_the_log() -> None:
-    bench = Bench(Rows(plan=["a"]), held=True)
+    bench = Bench(PlannedBatch(plan=["a"]), held=True)
     bench.task.post(barrier(0))
     bench.settle_down()
     assert drained(bench.channel) == [barrier(0)]
@@ -100,16 +98,16 @@ def test_rule_c4_a_new_source_reads_nothing_before_the_first_checkpoint_is_in_th
 
 
 def test_nothing_to_read_says_when_to_ask_again_and_is_not_asked_before() -> None:
-    bench = Bench(Nothing(wake_at=Instant(50)), Rows(plan=["a"]))
-    assert bench.task.step() == Progress(wake_at=Instant(50))
+    bench = Bench(NoData(wake_at=MonotonicTime(50)), PlannedBatch(plan=["a"]))
+    assert bench.task.step() == StepResult(wake_at=MonotonicTime(50))
     bench.clock.at = 49
-    assert bench.task.step() == Progress(wake_at=Instant(50))
+    assert bench.task.step() == StepResult(wake_at=MonotonicTime(50))
     bench.clock.at = 50
     assert bench.task.step().worked
 
 
 def test_a_batch_that_took_all_is_through_before_the_next_is_read_and_others_are_read_ahead() -> None:
-    bench = Bench(Rows(plan=["a"], takes_all=True), Rows(plan=["b"]), Rows(plan=["c"]))
+    bench = Bench(PlannedBatch(plan=["a"], takes_all=True), PlannedBatch(plan=["b"]), PlannedBatch(plan=["c"]))
     woken: list[str] = []
     bench.channel.connect(on_put=lambda: None, on_take=lambda: woken.append(bench.task.doing))
     bench.settle_down()
@@ -125,7 +123,7 @@ def test_a_batch_that_took_all_is_through_before_the_next_is_read_and_others_are
 
 
 def test_a_batch_is_not_through_while_anything_sent_behind_it_waits() -> None:
-    bench = Bench(Rows(plan=["a"], takes_all=True), Rows(plan=["b"]))
+    bench = Bench(PlannedBatch(plan=["a"], takes_all=True), PlannedBatch(plan=["b"]))
     bench.task.step()
     bench.task.post(barrier(1))
     bench.settle_down()
@@ -137,7 +135,7 @@ def test_a_batch_is_not_through_while_anything_sent_behind_it_waits() -> None:
 
 
 def test_backpressure_with_no_room_nothing_is_polled() -> None:
-    bench = Bench(*(Rows(plan=[n]) for n in range(5)))
+    bench = Bench(*(PlannedBatch(plan=[n]) for n in range(5)))
     bench.settle_down()
     assert bench.reader.read == 2
     assert bench.task.doing == "waiting for room downstream"
@@ -148,15 +146,15 @@ def test_backpressure_with_no_room_nothing_is_polled() -> None:
 
 @pytest.mark.mission("L1")
 def test_a_source_that_ends_sends_the_end_of_time_and_one_that_caught_up_or_is_stopped_does_not() -> None:
-    ended = Bench(Rows(plan=["a"]), Ended())
+    ended = Bench(PlannedBatch(plan=["a"]), Ended())
     ended.settle_down()
-    assert drained(ended.channel) == [["a"], Watermark(at=END_OF_TIME)]
+    assert drained(ended.channel) == [["a"], Watermark(at=MAX_WATERMARK)]
     assert ended.shell.done == [("in", True)]
-    caught_up = Bench(Rows(plan=["a"]), CaughtUp())
+    caught_up = Bench(PlannedBatch(plan=["a"]), CaughtUp())
     caught_up.settle_down()
     assert drained(caught_up.channel) == [["a"]]
     assert caught_up.shell.done == [("in", False)]
-    stopped = Bench(Rows(plan=["a"]), Rows(plan=["b"]))
+    stopped = Bench(PlannedBatch(plan=["a"]), PlannedBatch(plan=["b"]))
     stopped.task.step()
     stopped.task.post(barrier(1, CheckpointKind.FINAL))
     stopped.task.post(Finish())
@@ -167,7 +165,7 @@ def test_a_source_that_ends_sends_the_end_of_time_and_one_that_caught_up_or_is_s
 
 
 def test_after_a_final_barrier_nothing_is_read_even_if_its_checkpoint_is_cancelled() -> None:
-    bench = Bench(Rows(plan=["a"]))
+    bench = Bench(PlannedBatch(plan=["a"]))
     bench.task.post(barrier(1, CheckpointKind.FINAL))
     bench.task.post(CancelBarrier(checkpoint=CheckpointId(1)))
     bench.settle_down()
@@ -179,7 +177,7 @@ def cancel(number: int) -> CancelBarrier:
 
 
 def test_a_barrier_whose_cancellation_is_in_the_mail_too_is_not_sent_but_the_cancellation_is() -> None:
-    bench = Bench(Rows(plan=["a"]))
+    bench = Bench(PlannedBatch(plan=["a"]))
     for mail in (barrier(1), cancel(1), barrier(2)):
         bench.task.post(mail)
     bench.settle_down()
@@ -221,7 +219,7 @@ def test_inputs_that_wait_for_a_barrier_are_freed_by_the_cancellation_of_a_sourc
 
 @pytest.mark.mission("L24")
 def test_a_completion_that_was_not_told_is_made_good_by_the_next_which_stands_for_all_before_it() -> None:
-    bench = Bench(Rows(plan=["a"]), Rows(plan=["b"]), Rows(plan=["c"]))
+    bench = Bench(PlannedBatch(plan=["a"]), PlannedBatch(plan=["b"]), PlannedBatch(plan=["c"]))
     for number in (1, 2, 3):
         bench.task.post(barrier(number))
         bench.task.step()
@@ -234,7 +232,7 @@ def test_a_completion_that_was_not_told_is_made_good_by_the_next_which_stands_fo
 
 @pytest.mark.mission("L24")
 def test_164_a_completion_that_comes_after_a_newer_one_is_no_error_and_tells_nothing() -> None:
-    bench = Bench(Rows(plan=["a"]))
+    bench = Bench(PlannedBatch(plan=["a"]))
     for mail in (barrier(1), barrier(2), completed(2), completed(1), completed(2)):
         bench.task.post(mail)
     bench.settle_down()
@@ -243,7 +241,7 @@ def test_164_a_completion_that_comes_after_a_newer_one_is_no_error_and_tells_not
 
 @pytest.mark.mission("F6", "F10")
 def test_completion_tells_the_reader_the_position_of_exactly_that_checkpoint() -> None:
-    bench = Bench(Rows(plan=["a"]), Rows(plan=["b"]))
+    bench = Bench(PlannedBatch(plan=["a"]), PlannedBatch(plan=["b"]))
     bench.task.post(barrier(1))
     bench.task.step()
     bench.task.step()
@@ -261,7 +259,7 @@ def test_completion_tells_the_reader_the_position_of_exactly_that_checkpoint() -
 def test_a_checkpoint_that_the_source_knows_nothing_of_is_a_warning_and_tells_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    bench = Bench(Rows(plan=["a"]))
+    bench = Bench(PlannedBatch(plan=["a"]))
     for mail in (barrier(1), completed(3)):
         bench.task.post(mail)
     bench.settle_down()
@@ -286,7 +284,7 @@ def test_positions_of_which_nothing_is_heard_are_bounded_the_oldest_go_first() -
 
 @pytest.mark.mission("F3")
 def test_a_barrier_for_a_source_that_is_through_takes_no_snapshot_and_changes_nothing() -> None:
-    bench = Bench(Rows(plan=["a"]))
+    bench = Bench(PlannedBatch(plan=["a"]))
     for mail in (barrier(1), Finish(), barrier(2)):
         bench.task.post(mail)
     assert bench.settle_down().done, "its thread asks it no more"
@@ -296,7 +294,7 @@ def test_a_barrier_for_a_source_that_is_through_takes_no_snapshot_and_changes_no
 
 @pytest.mark.mission("F12")
 def test_what_is_posted_waits_for_the_task_so_that_snapshots_and_completions_never_meet() -> None:
-    bench = Bench(Rows(plan=["a"]))
+    bench = Bench(PlannedBatch(plan=["a"]))
     bench.task.post(barrier(1))
     bench.task.post(completed(1))
     assert (bench.shell.snapshots, bench.reader.told) == ([], [])
@@ -309,7 +307,7 @@ def test_what_is_posted_waits_for_the_task_so_that_snapshots_and_completions_nev
 @pytest.mark.mission("S19")
 def test_a_batch_that_cannot_be_planned_or_built_fails_the_task_before_a_snapshot_can_contain_it() -> None:
     """What to read is decided first; the job then goes on from the position before."""
-    bench = Bench(Rows(plan=["a"]), Rows(plan=["b"]))
+    bench = Bench(PlannedBatch(plan=["a"]), PlannedBatch(plan=["b"]))
     bench.task.post(barrier(1))
     bench.task.step()
 
@@ -330,7 +328,7 @@ def test_a_source_that_ended_says_so_in_its_snapshot_and_may_not_go_on() -> None
     ended.settle_down()
     ended.task.post(barrier(1))
     ended.settle_down()
-    assert ended.shell.snapshots[0][2].watermarks == (END_OF_TIME,)
-    again = Bench(Rows(plan=["more"]), has_ended=True)
+    assert ended.shell.snapshots[0][2].watermarks == (MAX_WATERMARK,)
+    again = Bench(PlannedBatch(plan=["more"]), has_ended=True)
     with pytest.raises(StateIncompatible, match="'in' ended in an earlier run"):
         again.settle_down()

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.elements import Lease
-from penstock.state.layer import Layer
-from penstock.state.stack import CROWDED, LIMIT, Stack
+from penstock.elements import RefCount
+from penstock.state.layers import Layer
+from penstock.state.stack import SLOWDOWN_LIMIT, STOP_LIMIT, Stack
 
 
 def layer(freed: list[str], name: str = "m1") -> Layer:
     frame: Any = None
-    lease = Lease(lambda: freed.append(name))
+    lease = RefCount(lambda: freed.append(name))
     return Layer(name=name, level=0, epoch=1, rows=1, first_end=10, last_end=10, frame=frame, lease=lease)
 
 
@@ -31,4 +31,4 @@ def test_a_closed_stack_frees_what_it_does_not_take():
 
 
 def test_the_background_begins_some_batches_before_the_data_path_has_to():
-    assert CROWDED + 3 <= LIMIT
+    assert SLOWDOWN_LIMIT + 3 <= STOP_LIMIT

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.elements import Lease
-from penstock.state.layer import Layer
+from penstock.elements import RefCount
+from penstock.state.layers import Layer
 from penstock.state.stack import Stack
 
 
 def layer(stack: Stack, freed: list[str], end: int = 10) -> Layer:
     frame: Any = None
     name = stack.next_name()
-    lease = Lease(lambda: freed.append(name))
+    lease = RefCount(lambda: freed.append(name))
     return Layer(name=name, level=0, epoch=stack.epoch, rows=1, first_end=1, last_end=end, frame=frame, lease=lease)
 
 

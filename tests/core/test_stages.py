@@ -2,10 +2,9 @@
 
 from core.checkpoint_values import keyed, layer, read_to, wrote
 from core.copies_kit import layer as longer
+from penstock.admin.shadow import ProgressListener, Stage
 from penstock.facts import Counted, Restoring, RowsRead, SourceLag
-from penstock.job.restoring import Restores
-from penstock.operate.shadow.runs import Teller
-from penstock.operate.shadow.stages import Stage
+from penstock.job.wiring import RestoreReporter
 
 
 def lag(task, rows):
@@ -14,7 +13,7 @@ def lag(task, rows):
 
 def test_a_run_whose_rows_are_not_known_tells_what_it_has_read_and_what_its_sources_say_waits():
     told, facts = [], []
-    teller = Teller("old", None, told.append, facts.append)
+    teller = ProgressListener("old", None, told.append, facts.append)
     for fact in (
         RowsRead(task="a", rows=5),
         lag("a", 10),
@@ -38,7 +37,7 @@ def test_a_run_whose_rows_are_not_known_tells_what_it_has_read_and_what_its_sour
 
 def test_a_run_to_where_another_has_come_tells_of_how_many_rows():
     told = []
-    teller = Teller("new", 12, told.append, None)
+    teller = ProgressListener("new", 12, told.append, None)
     teller(RowsRead(task="a", rows=5))
     teller(lag("a", 100))
 
@@ -54,7 +53,7 @@ def test_a_restore_tells_the_bytes_of_state_before_each_step_that_has_any():
         "second": keyed(longer("b"), task="second"),
         "out": wrote(),
     }
-    restores = Restores(snapshots, told.append)
+    restores = RestoreReporter(snapshots, told.append)
     for uid in ("in", "first", "new", "none", "second", "out"):
         restores.begins(uid)
 

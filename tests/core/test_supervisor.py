@@ -6,13 +6,18 @@ import pytest
 
 from core.attempt_kit import Attempt
 from core.attempt_parts import SECOND
-from penstock.checkpoint.messages import Answer, CheckpointRequested, StopRequested
+from penstock.checkpoint.events import CheckpointRequested, RequestOutcome, StopRequested
 from penstock.errors import CheckpointAborted, ConnectorError, GenerationFenced, InternalError, StorageFailed
 from penstock.facts import CheckpointCompleted, CheckpointFailed, Published
-from penstock.runtime.answers import Answers
+from penstock.runtime.supervisor import Answers
 from penstock.testing.filesystem import MemoryFileSystem
 
-DONE, REFUSED, FAILED, UNKNOWN = Answer.DONE, Answer.REFUSED, Answer.FAILED, Answer.UNKNOWN
+DONE, REFUSED, FAILED, UNKNOWN = (
+    RequestOutcome.DONE,
+    RequestOutcome.REFUSED,
+    RequestOutcome.FAILED,
+    RequestOutcome.UNKNOWN,
+)
 
 
 def raising(error):

@@ -5,27 +5,25 @@ from collections.abc import Callable
 import pytest
 
 from core.runtime_fakes import Clock, KeepingWork, NotingShell, drained, marked, output_to, rows
+from penstock.clock import MAX_WATERMARK, MIN_WATERMARK, EventTime, MonotonicTime
 from penstock.elements import (
     Barrier,
     Batch,
     CancelBarrier,
     EndOfStream,
-    FirstRun,
-    InputStatus,
+    FirstRunGate,
     LatencyMarker,
-    Lease,
-    Measure,
+    ObservedMetrics,
+    RefCount,
     Watermark,
+    WatermarkStatus,
 )
 from penstock.facts import BarrierPassed, BatchDone
 from penstock.graph.nodes import WithWatermark
-from penstock.handles import TaskSnapshot
-from penstock.ids import BEGINNING, END_OF_TIME, CheckpointId, EventTime, Instant
-from penstock.runtime.channel import Channel
+from penstock.handles import CheckpointId, TaskSnapshot
+from penstock.runtime.channels import Channel
 from penstock.runtime.inputs import Inputs
-from penstock.runtime.task import StepTask
-from penstock.runtime.task_protocols import Completed, Progress
-from penstock.runtime.turns import PATIENCE, WHEN_WOKEN, Turns
+from penstock.runtime.task import SIDE_BRANCH_TIMEOUT, UNTIL_WOKEN, BatchGate, Completed, StepResult, StepTask
 
 
 class Bench:
@@ -50,7 +48,7 @@ class Bench:
     def _wake(self) -> None:
         self.woken += 1
 
-    def settle_down(self) -> Progress:
+    def settle_down(self) -> StepResult:
         """Step until nothing is left to do."""
         while (progress := self.task.step()).worked and not progress.done:
             pass
@@ -184,9 +182,9 @@ def test_a_watermark_from_upstream_passes_a_with_watermark_only_at_the_end_of_ti
     bench.sources[0].put(at(99))
     bench.settle_down()
     assert drained(bench.sink) == []
-    bench.sources[0].put(at(END_OF_TIME))
+    bench.sources[0].put(at(MAX_WATERMARK))
     bench.settle_down()
-    assert drained(bench.sink) == [at(END_OF_TIME)]
+    assert drained(bench.sink) == [at(MAX_WATERMARK)]
 
 
 def test_with_no_room_downstream_nothing_is_taken_in() -> None:
@@ -194,7 +192,7 @@ def test_with_no_room_downstream_nothing_is_taken_in() -> None:
     for number in range(2):
         bench.sink.put(rows(number))
     bench.sources[0].put(rows("waits"))
-    assert bench.task.step() == Progress()
+    assert bench.task.step() == StepResult()
     assert bench.task.doing == "waiting for room downstream"
     bench.sink.take()
     assert bench.task.step().worked
@@ -228,18 +226,18 @@ def test_work_that_acts_in_processing_time_says_when_to_ask_again() -> None:
 
 def test_when_all_inputs_are_idle_the_next_task_is_told() -> None:
     bench = Bench()
-    bench.sources[0].put(InputStatus(idle=True))
+    bench.sources[0].put(WatermarkStatus(idle=True))
     bench.settle_down()
-    assert drained(bench.sink) == [InputStatus(idle=True)]
+    assert drained(bench.sink) == [WatermarkStatus(idle=True)]
     bench.sources[0].put(rows(1))
     bench.settle_down()
-    assert drained(bench.sink)[-1] == InputStatus(idle=False)
+    assert drained(bench.sink)[-1] == WatermarkStatus(idle=False)
 
 
 @pytest.mark.mission("L9")
 def test_latency_markers_pass_by_the_work() -> None:
     bench = Bench()
-    marker = LatencyMarker(source="s", sent=Instant(1))
+    marker = LatencyMarker(source="s", sent=MonotonicTime(1))
     bench.sources[0].put(marker)
     bench.settle_down()
     assert bench.work.calls == []
@@ -263,17 +261,17 @@ def test_completion_is_told_between_two_elements() -> None:
     assert bench.work.calls == [("completed", 4), (0, [1])]
 
 
-def kept(*values: object, bad: int = 2, first: FirstRun, only_if: bool = False) -> Batch:
+def kept(*values: object, bad: int = 2, first: FirstRunGate, only_if: bool = False) -> Batch:
     """A branch of a kept batch; a side branch tells by its figure whether it has rows."""
-    measures = {"bad:3": Measure(lambda: {"bad": bad})}
+    measures = {"bad:3": ObservedMetrics(lambda: {"bad": bad})}
     condition = ("bad:3", "bad") if only_if else None
     return Batch(frame=list(values), sequence=1, measures=measures, only_if=condition, firsts=(first,))
 
 
 def test_a_side_batch_waits_for_the_main_one_to_tell_whether_it_has_rows() -> None:
-    bench, first = Bench(), FirstRun()
+    bench, first = Bench(), FirstRunGate()
     bench.sources[0].put(kept("bad row", first=first, only_if=True))
-    assert bench.task.step() == Progress(wake_at=Instant(PATIENCE))
+    assert bench.task.step() == StepResult(wake_at=MonotonicTime(SIDE_BRANCH_TIMEOUT))
     first.done()
     assert bench.woken == 1
     bench.settle_down()
@@ -282,20 +280,20 @@ def test_a_side_batch_waits_for_the_main_one_to_tell_whether_it_has_rows() -> No
 
 def test_a_side_batch_is_run_anyway_when_nobody_tells() -> None:
     bench = Bench()
-    bench.sources[0].put(kept("x", first=FirstRun(), only_if=True))
+    bench.sources[0].put(kept("x", first=FirstRunGate(), only_if=True))
     bench.task.step()
-    bench.clock.at = PATIENCE
+    bench.clock.at = SIDE_BRANCH_TIMEOUT
     bench.settle_down()
     assert bench.work.calls == [(0, ["x"])]
 
 
 def test_of_two_consumers_of_a_kept_batch_one_runs_it_alone_first_so_that_its_figures_are_whole() -> None:
-    slow, fast, first = Bench(), Bench(), FirstRun()
+    slow, fast, first = Bench(), Bench(), FirstRunGate()
     slow.task.id, fast.task.id = "slow", "fast"
     assert first.claim("slow", lambda: None), "its job over the batch is running"
     batch = kept("row", first=first)
     fast.sources[0].put(batch)
-    assert fast.task.step() == Progress(wake_at=WHEN_WOKEN)
+    assert fast.task.step() == StepResult(wake_at=UNTIL_WOKEN)
     batch.settle()
     assert fast.woken == 1
     fast.settle_down()
@@ -303,8 +301,8 @@ def test_of_two_consumers_of_a_kept_batch_one_runs_it_alone_first_so_that_its_fi
 
 
 def test_a_step_that_only_passes_batches_on_does_not_claim_them() -> None:
-    bench, first = Bench(passes_on=True), FirstRun()
-    bench.task._turns = Turns("union", lambda: None, runs_batches=False)
+    bench, first = Bench(passes_on=True), FirstRunGate()
+    bench.task._turns = BatchGate("union", lambda: None, runs_batches=False)
     bench.sources[0].put(kept("row", first=first))
     bench.task.step()
     assert first.claim("sink behind it", lambda: None)
@@ -325,7 +323,7 @@ def test_an_input_that_was_quiet_since_the_start_goes_idle_too() -> None:
 
 def test_the_last_holder_of_a_lease_frees() -> None:
     freed: list[int] = []
-    lease = Lease(lambda: freed.append(1), holders=2)
+    lease = RefCount(lambda: freed.append(1), holders=2)
     lease.share(1)
     for expected in ([], [], [1]):
         lease.release()
@@ -337,7 +335,7 @@ def test_a_snapshot_before_anything_stands_at_the_beginning() -> None:
     for channel in bench.sources:
         channel.put(barrier(0))
     bench.settle_down()
-    assert bench.shell.snapshots == [("step", 0, TaskSnapshot(task="step", watermarks=(BEGINNING, BEGINNING)))]
+    assert bench.shell.snapshots == [("step", 0, TaskSnapshot(task="step", watermarks=(MIN_WATERMARK, MIN_WATERMARK)))]
     bench.task.close()
     assert bench.work.calls[-1] == "closed"
 
@@ -368,7 +366,7 @@ def test_nothing_comes_between_a_batch_and_the_job_that_it_was_left_to() -> None
     bench.work = bench.task._work = LeavingWork("step")
     for element in (rows("a"), at(5), barrier(1), EndOfStream()):
         bench.sources[0].put(element)
-    assert bench.settle_down() == Progress()
+    assert bench.settle_down() == StepResult()
     assert bench.work.calls == [(0, ["a"]), "asked", "asked"], "no watermark, no snapshot, no end"
     assert (bench.task.doing, bench.shell.facts) == ("waiting for a job over its results", [])
     bench.clock.at += 7_000

@@ -8,19 +8,18 @@ from dataclasses import dataclass, field
 import pytest
 
 from core.runtime_fakes import Clock, KeepingWork, NotingShell, drained, output_to, rows
+from penstock.clock import MonotonicTime
 from penstock.elements import Barrier, CancelBarrier, Element, EndOfStream, LatencyMarker
 from penstock.facts import LatencyMeasured
-from penstock.handles import TaskSnapshot
-from penstock.ids import CheckpointId, Instant
-from penstock.runtime.alignment import Alignment, Barriers
-from penstock.runtime.channel import Channel
+from penstock.handles import CheckpointId, TaskSnapshot
+from penstock.runtime.barriers import MAX_TRACKED, AlignedBarrierHandler, BarrierHandler, BarrierTracker
+from penstock.runtime.channels import Channel, TaskOutput
 from penstock.runtime.inputs import Inputs
-from penstock.runtime.output import Output
-from penstock.runtime.task import StepTask
-from penstock.runtime.task_protocols import Completed
-from penstock.runtime.tracker import MOST, BarrierTracker
+from penstock.runtime.task import Completed, StepTask
 
-both_modes = pytest.mark.parametrize("barriers", [Alignment, BarrierTracker], ids=["exactly-once", "at-least-once"])
+both_modes = pytest.mark.parametrize(
+    "barriers", [AlignedBarrierHandler, BarrierTracker], ids=["exactly-once", "at-least-once"]
+)
 
 
 @dataclass
@@ -38,7 +37,7 @@ class OrderedShell(NotingShell):
 class Bench:
     """One task with two inputs, or as many as asked for."""
 
-    def __init__(self, barriers: Callable[[int], Barriers], inputs: int = 2) -> None:
+    def __init__(self, barriers: Callable[[int], BarrierHandler], inputs: int = 2) -> None:
         self.clock = Clock()
         self.shell = NotingShell()
         self.work = KeepingWork("step")
@@ -46,7 +45,7 @@ class Bench:
         self.sink = Channel()
         self.task = self.made(barriers, self.shell)
 
-    def made(self, barriers: Callable[[int], Barriers], shell: NotingShell) -> StepTask:
+    def made(self, barriers: Callable[[int], BarrierHandler], shell: NotingShell) -> StepTask:
         inputs = Inputs(self.sources, [None] * len(self.sources), wake=lambda: None)
         return StepTask(
             "step", inputs, output_to(self.sink), self.work, barriers=barriers, shell=shell, clock=self.clock
@@ -84,7 +83,9 @@ def test_at_least_once_nothing_waits_and_what_came_early_is_in_the_snapshot() ->
 
 @both_modes
 @pytest.mark.mission("L20")
-def test_88_an_id_that_was_aborted_before_its_barriers_is_not_snapshotted(barriers: Callable[[int], Barriers]) -> None:
+def test_88_an_id_that_was_aborted_before_its_barriers_is_not_snapshotted(
+    barriers: Callable[[int], BarrierHandler],
+) -> None:
     bench = Bench(barriers)
     bench.feed(0, cancel(1))
     bench.feed(1, barrier(1), rows("b"))
@@ -96,7 +97,7 @@ def test_88_an_id_that_was_aborted_before_its_barriers_is_not_snapshotted(barrie
 
 
 @both_modes
-def test_89_exactly_one_cancel_goes_downstream_however_many_come(barriers: Callable[[int], Barriers]) -> None:
+def test_89_exactly_one_cancel_goes_downstream_however_many_come(barriers: Callable[[int], BarrierHandler]) -> None:
     bench = Bench(barriers, inputs=3)
     bench.feed(0, barrier(1), cancel(1))
     bench.feed(1, cancel(1))
@@ -107,7 +108,7 @@ def test_89_exactly_one_cancel_goes_downstream_however_many_come(barriers: Calla
 
 
 @both_modes
-def test_90_a_cancel_after_the_snapshot_is_late_and_changes_nothing(barriers: Callable[[int], Barriers]) -> None:
+def test_90_a_cancel_after_the_snapshot_is_late_and_changes_nothing(barriers: Callable[[int], BarrierHandler]) -> None:
     bench = Bench(barriers)
     bench.feed(0, barrier(2))
     bench.feed(1, barrier(2), cancel(2), rows("b"))
@@ -119,13 +120,13 @@ def test_90_a_cancel_after_the_snapshot_is_late_and_changes_nothing(barriers: Ca
 
 
 @both_modes
-def test_91_however_many_are_aborted_few_ids_are_remembered(barriers: Callable[[int], Barriers]) -> None:
+def test_91_however_many_are_aborted_few_ids_are_remembered(barriers: Callable[[int], BarrierHandler]) -> None:
     bench = Bench(barriers)
     for number in range(1, 1_000):
         bench.feed(0, cancel(number))
     machine = bench.task._alignment
     remembered = len(machine.pending) if isinstance(machine, BarrierTracker) else len(machine.blocked)
-    assert remembered <= MOST
+    assert remembered <= MAX_TRACKED
     assert len(bench.shell.abandonments) == 999
     bench.feed(1, *(barrier(number) for number in range(1, 1_001)))
     bench.feed(0, barrier(1_000))
@@ -135,7 +136,7 @@ def test_91_however_many_are_aborted_few_ids_are_remembered(barriers: Callable[[
 @both_modes
 @pytest.mark.mission("L13")
 def test_state_is_named_the_barrier_goes_on_and_only_then_the_snapshot_is_made_durable(
-    barriers: Callable[[int], Barriers],
+    barriers: Callable[[int], BarrierHandler],
 ) -> None:
     bench = Bench(barriers, inputs=1)
     shell = OrderedShell(downstream=bench.sink)
@@ -150,7 +151,7 @@ def test_state_is_named_the_barrier_goes_on_and_only_then_the_snapshot_is_made_d
 
 @pytest.mark.mission("L21")
 def test_an_aligning_input_is_not_read_on_and_the_abort_of_its_checkpoint_frees_it() -> None:
-    bench = Bench(Alignment)
+    bench = Bench(AlignedBarrierHandler)
     bench.feed(0, barrier(1), rows("a1"), rows("a2"))
     assert bench.work.calls == []
     assert not bench.sources[0].has_room, "who sends there stops by itself: no more than the channel holds ever waits"
@@ -160,7 +161,7 @@ def test_an_aligning_input_is_not_read_on_and_the_abort_of_its_checkpoint_frees_
 
 
 @both_modes
-def test_an_input_that_ends_counts_as_through_once(barriers: Callable[[int], Barriers]) -> None:
+def test_an_input_that_ends_counts_as_through_once(barriers: Callable[[int], BarrierHandler]) -> None:
     bench = Bench(barriers)
     bench.feed(0, barrier(1), EndOfStream())
     assert bench.task.doing == "aligning checkpoint 1"
@@ -171,25 +172,25 @@ def test_an_input_that_ends_counts_as_through_once(barriers: Callable[[int], Bar
 
 
 def test_a_latency_marker_ends_at_a_sink_and_tells_how_long_it_took() -> None:
-    bench = Bench(Alignment, inputs=1)
+    bench = Bench(AlignedBarrierHandler, inputs=1)
     inputs = Inputs(bench.sources, [None], wake=lambda: None)
-    end = Output({}, keep=lambda batch, readers: batch)
+    end = TaskOutput({}, keep=lambda batch, readers: batch)
     bench.task = StepTask("out", inputs, end, bench.work, shell=bench.shell, clock=bench.clock)
     bench.clock.at = 250
-    bench.feed(0, LatencyMarker(source="in", sent=Instant(100)))
+    bench.feed(0, LatencyMarker(source="in", sent=MonotonicTime(100)))
     assert bench.shell.facts == [LatencyMeasured(source="in", task="out", micros=150)]
 
 
 def test_a_latency_marker_on_its_way_tells_nothing_yet() -> None:
-    bench = Bench(Alignment, inputs=1)
-    marker = LatencyMarker(source="in", sent=Instant(100))
+    bench = Bench(AlignedBarrierHandler, inputs=1)
+    marker = LatencyMarker(source="in", sent=MonotonicTime(100))
     bench.feed(0, marker)
     assert bench.shell.facts == []
     assert drained(bench.sink) == [marker]
 
 
 def test_background_work_of_a_step_runs_one_at_a_time() -> None:
-    bench = Bench(Alignment, inputs=1)
+    bench = Bench(AlignedBarrierHandler, inputs=1)
     handed_in: list[Callable[[], None]] = []
     ran: list[int] = []
     bench.shell.maintain = lambda task, work: handed_in.append(work)  # type: ignore[method-assign]
@@ -202,7 +203,7 @@ def test_background_work_of_a_step_runs_one_at_a_time() -> None:
 
 
 def test_a_step_that_gets_no_more_rows_still_settles_its_state_when_a_checkpoint_is_complete() -> None:
-    bench = Bench(Alignment, inputs=1)
+    bench = Bench(AlignedBarrierHandler, inputs=1)
     handed_in: list[Callable[[], None]] = []
     bench.shell.maintain = lambda task, work: handed_in.append(work)  # type: ignore[method-assign]
     bench.work.maintain = lambda: lambda: None  # type: ignore[method-assign]

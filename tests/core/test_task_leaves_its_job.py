@@ -8,18 +8,16 @@ from dataclasses import dataclass, field
 import pytest
 
 from core.runtime_fakes import Clock, KeepingWork, NotingShell, drained, output_to, rows
-from penstock.elements import Barrier, Batch, CancelBarrier, EndOfStream, Measure, Watermark
-from penstock.handles import Position, StateHandle
-from penstock.ids import CheckpointId, EventTime, Instant, WallTime
-from penstock.operators.base import Deferred
-from penstock.runtime.channel import Channel
+from penstock.clock import EventTime, MonotonicTime, WallTime
+from penstock.elements import Barrier, Batch, CancelBarrier, EndOfStream, ObservedMetrics, Watermark
+from penstock.handles import CheckpointId, Position, StateHandle
+from penstock.interfaces.operator import DeferredBatch
+from penstock.interfaces.source import NoData, PlannedBatch, PollResult, ReadLimit
+from penstock.runtime.channels import Channel
 from penstock.runtime.inputs import Inputs
-from penstock.runtime.pacing import Linger
-from penstock.runtime.source_task import SourceTask
-from penstock.runtime.task import StepTask
-from penstock.runtime.task_protocols import Completed, Progress
-from penstock.runtime.works import OperatorWork
-from penstock.sources.base import Limits, Nothing, Poll, Rows
+from penstock.runtime.source_task import AdaptiveBatching, SourceTask
+from penstock.runtime.task import Completed, StepResult, StepTask
+from penstock.runtime.task_logic import OperatorLogic
 
 
 @dataclass
@@ -39,10 +37,10 @@ class Leaving:
     rows: list[object] = field(default_factory=list)
     calls: list[object] = field(default_factory=list)
 
-    def process(self, batch: Batch, *, source: int, watermark: EventTime, emit: Callable[..., None]) -> Deferred:
-        ran = Measure(dict)
+    def process(self, batch: Batch, *, source: int, watermark: EventTime, emit: Callable[..., None]) -> DeferredBatch:
+        ran = ObservedMetrics(dict)
         emit(Batch(frame=batch.frame, sequence=0, measures={"ran": ran}))
-        return Deferred(ran=ran, finish=lambda: self.rows.extend(batch.frame))  # type: ignore[call-overload]
+        return DeferredBatch(ran=ran, finish=lambda: self.rows.extend(batch.frame))  # type: ignore[call-overload]
 
     def advance(self, watermark: EventTime, *, emit: object) -> None:
         self.calls.append(("advance", watermark))
@@ -73,7 +71,7 @@ class Chain:
             "step",
             Inputs([self.source], [None], wake=self._wake),
             output_to(self.between[0]),
-            OperatorWork("step", self.operator),  # type: ignore[arg-type]
+            OperatorLogic("step", self.operator),  # type: ignore[arg-type]
             shell=self.shell,
             clock=self.clock,
         )
@@ -94,7 +92,7 @@ class Chain:
         return [(task, id, of.state.detail if of.state else None) for task, id, of in self.shell.snapshots]
 
 
-def settle_down(task: StepTask) -> Progress:
+def settle_down(task: StepTask) -> StepResult:
     while (progress := task.step()).worked and not progress.done:
         pass
     return progress
@@ -108,7 +106,7 @@ def test_whoever_runs_its_results_wakes_it_and_only_then_does_the_barrier_pass()
     chain = Chain()
     for element in (rows("a"), Watermark(at=EventTime(5)), barrier(1)):
         chain.source.put(element)
-    assert settle_down(chain.step) == Progress()
+    assert settle_down(chain.step) == StepResult()
     assert (chain.woken, chain.snapshots) == (0, [])
     settle_down(chain.sink)
     assert chain.woken == 1
@@ -178,12 +176,12 @@ class Topic:
     come: list[object] = field(default_factory=list)
     polls: list[tuple[int, list[object]]] = field(default_factory=list)
 
-    def poll(self, *, now: Instant, wall: WallTime, limits: Limits) -> Poll:
+    def poll(self, *, now: MonotonicTime, wall: WallTime, limits: ReadLimit) -> PollResult:
         if not self.come:
-            return Nothing(wake_at=Instant(now + 10))
+            return NoData(wake_at=MonotonicTime(now + 10))
         plan, self.come = self.come, []
         self.polls.append((now, plan))
-        return Rows(plan=plan, rows=len(plan), takes_all=True)
+        return PlannedBatch(plan=plan, rows=len(plan), takes_all=True)
 
     def frame(self, plan: object) -> object:
         return plan
@@ -201,8 +199,8 @@ def test_rows_gather_while_a_batch_is_held_and_after_the_pause_they_come_out_tho
         "in",
         topic,  # type: ignore[arg-type]
         output_to(chain.source),
-        limits=Limits,
-        pace=Linger(100),
+        limits=ReadLimit,
+        pace=AdaptiveBatching(100),
         shell=chain.shell,
         clock=chain.clock,
     )
@@ -210,12 +208,14 @@ def test_rows_gather_while_a_batch_is_held_and_after_the_pause_they_come_out_tho
     settle_down(chain.step)
     topic.come += ["b", "c"]
     chain.clock.at = 150
-    assert source.step() == Progress()
+    assert source.step() == StepResult()
     assert source.doing == "waiting for its last batch to be through"
     for task in (chain.sink, chain.step, chain.sink, chain.step):
         settle_down(task)
     pause = source.step()
-    assert pause == Progress(wake_at=Instant(240)), "it took 150, and begins 1.6 times as long after the one before"
+    assert pause == StepResult(wake_at=MonotonicTime(240)), (
+        "it took 150, and begins 1.6 times as long after the one before"
+    )
     chain.clock.at = 240
     assert source.step().worked
     for task in (chain.step, chain.sink, chain.step):

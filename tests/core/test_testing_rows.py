@@ -24,9 +24,8 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import GraphError, HarnessError, SchemaMismatch
-from penstock.testing import ManualClock, assert_rows, same_rows
-from penstock.testing.frames import in_order
-from penstock.testing.values import fit_rows, micros_of, rows_in, table_of
+from penstock.testing.clock import ManualClock
+from penstock.testing.frames import assert_rows, fit_rows, in_order, micros_of, rows_in, same_rows, table_of
 
 UTC = timezone.utc
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -8,16 +8,14 @@ import pytest
 from pyspark.sql.types import LongType, StructType
 
 from core.runtime_fakes import Clock, NotingShell, drained, output_to
-from penstock.elements import InputStatus
+from penstock.clock import MonotonicTime, WallTime
+from penstock.elements import WatermarkStatus
 from penstock.errors import HarnessError, SchemaMismatch, StateIncompatible
 from penstock.handles import Guarantee, Position
-from penstock.ids import Instant, WallTime
-from penstock.runtime.channel import Channel
+from penstock.interfaces.source import CaughtUp, Ended, NoData, PlannedBatch, ReadLimit, SourceContext, Until
+from penstock.runtime.channels import Channel
 from penstock.runtime.source_task import SourceTask
-from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Rows, SourceContext, Until
-from penstock.testing import Crash, End, Idle, Pause, ScriptedSource
-from penstock.testing.script import CrashRow
-from penstock.testing.sources import ScriptedReader
+from penstock.testing.sources import Crash, CrashRow, End, Idle, Pause, ScriptedReader, ScriptedSource
 
 N = StructType().add("n", LongType())
 SECOND = 1_000_000
@@ -33,8 +31,8 @@ def opened(source: ScriptedSource, resume: Position | None = None, until: Until 
 
 
 def ask(reader: ScriptedReader, now: int = 0, rows: int | None = None) -> Any:
-    poll = reader.poll(now=Instant(now), wall=WallTime(0), limits=Limits(rows=rows))
-    if isinstance(poll, Rows):
+    poll = reader.poll(now=MonotonicTime(now), wall=WallTime(0), limits=ReadLimit(rows=rows))
+    if isinstance(poll, PlannedBatch):
         return [reader._row(place)["n"] for place in poll.plan.places]  # type: ignore[attr-defined]
     return poll
 
@@ -42,7 +40,7 @@ def ask(reader: ScriptedReader, now: int = 0, rows: int | None = None) -> Any:
 def test_neighbouring_rows_are_a_batch_and_a_pause_or_a_limit_ends_it() -> None:
     reader = opened(ScriptedSource(N, [*numbers(1, 2, 3), Pause(), *numbers(4)]))
     assert [ask(reader), ask(reader)] == [[1, 2, 3], [4]]
-    assert ask(reader, now=7) == Nothing(wake_at=Instant(10_007))
+    assert ask(reader, now=7) == NoData(wake_at=MonotonicTime(10_007))
     reader = opened(ScriptedSource(N, numbers(1, 2, 3)))
     assert [ask(reader, rows=2), ask(reader, rows=2)] == [[1, 2], [3]]
 
@@ -90,9 +88,9 @@ def test_a_crash_happens_once_however_often_it_is_passed() -> None:
 def test_a_pause_lasts_by_the_clock_and_begins_anew_after_a_restart() -> None:
     source = ScriptedSource(N, [Pause("5 seconds"), *numbers(1)])
     reader = opened(source)
-    assert ask(reader, now=SECOND) == Nothing(wake_at=Instant(6 * SECOND))
-    assert ask(reader, now=5 * SECOND) == Nothing(wake_at=Instant(6 * SECOND))
-    assert ask(opened(source, reader.position()), now=9 * SECOND) == Nothing(wake_at=Instant(14 * SECOND))
+    assert ask(reader, now=SECOND) == NoData(wake_at=MonotonicTime(6 * SECOND))
+    assert ask(reader, now=5 * SECOND) == NoData(wake_at=MonotonicTime(6 * SECOND))
+    assert ask(opened(source, reader.position()), now=9 * SECOND) == NoData(wake_at=MonotonicTime(14 * SECOND))
     assert ask(reader, now=6 * SECOND) == [1]
 
 
@@ -100,12 +98,12 @@ def test_an_idle_source_says_so_until_its_next_rows_also_after_a_restart() -> No
     source = ScriptedSource(N, [*numbers(1), Idle()])
     reader = opened(source)
     assert ask(reader) == [1]
-    assert ask(reader) == Nothing(wake_at=Instant(10_000), idle=True)
+    assert ask(reader) == NoData(wake_at=MonotonicTime(10_000), idle=True)
     again = opened(source, reader.position())
-    assert ask(again) == Nothing(wake_at=Instant(10_000), idle=True)
+    assert ask(again) == NoData(wake_at=MonotonicTime(10_000), idle=True)
     source.send(numbers(2))
     assert ask(again) == [2]
-    assert ask(again) == Nothing(wake_at=Instant(10_000))
+    assert ask(again) == NoData(wake_at=MonotonicTime(10_000))
 
 
 def test_a_script_is_caught_up_at_its_end() -> None:
@@ -120,14 +118,14 @@ def test_a_source_task_tells_once_that_its_reader_is_idle_and_again_after_a_batc
     source, channel, clock, shell = ScriptedSource(N), Channel(capacity=9), Clock(), NotingShell()
     reader = opened(source)
     reader.frame = lambda plan: [1]  # type: ignore[assignment,method-assign,misc] - no Spark here
-    task = SourceTask("in", reader, output_to(channel), limits=Limits, shell=shell, clock=clock)
+    task = SourceTask("in", reader, output_to(channel), limits=ReadLimit, shell=shell, clock=clock)
     source.send([Idle()])
     for _ in range(3):
         task.step()
         clock.at += 10_000
-    assert drained(channel) == [InputStatus(idle=True)]
+    assert drained(channel) == [WatermarkStatus(idle=True)]
     source.send([*numbers(1), Idle()])
     for _ in range(3):
         task.step()
         clock.at += 10_000
-    assert drained(channel) == [[1], InputStatus(idle=True)]
+    assert drained(channel) == [[1], WatermarkStatus(idle=True)]

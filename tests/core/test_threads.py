@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from penstock.runtime.threads import Workers
+from penstock.runtime.executors import WorkerThreads
 
 
 def unheard(owner: str, error: BaseException) -> None:
@@ -12,7 +12,7 @@ def unheard(owner: str, error: BaseException) -> None:
 
 
 def test_what_has_begun_is_waited_for_and_what_has_not_never_begins():
-    workers, begun, go, done = Workers(unheard), threading.Event(), threading.Event(), []
+    workers, begun, go, done = WorkerThreads(unheard), threading.Event(), threading.Event(), []
 
     def work():
         begun.set()
@@ -32,7 +32,7 @@ def test_what_has_begun_is_waited_for_and_what_has_not_never_begins():
 
 def test_a_failure_is_told_unless_the_workers_are_closed():
     told, begun, go = [], threading.Event(), threading.Event()
-    workers = Workers(lambda owner, error: told.append((owner, str(error))))
+    workers = WorkerThreads(lambda owner, error: told.append((owner, str(error))))
 
     def fail(said):
         raise OSError(said)

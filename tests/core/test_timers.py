@@ -5,12 +5,12 @@ import json
 import pytest
 
 from penstock.errors import StateIncompatible
-from penstock.runtime.timers import TimeKind, Timer, TimerQueue
+from penstock.operators.timers import KeyedTimer, TimeKind, TimerQueue
 
 EVENT, PROCESSING = TimeKind.EVENT, TimeKind.PROCESSING
 
 
-def filled(*timers: Timer, kind: TimeKind = EVENT) -> TimerQueue:
+def filled(*timers: KeyedTimer, kind: TimeKind = EVENT) -> TimerQueue:
     queue = TimerQueue()
     for timer in timers:
         queue.add(kind, timer)
@@ -18,66 +18,66 @@ def filled(*timers: Timer, kind: TimeKind = EVENT) -> TimerQueue:
 
 
 def test_timers_are_due_in_order_of_time_then_key_up_to_and_with_the_time_reached() -> None:
-    queue = filled(Timer(30), Timer(10, "b"), Timer(20), Timer(10, "a"))
+    queue = filled(KeyedTimer(30), KeyedTimer(10, "b"), KeyedTimer(20), KeyedTimer(10, "a"))
     assert queue.due(EVENT, 9) == []
-    assert queue.due(EVENT, 20) == [Timer(10, "a"), Timer(10, "b"), Timer(20)]
+    assert queue.due(EVENT, 20) == [KeyedTimer(10, "a"), KeyedTimer(10, "b"), KeyedTimer(20)]
     assert (queue.next(EVENT), len(queue)) == (30, 1)
 
 
 def test_a_timer_is_never_due_twice() -> None:
-    queue = filled(Timer(10, "a"))
-    assert not queue.add(EVENT, Timer(10, "a"))
-    assert queue.due(EVENT, 10) == [Timer(10, "a")]
+    queue = filled(KeyedTimer(10, "a"))
+    assert not queue.add(EVENT, KeyedTimer(10, "a"))
+    assert queue.due(EVENT, 10) == [KeyedTimer(10, "a")]
     assert queue.due(EVENT, 99) == []
     assert queue.next(EVENT) is None
 
 
 def test_one_that_is_added_while_timers_fire_is_due_at_the_next_question_even_in_the_past() -> None:
-    queue = filled(Timer(10))
-    assert queue.due(EVENT, 50) == [Timer(10)]
-    assert queue.add(EVENT, Timer(7))
-    assert queue.add(EVENT, Timer(10))
-    assert queue.due(EVENT, 50) == [Timer(7), Timer(10)]
+    queue = filled(KeyedTimer(10))
+    assert queue.due(EVENT, 50) == [KeyedTimer(10)]
+    assert queue.add(EVENT, KeyedTimer(7))
+    assert queue.add(EVENT, KeyedTimer(10))
+    assert queue.due(EVENT, 50) == [KeyedTimer(7), KeyedTimer(10)]
 
 
 def test_event_time_and_processing_time_do_not_mix() -> None:
-    queue = filled(Timer(10))
-    queue.add(PROCESSING, Timer(10))
+    queue = filled(KeyedTimer(10))
+    queue.add(PROCESSING, KeyedTimer(10))
     assert len(queue) == 2
-    assert queue.due(PROCESSING, 10) == [Timer(10)]
+    assert queue.due(PROCESSING, 10) == [KeyedTimer(10)]
     assert queue.next(PROCESSING) is None
-    assert queue.due(EVENT, 10) == [Timer(10)]
+    assert queue.due(EVENT, 10) == [KeyedTimer(10)]
 
 
 def test_a_removed_timer_is_not_due_unless_it_is_added_again() -> None:
-    queue = filled(Timer(10), Timer(20))
-    assert queue.remove(EVENT, Timer(10))
-    assert not queue.remove(EVENT, Timer(10))
-    assert not queue.remove(PROCESSING, Timer(20))
+    queue = filled(KeyedTimer(10), KeyedTimer(20))
+    assert queue.remove(EVENT, KeyedTimer(10))
+    assert not queue.remove(EVENT, KeyedTimer(10))
+    assert not queue.remove(PROCESSING, KeyedTimer(20))
     assert queue.next(EVENT) == 20
-    queue.remove(EVENT, Timer(20))
-    queue.add(EVENT, Timer(20))
-    assert queue.due(EVENT, 99) == [Timer(20)]
+    queue.remove(EVENT, KeyedTimer(20))
+    queue.add(EVENT, KeyedTimer(20))
+    assert queue.due(EVENT, 99) == [KeyedTimer(20)]
 
 
 def test_timers_that_are_moved_again_and_again_take_no_more_room() -> None:
-    queue = filled(Timer(10_000, "x"))
+    queue = filled(KeyedTimer(10_000, "x"))
     for at in range(5_000):
-        queue.add(EVENT, Timer(10_000 + at, "a"))
-        queue.remove(EVENT, Timer(10_000 + at, "a"))
+        queue.add(EVENT, KeyedTimer(10_000 + at, "a"))
+        queue.remove(EVENT, KeyedTimer(10_000 + at, "a"))
     assert len(queue._lines[EVENT]._heap) < 100
-    assert queue.due(EVENT, 99_999) == [Timer(10_000, "x")]
+    assert queue.due(EVENT, 99_999) == [KeyedTimer(10_000, "x")]
 
 
 def test_a_snapshot_is_plain_values_and_gives_the_same_queue() -> None:
-    queue = filled(Timer(20, "b"), Timer(10, "a"))
-    queue.add(PROCESSING, Timer(5))
+    queue = filled(KeyedTimer(20, "b"), KeyedTimer(10, "a"))
+    queue.add(PROCESSING, KeyedTimer(5))
     snapshot = queue.snapshot()
     assert snapshot == {"event": [[10, "a"], [20, "b"]], "processing": [[5, ""]]}
     restored = TimerQueue.restored(json.loads(json.dumps(snapshot)))
     assert restored.snapshot() == snapshot
-    assert restored.due(EVENT, 10) == [Timer(10, "a")]
-    assert queue.due(EVENT, 10) == [Timer(10, "a")], "the queue that was copied goes on"
+    assert restored.due(EVENT, 10) == [KeyedTimer(10, "a")]
+    assert queue.due(EVENT, 10) == [KeyedTimer(10, "a")], "the queue that was copied goes on"
     assert len(TimerQueue.restored(None)) == 0
 
 

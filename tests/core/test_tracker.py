@@ -6,17 +6,18 @@ import pytest
 
 from penstock.elements import Barrier, CancelBarrier
 from penstock.errors import InternalError
-from penstock.ids import CheckpointId
-from penstock.runtime.alignment import (
-    Abandon,
+from penstock.handles import CheckpointId
+from penstock.runtime.barriers import (
+    MAX_TRACKED,
+    AbortAlignment,
     AlignmentEffect,
     AlignmentEvent,
     BarrierArrived,
+    BarrierTracker,
     CancelArrived,
     InputEnded,
     TakeSnapshot,
 )
-from penstock.runtime.tracker import MOST, BarrierTracker
 
 
 def barrier(checkpoint: int, source: int) -> BarrierArrived:
@@ -156,8 +157,8 @@ def test_an_older_aborted_checkpoint_is_forgotten_with_a_newer_cancel_without_an
 
 def test_at_most_fifty_checkpoints_are_counted_and_the_oldest_is_dropped_for_good() -> None:
     tracker = BarrierTracker(2)
-    assert flat(follow(tracker, *(barrier(number, 0) for number in range(MOST + 2)))) == []
-    assert tracker.pending == tuple(range(2, MOST + 2))
+    assert flat(follow(tracker, *(barrier(number, 0) for number in range(MAX_TRACKED + 2)))) == []
+    assert tracker.pending == tuple(range(2, MAX_TRACKED + 2))
     assert follow(tracker, barrier(1, 1), cancel(0, 1), barrier(2, 1)) == [[], [], [2]]
 
 
@@ -193,4 +194,4 @@ def test_random_barriers_cancels_and_ends_tell_each_checkpoint_at_most_once_and_
 def test_effects_are_those_of_the_alignment() -> None:
     tracker = BarrierTracker(1)
     assert tracker.handle(barrier(1, 0)) == [TakeSnapshot(barrier=Barrier(checkpoint=CheckpointId(1)))]
-    assert tracker.handle(cancel(2, 0)) == [Abandon(checkpoint=CheckpointId(2))]
+    assert tracker.handle(cancel(2, 0)) == [AbortAlignment(checkpoint=CheckpointId(2))]

@@ -4,7 +4,7 @@ import pytest
 
 from core.checkpoint_values import CLAIM, STEPS, entries, log_on, manifest
 from penstock.checkpoint import paths
-from penstock.checkpoint.codec import encode
+from penstock.checkpoint.entry_codec import encode
 from penstock.checkpoint.recovery import decide_recovery
 from penstock.errors import CheckpointUnreadable
 from penstock.filesystem.base import UnknownOutcome

@@ -5,22 +5,22 @@ import os
 import pytest
 
 from core.kafka_kit import FakeCluster
+from penstock.connectors.files.listing import FileSignature, FileSlice, FilesPosition, encode
+from penstock.connectors.files.source import Source as Files
+from penstock.connectors.kafka.metadata import backlog_between, backlog_of
+from penstock.connectors.kafka.offsets import AvailableOffsets, Topic, TopicPartition
+from penstock.connectors.kafka.offsets import KafkaPosition as Offsets
+from penstock.connectors.kafka.offsets import encode as encode_offsets
+from penstock.connectors.kafka.source import Source as Kafka
+from penstock.connectors.rate import Source as Rate
 from penstock.errors import ConnectorError, SourceChanged, SourceUnavailable, StateIncompatible
 from penstock.handles import Position
-from penstock.sources.base import TellsWaiting
-from penstock.sources.file_listing import Progress, Signature, Slice, encode
-from penstock.sources.files import Source as Files
-from penstock.sources.kafka.offsets import Extent, Topic, TopicPartition
-from penstock.sources.kafka.offsets import Progress as Offsets
-from penstock.sources.kafka.offsets import encode as encode_offsets
-from penstock.sources.kafka.source import Source as Kafka
-from penstock.sources.kafka.waiting import compare, waiting_of
-from penstock.sources.rate import Source as Rate
+from penstock.interfaces.source import SupportsBacklog
 
 
 def signature(path):
     status = path.stat()
-    return Signature(status.st_size, status.st_mtime_ns)
+    return FileSignature(status.st_size, status.st_mtime_ns)
 
 
 @pytest.fixture
@@ -35,8 +35,8 @@ def read(folder, *names, partial=None):
     done = {f"{name}.txt": signature(folder / f"{name}.txt") for name in names}
     part = None
     if partial is not None:
-        part = Slice(name=f"{partial}.txt", signature=signature(folder / f"{partial}.txt"), start=4, end=10)
-    return encode(Progress(done=done, partial=part))
+        part = FileSlice(name=f"{partial}.txt", signature=signature(folder / f"{partial}.txt"), start=4, end=10)
+    return encode(FilesPosition(done=done, partial=part))
 
 
 def test_files_that_were_not_read_wait_with_their_bytes(folder):
@@ -53,7 +53,7 @@ def test_files_that_were_not_read_wait_with_their_bytes(folder):
 
 
 def test_a_bounded_source_waits_for_no_more_than_it_began_with(folder):
-    begun = encode(Progress(remaining={"a.txt": signature(folder / "a.txt")}))
+    begun = encode(FilesPosition(remaining={"a.txt": signature(folder / "a.txt")}))
 
     assert Files(folder, format="text", bounded=True).waiting(begun).files == 1
     assert Files(folder, format="text").waiting(begun).files == 3
@@ -80,8 +80,8 @@ def test_asking_changes_no_file(folder):
 
 
 def test_who_counts_up_cannot_tell_what_waits():
-    assert not isinstance(Rate(10), TellsWaiting)
-    assert isinstance(Files("in", format="text"), TellsWaiting)
+    assert not isinstance(Rate(10), SupportsBacklog)
+    assert isinstance(Files("in", format="text"), SupportsBacklog)
 
 
 # --------------------------------------------------------------------------------------------------------------- Kafka
@@ -92,7 +92,7 @@ def part(number):
 
 
 def topic(*extents, id="x1"):
-    return {"orders": Topic(id=id, partitions={number: Extent(*each) for number, each in enumerate(extents)})}
+    return {"orders": Topic(id=id, partitions={number: AvailableOffsets(*each) for number, each in enumerate(extents)})}
 
 
 def at(*offsets, id="x1"):
@@ -104,7 +104,7 @@ def source(**more):
 
 
 def found(progress, topics, *, resumed=True, **more):
-    return compare(source(**more), progress, topics, resumed=resumed)
+    return backlog_between(source(**more), progress, topics, resumed=resumed)
 
 
 def test_offsets_between_the_position_and_the_end_wait_by_partition():
@@ -158,8 +158,8 @@ def test_the_cluster_is_asked_nothing_is_committed_and_it_is_let_go_of():
     cluster = FakeCluster(orders=1)
     cluster.log().append(b"a", b"b", b"c")
 
-    waiting = waiting_of(source(group="shop"), None, cluster=cluster)
-    resumed = waiting_of(source(group="shop"), encode_offsets(at(2, id=None)), cluster=cluster)
+    waiting = backlog_of(source(group="shop"), None, cluster=cluster)
+    resumed = backlog_of(source(group="shop"), encode_offsets(at(2, id=None)), cluster=cluster)
 
     assert (waiting.rows, resumed.rows) == (3, 1)
     assert (cluster.commits, cluster.consumers, cluster.closed) == ([], [], 2)
@@ -170,5 +170,5 @@ def test_a_cluster_that_is_away_is_let_go_of_too():
     cluster.away = ConnectorError("away")
 
     with pytest.raises(ConnectorError, match="away"):
-        waiting_of(source(), None, cluster=cluster)
+        backlog_of(source(), None, cluster=cluster)
     assert cluster.closed == 1

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.operators.windows import tumbling
+from penstock.operators.windows.assigners import tumbling
 
 HOUR = 3_600_000_000
 ZONES = [

@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.elements import Lease
+from penstock.elements import RefCount
 from penstock.errors import GraphError
 from penstock.graph.nodes import Keyed
-from penstock.operators.emission import FINAL, Emission, emission
-from penstock.state.layer import Layer
+from penstock.operators.windows.emit_strategy import ON_WINDOW_CLOSE, EmitStrategy, emit_strategy
+from penstock.state.layers import Layer
 from penstock.state.stack import Stack
 
 
 def test_what_agg_is_told():
-    assert emission("final", None, None) == FINAL
-    assert emission("updates", None, None) == Emission(updates=True)
-    assert emission("updates", "2 seconds", None) == Emission(updates=True, every=2_000_000)
-    assert emission("final", None, "2 seconds") == Emission(early=True, every=2_000_000)
+    assert emit_strategy("final", None, None) == ON_WINDOW_CLOSE
+    assert emit_strategy("updates", None, None) == EmitStrategy(updates=True)
+    assert emit_strategy("updates", "2 seconds", None) == EmitStrategy(updates=True, every=2_000_000)
+    assert emit_strategy("final", None, "2 seconds") == EmitStrategy(early=True, every=2_000_000)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_what_agg_is_told():
 )
 def test_refuses_what_means_nothing(given, told):
     with pytest.raises(GraphError, match=told):
-        emission(*given)
+        emit_strategy(*given)
 
 
 class Strict:
@@ -185,7 +185,7 @@ def layer(name: str, *, turn: int, end: int = 10) -> Layer:
         first_end=end,
         last_end=end,
         frame=frame,
-        lease=Lease(lambda: None),
+        lease=RefCount(lambda: None),
         turn=turn,
     )
 

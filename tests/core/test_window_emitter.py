@@ -5,17 +5,17 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from penstock.elements import Lease
-from penstock.ids import BEGINNING
-from penstock.operators.emission import FINAL, Emission
-from penstock.operators.emitter import Emitter
-from penstock.operators.windows import sliding, tumbling
-from penstock.state.layer import Layer
+from penstock.clock import MIN_WATERMARK
+from penstock.elements import RefCount
+from penstock.operators.windows.assigners import sliding, tumbling
+from penstock.operators.windows.emit_strategy import ON_WINDOW_CLOSE, EmitStrategy
+from penstock.operators.windows.emitter import WindowEmitter
+from penstock.state.layers import Layer
 from penstock.state.stack import Stack
 
 SECOND = 1_000_000
 MINUTE = 60 * SECOND
-UPDATES = Emission(updates=True)
+UPDATES = EmitStrategy(updates=True)
 
 
 class Asked:
@@ -34,13 +34,15 @@ class Asked:
 class Kit:
     """An emitter, its stack, and the windows it asked for."""
 
-    def __init__(self, window, emission=FINAL, *, fired=BEGINNING, closed=BEGINNING, horizon=BEGINNING) -> None:
+    def __init__(
+        self, window, emission=ON_WINDOW_CLOSE, *, fired=MIN_WATERMARK, closed=MIN_WATERMARK, horizon=MIN_WATERMARK
+    ) -> None:
         self.stack = Stack(horizon=horizon)
         plan: Any = SimpleNamespace(window=window)
         results: Any = Asked()
         self.asked = results.due
         context: Any = SimpleNamespace(count=lambda *_: None, wall=lambda: 0)
-        self.emitter = Emitter(plan, results, emission, self.stack, context, fired=fired, closed=closed)
+        self.emitter = WindowEmitter(plan, results, emission, self.stack, context, fired=fired, closed=closed)
 
     def add(self, end: int) -> None:
         frame: Any = None
@@ -53,7 +55,7 @@ class Kit:
                 first_end=end,
                 last_end=end,
                 frame=frame,
-                lease=Lease(lambda: None),
+                lease=RefCount(lambda: None),
                 turn=self.emitter.turn,
             )
         )

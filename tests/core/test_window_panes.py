@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.clock import MAX_WATERMARK, MIN_WATERMARK
 from penstock.errors import GraphError
-from penstock.ids import BEGINNING, END_OF_TIME
-from penstock.operators.panes import Cumulative, Sliding, Tumbling
-from penstock.operators.window_base import Window
-from penstock.operators.windows import cumulative, sliding, tumbling
+from penstock.operators.windows.assigners import cumulative, sliding, tumbling
+from penstock.operators.windows.panes import CumulativeWindow, SlidingWindow, TumblingWindow, Window
 
 SMALL = st.integers(1, 9)
 MOMENT = st.integers(-60, 60)
@@ -22,14 +21,18 @@ def windows(draw: st.DrawFn) -> tuple[Window, int, list[tuple[int, int]]]:
     kind, size, offset = draw(st.sampled_from("tsc")), draw(SMALL), draw(st.integers(0, 20))
     if kind == "t":
         offset %= size
-        return Tumbling(size, offset), size, [(n * size + offset, (n + 1) * size + offset) for n in range(-200, 200)]
+        return (
+            TumblingWindow(size, offset),
+            size,
+            [(n * size + offset, (n + 1) * size + offset) for n in range(-200, 200)],
+        )
     if kind == "s":
         slide = draw(st.integers(1, size))
-        window = Sliding(size, slide, offset % slide)
+        window = SlidingWindow(size, slide, offset % slide)
         starts = [n * slide + window.offset for n in range(-200, 200)]
         return window, window.step, [(start, start + size) for start in starts]
     step, times = size, draw(st.integers(1, 4))
-    grown = Cumulative(step, step * times, offset % (step * times))
+    grown = CumulativeWindow(step, step * times, offset % (step * times))
     starts = [n * step * times + grown.offset for n in range(-200, 200)]
     return grown, step, [(start, start + step * n) for start in starts for n in range(1, times + 1)]
 
@@ -55,13 +58,13 @@ def test_a_pane_is_dead_once_the_last_window_that_holds_it_is_closed(made, close
     assert (pane <= window.dead(closed)) == (last <= closed)
 
 
-@pytest.mark.parametrize("window", [Tumbling(7), Sliding(7, 3), Cumulative(2, 6)])
+@pytest.mark.parametrize("window", [TumblingWindow(7), SlidingWindow(7, 3), CumulativeWindow(2, 6)])
 def test_the_ends_of_time_are_no_special_case(window):
-    assert window.dead(BEGINNING) == BEGINNING
-    assert END_OF_TIME - 20 < window.dead(END_OF_TIME) <= END_OF_TIME
-    whole = window.due(BEGINNING, END_OF_TIME)
-    assert BEGINNING <= whole.panes[0] < BEGINNING + 20
-    assert window.due(END_OF_TIME, END_OF_TIME) is None
+    assert window.dead(MIN_WATERMARK) == MIN_WATERMARK
+    assert MAX_WATERMARK - 20 < window.dead(MAX_WATERMARK) <= MAX_WATERMARK
+    whole = window.due(MIN_WATERMARK, MAX_WATERMARK)
+    assert MIN_WATERMARK <= whole.panes[0] < MIN_WATERMARK + 20
+    assert window.due(MAX_WATERMARK, MAX_WATERMARK) is None
 
 
 def test_refuses_lengths_that_do_not_fit():

@@ -8,7 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import CheckpointUnreadable
-from penstock.operators.window_record import record_of, window_of
+from penstock.operators.windows.record import read_window, to_record
 
 WINDOWS = [
     ps.tumbling("1 minute", offset="7 seconds", allowed_lateness="1 hour"),
@@ -27,7 +27,7 @@ WINDOWS = [
 
 @pytest.mark.parametrize("window", WINDOWS, ids=lambda window: window.describe())
 def test_every_kind_of_window_comes_back_as_it_was(window: object) -> None:
-    assert window_of(json.loads(json.dumps(record_of(window, [], [])))) == window
+    assert read_window(json.loads(json.dumps(to_record(window, [], [])))) == window
 
 
 @pytest.mark.parametrize(
@@ -35,4 +35,4 @@ def test_every_kind_of_window_comes_back_as_it_was(window: object) -> None:
 )
 def test_what_is_not_known_is_said_and_never_guessed(record: object) -> None:
     with pytest.raises(CheckpointUnreadable, match="which this penstock does not know: read it with a newer"):
-        window_of(record)
+        read_window(record)

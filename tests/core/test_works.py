@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from core.runtime_fakes import drained, output_to
-from penstock.elements import Batch, Lease, Measure
+from penstock.clock import MAX_WATERMARK, EventTime
+from penstock.elements import Batch, ObservedMetrics, RefCount
 from penstock.errors import StateIncompatible
-from penstock.handles import Committable, StateHandle, TaskSnapshot
-from penstock.ids import END_OF_TIME, CheckpointId, EventTime
-from penstock.operators.base import Deferred
-from penstock.runtime.channel import Channel
-from penstock.runtime.works import OperatorWork, SinkWork, UnionWork
+from penstock.handles import CheckpointId, Committable, StateHandle, TaskSnapshot
+from penstock.interfaces.operator import DeferredBatch
+from penstock.runtime.channels import Channel
+from penstock.runtime.task_logic import OperatorLogic, SinkLogic, UnionLogic
 
 STATE = StateHandle(kind="t/1", schema="n LONG", layers=())
 ITEM = Committable(uid="w", kind="t/1", checkpoint=CheckpointId(1), target="t", files=())
@@ -70,16 +70,16 @@ class Held:
 
     def __init__(self, *, bad: int | None = None) -> None:
         self.freed = 0
-        self.rows = Measure(lambda: {"rows": 1})
-        measures = {"rows": self.rows} if bad is None else {"bad:1": Measure.known({"bad": bad})}
+        self.rows = ObservedMetrics(lambda: {"rows": 1})
+        measures = {"rows": self.rows} if bad is None else {"bad:1": ObservedMetrics.known({"bad": bad})}
         only_if = None if bad is None else ("bad:1", "bad")
-        self.batch = Batch(frame="f", sequence=1, measures=measures, only_if=only_if, leases=(Lease(self._free),))
+        self.batch = Batch(frame="f", sequence=1, measures=measures, only_if=only_if, leases=(RefCount(self._free),))
 
     def _free(self) -> None:
         self.freed += 1
 
 
-def run(work: UnionWork | OperatorWork | SinkWork, held: Held, channel: Channel | None = None) -> int | None:
+def run(work: UnionLogic | OperatorLogic | SinkLogic, held: Held, channel: Channel | None = None) -> int | None:
     return work.process(held.batch, source=0, watermark=EventTime(9), output=output_to(channel or Channel()))
 
 
@@ -87,7 +87,7 @@ def run(work: UnionWork | OperatorWork | SinkWork, held: Held, channel: Channel 
 @pytest.mark.parametrize("bad", [None, 0, 2])
 def test_a_step_and_a_sink_let_go_of_a_batch_whether_they_ran_it_or_not(bad: int | None) -> None:
     part = Everything()
-    for work in (OperatorWork("o", part), SinkWork("w", part)):  # type: ignore[arg-type]
+    for work in (OperatorLogic("o", part), SinkLogic("w", part)):  # type: ignore[arg-type]
         held = Held(bad=bad)
         run(work, held)
         assert held.freed == 1
@@ -97,21 +97,21 @@ def test_a_step_and_a_sink_let_go_of_a_batch_whether_they_ran_it_or_not(bad: int
 
 def test_a_union_passes_a_batch_on_and_its_reader_lets_go_of_it() -> None:
     channel, held = Channel(), Held()
-    run(UnionWork("u"), held, channel)
+    run(UnionLogic("u"), held, channel)
     assert held.freed == 0
     assert drained(channel) == ["f"]
 
 
 def test_a_sink_tells_the_rows_it_wrote() -> None:
     part = Everything()
-    assert run(SinkWork("w", part), Held()) == 3  # type: ignore[arg-type]
-    assert run(SinkWork("w", part), Held(bad=0)) == 0  # type: ignore[arg-type]
+    assert run(SinkLogic("w", part), Held()) == 3  # type: ignore[arg-type]
+    assert run(SinkLogic("w", part), Held(bad=0)) == 0  # type: ignore[arg-type]
 
 
 def test_snapshots_hold_what_was_named_at_the_barrier() -> None:
     part, marks, one = Everything(), (EventTime(5),), CheckpointId(1)
-    assert UnionWork("u").snapshot(one)(marks) == TaskSnapshot(task="u", watermarks=marks)
-    operator, sink = OperatorWork("o", part), SinkWork("w", part)  # type: ignore[arg-type]
+    assert UnionLogic("u").snapshot(one)(marks) == TaskSnapshot(task="u", watermarks=marks)
+    operator, sink = OperatorLogic("o", part), SinkLogic("w", part)  # type: ignore[arg-type]
     capture = operator.snapshot(one)
     assert capture(marks) == TaskSnapshot(task="o", state=STATE, watermarks=marks)
     assert sink.snapshot(one)(marks) == TaskSnapshot(task="w", watermarks=marks, committables=(ITEM,))
@@ -120,7 +120,7 @@ def test_snapshots_hold_what_was_named_at_the_barrier() -> None:
 
 def test_a_step_passes_everything_else_to_its_operator_and_a_sink_has_no_use_for_it() -> None:
     part, output = Everything(), output_to(Channel())
-    works = (UnionWork("u"), OperatorWork("o", part), SinkWork("w", part))  # type: ignore[arg-type]
+    works = (UnionLogic("u"), OperatorLogic("o", part), SinkLogic("w", part))  # type: ignore[arg-type]
     for work in works:
         work.advance(EventTime(7), output=output)
         work.completed(CheckpointId(2))
@@ -138,9 +138,9 @@ def test_a_step_passes_everything_else_to_its_operator_and_a_sink_has_no_use_for
 
 def test_a_side_branch_whose_measure_is_gone_or_lost_is_not_taken_for_empty() -> None:
     part = Everything()
-    for measures in ({}, {"bad:1": Measure(lambda: None)}):
+    for measures in ({}, {"bad:1": ObservedMetrics(lambda: None)}):
         batch = Batch(frame="f", sequence=1, measures=measures, only_if=("bad:1", "bad"))
-        OperatorWork("o", part).process(batch, source=0, watermark=EventTime(9), output=output_to(Channel()))  # type: ignore[arg-type]
+        OperatorLogic("o", part).process(batch, source=0, watermark=EventTime(9), output=output_to(Channel()))  # type: ignore[arg-type]
     assert len(part.calls) == 2
 
 
@@ -160,7 +160,7 @@ class Growing:
 @pytest.mark.mission("L14")
 def test_state_is_that_of_the_barrier_however_late_it_is_written_and_says_what_it_is() -> None:
     operator = Growing()
-    work = OperatorWork("o", operator)  # type: ignore[arg-type]
+    work = OperatorLogic("o", operator)  # type: ignore[arg-type]
     run(work, Held())
     captures = [work.snapshot(CheckpointId(1))]
     run(work, Held())
@@ -173,10 +173,10 @@ def test_state_is_that_of_the_barrier_however_late_it_is_written_and_says_what_i
 
 def test_rows_for_a_step_whose_event_time_has_ended_are_refused_not_dropped() -> None:
     part, released = Everything(), []
-    batch = Batch(frame="rows", sequence=1, rows=3, leases=(Lease(lambda: released.append(1)),))
+    batch = Batch(frame="rows", sequence=1, rows=3, leases=(RefCount(lambda: released.append(1)),))
 
     with pytest.raises(StateIncompatible, match="came to its end") as refused:
-        OperatorWork("o", part).process(batch, source=0, watermark=END_OF_TIME, output=output_to(Channel()))  # type: ignore[arg-type]
+        OperatorLogic("o", part).process(batch, source=0, watermark=MAX_WATERMARK, output=output_to(Channel()))  # type: ignore[arg-type]
 
     assert refused.value.uid == "o"
     assert (part.calls, released) == ([], [1])
@@ -186,9 +186,11 @@ def test_rows_that_come_again_at_least_once_are_late_then_not_refused() -> None:
     part = Everything()
     batch = Batch(frame="rows", sequence=1, rows=3)
 
-    OperatorWork("o", part, repeats=True).process(batch, source=0, watermark=END_OF_TIME, output=output_to(Channel()))  # type: ignore[arg-type]
+    OperatorLogic("o", part, repeats=True).process(
+        batch, source=0, watermark=MAX_WATERMARK, output=output_to(Channel())
+    )  # type: ignore[arg-type]
 
-    assert part.calls == [("process", "rows", 0, END_OF_TIME)]
+    assert part.calls == [("process", "rows", 0, MAX_WATERMARK)]
 
 
 @dataclass
@@ -196,11 +198,11 @@ class Leaving:
     """An operator that leaves its batches' jobs to others."""
 
     calls: list[object] = field(default_factory=list)
-    ran: Measure = field(default_factory=lambda: Measure(dict))
+    ran: ObservedMetrics = field(default_factory=lambda: ObservedMetrics(dict))
 
-    def process(self, batch: Batch, **_: object) -> Deferred:
+    def process(self, batch: Batch, **_: object) -> DeferredBatch:
         self.calls.append(batch.frame)
-        return Deferred(ran=self.ran, finish=lambda: self.calls.append("finished"))
+        return DeferredBatch(ran=self.ran, finish=lambda: self.calls.append("finished"))
 
     def close(self) -> None:
         self.calls.append("closed")
@@ -209,7 +211,7 @@ class Leaving:
 @pytest.mark.parametrize("end", ["settle", "lose"])
 def test_a_batch_left_to_others_is_kept_until_its_job_has_run_or_never_will(end: str) -> None:
     operator, held, woken = Leaving(), Held(), []
-    work = OperatorWork("o", operator)  # type: ignore[arg-type]
+    work = OperatorLogic("o", operator)  # type: ignore[arg-type]
     run(work, held)
     assert (operator.calls, held.freed, held.rows.settled) == (["f"], 0, False)
     assert not work.settle(lambda: woken.append(1))
@@ -226,7 +228,7 @@ def test_a_batch_left_to_others_is_kept_until_its_job_has_run_or_never_will(end:
 
 def test_a_step_that_ends_before_such_a_job_lets_go_of_the_batch() -> None:
     operator, held = Leaving(), Held()
-    work = OperatorWork("o", operator)  # type: ignore[arg-type]
+    work = OperatorLogic("o", operator)  # type: ignore[arg-type]
     run(work, held)
     work.close()
     assert (operator.calls, held.freed, held.rows.settled) == (["f", "closed"], 1, False)

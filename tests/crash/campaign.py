@@ -15,7 +15,7 @@ from crash.driver import SHAPES, Driver, all_gone, entries
 from crash.feed import Feed
 from crash.waiting import until
 from oracle.windows import FLUSH
-from penstock.failpoints import KNOWN
+from penstock.failpoints import FAILPOINTS
 
 COMMIT = (
     "checkpoint.manifest.written",
@@ -230,7 +230,7 @@ class Campaign:
 def plan(kills: int, reachable: set[str], chance: random.Random) -> Iterator[tuple[str, str, int]]:
     """Places, shapes and hits: each reachable place at its first hit, then more in the commit, then anywhere."""
     shapes = [SHAPES[index % 3] for index in range(kills)]
-    first = [(name, 1) for name in KNOWN if name in reachable]
+    first = [(name, 1) for name in FAILPOINTS if name in reachable]
     again = [(name, chance.randint(1, 4)) for _ in range(kills) for name in COMMIT if name in reachable]
     chance.shuffle(first)
     anywhere = [("anywhere", 1)] * 2

@@ -24,7 +24,7 @@ from crash.driver import surroundings
 from crash.feed import Feed
 from crash.verdict import Verdict, judge
 from crash.waiting import clock
-from penstock.failpoints import KNOWN
+from penstock.failpoints import FAILPOINTS
 
 HERE = Path(__file__).resolve().parent
 
@@ -135,7 +135,7 @@ def check_reach(campaign: campaigns.Campaign, asked: int, problems: list[str]) -
         problems.append(f"{len(kills)} kills, {asked} were asked for")
     if sum(kill.in_commit for kill in kills) * 3 < len(kills):
         problems.append("less than a third of the kills came between manifest and confirmation")
-    reached = campaign.hits & set(KNOWN)
+    reached = campaign.hits & set(FAILPOINTS)
     unkilled = sorted(reached - {kill.place for kill in kills})
     if unkilled and campaigns.planned(asked) >= len(reached):
         problems.append(f"places that were reached and never killed at: {', '.join(unkilled)}")
@@ -153,8 +153,8 @@ def figures(campaign: campaigns.Campaign, verdict: Verdict) -> dict[str, result.
         "lost": verdict.lost,
         "repeated": verdict.repeated,
         "fenced": campaign.fenced,
-        "failpoints_hit": len(campaign.hits & set(KNOWN)),
-        "failpoints_known": len(KNOWN),
+        "failpoints_hit": len(campaign.hits & set(FAILPOINTS)),
+        "failpoints_known": len(FAILPOINTS),
     }
 
 
@@ -171,7 +171,7 @@ def show(campaign: campaigns.Campaign, verdicts: Mapping[str, Verdict]) -> None:
     counts: Counter[tuple[str, str]] = Counter((kill.place, kill.shape) for kill in campaign.kills)
     recoveries = Counter(kill.place for kill in campaign.kills if kill.in_recovery)
     rows = []
-    for place in sorted({*KNOWN, *(kill.place for kill in campaign.kills)}):
+    for place in sorted({*FAILPOINTS, *(kill.place for kill in campaign.kills)}):
         shapes = [counts[place, shape] for shape in campaigns.SHAPES]
         phase = "commit" if place in campaigns.COMMIT else ""
         reached = "yes" if place in campaign.hits or sum(shapes) else "no"

@@ -22,8 +22,8 @@ from crash.kafka_producer import DELAYED
 from crash.waiting import clock, until
 from integration.broker import QUIET, Broker
 from integration.topics import Topics
+from penstock.control.client import JobDirectory
 from penstock.errors import PenstockError
-from penstock.operate.directory import JobDirectory
 
 PRODUCER = Path(__file__).with_name("kafka_producer.py")
 PATIENCE = 300

@@ -21,7 +21,7 @@ from pathlib import Path
 from crash.driver import LIGHT
 from crash.waiting import clock, until
 from page_kit import sample
-from penstock.cli.family import family, kill_family
+from penstock.cli.process import kill_process_tree, process_tree
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 300
@@ -106,9 +106,9 @@ class Newcomer:
                 said = words.read_text
                 until(PATIENCE, "a checkpoint", lambda: COMPLETE.search(said()) or process.poll() is not None, said)
                 assert process.poll() is None, said()
-                members = len(family(process.pid))
+                members = len(process_tree(process.pid))
             finally:
-                kill_family(process.pid)
+                kill_process_tree(process.pid)
                 process.wait()
             return members
 
@@ -125,7 +125,7 @@ class Newcomer:
         try:
             said, _ = process.communicate(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
-            kill_family(process.pid)
+            kill_process_tree(process.pid)
             raise
         assert process.returncode == code, f"{' '.join(command)} ended with {process.returncode}:\n{said}"
         return said

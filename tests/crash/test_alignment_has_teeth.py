@@ -9,7 +9,7 @@ from crash.aligned_job import FAST, HELD, SLOW
 from crash.driver import Driver
 from crash.waiting import until
 from penstock.checkpoint.entries import Manifest
-from penstock.operate.directory import JobDirectory
+from penstock.control.client import JobDirectory
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -7,7 +7,7 @@ from crash.input_files import InputFiles
 from crash.verdict import judge
 from crash.waiting import until
 from penstock.checkpoint.entries import Manifest
-from penstock.operate.directory import JobDirectory
+from penstock.control.client import JobDirectory
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -18,10 +18,10 @@ from crash.driver import Driver, all_gone, surroundings
 from crash.input_files import InputFiles
 from crash.verdict import PUBLISHED, judge
 from oracle.windows import FLUSH
-from penstock.checkpoint.exported import decode_claimed
+from penstock.admin.export import verify_export
+from penstock.checkpoint.export import decode_claimed
+from penstock.control.client import JobDirectory
 from penstock.elements import CheckpointKind
-from penstock.operate.directory import JobDirectory
-from penstock.operate.export import verify_export
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(900)]
 

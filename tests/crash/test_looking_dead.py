@@ -14,7 +14,7 @@ from crash.driver import Driver, all_gone, entries, surroundings
 from crash.input_files import InputFiles
 from crash.waiting import until
 from penstock.filesystem.local import LocalFileSystem
-from penstock.job.hint import read_hint
+from penstock.observability.status_file import read_status_file
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -30,7 +30,7 @@ def killed(tmp_path):
     disk = LocalFileSystem(tmp_path / "state" / "torture")
 
     def has_written():
-        hint = read_hint(disk)
+        hint = read_status_file(disk)
         return driver.is_over or (hint is not None and sum(hint.report.published.values()) > 0)
 
     try:

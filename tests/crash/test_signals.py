@@ -10,7 +10,7 @@ import pytest
 from crash.driver import Driver, all_gone, entries
 from crash.input_files import InputFiles
 from crash.waiting import until
-from penstock.operate.directory import JobDirectory
+from penstock.control.client import JobDirectory
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(600)]
 

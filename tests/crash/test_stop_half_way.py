@@ -13,7 +13,7 @@ import pytest
 from crash.driver import Driver, all_gone, surroundings
 from crash.input_files import InputFiles
 from crash.waiting import until
-from penstock.operate.directory import JobDirectory, is_at_rest
+from penstock.control.client import JobDirectory, is_at_rest
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(600)]
 

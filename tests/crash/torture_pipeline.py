@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import penstock as ps
-from penstock.sinks.committers import committer
+from penstock.connectors.staging import committer
 
 SCHEMA = "id LONG, user STRING, amount DOUBLE, at TIMESTAMP"
 

@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import penstock as ps
-from penstock.graph.pipeline import PipelineDefinition
-from penstock.testing import PipelineRun
+from penstock.api.pipeline import PipelineDefinition
+from penstock.testing.pipeline_run import PipelineRun
 
 CASES: Final = tuple(sorted((Path(__file__).parent / "cases").glob("*.txt")))
 

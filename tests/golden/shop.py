@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import penstock as ps
-from penstock.graph.pipeline import PipelineDefinition
+from penstock.api.pipeline import PipelineDefinition
 
 CHECKPOINTS: Final = Path(__file__).parent / "checkpoints"
 """A folder for each format of the log, with the state directory of the job ``shop``."""

@@ -9,13 +9,23 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from integration.topics import CODECS, Record, Topics
+from penstock.clock import SystemClock
 from penstock.handles import Position
-from penstock.runtime.clock import SystemClock
-from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Reader, Rows, Source, SourceContext, Until
+from penstock.interfaces.source import (
+    CaughtUp,
+    Ended,
+    NoData,
+    PlannedBatch,
+    ReadLimit,
+    Source,
+    SourceContext,
+    SourceReader,
+    Until,
+)
 
 CLOCK = SystemClock()
 NEVER = threading.Event()
-NO_LIMITS = Limits()
+NO_LIMITS = ReadLimit()
 LARGE = 10 << 20
 
 
@@ -26,26 +36,26 @@ def open_reader(
     *,
     until: Until = Until.CAUGHT_UP,
     report: Any = None,
-) -> Reader:
+) -> SourceReader:
     context = SourceContext(uid="in", spark=spark, until=until, **({"report": report} if report else {}))
     return source.open(context, resume)
 
 
-def next_batch(reader: Reader, limits: Limits = NO_LIMITS) -> Rows | None:
+def next_batch(reader: SourceReader, limits: ReadLimit = NO_LIMITS) -> PlannedBatch | None:
     """The next batch, however long it takes to come; ``None`` at the end."""
     while True:
         poll = reader.poll(now=CLOCK.now(), wall=CLOCK.wall(), limits=limits)
         match poll:
-            case Rows():
+            case PlannedBatch():
                 return poll
-            case Nothing(wake_at=wake_at):
+            case NoData(wake_at=wake_at):
                 NEVER.wait(max(0, wake_at - CLOCK.now()) / 1_000_000)
             case CaughtUp() | Ended():
                 return None
 
 
 def read_all(
-    reader: Reader, limits: Limits = NO_LIMITS, *, wanted: Callable[[DataFrame], DataFrame] | None = None
+    reader: SourceReader, limits: ReadLimit = NO_LIMITS, *, wanted: Callable[[DataFrame], DataFrame] | None = None
 ) -> list[Any]:
     """All rows up to the end, in the order of partitions and offsets."""
     found: list[Any] = []

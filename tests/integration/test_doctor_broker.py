@@ -1,7 +1,7 @@
 """``penstock doctor`` and a real broker: it answers, topics are missing, a pipeline's own options are used."""
 
-from penstock.operate.doctor.findings import Status
-from penstock.operate.doctor.kafka import look_at_brokers
+from penstock.admin.doctor import look_at_brokers
+from penstock.admin.doctor_checks import Status
 
 
 def test_a_broker_that_answers_is_told_with_the_versions_of_its_client(broker):
@@ -23,7 +23,7 @@ def test_a_topic_that_is_not_there_is_named(broker, topics):
 
 
 def test_a_broker_that_stopped_answering_fails(broker, monkeypatch):
-    monkeypatch.setattr("penstock.operate.doctor.kafka.PATIENCE", 0.5)
+    monkeypatch.setattr("penstock.admin.doctor.BROKER_TIMEOUT", 0.5)
     broker.pause()
 
     (found,) = look_at_brokers(broker.servers)

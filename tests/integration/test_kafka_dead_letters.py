@@ -7,10 +7,9 @@ import pytest
 import penstock as ps
 from integration.test_kafka_job import expected, orders, windows
 from integration.topics import Record
-from penstock.operate.directory import JobDirectory
-from penstock.operate.letters.listing import place_of
-from penstock.operate.letters.reading import letters_of
-from penstock.operate.letters.replaying import replay
+from penstock.admin.dead_letter_replay import replay
+from penstock.admin.dead_letters import dead_letter_queue, letters_of
+from penstock.control.client import JobDirectory
 
 pytestmark = pytest.mark.spark
 
@@ -40,7 +39,7 @@ def test_poison_in_a_topic_is_kept_by_offset_and_fixed_code_counts_it_in_its_win
     topics.produce(topic, [*orders(range(3), 2), *(Record(value, partition=1) for value in BAD)])
     run("LONG")
     directory = JobDirectory(tmp_path / "state", "letters")
-    letters, _ = letters_of(place_of(directory, None), limit=10)
+    letters, _ = letters_of(dead_letter_queue(directory, None), limit=10)
     places = sorted((each.place["topic"], each.place["partition"], each.place["offset"]) for each in letters)
     assert places == [(topic, 1, 30), (topic, 1, 31)]
     assert {bytes(each.record["value"], "latin-1")[:4] for each in letters} == {b'{"id', b"\x00\\xf"}
@@ -53,5 +52,7 @@ def test_poison_in_a_topic_is_kept_by_offset_and_fixed_code_counts_it_in_its_win
     counted = expected({0: 2, 1: 2, 2: 2})
     counted["u1", 2] += 1
     assert windows(out) == counted
-    again = {each.place["offset"]: each.attempts for each in letters_of(place_of(directory, None), limit=10)[0]}
+    again = {
+        each.place["offset"]: each.attempts for each in letters_of(dead_letter_queue(directory, None), limit=10)[0]
+    }
     assert again == {30: 1, 31: 2}, "the second is no JSON to anybody"

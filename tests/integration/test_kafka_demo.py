@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.cli.demo_orders import read_published
-from penstock.operate.directory import JobDirectory
+from penstock.cli.demo import read_published
+from penstock.control.client import JobDirectory
 
 pytestmark = pytest.mark.spark
 

@@ -11,8 +11,8 @@ from confluent_kafka import ConsumerGroupTopicPartitions
 import penstock as ps
 from crash.waiting import until
 from integration.topics import Record
+from penstock.api.pipeline import PipelineDefinition
 from penstock.facts import OffsetsCommitted, PartitionsFound
-from penstock.graph.pipeline import PipelineDefinition
 from spark.job_kit import Watch, published
 
 pytestmark = pytest.mark.spark

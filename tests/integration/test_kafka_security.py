@@ -10,10 +10,10 @@ import pytest
 from integration.kafka_kit import next_batch, open_reader, read_all
 from integration.secured import PASSWORDS
 from integration.topics import Record
+from penstock.connectors.kafka import source as kafka
+from penstock.connectors.secrets import file
 from penstock.errors import ConnectorError
-from penstock.job.explain import explain
-from penstock.sources.kafka import source as kafka
-from penstock.sources.kafka.secrets import file
+from penstock.job.failures import to_penstock_error
 
 pytestmark = pytest.mark.spark
 
@@ -65,7 +65,7 @@ def test_what_goes_to_workers_refers_to_secrets_and_one_that_is_missing_there_is
     (tmp_path / "sasl.password").unlink()
     with pytest.raises(Exception, match="cannot be read") as raised:
         frame.count()
-    told = explain(raised.value)
+    told = to_penstock_error(raised.value)
     assert isinstance(told, ConnectorError)
     assert str(tmp_path / "sasl.password") in str(told)
     reader.close()

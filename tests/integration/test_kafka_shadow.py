@@ -8,9 +8,9 @@ from confluent_kafka import ConsumerGroupTopicPartitions
 import penstock as ps
 from integration.test_kafka_job import PATIENCE, committed, orders, windows
 from integration.topics import Topics
+from penstock.admin import savepoints
+from penstock.control.client import JobDirectory
 from penstock.facts import OffsetsCommitted
-from penstock.operate import savepoints
-from penstock.operate.directory import JobDirectory
 from spark.job_kit import Watch
 
 pytestmark = pytest.mark.spark

@@ -11,18 +11,17 @@ from crash.waiting import until
 from integration.kafka_kit import next_batch, odd_topic, open_reader, read_all, shown, with_millis
 from integration.ports import free_ports
 from integration.topics import Record
-from penstock import formats
+from penstock.connectors.kafka import source as kafka
+from penstock.connectors.kafka.client import Connection, FetchFailed
+from penstock.connectors.kafka.config import ReadIn
+from penstock.connectors.kafka.fetch import discard, read
+from penstock.connectors.kafka.offsets import OffsetRange
+from penstock.connectors.kafka.reader import KafkaReader
 from penstock.errors import SourceChanged, SourceUnavailable
-from penstock.job.explain import explain
-from penstock.sources.base import RECORD, UNDECIDED, Limits, Until
-from penstock.sources.kafka import source as kafka
-from penstock.sources.kafka.client import Connection
-from penstock.sources.kafka.errors import FetchFailed
-from penstock.sources.kafka.fetch import discard, read
-from penstock.sources.kafka.offsets import OffsetRange
-from penstock.sources.kafka.reader import KafkaReader
-from penstock.sources.kafka.source import ReadIn
-from penstock.testing import SourceContract
+from penstock.formats import text
+from penstock.interfaces.source import DECODED_RECORD, UNDECODED_METRIC, ReadLimit, Until
+from penstock.job.failures import to_penstock_error
+from penstock.testing.contracts import SourceContract
 from window_harness import compilations
 
 pytestmark = pytest.mark.spark
@@ -40,7 +39,7 @@ def odd(topics):
 def test_everything_that_is_odd_is_read_the_same_from_either_place(spark, broker, odd, read_in, rows):
     topic, expected = odd
     source = kafka.Source(servers=broker.servers, topics=[topic], read_in=read_in)
-    found = read_all(open_reader(source, spark), Limits(rows=rows), wanted=with_millis)
+    found = read_all(open_reader(source, spark), ReadLimit(rows=rows), wanted=with_millis)
     assert [shown(row) for row in found] == expected
 
 
@@ -55,7 +54,7 @@ def test_offsets_are_the_same_from_either_place_and_each_goes_on_where_the_other
     for first, second in (PLACES, PLACES[::-1]):
         reader, found = open_reader(source(first), spark), []
         while len(found) < 60:
-            found += reader.frame(next_batch(reader, Limits(rows=29)).plan).collect()
+            found += reader.frame(next_batch(reader, ReadLimit(rows=29)).plan).collect()
         position = reader.position()
         reader.close()
         found += read_all(open_reader(source(second), spark, position))
@@ -110,23 +109,23 @@ def test_json_is_decoded_while_it_is_read_where_that_is_certain_and_left_to_spar
     bad = [b"", b"null", b'{"id": "x"}', b'{"id": 1} {"id": 2}', b"\xff", None, b'{"id": 3.5}']
     for place, value in enumerate(bad):
         topics.produce(topic, [Record(each) for each in [*good[:place], value, *good[place:]]])
-    schema = formats.struct_type(spark, "id LONG, user STRING")
+    schema = text.struct_type(spark, "id LONG, user STRING")
     plain = kafka.Source(servers=broker.servers, topics=[topic], read_in=read_in)
     decoding = plain.decoding("value", schema)
     rows = read_all(open_reader(decoding, spark))
     assert len(rows) == 21 * len(bad)
     for row, raw in zip(rows, read_all(open_reader(plain, spark)), strict=True):
         assert row.offset == raw.offset
-        if row[RECORD] is None:
+        if row[DECODED_RECORD] is None:
             assert row.value == raw.value
             assert raw.value is None or bytes(raw.value) in bad
         else:
             assert row.value is None
-            assert row[RECORD].asDict() == json.loads(bytes(raw.value))
+            assert row[DECODED_RECORD].asDict() == json.loads(bytes(raw.value))
 
 
 def test_the_driver_says_how_many_records_are_left_to_spark(spark, broker, topics):
-    schema = formats.struct_type(spark, "id LONG")
+    schema = text.struct_type(spark, "id LONG")
     for name, values, left in (
         ("all", [b'{"id": 1}', b"{}"], 0),
         ("some", [b'{"id": 1}', b'{"id": "x"}', None, b'{"id": 2}'], 2),
@@ -138,7 +137,7 @@ def test_the_driver_says_how_many_records_are_left_to_spark(spark, broker, topic
             reader = open_reader(source, spark)
             found = 0
             while (batch := next_batch(reader)) is not None:
-                measure = batch.measures.get(UNDECIDED)
+                measure = batch.measures.get(UNDECODED_METRIC)
                 assert (measure is None) == (told is None)
                 found += measure.value["rows"] if measure else 0
             assert found == (told or {"rows": 0})["rows"]
@@ -147,13 +146,13 @@ def test_the_driver_says_how_many_records_are_left_to_spark(spark, broker, topic
 
 def test_nothing_is_compiled_again_whatever_is_read_and_wherever(spark, broker, topics):
     topic = topics.create("compiled", partitions=2)
-    schema = formats.struct_type(spark, "id LONG")
+    schema = text.struct_type(spark, "id LONG")
     sent = 0
 
     def read(reader: KafkaReader) -> None:
         while sum(json.loads(json.dumps(reader.position().detail))["topics"][topic]["next"].values()) < sent:
             batch = next_batch(reader)
-            reader.frame(batch.plan).selectExpr(f"sum({RECORD}.id)", "max(offset)").collect()
+            reader.frame(batch.plan).selectExpr(f"sum({DECODED_RECORD}.id)", "max(offset)").collect()
 
     def opened(read_in: ReadIn) -> KafkaReader:
         source = kafka.Source(servers=broker.servers, topics=[topic], read_in=read_in).decoding("value", schema)
@@ -178,11 +177,11 @@ def test_a_range_that_vanishes_before_it_is_read_is_an_error_with_its_place(spar
     topics.produce(topic, [Record(b"v")] * 10)
     source = kafka.Source(servers=broker.servers, topics=[topic], read_in="executors")
     reader = open_reader(source, spark)
-    plan = next_batch(reader, Limits(rows=6)).plan
+    plan = next_batch(reader, ReadLimit(rows=6)).plan
     topics.delete_records(topic, {0: 8})
     with pytest.raises(Exception, match=r"penstock\.kafka:") as raised:
         reader.frame(plan).collect()
-    told = explain(raised.value)
+    told = to_penstock_error(raised.value)
     assert isinstance(told, SourceChanged)
     assert f"topic '{topic}' partition 0, offsets 0 to 6" in str(told)
     position = reader.position()
@@ -215,7 +214,7 @@ def test_workers_that_wait_for_a_broker_in_vain_say_so_and_a_retry_may_help(spar
     broker.pause()
     with pytest.raises(Exception, match="nothing came for 1 seconds") as raised:
         frame.collect()
-    told = explain(raised.value)
+    told = to_penstock_error(raised.value)
     broker.resume()
     assert isinstance(told, SourceUnavailable)
     assert told.retry
@@ -240,7 +239,7 @@ def eight(topics):
 
 
 class _Contract(SourceContract):
-    limits: ClassVar[Limits] = Limits(rows=3)
+    limits: ClassVar[ReadLimit] = ReadLimit(rows=3)
     place: ClassVar[str]
 
     @pytest.fixture

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.checkpoint import journal, recovery
+from penstock.checkpoint import log, recovery
+from penstock.checkpoint.commits import CommitQueue
+from penstock.checkpoint.coordinator import Coordinator
+from penstock.checkpoint.events import AckResult
 from penstock.checkpoint.log import OwnedLog
-from penstock.checkpoint.messages import AckResult
-from penstock.checkpoint.pending import Pending, RollCall
-from penstock.checkpoint.publication import Publication
-from penstock.checkpoint.run import Run
+from penstock.checkpoint.pending import AckTracker, PendingCheckpoint
+from penstock.clock import MAX_WATERMARK
 from penstock.elements import Batch, CheckpointKind
 from penstock.handles import TaskSnapshot
-from penstock.ids import END_OF_TIME
-from penstock.runtime.alignment import Alignment
-from penstock.runtime.channel import Channel
+from penstock.runtime.barriers import AlignedBarrierHandler
+from penstock.runtime.channels import Channel
 from penstock.runtime.inputs import FrozenWatermarks
 from penstock.runtime.source_task import SourceTask
 from penstock.runtime.task import StepTask
-from penstock.runtime.works import OperatorWork, SinkWork
+from penstock.runtime.task_logic import OperatorLogic, SinkLogic
 from planted.bug import bug
 from simulation.disk import Disk
 from simulation.steps import CountOperator
@@ -26,7 +26,7 @@ from simulation.steps import CountOperator
 
 @bug("acks-counted", "acknowledgements are counted, not kept as a set", core="core/test_coordinator.py")
 def _(put):
-    real_late, real_expect = Pending.late.fget, RollCall.expect
+    real_late, real_expect = PendingCheckpoint.late.fget, AckTracker.expect
 
     def expect(self, checkpoint, attempt, task):
         result = real_expect(self, checkpoint, attempt, task)
@@ -35,19 +35,23 @@ def _(put):
             return AckResult.SUCCESS
         return result
 
-    put(RollCall, "expect", expect)
-    put(Pending, "late", property(lambda self: real_late(self)[getattr(self, "counted", 0) :]))
+    put(AckTracker, "expect", expect)
+    put(PendingCheckpoint, "late", property(lambda self: real_late(self)[getattr(self, "counted", 0) :]))
 
 
 @bug("acks-any", "an acknowledgement of an older checkpoint counts for the pending one")
 def _(put):
-    put(RollCall, "is_pending", lambda self, checkpoint: self.pending is not None)
+    put(AckTracker, "is_pending", lambda self, checkpoint: self.pending is not None)
 
 
 @bug("acks-sinks", "the checkpoint does not wait for sinks")
 def _(put):
-    real = Pending.late.fget
-    put(Pending, "late", property(lambda self: tuple(task for task in real(self) if not task.startswith("sink"))))
+    real = PendingCheckpoint.late.fget
+    put(
+        PendingCheckpoint,
+        "late",
+        property(lambda self: tuple(task for task in real(self) if not task.startswith("sink"))),
+    )
 
 
 @bug("fsync", "layers and staged files are named in the manifest without being synced")
@@ -81,7 +85,7 @@ def _(put):
             task=self._task, state=self._operator.snapshot(checkpoint).materialise(), watermarks=marks
         )
 
-    put(OperatorWork, "snapshot", snapshot)
+    put(OperatorLogic, "snapshot", snapshot)
 
 
 @bug("sink-late", "a sink closes its epoch when it is written, not at the barrier")
@@ -91,12 +95,12 @@ def _(put):
             task=self._task, watermarks=marks, committables=tuple(self._writer.prepare(checkpoint).materialise())
         )
 
-    put(SinkWork, "snapshot", snapshot)
+    put(SinkLogic, "snapshot", snapshot)
 
 
 @bug("no-blocking", "inputs whose barrier came are read on")
 def _(put):
-    put(Alignment, "blocked", property(lambda self: frozenset()))
+    put(AlignedBarrierHandler, "blocked", property(lambda self: frozenset()))
 
 
 @bug("first-barrier", "a task snapshots at the first barrier")
@@ -109,9 +113,9 @@ def _(put):
         self._latest = current.checkpoint
         return [process_alignment.TakeSnapshot(barrier=current)]
 
-    from penstock.runtime import alignment as process_alignment
+    from penstock.runtime import barriers as process_alignment
 
-    put(Alignment, "_complete", complete)
+    put(AlignedBarrierHandler, "_complete", complete)
 
 
 @bug("watermark-closed", "an input that a stop closes no longer holds event time back")
@@ -127,30 +131,30 @@ def _(put):
 
 @bug("watermark-late", "a snapshot holds the watermark of later batches")
 def _(put):
-    put(FrozenWatermarks, "values", lambda self: tuple(END_OF_TIME for _ in self.parts))
+    put(FrozenWatermarks, "values", lambda self: tuple(MAX_WATERMARK for _ in self.parts))
 
 
 @bug("commit-early", "output is published when the manifest is sent, not when it is in the log")
 def _(put):
-    real = Run._complete_if_all
+    real = Coordinator._complete_if_all
 
     def complete(self, event):
         effects = real(self, event)
         return [*effects, *self._publication.publish(self._publication._sent)] if effects else effects
 
-    put(Run, "_complete_if_all", complete)
-    put(Publication, "logged", lambda self: self._sent.clear() or [])
+    put(Coordinator, "_complete_if_all", complete)
+    put(CommitQueue, "logged", lambda self: self._sent.clear() or [])
 
 
 @bug("not-logged", "output of a manifest that was not written is forgotten")
 def _(put):
-    real = Publication.not_logged
+    real = CommitQueue.not_logged
 
     def not_logged(self):
         self._sent = []
         real(self)
 
-    put(Publication, "not_logged", not_logged)
+    put(CommitQueue, "not_logged", not_logged)
 
 
 @bug("channel-full", "a full channel drops a batch")
@@ -161,13 +165,13 @@ def _(put):
 
 @bug("no-restore", "a restored source begins at the beginning")
 def _(put):
-    real = recovery.match
+    real = recovery.match_steps
 
     def match(target, steps, **rest):
         found = real(target, steps, **rest)
         return replace(found, snapshots={k: v for k, v in found.snapshots.items() if v.position is None})
 
-    put(recovery, "match", match)
+    put(recovery, "match_steps", match)
 
 
 @bug("layer-dropped", "a step refers only to the layer it wrote last")
@@ -183,13 +187,13 @@ def _(put):
 
 @bug("deleted-early", "deletions are recorded as done before they are")
 def _(put):
-    real = journal.Journal.checkpoint
+    real = log.ManifestWriter.checkpoint
 
     def checkpoint(self, manifest):
         self._deleted = self._log.history.tail
         return real(self, manifest)
 
-    put(journal.Journal, "checkpoint", checkpoint)
+    put(log.ManifestWriter, "checkpoint", checkpoint)
 
 
 @bug(

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from penstock.checkpoint import gc, importing, journal, paths, timeline
-from penstock.checkpoint.timeline import Timeline
+from penstock.admin import dead_letter_replay, dead_letters
+from penstock.checkpoint import export, gc, history, log, paths
+from penstock.checkpoint.history import Timeline
+from penstock.dead_letters import letters
+from penstock.dead_letters import replay as letters_replay
+from penstock.dead_letters import store as letters_store
+from penstock.dead_letters.replay import ReplayingReader
+from penstock.filesystem import base
 from penstock.job import wiring
-from penstock.operate.letters import listing, replaying
-from penstock.sources import replaying as reading
-from penstock.sources.replaying import ReplayingReader
 from planted.bug import bug
 from simulation import letter_tools
 from simulation.letters import FakeLetters
@@ -18,7 +21,7 @@ from simulation.letters import FakeLetters
 
 @bug("letters-early", "letters are seen before the checkpoint that they belong to is in the log")
 def _(put):
-    from penstock.sinks.files_commit import FilesCommitter
+    from penstock.connectors.files.committer import FilesCommitter
     from simulation.letters import LettersWriter
 
     real = LettersWriter.materialise
@@ -34,13 +37,13 @@ def _(put):
 
 @bug("letters-undone", "letters of a time that a rewind has undone are listed")
 def _(put):
-    real = listing.timeline
-    put(listing, "timeline", lambda history, at: replace(real(history, at), undone=(), known=()))
+    real = history.timeline
+    put(dead_letters, "timeline", lambda history, at: replace(real(history, at), undone=(), known=()))
 
 
 @bug("letters-swept", "the collector takes published letters for leftovers")
 def _(put):
-    real, real_ours = journal.orphans_of, paths.is_ours
+    real, real_ours = gc.orphans_of, paths.is_ours
     put(FakeLetters, "stages_in", lambda self, log_id, uid: (self.at,))
 
     def orphans_of(read, own, files):
@@ -50,13 +53,13 @@ def _(put):
     def is_letters(path):
         return path.startswith("/job/deadletters/") and path.endswith(".parquet")
 
-    put(journal, "orphans_of", orphans_of)
+    put(log, "orphans_of", orphans_of)
     put(paths, "is_ours", lambda path: is_letters(path) or real_ours(path))
 
 
 @bug("replay-unmarked", "which replays were read is not in the position")
 def _(put):
-    put(reading, "with_replays", lambda position, read: position)
+    put(letters_replay, "with_replays", lambda position, read: position)
 
 
 @bug("replay-behind", "the position is one replay behind what was read")
@@ -76,20 +79,20 @@ def _(put):
 @bug("replay-newest", "the newest replay is read, and those before it are not")
 def _(put):
     def following(self, uid):
-        newest = max(reading.numbers(self._box.filesystem, uid), default=0)
-        return reading.read_replay(self._box.filesystem, uid, newest) if newest > self._read[uid] else None
+        newest = max(letters_store.replay_numbers(self._box.filesystem, uid), default=0)
+        return letters_store.read_replay(self._box.filesystem, uid, newest) if newest > self._read[uid] else None
 
     put(ReplayingReader, "_following", following)
 
 
 @bug("replay-undone", "letters of a time that a rewind has undone are read again, as are their rows")
 def _(put):
-    real = wiring.letterbox
+    real = letters.replay_inbox
 
     def letterbox(graph, source, filesystem, counts, frame, **rest):
         return real(graph, source, filesystem, lambda checkpoint: True, frame, **rest)
 
-    put(wiring, "letterbox", letterbox)
+    put(wiring, "replay_inbox", letterbox)
 
 
 @bug("replay-again", "a replay names letters that an earlier one has named")
@@ -101,18 +104,18 @@ def _(put):
 @bug("replay-overwritten", "of two commands at once the second writes over the replay of the first")
 def _(put):
     def create(job: Any, made: Any) -> bool:
-        path = replaying.replay_path(made.uid, made.number)
+        path = letters_store.replay_path(made.uid, made.number)
         job.filesystem.list(path)  # somebody else may go first
         job.filesystem.delete(path)
-        return job.filesystem.create(path, replaying.encode(made)) is replaying.Created.CREATED
+        return job.filesystem.create(path, letters_store.encode_replay(made)) is base.Created.CREATED
 
-    put(replaying, "_create", create)
+    put(dead_letter_replay, "_create", create)
 
 
 @bug("replay-imported", "a checkpoint of another log says that replays of this one were read")
 def _(put):
-    real = importing._Mover.__init__
-    put(importing._Mover, "__init__", lambda self, generation, **_: real(self, generation, knows_replays=True))
+    real = export._Mover.__init__
+    put(export._Mover, "__init__", lambda self, generation, **_: real(self, generation, knows_replays=True))
 
 
 @bug("drop-needed", "letters are dropped that a replay names and the job has yet to read")
@@ -128,7 +131,7 @@ def _(put):
 
 @bug("drop-newest", "letters are dropped that only an older checkpoint has yet to read")
 def _(put):
-    real = replaying._read_at
+    real = dead_letter_replay._read_at
 
     def read_at(manifest, uid):
         return max(read_at.most, real(manifest, uid))
@@ -139,13 +142,13 @@ def _(put):
 
     read_at.most = 0
     real_plan = letter_tools.plan_drop
-    put(replaying, "_read_at", read_at)
+    put(dead_letter_replay, "_read_at", read_at)
     put(letter_tools, "plan_drop", plan_drop)
 
 
 @bug("undone-forgotten", "a checkpoint does not say what is not of its timeline")
 def _(put):
-    put(gc, "left_behind", lambda manifest, history: ())
+    put(gc, "abandoned_ids", lambda manifest, history: ())
 
 
 @bug("undone-aborted", "output of an aborted checkpoint counts as of no timeline")
@@ -156,4 +159,4 @@ def _(put):
 
 @bug("R8-letters", "letters of a checkpoint that was gone past count", core="core/test_dead_letters.py")
 def _(put):
-    put(timeline, "_gone_past", lambda history: ())
+    put(history, "_gone_past", lambda history: ())

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.checkpoint import gc, history, log, recovery
+from penstock.checkpoint import gc, history, log, paths, recovery
 from penstock.checkpoint.entries import Manifest, Rewind
 from penstock.checkpoint.history import History
 from penstock.checkpoint.log import Log, OwnedLog
-from penstock.ids import CheckpointId
+from penstock.handles import CheckpointId
 from planted.bug import bug
 from simulation import process
 
 
 @bug("R1", "a rewind is not an entry")
 def _(put):
-    real = process.carry_out
-    put(process, "carry_out", lambda found, **rest: real(replace(found, rewind=None), **rest))
+    real = process.execute_recovery
+    put(process, "execute_recovery", lambda found, **rest: real(replace(found, rewind=None), **rest))
 
 
 @bug("R2", "a rewind does not publish what is open first")
 def _(put):
-    real = process.carry_out
+    real = process.execute_recovery
 
     def carry_out(found, **rest):
         real(replace(found, commit=()) if found.rewind is not None else found, **rest)
 
-    put(process, "carry_out", carry_out)
+    put(process, "execute_recovery", carry_out)
 
 
 @bug(
@@ -35,20 +35,20 @@ def _(put):
     core="core/test_recovery.py core/test_history.py core/test_gc.py",
 )
 def _(put):
-    real = process.carry_out
-    put(process, "carry_out", lambda found, **rest: real(replace(found, void=()), **rest))
+    real = process.execute_recovery
+    put(process, "execute_recovery", lambda found, **rest: real(replace(found, void=()), **rest))
 
 
 @bug("R3-order", "void first, entry second")
 def _(put):
-    real = process.carry_out
+    real = process.execute_recovery
 
     def carry_out(found, **rest):
         for item in found.void:
             rest["void"](item)
         real(found, **rest)
 
-    put(process, "carry_out", carry_out)
+    put(process, "execute_recovery", carry_out)
 
 
 @bug(
@@ -125,12 +125,12 @@ def _(put):
 
 @bug("R8", "ids do not jump over an entry that cannot be read", core="core/test_log.py core/test_history.py")
 def _(put):
-    put(history, "LOST_JUMP", 0)
+    put(history, "ID_JUMP", 0)
 
 
 @bug("G1-staged", "staged output of what is open is not needed")
 def _(put):
-    put(gc, "needed", lambda read: frozenset().union(*(gc.layers_of(m) for m in read.restorable.values())))
+    put(gc, "needed_files", lambda read: frozenset().union(*(gc.layers_of(m) for m in read.restorable.values())))
 
 
 @bug("G1-shared", "a layer goes with the first checkpoint that is condemned, though others share it")
@@ -140,7 +140,7 @@ def _(put):
         kept = frozenset().union(*(gc.layers_of(m) for m in read.restorable.values()))
         return (kept - doomed) | gc.staged_of(read.open_committables) | gc.staged_of(read.to_void)
 
-    put(gc, "needed", needed)
+    put(gc, "needed_files", needed)
 
 
 @bug("G1-newest", "only the newest checkpoint's layers are needed")
@@ -150,13 +150,13 @@ def _(put):
         kept = frozenset().union(*(gc.layers_of(m) for m in newest))
         return kept | gc.staged_of(read.open_committables) | gc.staged_of(read.to_void)
 
-    put(gc, "needed", needed)
+    put(gc, "needed_files", needed)
 
 
 @bug("G2", "orphans of one's own generation are condemned too")
 def _(put):
     def is_older(path, own):
-        generation = gc.paths.generation_of(path)
+        generation = paths.generation_of(path)
         return generation is not None and generation <= own
 
     put(gc, "_is_older", is_older)
@@ -164,9 +164,9 @@ def _(put):
 
 @bug("G2-never", "orphans are never condemned")
 def _(put):
-    from penstock.checkpoint import journal
+    from penstock.checkpoint import log
 
-    put(journal, "orphans_of", lambda *_: ())
+    put(log, "orphans_of", lambda *_: ())
 
 
 @bug("pins", "a pinned checkpoint is condemned like any other")
@@ -184,7 +184,7 @@ def _(put):
     def trim(self):
         for number in log.numbers_in_log(self._filesystem):
             if number < self.history.tail - 1:
-                self._filesystem.delete(log.paths.entry(number))
+                self._filesystem.delete(paths.entry(number))
         return 0
 
     put(OwnedLog, "trim", trim)
@@ -197,8 +197,8 @@ def _(put):
 
 @bug("recovery-no-commit", "a recovery does not publish what is open")
 def _(put):
-    real = process.carry_out
-    put(process, "carry_out", lambda found, **rest: real(replace(found, commit=()), **rest))
+    real = process.execute_recovery
+    put(process, "execute_recovery", lambda found, **rest: real(replace(found, commit=()), **rest))
 
 
 @bug("S4", "the log's identity is the same in every log")

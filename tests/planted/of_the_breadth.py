@@ -4,37 +4,38 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from penstock import elements
 from penstock.checkpoint import recovery
-from penstock.checkpoint.ending import Ending
+from penstock.checkpoint.coordinator import StopProgress
 from penstock.checkpoint.log import Log
-from penstock.checkpoint.pending import RollCall
-from penstock.checkpoint.policy import Pace
-from penstock.elements import Lease
-from penstock.ids import Instant
-from penstock.job.requests import Requests
-from penstock.runtime import turns, works
+from penstock.checkpoint.pending import AckTracker
+from penstock.checkpoint.policy import PeriodicTrigger
+from penstock.clock import MonotonicTime
+from penstock.control.server import RequestRegistry
+from penstock.elements import RefCount
+from penstock.operators.timers import TimerQueue
+from penstock.runtime import task_logic
+from penstock.runtime.barriers import BarrierTracker
 from penstock.runtime.inputs import Input
-from penstock.runtime.pacing import Metronome
 from penstock.runtime.rate_control import SECOND, RateControl
+from penstock.runtime.source_task import FixedInterval
 from penstock.runtime.task import StepTask
-from penstock.runtime.timers import TimerQueue
-from penstock.runtime.tracker import BarrierTracker
-from penstock.runtime.watermarks import Valve
-from penstock.runtime.works import OperatorWork
+from penstock.runtime.task_logic import OperatorLogic
+from penstock.runtime.watermarks import WatermarkValve
 from planted.bug import bug
 from simulation import process
 
 
 @bug("idle-holds", "an idle input holds event time back")
 def _(put):
-    put(Valve, "set_idle", lambda self, source, idle: None)
+    put(WatermarkValve, "set_idle", lambda self, source, idle: None)
 
 
 @bug("idle-at-once", "an input is idle as soon as nothing comes")
 def _(put):
     def idle_at(self):
         due = self.mark is not None and self.mark.idle_after is not None and self.last_batch is not None
-        return Instant(self.last_batch) if due else None
+        return MonotonicTime(self.last_batch) if due else None
 
     put(Input, "idle_at", idle_at)
 
@@ -62,7 +63,7 @@ def _(put):
 @bug("marker-ends", "a latency marker ends at the step that keeps state")
 def _(put):
     real = StepTask._marked
-    put(StepTask, "_marked", lambda self, m: None if isinstance(self._work, OperatorWork) else real(self, m))
+    put(StepTask, "_marked", lambda self, m: None if isinstance(self._work, OperatorLogic) else real(self, m))
 
 
 @bug("side-dropped", "a side output is taken for empty before anybody knows")
@@ -70,13 +71,13 @@ def _(put):
     def is_empty(batch):
         return batch.only_if is not None
 
-    put(turns, "is_empty", is_empty)
-    put(works, "is_empty", is_empty)
+    put(elements, "is_empty", is_empty)
+    put(task_logic, "is_empty", is_empty)
 
 
 @bug("leases", "a batch that was kept for two branches is never freed")
 def _(put):
-    put(Lease, "release", lambda self: None)
+    put(RefCount, "release", lambda self: None)
 
 
 @bug("timers-lost", "timers are not restored")
@@ -92,7 +93,7 @@ def _(put):
 
 @bug("pace", "a source with a pace is asked whenever it is free")
 def _(put):
-    put(Metronome, "wait", lambda self, wall: 0)
+    put(FixedInterval, "wait", lambda self, wall: 0)
 
 
 @bug("limit", "rate control forgets the limit that was set")
@@ -109,13 +110,13 @@ def _(put):
         self.due, self.is_wanted = None, True
         return True
 
-    put(Pace, "fired", fired)
+    put(PeriodicTrigger, "fired", fired)
 
 
 @bug("acks-of-the-dead", "an acknowledgement of an attempt that is gone counts")
 def _(put):
-    put(RollCall, "knows", lambda self, attempt: True)
-    put(RollCall, "_check_name", lambda self, attempt, task: None)
+    put(AckTracker, "knows", lambda self, attempt: True)
+    put(AckTracker, "_check_name", lambda self, attempt, task: None)
 
 
 @bug("C3-twice", "a request that was answered stays open, and is answered again")
@@ -125,12 +126,12 @@ def _(put):
         if opened is not None:
             opened.tell(reply)
 
-    put(Requests, "_reply", reply)
+    put(RequestRegistry, "_reply", reply)
 
 
 @bug("C3-silent", "who waits for an answer when the job ends gets none")
 def _(put):
-    put(Requests, "close", lambda self, error=None: None)
+    put(RequestRegistry, "close", lambda self, error=None: None)
 
 
 @bug(
@@ -139,7 +140,7 @@ def _(put):
     core="properties/test_found_by_simulation.py",  # the simulation needs some 800 stories
 )
 def _(put):
-    put(Ending, "_is_sealed", property(lambda self: False))
+    put(StopProgress, "_is_sealed", property(lambda self: False))
 
 
 @bug("C4-new-source", "a source that is new in the pipeline is read before a checkpoint holds where it began")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.checkpoint import log, numbers
+from penstock.checkpoint import entry_codec, log, paths
 from penstock.checkpoint.history import History
-from penstock.checkpoint.log import Log, OwnedLog
-from penstock.checkpoint.numbers import Numbers
+from penstock.checkpoint.log import Log, LogWriter, OwnedLog
+from penstock.control.client import OwnerCheck
 from penstock.errors import StorageFailed
 from penstock.filesystem.base import Created, UnknownOutcome
-from penstock.ids import EntryNumber
+from penstock.handles import EntryNumber
+from penstock.interfaces import operator, sink
 from penstock.job import wiring
-from penstock.job.owner import OwnerCheck
 from planted.bug import bug
 from simulation import process
 from simulation.fibers import FiberLock
@@ -47,7 +47,7 @@ def _(put):
 @bug("L3", "a write of unknown outcome is resolved by reading: not found is not written")
 def _(put):
     def take(self, entry):
-        path, data = numbers.paths.entry(entry.number), numbers.encode(entry)
+        path, data = paths.entry(entry.number), entry_codec.encode(entry)
         try:
             created = self._filesystem.create(path, data) is Created.CREATED
         except UnknownOutcome as error:
@@ -56,12 +56,12 @@ def _(put):
             created = False
         return (created or self._filesystem.read(path) == data) and self.is_newest(entry.number)
 
-    put(Numbers, "take", take)
+    put(LogWriter, "take", take)
 
 
 @bug("L4", "nobody looks for a higher number after creating an entry")
 def _(put):
-    put(Numbers, "is_newest", lambda self, number: True)
+    put(LogWriter, "is_newest", lambda self, number: True)
 
 
 @bug("L5", "an entry of somebody else is stepped over, not a fence")
@@ -101,13 +101,13 @@ def _(put):
 
 @bug("L7", "names of layers do not carry the generation")
 def _(put):
-    real = wiring.OperatorContext
+    real = operator.OperatorContext
     put(wiring, "OperatorContext", lambda **fields: real(**{**fields, "folder": f"state/{fields['uid']}/0"}))
 
 
 @bug("L7-staged", "names of staged output do not carry the generation")
 def _(put):
-    real = wiring.SinkContext
+    real = sink.SinkContext
     put(
         wiring,
         "SinkContext",

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.checkpoint import recovery, renaming
-from penstock.checkpoint.ending import Ending
-from penstock.checkpoint.importing import Copy, _Mover
-from penstock.checkpoint.renaming import Renames
+from penstock.checkpoint import export, recovery
+from penstock.checkpoint.coordinator import StopProgress
+from penstock.checkpoint.export import Copy, _Mover
+from penstock.checkpoint.recovery import Renames
 from penstock.elements import Barrier
-from penstock.job import beginning, importing, recover
-from penstock.runtime.mail import Mail
-from penstock.runtime.source_mail import Drain
-from penstock.runtime.source_task import SourceTask
+from penstock.job import start
+from penstock.runtime.source_task import Drain, SourceTask
+from penstock.runtime.supervisor import Mail
 from planted.bug import bug
 from simulation import exports, process
 from simulation.sinks import FakeSink
@@ -22,7 +21,7 @@ from simulation.sinks import FakeSink
 
 @bug("drain-never", "a drain is an ordinary stop, and is said to be done")
 def _(put):
-    put(Ending, "drain", lambda self: False)
+    put(StopProgress, "drain", lambda self: False)
 
 
 @bug(
@@ -36,7 +35,7 @@ def _(put):
         self.drained_once = True
         return wanted
 
-    put(Ending, "drain", drain)
+    put(StopProgress, "drain", drain)
 
 
 @bug("drain-order", "the barrier leaves before the end of all reading")
@@ -83,12 +82,12 @@ def _(put):
 
 @bug("rename-state", "a step that has another uid begins empty")
 def _(put):
-    real = recovery.match
+    real = recovery.match_steps
 
     def match(target, steps, **rest):
         return real(target, steps, **{**rest, "rename": {}, "allow_non_restored_state": True})
 
-    put(recovery, "match", match)
+    put(recovery, "match_steps", match)
 
 
 @bug("rename-positions", "a rename is done for the steps that keep state, and not for sources")
@@ -99,7 +98,7 @@ def _(put):
 
 @bug("rename-again", "a rename that was done is refused when the job begins again")
 def _(put):
-    real = renaming._to_do
+    real = recovery._to_do
 
     def to_do(target, steps, rename):
         recorded = {step.uid for step in target.steps} if target else set()
@@ -109,7 +108,7 @@ def _(put):
                 raise process.StateIncompatible(msg)
         return real(target, steps, rename)
 
-    put(renaming, "_to_do", to_do)
+    put(recovery, "_to_do", to_do)
 
 
 @bug("S6-renamed", "what a sink has open is published under the uid that the sink has now")
@@ -143,23 +142,23 @@ def _(put):
 
 @bug("R7", "an export holds what its checkpoint had open, and whoever begins with it publishes that")
 def _(put):
-    real = exports.take_out
+    real = exports.make_export
 
     def take_out(history, checkpoint, **rest):
         made = real(history, checkpoint, **rest)
         return replace(made, manifest=replace(made.manifest, open=history.restorable[checkpoint].open))
 
-    put(exports, "take_out", take_out)
+    put(exports, "make_export", take_out)
 
 
 @bug("R2-import", "what is open is left when a checkpoint comes from a folder")
 def _(put):
-    real = process.carry_out
+    real = process.execute_recovery
 
     def carry_out(found, **rest):
         real(replace(found, commit=()) if found.bring is not None else found, **rest)
 
-    put(process, "carry_out", carry_out)
+    put(process, "execute_recovery", carry_out)
 
 
 class _Log:
@@ -175,14 +174,14 @@ class _Log:
 
 @bug("import-order", "the entry is written before the files are copied")
 def _(put):
-    real = recover.bring_in
+    real = export.execute_import
 
     def bring_in(bring, *, log, **rest):
         if not bring.is_brought:
             log.append(bring.manifest)
         real(bring, log=_Log(log, lambda body: None), **rest)
 
-    put(recover, "bring_in", bring_in)
+    put(recovery, "execute_import", bring_in)
 
 
 @bug(
@@ -191,7 +190,7 @@ def _(put):
     core="core/test_import.py",
 )
 def _(put):
-    real = recover.bring_in
+    real = export.execute_import
 
     def bring_in(bring, *, log, folders, **rest):
         def append(body):
@@ -201,17 +200,17 @@ def _(put):
 
         real(bring, log=_Log(log, append), folders=folders, **rest)
 
-    put(recover, "bring_in", bring_in)
+    put(recovery, "execute_import", bring_in)
 
 
 @bug("import-claim", "a folder that another log has taken over is brought in")
 def _(put):
-    put(importing, "refuse_claimed", lambda claimed, folder, log_id: None)
+    put(export, "refuse_claimed", lambda claimed, folder, log_id: None)
 
 
 @bug("import-twice", "a start that crashed right after the entry brings the checkpoint once more")
 def _(put):
-    put(beginning, "import_again", lambda export, history, **rest: None)
+    put(start, "resume_import", lambda export, history, **rest: None)
 
 
 @bug("import-names", "files keep the names that they had in the first log")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.checkpoint import recovery
-from penstock.checkpoint.ending import Ending
-from penstock.checkpoint.publication import Publication
-from penstock.checkpoint.run import Run
+from penstock.checkpoint.commits import CommitQueue
+from penstock.checkpoint.coordinator import Coordinator, StopProgress
+from penstock.connectors.files.committer import FilesCommitter
 from penstock.handles import CommitOutcome
 from penstock.runtime.source_task import SourceTask
-from penstock.sinks.files_commit import FilesCommitter
 from planted.bug import bug
 from simulation import process
 from simulation.outside import EpochCommitter
@@ -18,7 +17,7 @@ from simulation.outside import EpochCommitter
 
 @bug("S1", "a commit that must be retried is overtaken by the next")
 def _(put):
-    real = Publication.returned
+    real = CommitQueue.returned
 
     def returned(self, uid, checkpoint, outcome, at):
         line = self._lines.get(uid)
@@ -27,41 +26,41 @@ def _(put):
             return [self._commit(line)]
         return real(self, uid, checkpoint, outcome, at)
 
-    put(Publication, "returned", returned)
+    put(CommitQueue, "returned", returned)
 
 
 @bug("S1-unknown", "a commit of unknown outcome is taken for done")
 def _(put):
-    real = Publication.returned
+    real = CommitQueue.returned
 
     def returned(self, uid, checkpoint, outcome, at):
         done = CommitOutcome.DONE if outcome is CommitOutcome.UNKNOWN else outcome
         return real(self, uid, checkpoint, done, at)
 
-    put(Publication, "returned", returned)
+    put(CommitQueue, "returned", returned)
 
 
 @bug("S2", "output prepared for an aborted checkpoint is dropped")
 def _(put):
-    real = Run._failed
+    real = Coordinator._failed
 
     def failed(self, *arguments):
         self._publication._carried = []
         return real(self, *arguments)
 
-    put(Run, "_failed", failed)
+    put(Coordinator, "_failed", failed)
 
 
 @bug("S2-late", "output of an acknowledgement that comes too late is dropped")
 def _(put):
-    real = Run._acknowledged
+    real = Coordinator._acknowledged
 
     def acknowledged(self, event):
         if not self._calls.is_pending(event.checkpoint):
             event = replace(event, snapshot=replace(event.snapshot, committables=()))
         return real(self, event)
 
-    put(Run, "_acknowledged", acknowledged)
+    put(Coordinator, "_acknowledged", acknowledged)
 
 
 @bug("S3-broker", "the marker is read before fencing, and not again")
@@ -143,7 +142,7 @@ def _(put):
         due, effects = self._agenda.next(event.at)
         return effects if due is None else [*effects, *self._trigger(event, due)]
 
-    put(Run, "_next", following)
+    put(Coordinator, "_next", following)
 
 
 @bug("C1-writing", "a checkpoint begins while the manifest of another is on its way")
@@ -154,18 +153,18 @@ def _(put):
         due, effects = self._agenda.next(event.at)
         return effects if due is None else [*effects, *self._trigger(event, due)]
 
-    put(Run, "_next", following)
+    put(Coordinator, "_next", following)
 
 
 @bug("C2", "'stopped' is written while something is open")
 def _(put):
-    real = Ending.proceed
-    put(Ending, "proceed", lambda self, still_open, wall: real(self, (), wall))
+    real = StopProgress.proceed
+    put(StopProgress, "proceed", lambda self, still_open, wall: real(self, (), wall))
 
 
 @bug("C3", "an entry does not hold the request that it fulfils", core="core/test_coordinator.py")
 def _(put):
-    real = Run._complete_if_all
+    real = Coordinator._complete_if_all
 
     def complete(self, event):
         return [
@@ -173,7 +172,7 @@ def _(put):
             for e in real(self, event)
         ]
 
-    put(Run, "_complete_if_all", complete)
+    put(Coordinator, "_complete_if_all", complete)
 
 
 @bug("C4", "sources do not wait for the first checkpoint", core="core/test_source_task.py")

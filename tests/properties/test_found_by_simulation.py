@@ -7,15 +7,16 @@ import itertools
 import pytest
 
 from penstock.checkpoint import paths
-from penstock.checkpoint.ending import Ending
+from penstock.checkpoint.coordinator import StopProgress
 from penstock.checkpoint.entries import Claim, Manifest, Rewind, Stopped
+from penstock.checkpoint.events import StopRequested, WriteStopped
 from penstock.checkpoint.log import Log, OwnedLog
-from penstock.checkpoint.messages import StopRequested, WriteStopped
 from penstock.checkpoint.recovery import decide_recovery
+from penstock.clock import MonotonicTime, WallTime
 from penstock.elements import CheckpointKind
 from penstock.errors import StateDirectoryRefused
 from penstock.filesystem.base import Created
-from penstock.ids import CheckpointId, EntryNumber, Instant, WallTime
+from penstock.handles import CheckpointId, EntryNumber
 from penstock.testing.filesystem import MemoryFileSystem
 
 WALL = WallTime(0)
@@ -108,10 +109,10 @@ def test_R8_an_entry_that_was_gone_past_stays_lost_though_its_file_is_put_back()
 
 
 def test_C3_a_stop_that_comes_when_the_stopped_entry_is_on_its_way_is_not_in_it() -> None:
-    ending = Ending()
-    ending.ask(StopRequested(at=Instant(0), wall=WALL, request="first"))
+    ending = StopProgress()
+    ending.ask(StopRequested(at=MonotonicTime(0), wall=WALL, request="first"))
     ending.final = CheckpointId(1)
-    second = StopRequested(at=Instant(0), wall=WALL, request="second")
+    second = StopRequested(at=MonotonicTime(0), wall=WALL, request="second")
     assert not ending.is_too_late_for(second, is_begun=True, is_sent=True)
     sent = ending.proceed((), WALL)
     assert sent == [WriteStopped(body=Stopped(checkpoint=CheckpointId(1), at=WALL, fulfils=("first",)))]

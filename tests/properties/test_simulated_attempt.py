@@ -8,21 +8,21 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import penstock.job.attempt
+import penstock
 import simulation.process
 
 CALLS = {
     "claim",
     "claimed",
     "decide_recovery",
-    "carry_out",
+    "execute_recovery",
     "Surroundings",
-    "Assembly",
+    "AttemptBuilder",
     "build",
-    "Wiring",
+    "AttemptParts",
     "Coordinator",
-    "Journal",
-    "JobStarted",
+    "ManifestWriter",
+    "RunStarted",
 }
 DECIDED = ("recovery", "owned")
 """Of what the claim and the recovery have found the very same must be handed on."""
@@ -30,14 +30,14 @@ DECIDED = ("recovery", "owned")
 ONLY_OF_THE_PRODUCT = {
     # A simulated driver does not begin with --fresh; the rewind tool does. Nor does it carry out a saved plan.
     "claim": {"past_unreadable", "expect"},
-    "JobStarted": {"settings"},
+    "RunStarted": {"settings"},
     # The simulation gives this with a rewind, as a dictionary, and its steps keep their columns.
     "decide_recovery": {"fresh", "judge"},
 }
 
 ONLY_OF_THE_SIMULATION = {
     # Exported folders lie on the simulated disk; those of the product are local ones.
-    "carry_out": {"folders"},
+    "execute_recovery": {"folders"},
 }
 
 

@@ -13,21 +13,17 @@ from pathlib import Path
 import pytest
 
 from penstock.checkpoint.coordinator import Coordinator
-from penstock.checkpoint.journal import Journal
-from penstock.checkpoint.log import OwnedLog
-from penstock.checkpoint.recovery import decide_recovery
-from penstock.job.control import ControlWatch
-from penstock.job.recover import carry_out
-from penstock.job.requests import Requests
-from penstock.job.wiring import Assembly
-from penstock.runtime.alignment import Alignment
-from penstock.runtime.channel import Channel
+from penstock.checkpoint.log import ManifestWriter, OwnedLog
+from penstock.checkpoint.recovery import decide_recovery, execute_recovery
+from penstock.control.server import ControlServer, RequestRegistry
+from penstock.job.wiring import AttemptBuilder
+from penstock.runtime.barriers import AlignedBarrierHandler
+from penstock.runtime.channels import Channel, TaskOutput
 from penstock.runtime.inputs import Inputs
-from penstock.runtime.output import Output
 from penstock.runtime.source_task import SourceTask
 from penstock.runtime.supervisor import Supervisor
 from penstock.runtime.task import StepTask
-from penstock.runtime.works import OperatorWork, SinkWork, UnionWork
+from penstock.runtime.task_logic import OperatorLogic, SinkLogic, UnionLogic
 from planted import of_another_kind, of_letters, of_rewinds, of_the_breadth, of_the_log, of_the_operator, of_the_run  # noqa: F401 - they register
 from planted.bug import BUGS, planted
 from simulation import fibers, process
@@ -136,20 +132,20 @@ def test_the_simulation_runs_the_classes_of_the_product() -> None:
         seen[type(task).__name__] = type(task)
         if isinstance(task, StepTask):
             assert type(task._inputs) is Inputs
-            assert type(task._alignment) is Alignment
+            assert type(task._alignment) is AlignedBarrierHandler
             assert type(task._inputs[0].channel) is Channel
-            assert type(task._work) in {OperatorWork, SinkWork, UnionWork}
-        assert type(task._output) is Output
+            assert type(task._work) in {OperatorLogic, SinkLogic, UnionLogic}
+        assert type(task._output) is TaskOutput
     assert seen == {"SourceTask": SourceTask, "StepTask": StepTask}
     assert type(wiring.coordinator.coordinator) is Coordinator
-    assert type(wiring.journal) is Journal
+    assert type(wiring.journal) is ManifestWriter
     assert type(wiring.journal._log) is OwnedLog
     assert type(driver.supervisor) is Supervisor
-    assert type(driver.desk.requests) is Requests
-    assert type(driver.desk._watch) is ControlWatch
-    assert process.Assembly is Assembly
+    assert type(driver.desk.requests) is RequestRegistry
+    assert type(driver.desk._watch) is ControlServer
+    assert process.AttemptBuilder is AttemptBuilder
     assert process.decide_recovery is decide_recovery
-    assert process.carry_out is carry_out
+    assert process.execute_recovery is execute_recovery
     world.end()
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.checkpoint.entries import Claim, Manifest, Pin
 from penstock.checkpoint.paths import entry as path_of
-from penstock.ids import CheckpointId, EntryNumber
+from penstock.handles import CheckpointId, EntryNumber
 from simulation.changes import Changes, driver
 from simulation.damage import damaged
 from simulation.letter_judge import puts_letters

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint.control_codec import decode_answer
-from penstock.checkpoint.messages import Answer
+from penstock.checkpoint.events import RequestOutcome
 from penstock.checkpoint.paths import control_id
+from penstock.control.protocol import decode_answer
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -17,7 +17,7 @@ class Answers:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._given: dict[tuple[str, str], Answer] = {}
+        self._given: dict[tuple[str, str], RequestOutcome] = {}
 
     def landed(self, path: str, data: bytes) -> None:
         """A file below ``control/``."""
@@ -33,7 +33,7 @@ class Answers:
         if found is not None:
             self._given.pop(("control", found[0]), None)
 
-    def told(self, by: str, request: str, answer: Answer) -> None:
+    def told(self, by: str, request: str, answer: RequestOutcome) -> None:
         """Somebody gets an answer."""
         world = self._world
         world.tell(f"{by} answers {request}: {answer.value}")
@@ -43,12 +43,12 @@ class Answers:
         if before is not None:
             world.ledger.violated("C3", f"{by} answers {request} twice: {before.name}, {answer.name}")
         is_logged = request in world.ledger.facts.fulfilled
-        if answer is Answer.DONE and not is_logged:
+        if answer is RequestOutcome.DONE and not is_logged:
             world.ledger.violated("C3", f"{request} is said to be done, and no entry holds it")
         self.judge(request, answer)
 
-    def judge(self, request: str, answer: Answer) -> None:
-        if answer in (Answer.REFUSED, Answer.FAILED) and request in self._world.ledger.facts.fulfilled:
+    def judge(self, request: str, answer: RequestOutcome) -> None:
+        if answer in (RequestOutcome.REFUSED, RequestOutcome.FAILED) and request in self._world.ledger.facts.fulfilled:
             self._world.ledger.violated("C3", f"{request} is said to have failed, and an entry holds it")
 
     def judge_all(self) -> None:

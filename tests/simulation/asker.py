@@ -7,10 +7,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint import paths
-from penstock.checkpoint.control import ControlRequest, Kind
-from penstock.checkpoint.control_files import ControlFiles
+from penstock.control.protocol import ControlFiles, Request, RequestKind
 from penstock.filesystem.base import UnknownOutcome
-from penstock.ids import Generation
+from penstock.handles import Generation
 from simulation.tools import Act, Tool
 
 if TYPE_CHECKING:
@@ -55,21 +54,21 @@ def scribbler(world: World, request: str, generation: int) -> Act:
     return act
 
 
-def asker(world: World, kind: Kind, request: str, name: str | None, generation: int, *, repeats: bool) -> Act:
+def asker(world: World, kind: RequestKind, request: str, name: str | None, generation: int, *, repeats: bool) -> Act:
     """Another process that asks through ``control/`` and waits; it may ask the same again."""
 
     def act(tool: Tool) -> None:
         files = ControlFiles(world.disk)
         known = sorted(world.ledger.facts.manifests)
-        asked = ControlRequest(
+        asked = Request(
             request=request,
             kind=kind,
             generation=Generation(generation),
             asked=world.wall(),
             owner=tool.name,
             name=name,
-            checkpoint=known[-1] if kind is Kind.PIN else None,  # type: ignore[arg-type]
-            patience=50_000 if kind is Kind.STOP and name is None else None,
+            checkpoint=known[-1] if kind is RequestKind.PIN else None,  # type: ignore[arg-type]
+            patience=50_000 if kind is RequestKind.STOP and name is None else None,
         )
         files.ask(asked, pause=tool.pause)
         first = files.wait_for_answer(request, seconds=3.0, now=world.now, pause=tool.pause)

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.entries import StepRecord
+from penstock.checkpoint.export import Import
 from penstock.checkpoint.history import History
-from penstock.checkpoint.importing import Import
 from penstock.checkpoint.log import OwnedLog
 from penstock.errors import CheckpointUnreadable, PenstockError, StateDirectoryRefused
-from penstock.ids import CheckpointId
-from penstock.job.beginning import Beginning, decided
+from penstock.handles import CheckpointId
+from penstock.job.start import StartOptions, resolve_start
 from simulation.exports import is_anothers
 from simulation.names import first_called
 
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 class Beginnings:
     """Of one driver; ``rewind`` counts for its first attempt, a folder until an attempt has begun with it."""
 
-    def __init__(self, world: World, steps: Sequence[StepRecord], rewind: Mapping[str, Any], brings: Beginning | None):
+    def __init__(
+        self, world: World, steps: Sequence[StepRecord], rewind: Mapping[str, Any], brings: StartOptions | None
+    ):
         self._world = world
         self._steps = steps
         self._rewind = rewind
@@ -34,7 +36,9 @@ class Beginnings:
         if self._brings is None:
             return {**self._rewind} if number == 1 else {}
         wall, folders = self._world.wall(), self._world.folder
-        found = decided(self._brings, owned.history, job="sim", at=wall, generation=owned.generation, folders=folders)
+        found = resolve_start(
+            self._brings, owned.history, job="sim", at=wall, generation=owned.generation, folders=folders
+        )
         return {**found}
 
     def renamed(self, history: History, wanted: Mapping[str, Any]) -> dict[str, str]:

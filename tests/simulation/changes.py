@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from penstock.job.beginning import Beginning
-from penstock.runtime.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
-from penstock.sources.base import Until
+from penstock.interfaces.source import Until
+from penstock.job.start import StartOptions
+from penstock.runtime.lifecycle import ExponentialDelay, FailureRate, FixedDelay, NoRestart
 from simulation.entries import layer_paths
 from simulation.exports import export
 from simulation.process import Driver
@@ -117,5 +117,5 @@ class Changes:
             world.count("import elsewhere")
             self.wipe()
         world.faults.crashes = max(1, world.faults.crashes)
-        world.importing = Beginning(folder=chance.choice(world.exported), claim=chance.random() < 0.5)
+        world.importing = StartOptions(folder=chance.choice(world.exported), claim=chance.random() < 0.5)
         world.start(driver(world, brings=world.importing))

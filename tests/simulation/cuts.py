@@ -7,8 +7,8 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.entries import Manifest
+from penstock.clock import MAX_WATERMARK
 from penstock.handles import Committable, StateHandle
-from penstock.ids import END_OF_TIME
 from simulation.entries import ended, positions, waiting
 from simulation.facts import RowKey
 from simulation.letters import AGAIN
@@ -82,7 +82,7 @@ class Cuts:
             return  # rows behind an early barrier, an idle input, the end of all other sources: it may be further
         present = [int(first_called(step.uid)[6:]) for step in manifest.steps if step.uid.startswith("source")]
         over = ended(manifest)  # drained, perhaps, of which there is another judge
-        allowed = min(END_OF_TIME if s in over else self._world.time_allowed(s, at.get(s, 0)) for s in present)
+        allowed = min(MAX_WATERMARK if s in over else self._world.time_allowed(s, at.get(s, 0)) for s in present)
         if watermark > allowed:
             self._ledger.violated("watermark", f"a step stands at {watermark}, its input allows {allowed}")
 

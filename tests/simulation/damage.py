@@ -5,10 +5,10 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from penstock.checkpoint.canonical import seal, unseal
-from penstock.checkpoint.codec import decode
+from penstock.checkpoint.entry_codec import decode
+from penstock.codec import dump_sealed, load_sealed
 from penstock.errors import CheckpointUnreadable
-from penstock.ids import EntryNumber
+from penstock.handles import EntryNumber
 
 
 def damaged(data: bytes, other: bytes, number: int, chance: Random) -> bytes:
@@ -37,7 +37,7 @@ def _damaged(data: bytes, other: bytes, chance: Random) -> bytes:
 
 def _reworded(data: bytes, chance: Random) -> bytes:
     """Sealed as it should be, and yet not what this version writes."""
-    document: dict[str, Any] = unseal(data, "entry")
+    document: dict[str, Any] = load_sealed(data, "entry")
     kind = chance.random()
     if kind < 0.15:
         document["format"] = 2
@@ -45,7 +45,7 @@ def _reworded(data: bytes, chance: Random) -> bytes:
         document["kind"] = "future"
     else:
         _twist(document, chance)
-    return seal(document)
+    return dump_sealed(document)
 
 
 def _twist(document: dict[str, Any], chance: Random) -> None:

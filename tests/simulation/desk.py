@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint.control import ControlAnswer, ControlRequest
-from penstock.checkpoint.control_files import ControlFiles
 from penstock.checkpoint.entries import Stopped
-from penstock.checkpoint.messages import CheckpointRequested, StopRequested
+from penstock.checkpoint.events import CheckpointRequested, StopRequested
+from penstock.control.client import OwnerCheck
+from penstock.control.protocol import Answer, ControlFiles, Request
+from penstock.control.server import ControlServer, Reply, RequestRegistry, RunningAttempt
 from penstock.errors import PenstockError
 from penstock.filesystem.base import UnknownOutcome
-from penstock.job.control import ControlWatch
-from penstock.job.owner import OwnerCheck
-from penstock.job.requests import Hands, Reply, Requests
 from penstock.runtime.lifecycle import JobState
 
 if TYPE_CHECKING:
-    from penstock.runtime.roles import Wiring
+    from penstock.runtime.executors import AttemptParts
     from penstock.runtime.supervisor import Supervisor
     from simulation.process import Driver
 
@@ -30,11 +28,11 @@ class AskingFiles(ControlFiles):
     asked = False
     heard: str | None = None
 
-    def ask(self, request: ControlRequest, *, pause: Callable[[float], object]) -> None:
+    def ask(self, request: Request, *, pause: Callable[[float], object]) -> None:
         self.asked, self.heard = True, None
         super().ask(request, pause=pause)
 
-    def answer_to(self, request: str) -> ControlAnswer | None:
+    def answer_to(self, request: str) -> Answer | None:
         answer = super().answer_to(request)
         self.heard = answer.me.state if answer is not None and answer.me is not None else None
         return answer
@@ -46,10 +44,10 @@ class Desk:
     def __init__(self, driver: Driver, state: object) -> None:
         self._driver = driver
         self._world = driver.world
-        self.requests = Requests()
+        self.requests = RequestRegistry()
         self.owes: set[str] = set()
         """Requests of this process that are not answered."""
-        self._watch = ControlWatch(
+        self._watch = ControlServer(
             ControlFiles(driver.world.disk),
             self.requests,
             stop=self.requests.submit,
@@ -94,9 +92,9 @@ class Desk:
         is_over = facts.tail < 0 or isinstance(facts.entries[facts.tail].body, Stopped)
         return None if is_over else facts.generation
 
-    def running(self, supervisor: Supervisor, wiring: Wiring) -> None:
+    def running(self, supervisor: Supervisor, wiring: AttemptParts) -> None:
         """An attempt takes requests in."""
-        hands = Hands(
+        hands = RunningAttempt(
             put=supervisor.request,
             broke=supervisor.broke,
             on_log=lambda work: wiring.workers.submit("log", work),

@@ -14,9 +14,10 @@ from functools import partial
 from random import Random
 
 from penstock.checkpoint.log import OwnedLog
-from penstock.checkpoint.policy import CoordinatorSettings
-from penstock.ids import CheckpointId, Instant, WallTime
-from penstock.runtime.restart import NoRestart
+from penstock.checkpoint.policy import CheckpointConfig
+from penstock.clock import MonotonicTime, WallTime
+from penstock.handles import CheckpointId
+from penstock.runtime.lifecycle import NoRestart
 from penstock.settings import Settings
 from simulation.disk import UNCERTAIN
 from simulation.fibers import Fiber, Killed
@@ -47,7 +48,7 @@ class Directed(World):
 
     def __init__(self, kind: str, faults: Faults, *, rows: int, keyed: bool, retained: int) -> None:
         shape = Shape(totals=(rows,), union=False, keyed=keyed, marked=False, sinks=(kind,))
-        settings = CoordinatorSettings(interval=20_000, retry_pause=1_000, commit_backoff=50_000, tolerable_failures=3)
+        settings = CheckpointConfig(interval=20_000, retry_pause=1_000, commit_backoff=50_000, tolerable_failures=3)
         terms = Terms(shape=shape, coordinator=settings, settings=Settings(retained=retained))
         super().__init__(terms, Random(1), faults)
         self.takes = self.wipes = self.fencings = 0
@@ -70,8 +71,8 @@ class Directed(World):
 
     # ------------------------------------------------------------------------------------------ what a process sees
 
-    def now(self) -> Instant:
-        return Instant(self._clocks.get(self.current.name, 1_000_000) if self.current else 1_000_000)
+    def now(self) -> MonotonicTime:
+        return MonotonicTime(self._clocks.get(self.current.name, 1_000_000) if self.current else 1_000_000)
 
     def wall(self) -> WallTime:
         return WallTime(1_000_000)

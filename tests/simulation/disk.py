@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.checkpoint import paths
 from penstock.errors import PenstockError, StorageFailed
 from penstock.filesystem.base import Created, Moved, UnknownOutcome
-from penstock.ids import EntryNumber
+from penstock.handles import EntryNumber
 from penstock.testing.filesystem import MemoryFileSystem
 
 if TYPE_CHECKING:

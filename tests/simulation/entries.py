@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from penstock.checkpoint import reading
-from penstock.checkpoint.codec import decode
+from penstock.checkpoint import entry_codec
 from penstock.checkpoint.entries import Claim, Entry, Manifest, Pin, Rewind, Stopped, Unpin
-from penstock.handles import apart
-from penstock.ids import END_OF_TIME
+from penstock.checkpoint.entry_codec import decode
+from penstock.clock import MAX_WATERMARK
+from penstock.handles import split_replays
 from simulation.names import first_called
 from simulation.sources import next_row
 
-reading.decode = lru_cache(maxsize=1000)(decode)
+entry_codec.decode = lru_cache(maxsize=1000)(decode)
 """Bytes say what an entry is, and it is frozen; every start reads the log, so most are read many times."""
 
 
@@ -46,7 +46,7 @@ def ended(manifest: Manifest) -> frozenset[int]:
     return frozenset(
         int(first_called(task.task).removeprefix("source"))
         for task in manifest.tasks
-        if task.position is not None and tuple(task.watermarks) == (END_OF_TIME,)
+        if task.position is not None and tuple(task.watermarks) == (MAX_WATERMARK,)
     )
 
 
@@ -54,7 +54,7 @@ def replays_read(manifest: Manifest | None) -> dict[str, int]:
     """How many replays of each place the checkpoint says were read."""
     for task in manifest.tasks if manifest is not None else ():
         if task.position is not None and first_called(task.task) == "source0":
-            return apart(task.position)[1]
+            return split_replays(task.position)[1]
     return {}
 
 

@@ -35,7 +35,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-from penstock.runtime.restart import NoRestart
+from penstock.runtime.lifecycle import NoRestart
 from simulation.directed import LONGEST, Directed
 from simulation.fibers import on_one_core
 from simulation.footprints import Footprint, are_independent

@@ -12,11 +12,11 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.entries import Manifest
-from penstock.checkpoint.exported import CLAIMED, EXPORT, decode_claimed, encode_export, take_out
+from penstock.checkpoint.export import CLAIMED, EXPORT, decode_claimed, encode_export, make_export
 from penstock.checkpoint.log import Log
 from penstock.elements import CheckpointKind
 from penstock.filesystem.base import Created
-from penstock.ids import CheckpointId
+from penstock.handles import CheckpointId
 from simulation.entries import positions, replays_read, waiting
 from simulation.outside import rows_of
 
@@ -67,7 +67,7 @@ def export(world: World, checkpoint: int) -> bool:
     history = Log(world.disk, job="sim", new_id=world.new_id, pause=lambda _: None).read()
     if checkpoint not in history.restorable:
         return False
-    made = take_out(history, CheckpointId(checkpoint), at=world.wall(), version="sim")
+    made = make_export(history, CheckpointId(checkpoint), at=world.wall(), version="sim")
     files = {file.path: world.disk.durable(file.path) for file in made.files}
     if None in files.values():
         return False

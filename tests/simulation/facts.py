@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.checkpoint.entries import Entry, Manifest
+from penstock.dead_letters.store import Replay
 from penstock.handles import Committable
-from penstock.sources.dead_letters import Replay
 from simulation.outside import Row
 
 RowKey = tuple[int, int]

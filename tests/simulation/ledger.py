@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint import paths
-from penstock.checkpoint.codec import decode
 from penstock.checkpoint.entries import Claim, Condemn, Entry, Manifest, Pin, Rewind, Stopped, Unpin
+from penstock.checkpoint.entry_codec import decode
 from penstock.handles import Committable
 from simulation.cuts import Cuts
 from simulation.drains import Drains

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.entries import Entry, Manifest, Rewind
+from penstock.dead_letters.store import Replay, decode_replay
 from penstock.errors import CheckpointError
-from penstock.sources.dead_letters import Replay, decode
 from simulation.entries import ended, replays_read
 from simulation.facts import RowKey
 from simulation.letter_tools import listed
@@ -15,7 +15,7 @@ from simulation.letters import read_again
 from simulation.shapes import DEAD
 
 if TYPE_CHECKING:
-    from penstock.operate.letters.replaying import Replayed
+    from penstock.admin.dead_letter_replay import ReplayResult
     from simulation.ledger import Ledger
     from simulation.world import World
 
@@ -84,7 +84,7 @@ class Letters:
 
     def landed(self, path: str, data: bytes) -> None:
         """A replay is there."""
-        facts, replay = self._ledger.facts, decode(data, path)
+        facts, replay = self._ledger.facts, decode_replay(data, path)
         known = facts.replays.setdefault(replay.uid, {})
         if replay.number != max(known, default=0) + 1:
             self._wrong(f"replay {replay.number} of '{replay.uid}' is there, behind {sorted(known)}")
@@ -111,7 +111,7 @@ class Letters:
         here = facts.letters.get(-1 if facts.restore is None else facts.restore, frozenset())
         return facts.tail, frozenset(p for p in here if facts.finals[p] in facts.done) - facts.dropped
 
-    def told(self, seen: Seen, done: Replayed) -> None:
+    def told(self, seen: Seen, done: ReplayResult) -> None:
         """A command has ended that was to replay all: nothing that was there when it began is left out."""
         facts, (tail, files) = self._ledger.facts, seen
         since = [facts.entries[n].body for n in range(tail + 1, facts.tail + 1)]

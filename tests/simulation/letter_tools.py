@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.admin.dead_letter_replay import drop, plan_drop, replay
+from penstock.admin.dead_letters import WHY, DeadLetterQueue, LetterFileInfo, dead_letter_queue, dead_letter_queues
+from penstock.clock import WallTime
 from penstock.errors import CheckpointUnreadable, RequestRefused, UnknownName
-from penstock.ids import WallTime
-from penstock.operate.letters.listing import WHY, Place, place_of, places_of
-from penstock.operate.letters.replaying import drop, plan_drop, replay
-from penstock.operate.letters.shelf import Look
 from simulation.machine import Process
 from simulation.outside import rows_of
 from simulation.tools import Act, Tool
@@ -25,9 +24,11 @@ class SimulatedShelf:
 
     world: World
 
-    def look(self, path: str) -> Look:
+    def look(self, path: str) -> LetterFileInfo:
         data = self._read(path)
-        return Look(rows=len(rows_of(data)), bytes=len(data), written=WallTime(self.world.disk.moved_at.get(path, 0)))
+        return LetterFileInfo(
+            rows=len(rows_of(data)), bytes=len(data), written=WallTime(self.world.disk.moved_at.get(path, 0))
+        )
 
     def columns(self, path: str, names: Sequence[str]) -> list[list[Any]]:
         assert tuple(names) == WHY
@@ -88,10 +89,10 @@ def replay_tool(world: World, uid: str | None, *, again: bool) -> Act:
     return act
 
 
-def listed(world: World) -> tuple[Place, ...]:
+def listed(world: World) -> tuple[DeadLetterQueue, ...]:
     """What somebody sees who lists letters between two steps of the story."""
     directory: Any = Directory(world, Process(world, "reader"))
-    return places_of(directory, shelf=SimulatedShelf(world))
+    return dead_letter_queues(directory, shelf=SimulatedShelf(world))
 
 
 class LetterDesk:
@@ -117,7 +118,7 @@ class LetterDesk:
             return False
         directory: Any = Directory(world, Process(world, "dropper"))
         try:
-            place = place_of(directory, self._place(), shelf=SimulatedShelf(world))
+            place = dead_letter_queue(directory, self._place(), shelf=SimulatedShelf(world))
         except UnknownName:
             return False
         times = sorted(file.written for file in place.files)

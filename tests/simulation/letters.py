@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.handles import Committable, FileRef
-from penstock.ids import CheckpointId
-from penstock.sinks.dead_letters import DeadLetters
-from penstock.sources.dead_letters import FOLDER, Replay
-from penstock.sources.letter_frames import gone
+from penstock.dead_letters.replay import letters_gone
+from penstock.dead_letters.store import FOLDER, DeadLetterSink, Replay
+from penstock.handles import CheckpointId, Committable, FileRef
 from simulation.outside import rows_of
 from simulation.sinks import FakeSink, FakeWriter
 
@@ -48,7 +46,7 @@ def read_again(row: int, uid: str, number: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class FakeLetters(DeadLetters):
+class FakeLetters(DeadLetterSink):
     """Stages letters below the job's directory; ``source`` is the uid of whoever may read them again."""
 
     world: Any = None
@@ -103,7 +101,7 @@ def rows_again(world: World, replay: Replay) -> tuple[tuple[int, int, int], ...]
         path = f"{FOLDER}/{replay.uid}/{each.file}"
         data = world.disk.read(path)
         if data is None:
-            raise gone(path)
+            raise letters_gone(path)
         rows = rows_of(data)
         for start, end in each.ranges:
             found += [(source, read_again(row, replay.uid, replay.number), 0) for source, row, _ in rows[start:end]]

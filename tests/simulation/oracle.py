@@ -5,10 +5,10 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint.policy import CoordinatorSettings
-from penstock.ids import CheckpointId
-from penstock.job.beginning import Beginning
-from penstock.runtime.restart import NoRestart
+from penstock.checkpoint.policy import CheckpointConfig
+from penstock.handles import CheckpointId
+from penstock.job.start import StartOptions
+from penstock.runtime.lifecycle import NoRestart
 from simulation.exports import is_anothers
 from simulation.mischief import Faults
 from simulation.process import Driver, is_after_the_end
@@ -34,7 +34,7 @@ def check_liveness(world: World, *, durable_only: bool) -> None:
         _check(world, durable_only=durable_only, brings=begins)
 
 
-def _check(world: World, *, durable_only: bool, brings: Beginning | None = None) -> None:
+def _check(world: World, *, durable_only: bool, brings: StartOptions | None = None) -> None:
     world.count("oracle")
     fresh = _copy(world, durable_only=durable_only)
     try:
@@ -63,7 +63,7 @@ def _check(world: World, *, durable_only: bool, brings: Beginning | None = None)
         raise world.ledger.violation
 
 
-def _driven(fresh: World, brings: Beginning | None = None) -> Driver:
+def _driven(fresh: World, brings: StartOptions | None = None) -> Driver:
     driver = Driver(fresh, fresh.name("oracle"), strategy=NoRestart(), drops_state=True, brings=brings)
     _finish(fresh, driver)
     return driver
@@ -101,7 +101,7 @@ def left_behind(world: World, *, durable_only: bool) -> int:
 
 def _copy(world: World, *, durable_only: bool) -> World:
     fresh = type(world).plain(world, Random(world.chance.getrandbits(32)), Faults(), world.ledger.facts.copy())
-    fresh.coordinator = CoordinatorSettings(interval=50_000, retry_pause=1_000, commit_backoff=1_000)
+    fresh.coordinator = CheckpointConfig(interval=50_000, retry_pause=1_000, commit_backoff=1_000)
     fresh.disk = world.disk.copy_for(fresh, durable_only=durable_only)
     fresh.disk.mend(missing_only=True)
     fresh.ledger.crashed()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint.control import Kind
-from penstock.checkpoint.messages import CheckpointRequested, StopRequested
+from penstock.checkpoint.events import CheckpointRequested, StopRequested
+from penstock.control.protocol import RequestKind
 from simulation.asker import asker, scribbler
 from simulation.process import Driver
 from simulation.tools import Tool
@@ -61,7 +61,7 @@ class Orders:
         world.is_draining = True
         world.ledger.facts.drains.add(request)
         if world.terms.controlled and chance.random() < 0.5:
-            act = asker(world, Kind.DRAIN, request, None, asked.generation, repeats=chance.random() < 0.4)
+            act = asker(world, RequestKind.DRAIN, request, None, asked.generation, repeats=chance.random() < 0.4)
             world.start(Tool(world, world.name("asker"), act))
             return True
         now, wall, patience = world.now(), world.wall(), chance.choice((None, 100 * MS))
@@ -97,11 +97,15 @@ class Orders:
         if chance.random() < 0.15:
             world.start(Tool(world, world.name("scribbler"), scribbler(world, request, generation)))
             return
-        kinds = (Kind.STOP, Kind.CHECKPOINT, Kind.HELLO) if name is None else (Kind.SAVEPOINT, Kind.PIN, Kind.UNPIN)
+        kinds = (
+            (RequestKind.STOP, RequestKind.CHECKPOINT, RequestKind.HELLO)
+            if name is None
+            else (RequestKind.SAVEPOINT, RequestKind.PIN, RequestKind.UNPIN)
+        )
         kind = chance.choice(kinds)
-        if kind is Kind.PIN and not world.ledger.facts.manifests:
-            kind = Kind.SAVEPOINT
-        if kind is Kind.UNPIN:
+        if kind is RequestKind.PIN and not world.ledger.facts.manifests:
+            kind = RequestKind.SAVEPOINT
+        if kind is RequestKind.UNPIN:
             name = chance.choice(sorted(world.ledger.facts.pins) or [name])
         addressed = generation + chance.choice((0, 0, 0, -1, 1))
         act = asker(world, kind, request, name, max(0, addressed), repeats=chance.random() < 0.4)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from penstock.connectors.files.committer import FilesCommitter
 from penstock.errors import CheckpointUnreadable, SinkIdentityConflict
 from penstock.handles import CommitOutcome, Committable
-from penstock.sinks.files_commit import FilesCommitter
 
 if TYPE_CHECKING:
     from simulation.world import World

@@ -13,26 +13,24 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.coordinator import Coordinator
+from penstock.checkpoint.events import AttemptId, RunStarted
 from penstock.checkpoint.gc import stages_of
-from penstock.checkpoint.journal import Journal
-from penstock.checkpoint.log import OwnedLog
-from penstock.checkpoint.messages import AttemptId, JobStarted
-from penstock.checkpoint.recovery import Recovery, decide_recovery
-from penstock.checkpoint.timeline import timeline
+from penstock.checkpoint.history import timeline
+from penstock.checkpoint.log import ManifestWriter, OwnedLog
+from penstock.checkpoint.recovery import Recovery, decide_recovery, execute_recovery
+from penstock.clock import MonotonicTime
 from penstock.errors import GenerationFenced, InternalError, PenstockError, StateIncompatible
 from penstock.facts import CheckpointFailed, LatencyMeasured
 from penstock.graph.nodes import Write
-from penstock.ids import Generation, Instant
-from penstock.job.beginning import Beginning
-from penstock.job.explain import explain
-from penstock.job.recover import carry_out
-from penstock.job.wiring import Assembly, Surroundings
-from penstock.runtime.lifecycle import JobState, Lifecycle
-from penstock.runtime.restart import FixedDelay, RestartStrategy
-from penstock.runtime.roles import Wiring
+from penstock.handles import Generation
+from penstock.interfaces.source import Until
+from penstock.job.failures import to_penstock_error
+from penstock.job.start import StartOptions
+from penstock.job.wiring import AttemptBuilder, Surroundings
+from penstock.runtime.executors import AttemptParts
+from penstock.runtime.lifecycle import FixedDelay, JobState, Lifecycle, RestartStrategy
 from penstock.runtime.source_task import SourceTask
 from penstock.runtime.supervisor import Supervisor
-from penstock.sources.base import Until
 from simulation.beginnings import Beginnings
 from simulation.desk import Desk
 from simulation.machine import Process
@@ -72,7 +70,7 @@ class Driver(Process):
         take_over: bool = False,
         drops_state: bool = False,
         is_polite: bool = False,
-        brings: Beginning | None = None,
+        brings: StartOptions | None = None,
     ) -> None:
         super().__init__(world, name)
         self.pipeline = world.pipeline
@@ -80,7 +78,7 @@ class Driver(Process):
         self.desk = Desk(self, self.name)
         self.generation = Generation(-1)
         self.supervisor: Supervisor | None = None
-        self.wiring: Wiring | None = None
+        self.wiring: AttemptParts | None = None
         self._beginnings = Beginnings(world, self.pipeline.steps, rewind or {}, brings)
         self._strategy = strategy
         self._until = until
@@ -122,7 +120,7 @@ class Driver(Process):
             supervisor.begin(wiring)
             self.desk.running(supervisor, wiring)
         except Exception as error:
-            self._failed(explain(error), error)
+            self._failed(to_penstock_error(error), error)
 
     def _turn(self) -> None:
         supervisor, wiring = self.supervisor, self.wiring
@@ -133,7 +131,7 @@ class Driver(Process):
             supervisor.turn()
         except Exception as error:
             supervisor.tear_down(wiring)
-            self._failed(explain(error), error)
+            self._failed(to_penstock_error(error), error)
             return
         if supervisor.ended is not None:
             if not was_over:
@@ -178,7 +176,7 @@ class Driver(Process):
             if fact.micros < 0:
                 self.world.ledger.violated("latency", f"a marker of {fact.source} arrives before it was sent")
 
-    def _judge_end(self, wiring: Wiring) -> None:
+    def _judge_end(self, wiring: AttemptParts) -> None:
         """In an orderly end nothing is left: every marker has arrived everywhere, no batch is kept, all is answered."""
         ledger = self.world.ledger
         if self._edge.kept:
@@ -194,7 +192,7 @@ class Driver(Process):
 
     # ---------------------------------------------------------------------------- as in job.attempt, in its order
 
-    def _wire(self, supervisor: Supervisor) -> Wiring:
+    def _wire(self, supervisor: Supervisor) -> AttemptParts:
         world = self.world
         after = self.generation if self.generation >= 0 else None
         if after is None and self._is_polite:
@@ -206,17 +204,17 @@ class Driver(Process):
         assembly = self._assembly(owned, recovery, supervisor)
         world.tell(f"{self.name} runs as generation {owned.generation} from {recovery.restored}")
         relay: Any = Relay(Coordinator(world.coordinator), world)
-        return Wiring(
+        return AttemptParts(
             coordinator=relay,
             started=lambda at: self._started(at, recovery, assembly),
             tasks=assembly.tasks,
             threads=assembly.threads,
             workers=Queues(self, supervisor.broke),
-            journal=Journal(
+            journal=ManifestWriter(
                 owned, world.disk, retained=world.terms.settings.retained, leftovers=lambda: self._leftovers(owned)
             ),
             publish=lambda item: committer_for(world, item.kind).commit(item),
-            explain=explain,
+            explain=to_penstock_error,
             cancel=self._edge.cancel,
             background=nullcontext,
             snapshot=nullcontext,
@@ -234,7 +232,7 @@ class Driver(Process):
             **wanted,
         )
         self._edge, self._measured = FakeEdge(self), Counter()
-        carry_out(
+        execute_recovery(
             recovery,
             log=owned,
             filesystem=world.disk,
@@ -247,15 +245,16 @@ class Driver(Process):
         self._beginnings.begun()
         return recovery
 
-    def _assembly(self, owned: OwnedLog, recovery: Recovery, supervisor: Supervisor) -> Assembly:
+    def _assembly(self, owned: OwnedLog, recovery: Recovery, supervisor: Supervisor) -> AttemptBuilder:
         world = self.world
         self.times = Times(world, self.pipeline.shape, recovery.restored)
-        assembly = Assembly(
+        assembly = AttemptBuilder(
             Surroundings(
                 analysis=self.pipeline.analysis,  # type: ignore[arg-type]
                 plans=self.pipeline.plans,
                 snapshots=recovery.snapshots,
                 edge=self._edge,  # type: ignore[arg-type]
+                letters=self._edge.letters,
                 filesystem=world.disk,
                 job="sim",
                 log_id=owned.log_id,
@@ -285,8 +284,8 @@ class Driver(Process):
                 folders.update(plan.node.sink.stages_in(owned.log_id, plan.id))
         return sorted({path for folder in sorted(folders) for path in self.world.disk.list(folder)})
 
-    def _started(self, at: Instant, recovery: Recovery, assembly: Assembly) -> JobStarted:
-        return JobStarted(
+    def _started(self, at: MonotonicTime, recovery: Recovery, assembly: AttemptBuilder) -> RunStarted:
+        return RunStarted(
             at=at,
             wall=self.world.wall(),
             attempts={id: AttemptId(f"{id}@{self._number}") for id in assembly.tasks},

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.coordinator import Coordinator
-from penstock.checkpoint.messages import AttemptId, DiscardSnapshot, Effect, Event, TaskAcknowledged, TimerFired
+from penstock.checkpoint.events import AttemptId, DiscardSnapshot, Effect, Event, TaskAcknowledged, TimerFired
 
 if TYPE_CHECKING:
     from simulation.world import World

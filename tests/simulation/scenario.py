@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from penstock.checkpoint.policy import CoordinatorSettings
+from penstock.checkpoint.policy import CheckpointConfig
 from penstock.settings import Settings
 from simulation.acts import Acts, Plan
 from simulation.changes import MS, driver
@@ -25,7 +25,7 @@ def terms_of(chance: Random, *, is_core: bool) -> Terms:
     is_exact = is_core or chance.random() < 0.7
     return Terms(
         shape=Shape.core(chance) if is_core else Shape.drawn(chance, least=1 if is_exact else 2),
-        coordinator=CoordinatorSettings(
+        coordinator=CheckpointConfig(
             interval=chance.choice((50 * MS, 200 * MS, 800 * MS, 200 * MS, None)) if is_exact else 50 * MS,
             timeout=chance.choice((300, 1_500, 60_000)) * MS,
             min_pause=chance.choice((0, 0, 100 * MS)),

@@ -7,27 +7,27 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from penstock.elements import Batch, Measure
-from penstock.graph.dead_letters import VERB
+from penstock.compiler.tasks import PortSelect, build_tasks
+from penstock.dead_letters.letters import VERB, with_dead_letter_folders
+from penstock.elements import Batch, ObservedMetrics
 from penstock.graph.nodes import (
-    BAD,
+    BAD_PORT,
+    CallSite,
+    Every,
     Graph,
     Keyed,
     Node,
-    Origin,
     ParseJson,
+    PortRef,
     Read,
-    Ref,
     RowWise,
     Union,
     WithWatermark,
     Write,
+    without_pause,
 )
-from penstock.graph.pace import Every, at_once
-from penstock.job.declared import step_records
-from penstock.job.placing import placed
-from penstock.operators.base import LATE
-from penstock.runtime.plan import Select, plan_tasks
+from penstock.interfaces.operator import LATE_PORT
+from penstock.job.start import step_records
 from simulation.letters import AGAIN, FakeLetters
 from simulation.names import called
 from simulation.sinks import FakeSink
@@ -37,7 +37,7 @@ from simulation.steps import CountSpec
 if TYPE_CHECKING:
     from simulation.world import World
 
-HERE = Origin("simulation", 1)
+HERE = CallSite("simulation", 1)
 KINDS = ("files/1", "table/1", "broker/1")
 DEAD, LATE_ROWS = "dead", "late"
 """Sinks of side outputs: what could not be decoded, and what came late."""
@@ -177,7 +177,7 @@ class FakeAnalysis:
         self._world = world
         self._shape = shape
 
-    def schema(self, ref: Ref) -> None:
+    def schema(self, ref: PortRef) -> None:
         return None
 
     def source(self, node: Read) -> Any:
@@ -194,9 +194,9 @@ class FakeAnalysis:
                 match step:
                     case ParseJson():
                         measures[f"bad:{step.id}"] = _told(bad=sum(self._shape.is_bad(s, row) for s, row, _ in rows))
-                    case Select(node=parse, port=port):
-                        rows = tuple(row for row in rows if self._shape.is_bad(*row[:2]) == (port == BAD))
-                        only_if = (f"bad:{parse.id}", "bad") if port == BAD else only_if
+                    case PortSelect(node=parse, port=port):
+                        rows = tuple(row for row in rows if self._shape.is_bad(*row[:2]) == (port == BAD_PORT))
+                        only_if = (f"bad:{parse.id}", "bad") if port == BAD_PORT else only_if
                     case WithWatermark():
                         largest = max((self._world.time_of(row) for _, row, _ in rows), default=None)
                         measures[f"time:{step.id}"] = _told(max=largest)
@@ -206,8 +206,8 @@ class FakeAnalysis:
         return rewrite
 
 
-def _told(**figures: object) -> Measure:
-    return Measure(lambda: figures)
+def _told(**figures: object) -> ObservedMetrics:
+    return ObservedMetrics(lambda: figures)
 
 
 class Pipeline:
@@ -227,44 +227,46 @@ class Pipeline:
         late = None
         if shape.keyed:
             ends = [self._add(Keyed, inputs=tuple(ends), uid=shape.uid("count"), spec=CountSpec(world, shape))]
-            late = Ref(ends[0].node, LATE)
+            late = PortRef(ends[0].node, LATE_PORT)
         for number, kind in enumerate(shape.sinks):
             self._sink(f"sink{number}", kind, ends[0])
         if late is not None and shape.late is not None:
             self._sink(LATE_ROWS, shape.late, late)
-        self.graph = placed(Graph(name="sim", origin=HERE, nodes=tuple(self._nodes)), world.disk)
-        self.plans = plan_tasks(self.graph)
+        self.graph = with_dead_letter_folders(Graph(name="sim", origin=HERE, nodes=tuple(self._nodes)), world.disk)
+        self.plans = build_tasks(self.graph)
         self.steps = step_records(self.plans)
         self.analysis = FakeAnalysis(self.graph, world, shape)
 
-    def _source(self, number: int) -> Ref:
+    def _source(self, number: int) -> PortRef:
         source = IntSource(self._world, number, self.shape.totals[number])
         interval = self.shape.paces[number] if self.shape.paces else None
-        pace = at_once if interval is None else Every(interval)
+        pace = without_pause if interval is None else Every(interval)
         ref = self._add(Read, uid=self.shape.uid(f"source{number}"), source=source, pace=pace)
         return self._marked(ref) if self.shape.union else ref
 
-    def _marked(self, ref: Ref) -> Ref:
+    def _marked(self, ref: PortRef) -> PortRef:
         if not self.shape.marked:
             return ref
         times = {"delay": 0, "idle_after": self.shape.idle_after, "max_drift": self.shape.max_drift}
         return self._add(WithWatermark, inputs=(ref,), column="at", max_ahead=None, **times)
 
-    def _parsed(self, ref: Ref) -> Ref:
+    def _parsed(self, ref: PortRef) -> PortRef:
         good = self._add(ParseJson, inputs=(ref,), column="value", schema="", on_error="split")
         if self.shape.letters and DEAD not in self.shape.without:
             uid, source = self.shape.uid(DEAD), self.shape.uid("source0")
-            ref = self._add(RowWise, inputs=(Ref(good.node, BAD),), verb=VERB, text=uid, build=lambda frame: frame)
+            ref = self._add(
+                RowWise, inputs=(PortRef(good.node, BAD_PORT),), verb=VERB, text=uid, build=lambda frame: frame
+            )
             self._add(Write, inputs=(ref,), uid=uid, sink=FakeLetters(world=self._world, source=source))
         elif self.shape.dead is not None:
-            self._sink(DEAD, self.shape.dead, Ref(good.node, BAD))
+            self._sink(DEAD, self.shape.dead, PortRef(good.node, BAD_PORT))
         return good
 
-    def _sink(self, uid: str, kind: str, ref: Ref) -> None:
+    def _sink(self, uid: str, kind: str, ref: PortRef) -> None:
         if uid not in self.shape.without:
             sink = FakeSink(self._world, kind, self.shape.prefix)
             self._add(Write, inputs=(ref,), uid=self.shape.uid(uid), sink=sink)
 
-    def _add(self, kind: Any, **fields: Any) -> Ref:
+    def _add(self, kind: Any, **fields: Any) -> PortRef:
         self._nodes.append(kind(id=len(self._nodes), origin=HERE, **fields))
-        return Ref(len(self._nodes) - 1)
+        return PortRef(len(self._nodes) - 1)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.elements import Batch
 from penstock.errors import EngineFailed
-from penstock.handles import Committable, FileRef, Guarantee
-from penstock.ids import CheckpointId
+from penstock.handles import CheckpointId, Committable, FileRef, Guarantee
 from simulation.names import first_called
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.clock import MonotonicTime
 from penstock.errors import SourceUnavailable
-from penstock.graph.pace import Every
-from penstock.handles import Guarantee, Position
-from penstock.ids import CheckpointId, Instant
-from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Rows, Until
+from penstock.graph.nodes import Every
+from penstock.handles import CheckpointId, Guarantee, Position
+from penstock.interfaces.source import CaughtUp, Ended, NoData, PlannedBatch, ReadLimit, Until
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -55,7 +55,7 @@ class IntReader:
         if until is Until.CAUGHT_UP and at < source.total:
             self._end = source.world.chance.randint(at, source.total)
 
-    def poll(self, *, now: Instant, wall: int, limits: Limits) -> Any:
+    def poll(self, *, now: MonotonicTime, wall: int, limits: ReadLimit) -> Any:
         source, world = self._source, self._source.world
         self._judge(wall, limits)
         world.may_break(SourceUnavailable, f"source{source.number} cannot be reached")
@@ -63,15 +63,15 @@ class IntReader:
             return Ended() if self._until is Until.STOPPED else CaughtUp()
         count, wait = world.pace(source.number, self._at)
         if wait:
-            return Nothing(wake_at=Instant(now + wait))
+            return NoData(wake_at=MonotonicTime(now + wait))
         count = min(count, limits.rows or count)
         before, self._at = self._at, min(self._end, self._at + count)
         world.judge_first_read(self._process, source.number)
         self._process.times.read(source.number, self._at, now)
         alone = (before + source.number) % 3 == 0  # read on when it is through, not ahead of it
-        return Rows(plan=(before, self._at), rows=self._at - before, takes_all=alone)
+        return PlannedBatch(plan=(before, self._at), rows=self._at - before, takes_all=alone)
 
-    def _judge(self, wall: int, limits: Limits) -> None:
+    def _judge(self, wall: int, limits: ReadLimit) -> None:
         """A source that has a pace is asked once a tick, and never for more than the limit."""
         world = self._source.world
         most = world.terms.settings.max_rows_per_batch

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from penstock.elements import Batch, Measure
+from penstock.clock import MAX_WATERMARK, EventTime
+from penstock.elements import Batch, ObservedMetrics
 from penstock.errors import CheckpointAborted, CheckpointUnreadable, EngineFailed, LayerMissing
-from penstock.handles import Json, LayerRef, StateHandle
-from penstock.ids import END_OF_TIME, CheckpointId, EventTime
-from penstock.operators.base import LATE, MAIN, Deferred
-from penstock.runtime.timers import TimeKind, Timer, TimerQueue
+from penstock.handles import CheckpointId, Json, LayerRef, StateHandle
+from penstock.interfaces.operator import LATE_PORT, MAIN_PORT, DeferredBatch
+from penstock.operators.timers import KeyedTimer, TimeKind, TimerQueue
 from simulation.fibers import FiberLock
 from simulation.letters import AGAIN
 
@@ -34,7 +34,7 @@ class CountSpec:
     kind: str = "count/1"
 
     def ports(self, inputs: object) -> Mapping[str, Any]:
-        return {MAIN: None, LATE: None}
+        return {MAIN_PORT: None, LATE_PORT: None}
 
     def open(self, context: Any, restored: StateHandle | None) -> CountOperator:
         return CountOperator(self.world, self.shape, context, restored)
@@ -78,7 +78,9 @@ class CountOperator:
             rows += [tuple(row) for row in json.loads(data)]
         return rows
 
-    def process(self, batch: Batch, *, source: int, watermark: EventTime, emit: Callable[..., None]) -> Deferred | None:
+    def process(
+        self, batch: Batch, *, source: int, watermark: EventTime, emit: Callable[..., None]
+    ) -> DeferredBatch | None:
         self._world.may_break(EngineFailed, "an executor is lost")
         rows: Any = batch.frame
         due = [self._count(number, row) for number, row, _ in rows]
@@ -93,16 +95,16 @@ class CountOperator:
         self._emit(due, emit)
         return None
 
-    def _defer(self, batch: Batch, due: Sequence[tuple[int, int, int]], emit: Callable[..., None]) -> Deferred:
+    def _defer(self, batch: Batch, due: Sequence[tuple[int, int, int]], emit: Callable[..., None]) -> DeferredBatch:
         """Whoever runs what is emitted makes the layer: what it has is known, and in the state, after that."""
-        ran = Measure(dict)
+        ran = ObservedMetrics(dict)
 
         def finish() -> None:
             self._fresh += [(number, row) for number, row, _ in due]
             batch.settle()
 
-        emit(Batch(frame=tuple(due), sequence=0, rows=len(due), measures={"ran": ran}), MAIN)
-        return Deferred(ran=ran, finish=finish)
+        emit(Batch(frame=tuple(due), sequence=0, rows=len(due), measures={"ran": ran}), MAIN_PORT)
+        return DeferredBatch(ran=ran, finish=finish)
 
     def _count(self, number: int, row: int) -> tuple[int, int, int]:
         if row >= AGAIN:  # read from a letter: in no order, and kept as well
@@ -115,7 +117,7 @@ class CountOperator:
 
     def _emit(self, rows: Sequence[tuple[int, int, int]], emit: Callable[..., None]) -> None:
         for row in rows:  # several batches from one piece of work: a channel may overshoot its capacity
-            port = LATE if self._shape.is_late(*row[:2]) else MAIN
+            port = LATE_PORT if self._shape.is_late(*row[:2]) else MAIN_PORT
             emit(Batch(frame=(row,), sequence=0, rows=1), port)
 
     # ------------------------------------------------------------------------------------------------------------ time
@@ -124,15 +126,15 @@ class CountOperator:
         """Rows with an odd number wait for the wall clock; others as a session does, which a later timer prolongs."""
         key = f"{number}:{row}"
         if row % 2:
-            self.timers.add(TimeKind.PROCESSING, Timer(self._world.wall() + 10 * WAIT, key))
+            self.timers.add(TimeKind.PROCESSING, KeyedTimer(self._world.wall() + 10 * WAIT, key))
             return
-        first = Timer(self._world.time_of(row), key)
+        first = KeyedTimer(self._world.time_of(row), key)
         self.timers.add(TimeKind.EVENT, first)
         self.timers.remove(TimeKind.EVENT, first)
-        self.timers.add(TimeKind.EVENT, Timer(self._world.time_of(row) + WAIT, key))
+        self.timers.add(TimeKind.EVENT, KeyedTimer(self._world.time_of(row) + WAIT, key))
 
     def _due(self, watermark: EventTime) -> list[tuple[int, int, int]]:
-        wall = 2**62 if watermark == END_OF_TIME else self._world.wall()
+        wall = 2**62 if watermark == MAX_WATERMARK else self._world.wall()
         due = [*self.timers.due(TimeKind.EVENT, watermark), *self.timers.due(TimeKind.PROCESSING, wall)]
         later = self.timers.next(TimeKind.EVENT)
         if later is not None and later <= watermark:

@@ -11,16 +11,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.checkpoint.history import History
-from penstock.checkpoint.log import Log, OwnedLog
-from penstock.checkpoint.numbers import Numbers
+from penstock.checkpoint.log import Log, LogWriter, OwnedLog
+from penstock.connectors.files.committer import FilesCommitter
 from penstock.errors import PenstockError
-from penstock.sinks.files_commit import FilesCommitter
 from simulation.outside import EpochCommitter
 
 CALLS: tuple[tuple[type, str], ...] = (
     (Log, "read"),
-    (Numbers, "is_newest"),
-    (Numbers, "take"),
+    (LogWriter, "is_newest"),
+    (LogWriter, "take"),
     (OwnedLog, "trim"),
     (FilesCommitter, "commit"),
     (FilesCommitter, "void"),

@@ -8,11 +8,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.elements import Batch, FirstRun, Lease
-from penstock.ids import Instant
-from penstock.runtime.roles import AnyTask
+from penstock.clock import MonotonicTime
+from penstock.dead_letters.store import Replay
+from penstock.elements import Batch, FirstRunGate, RefCount
+from penstock.runtime.executors import AnyTask
 from penstock.runtime.task import StepTask
-from penstock.sources.dead_letters import Replay
 from simulation.fibers import Fiber
 from simulation.letters import rows_again
 
@@ -31,7 +31,7 @@ class Stepped:
         self._finished = finished
         self._task: AnyTask | None = None
         self._awake = False
-        self._wake_at: Instant | None = None
+        self._wake_at: MonotonicTime | None = None
         self.is_over = False
 
     def start(self, task: AnyTask) -> None:
@@ -48,7 +48,7 @@ class Stepped:
         return True
 
     @property
-    def next_step(self) -> Instant | None:
+    def next_step(self) -> MonotonicTime | None:
         if self._task is None or self.is_over:
             return None
         return self._clock.now() if self._awake else self._wake_at
@@ -136,7 +136,7 @@ class FakeEdge:
     def cancel(self) -> None:
         pass
 
-    def letters(self, filesystem: object, replay: Replay, schema: object) -> Any:
+    def letters(self, replay: Replay, schema: object) -> Any:
         """What Spark would read of a replay."""
         return rows_again(self.spark.world, replay)
 
@@ -147,7 +147,7 @@ class FakeEdge:
             self.kept -= 1
             batch.release()
 
-        return replace(batch, leases=(Lease(free, holders=readers),), firsts=(*batch.firsts, FirstRun()))
+        return replace(batch, leases=(RefCount(free, holders=readers),), firsts=(*batch.firsts, FirstRunGate()))
 
 
 @dataclass(eq=False)

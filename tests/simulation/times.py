@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.ids import BEGINNING, END_OF_TIME, EventTime, Instant
+from penstock.clock import MAX_WATERMARK, MIN_WATERMARK, EventTime, MonotonicTime
 from penstock.runtime.task import StepTask
 from simulation.entries import marks
 
@@ -23,7 +23,7 @@ class Times:
         self._world = world
         self._shape = shape
         self._manifest = None if restored is None else world.ledger.facts.manifests.get(restored)
-        self._restored = max(marks(self._manifest, "count"), default=BEGINNING)
+        self._restored = max(marks(self._manifest, "count"), default=MIN_WATERMARK)
         self._began: dict[int, int] = {}
         self._rows: dict[int, int] = {}
         self._last = dict.fromkeys(shape.sources, world.now())
@@ -33,7 +33,7 @@ class Times:
         """A source is opened in front of row ``at``."""
         self._began[source] = self._rows[source] = at
 
-    def read(self, source: int, rows: int, now: Instant) -> None:
+    def read(self, source: int, rows: int, now: MonotonicTime) -> None:
         """A source sends a batch, after which ``rows`` of it were read."""
         self._longest[source] = max(self._longest[source], now - self._last[source])
         self._rows[source], self._last[source] = rows, now
@@ -64,13 +64,13 @@ class Times:
             each = task._inputs[i]
             if each.mark is None or each.unsettled or each.channel.peek() is not None or each.last_batch is None:
                 return
-            if task._inputs.valve.inputs[i] == END_OF_TIME:
+            if task._inputs.valve.inputs[i] == MAX_WATERMARK:
                 continue
             after = self._shape.idle_after
             may_be = after is not None and each.channel.is_awaited  # else its source may wait for what is at work
             is_quiet = may_be and self._world.now() - each.last_batch >= after
             (quiet if is_quiet else active).append(self._told(self._shape.sources[i], restored[i]))
-        wanted = min(active) if active else max(quiet, default=BEGINNING)
+        wanted = min(active) if active else max(quiet, default=MIN_WATERMARK)
         if task._announced < wanted and task._output.has_room:
             self._world.ledger.violated(
                 "idle", f"event time of '{task.id}' stands at {task._announced}, its inputs allow {wanted}"
@@ -85,10 +85,10 @@ class Times:
         parsed = self._shape.parses and not self._shape.union
         rows = range(self._began[source] if self._world.is_recut else 0, self._rows[source])
         good = [row for row in rows if not (parsed and self._shape.is_bad(source, row))]
-        told = self._world.time_of(good[-1]) if good else BEGINNING
+        told = self._world.time_of(good[-1]) if good else MIN_WATERMARK
         return max(told, restored) if self._world.is_recut else told
 
     def _marks(self, task: StepTask) -> tuple[int, ...]:
         """What is restored for each of its inputs."""
         found, inputs = marks(self._manifest, task.id), len(task._inputs)
-        return found if len(found) == inputs else (BEGINNING,) * inputs
+        return found if len(found) == inputs else (MIN_WATERMARK,) * inputs

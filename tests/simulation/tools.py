@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.entries import Condemn, Pin, Unpin
-from penstock.checkpoint.gc import layers_of, needed
+from penstock.checkpoint.gc import layers_of, needed_files
 from penstock.errors import PenstockError, StateDirectoryRefused
-from penstock.ids import CheckpointId
+from penstock.handles import CheckpointId
 from simulation import process
 from simulation.machine import Process
 from simulation.outside import committer_for
@@ -54,7 +54,7 @@ def rewind_tool(to: CheckpointId | None, *, discard: bool, past_unreadable: bool
             allow_non_restored_state=True,
             **wanted,
         )
-        process.carry_out(
+        process.execute_recovery(
             recovery,
             log=owned,
             filesystem=world.disk,
@@ -95,7 +95,7 @@ def condemn_tool(to: CheckpointId) -> Act:
             return
         others = {path for id, each in read.restorable.items() if id != to for path in layers_of(each)}
         files = sorted(layers_of(read.restorable[to]) - others - set(read.condemned_files()))
-        assert needed(read) >= set(files)
+        assert needed_files(read) >= set(files)
         owned.append(Condemn(checkpoints=(to,), files=tuple(files), at=tool.world.wall(), reason="by hand"))
 
     return act

@@ -12,10 +12,10 @@ from random import Random
 from typing import Any
 
 from penstock.checkpoint.entries import Manifest
-from penstock.checkpoint.policy import CoordinatorSettings
+from penstock.checkpoint.policy import CheckpointConfig
+from penstock.clock import MAX_WATERMARK, MIN_WATERMARK, EventTime, MonotonicTime, WallTime
 from penstock.errors import CheckpointUnreadable, GenerationFenced, GraphError, JobIsRunning, LogGap, PenstockError
-from penstock.ids import BEGINNING, END_OF_TIME, EventTime, Instant, WallTime
-from penstock.job.beginning import Beginning
+from penstock.job.start import StartOptions
 from penstock.settings import Settings
 from simulation.answers import Answers
 from simulation.disk import Disk
@@ -40,7 +40,7 @@ class Terms:
     """Under which settings jobs run in this world."""
 
     shape: Shape
-    coordinator: CoordinatorSettings
+    coordinator: CheckpointConfig
     settings: Settings = field(default_factory=Settings)
     relayed: bool = False
     """What tasks tell the coordinator may be told twice, or by an attempt that is gone."""
@@ -88,7 +88,7 @@ class World(Mischief):
         """Somebody has asked for a drain."""
         self.exported: list[str] = []
         """Folders with exported checkpoints."""
-        self.importing: Beginning | None = None
+        self.importing: StartOptions | None = None
         """How somebody wants the job to begin, and it has not yet."""
         self._time = 1_000_000
         self._names = 0
@@ -108,8 +108,8 @@ class World(Mischief):
 
     # -------------------------------------------------------------------------------------- clock, chance, observers
 
-    def now(self) -> Instant:
-        return Instant(self._time)
+    def now(self) -> MonotonicTime:
+        return MonotonicTime(self._time)
 
     def wall(self) -> WallTime:
         return WallTime(self._time)
@@ -183,8 +183,8 @@ class World(Mischief):
         shape = self.terms.shape
         rows = [row for row in range(shape.totals[source]) if not (good and shape.is_bad(source, row))]
         if seen >= len(rows):
-            return END_OF_TIME
-        return EventTime(self.time_of(rows[seen] - 1)) if (seen or shape.letters) and shape.marked else BEGINNING
+            return MAX_WATERMARK
+        return EventTime(self.time_of(rows[seen] - 1)) if (seen or shape.letters) and shape.marked else MIN_WATERMARK
 
     def restorable_now(self) -> list[int]:
         """Checkpoints that a rewind could name: known to the judge, and there to be read."""

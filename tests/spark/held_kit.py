@@ -10,8 +10,8 @@ import penstock as ps
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from penstock.graph.pipeline import PipelineDefinition
-    from penstock.testing import PipelineRun
+    from penstock.api.pipeline import PipelineDefinition
+    from penstock.testing.pipeline_run import PipelineRun
 
 NOWHERE = "/nowhere/at/all"
 SCHEMA = "user STRING, x LONG, at TIMESTAMP"

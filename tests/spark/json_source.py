@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from penstock.elements import Measure, Partitions
+from penstock.elements import ObservedMetrics, SourcePartitions
+from penstock.formats.json_arrow import JsonDecoder, decoder_of
 from penstock.handles import Guarantee, Position
-from penstock.sources.base import RECORD, UNDECIDED, CaughtUp, Rows
-from penstock.sources.json_blocks import JsonDecoder, decoder_of
+from penstock.interfaces.source import DECODED_RECORD, UNDECODED_METRIC, CaughtUp, PlannedBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.ids import Instant, WallTime
-    from penstock.sources.base import Limits, Poll, SourceContext
+    from penstock.clock import MonotonicTime, WallTime
+    from penstock.interfaces.source import PollResult, ReadLimit, SourceContext
 
 SCHEMA = "part STRING, value BINARY, n LONG"
 
@@ -54,7 +54,7 @@ class DecodedBytes(Bytes):
         return None if decoder_of(record) is None else replace(self, column=column, record=record)
 
     def schema(self, spark: SparkSession) -> StructType:
-        return super().schema(spark) if self.record is None else super().schema(spark).add(RECORD, self.record)
+        return super().schema(spark) if self.record is None else super().schema(spark).add(DECODED_RECORD, self.record)
 
 
 class Reader:
@@ -63,17 +63,17 @@ class Reader:
     def __init__(self, source: Bytes, spark: SparkSession, at: int) -> None:
         self.source, self.spark, self.at = source, spark, at
 
-    def poll(self, *, now: Instant, wall: WallTime, limits: Limits) -> Poll:
+    def poll(self, *, now: MonotonicTime, wall: WallTime, limits: ReadLimit) -> PollResult:
         if self.at == len(self.source.batches):
             return CaughtUp()
         table, missing = self._table(self.source.batches[self.at])
         self.at += 1
         told = getattr(self.source, "where", "") == "driver" and missing is not None
-        return Rows(
+        return PlannedBatch(
             plan=table,
             rows=len(table),
-            measures={UNDECIDED: Measure.known({"rows": missing})} if told else {},
-            partitions=Partitions(names=("0", "1"), column="part"),
+            measures={UNDECODED_METRIC: ObservedMetrics.known({"rows": missing})} if told else {},
+            partitions=SourcePartitions(names=("0", "1"), column="part"),
         )
 
     def _table(self, values: tuple[bytes | None, ...]) -> tuple[pa.Table, int | None]:
@@ -85,7 +85,7 @@ class Reader:
         if decoder is None or getattr(self.source, "where", "") == "workers":
             return table, None
         batch = _decoding(decoder)(table.to_batches()[0])
-        return pa.Table.from_batches([batch]), batch.column(RECORD).null_count
+        return pa.Table.from_batches([batch]), batch.column(DECODED_RECORD).null_count
 
     def _decoder(self) -> JsonDecoder | None:
         record = getattr(self.source, "record", None)
@@ -94,7 +94,7 @@ class Reader:
     def frame(self, plan: Any) -> DataFrame:
         frame = self.spark.createDataFrame(plan)
         decoder = self._decoder()
-        if decoder is None or RECORD in frame.columns:
+        if decoder is None or DECODED_RECORD in frame.columns:
             return frame
         decode = _decoding(decoder)
 

@@ -17,17 +17,18 @@ from typing import TYPE_CHECKING
 
 from core.cli_kit import Said, say
 from crash.waiting import holds_within
-from penstock.checkpoint.codec import decode, encode
+from penstock.admin import plan, shadow
 from penstock.checkpoint.entries import Claim
+from penstock.checkpoint.entry_codec import decode, encode
 from penstock.checkpoint.paths import REPORT
 from penstock.cli.main import dispatch
 from penstock.cli.output import Output
-from penstock.ids import EntryNumber
-from penstock.job import drive, owner, session
-from penstock.job.hint import decode as read_hint
-from penstock.operate.directory import JobDirectory
-from penstock.operate.plan import planning
-from penstock.operate.shadow import running
+from penstock.control import client
+from penstock.control.client import JobDirectory
+from penstock.handles import EntryNumber
+from penstock.job import runner
+from penstock.observability.status_file import decode as read_hint
+from penstock.spark import session
 from spark.job_kit import drop
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class Shop:
             else:
                 path.unlink()
         shutil.copytree(self._kept(name), self.home, symlinks=True, dirs_exist_ok=True)
-        owner._over.clear()  # what this process ended since then has not begun yet
+        client._over.clear()  # what this process ended since then has not begun yet
         self.deploy(SHOP)
         self.deploy(SHOP_V2, "shop_v2")
 
@@ -194,9 +195,9 @@ def lend(patch: pytest.MonkeyPatch, spark: SparkSession) -> None:
     """Commands that make a session, and stop it, get one of this run, which stays."""
 
     def make_session(name: str, *, master: str | None = None) -> SparkSession:
-        lent = session.take_over(spark)
+        lent = session.clone_session(spark)
         lent.stop = lambda: None  # type: ignore[method-assign]
         return lent
 
-    for module in (session, drive, planning, running):
+    for module in (session, runner, plan, shadow):
         patch.setattr(module, "make_session", make_session)

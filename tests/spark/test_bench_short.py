@@ -14,7 +14,7 @@ from bench import checkpoint, soak  # noqa: E402 - found through the path above
 from bench.checkpoint_job import Told, pipeline, rewritten  # noqa: E402
 
 import penstock as ps  # noqa: E402
-from penstock.state.stack import LIMIT  # noqa: E402
+from penstock.state.stack import STOP_LIMIT  # noqa: E402
 from window_harness import persistent  # noqa: E402
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -66,7 +66,7 @@ def test_a_short_soak_sees_windows_come_and_go_and_nothing_grow(spark, tmp_path)
     assert len(samples) == 3
     assert all(sample["batches"] > 0 for sample in samples)
     assert len(batches.done) > 40
-    assert 0 < figures["rdds_max"] <= before + LIMIT + 8, "one for each batch, if none were freed"
+    assert 0 < figures["rdds_max"] <= before + STOP_LIMIT + 8, "one for each batch, if none were freed"
     assert 0 < figures["files_max"] <= 40
     assert abs(figures["threads_growth"]) <= 20
 

@@ -11,19 +11,19 @@ import pytest
 
 from aggregate_cases import NAMES, SECOND, assert_same, expected, step
 from aggregate_cases import SCHEMA as ALL
+from penstock.clock import MAX_WATERMARK
 from penstock.errors import StateIncompatible
-from penstock.ids import END_OF_TIME
 from penstock.operators import aggregates as agg
-from penstock.operators.window_aggregate import WindowAggregate
-from penstock.operators.windows import count_window, global_window, session, sliding, tumbling
+from penstock.operators.windows.aggregate import WindowAggregate
+from penstock.operators.windows.assigners import count_window, global_window, session, sliding, tumbling
 from penstock.state import durable
-from penstock.state.compaction import plan_durable
-from penstock.state.migration import recorded_in
+from penstock.state.compaction import plan_durable_compaction
+from penstock.state.schema import layer_columns
 from window_harness import Rig
 
 if TYPE_CHECKING:
     from penstock.handles import StateHandle
-    from penstock.operators.windows import Window
+    from penstock.operators.windows.panes import Window
 
 pytestmark = [pytest.mark.spark, pytest.mark.mission("D7")]
 
@@ -76,18 +76,18 @@ def test_aggregates_come_and_go_and_types_widen_while_layers_of_both_times_lie_t
     mixed = rig.checkpoint()
     old, new = held.schema, mixed.schema
     assert new != old
-    said = {recorded_in(ref) is not None for ref in mixed.layers}
+    said = {layer_columns(ref) is not None for ref in mixed.layers}
     assert True in said or kind in ("session", "count", "all time"), "those write one layer in the place of all"
 
     rig = rig.again(mixed)  # as after a crash
     rig.process(rows(11, user="b"))
-    monkeypatch.setattr(durable, "plan_durable", partial(plan_durable, limit=2))
+    monkeypatch.setattr(durable, "plan_durable_compaction", partial(plan_durable_compaction, limit=2))
     rig.checkpoint()
     rig.maintain()
     merged = rig.checkpoint()
-    assert [recorded_in(ref) for ref in merged.layers] == [None]
+    assert [layer_columns(ref) for ref in merged.layers] == [None]
     rig = rig.again(merged)
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     assert {row[:1] + row[3:] for row in rig.take()} == {
         ("a", 12, 2, 4, Decimal("12.00")),
         ("b", 11, 1, 3, Decimal("11.00")),
@@ -103,7 +103,7 @@ def test_what_was_dropped_begins_anew_if_it_comes_back_merged_or_not(spark, tmp_
     rig.process(rows(9))
     rig = changed(rig, rig.checkpoint(), over(window, LEAST, SUMS), NEW)
     rig.process(rows(7))
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     assert [row[3:] for row in rig.take()] == [(5, 7)]
     rig.operator.close()
 
@@ -123,7 +123,7 @@ def test_every_aggregate_that_is_added_begins_with_nothing_seen(spark, tmp_path)
     rig = changed(rig, rig.checkpoint(), step(["sum_x", *names]), ALL)
     rig.process(since)
     rig = rig.again(rig.checkpoint())
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     found = rig.take()
     assert {each[0]: each[3] for each in found} == {"a": 16, "old": 9}
     assert_same([each[:3] + each[4:] for each in found], expected(spark, [*since, row("old", 2)], names), names)

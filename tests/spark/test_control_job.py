@@ -14,19 +14,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 import penstock as ps
-from penstock.checkpoint.control import ControlAnswer, ControlRequest, Kind
-from penstock.checkpoint.control_files import ControlFiles
+from penstock.api.pipeline import PipelineDefinition
 from penstock.checkpoint.entries import Stopped
+from penstock.checkpoint.events import RequestOutcome
 from penstock.checkpoint.history import History
-from penstock.checkpoint.messages import Answer
-from penstock.checkpoint.reading import read_history
+from penstock.checkpoint.log import read_history
+from penstock.clock import SystemClock
+from penstock.control.protocol import Answer, ControlFiles, Request, RequestKind
 from penstock.errors import GenerationFenced, JobIsRunning, RequestFailed, RequestRefused
 from penstock.facts import BatchDone, CheckpointCompleted, JobStarted
 from penstock.failpoints import armed
 from penstock.filesystem.local import LocalFileSystem
-from penstock.graph.pipeline import PipelineDefinition
-from penstock.job.asking import new_id
-from penstock.runtime.clock import SystemClock
+from penstock.handles import new_id
 from penstock.runtime.lifecycle import JobState
 from spark.job_kit import PATIENCE, Watch
 
@@ -66,13 +65,13 @@ class Running:
     def log(self) -> History:
         return read_history(self.disk, "endless")
 
-    def ask(self, kind: Kind, name: str | None = None) -> ControlAnswer:
+    def ask(self, kind: RequestKind, name: str | None = None) -> Answer:
         """As another process would."""
         log = self.log
         generation = log.generation
         assert generation is not None
         files, clock = ControlFiles(self.disk), SystemClock()
-        request = ControlRequest(
+        request = Request(
             request=new_id(),
             kind=kind,
             generation=generation,
@@ -133,14 +132,14 @@ def test_127_a_drain_that_comes_after_a_plain_stop_says_that_nothing_was_drained
 @pytest.mark.mission("S6", "S7")
 def test_another_process_asks_who_runs_takes_a_savepoint_and_stops_the_job(spark: SparkSession, tmp_path: Path) -> None:
     with running(spark, tmp_path) as it:
-        me = it.ask(Kind.HELLO).me
+        me = it.ask(RequestKind.HELLO).me
         assert me is not None
         assert (me.pid, me.state) == (os.getpid(), "running")
-        taken = it.ask(Kind.SAVEPOINT, "theirs")
-        assert (taken.answer, taken.checkpoint) == (Answer.DONE, it.log.pins["theirs"].checkpoint)
+        taken = it.ask(RequestKind.SAVEPOINT, "theirs")
+        assert (taken.answer, taken.checkpoint) == (RequestOutcome.DONE, it.log.pins["theirs"].checkpoint)
         assert it.log.pins["theirs"].owner == "tool"
-        stopped = it.ask(Kind.STOP)
-        assert stopped.answer is Answer.DONE
+        stopped = it.ask(RequestKind.STOP)
+        assert stopped.answer is RequestOutcome.DONE
         assert it.job.wait(PATIENCE)
         assert it.job.state is JobState.STOPPED
         last = it.log.entries[-1].body

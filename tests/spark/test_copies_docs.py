@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import penstock as ps
-from penstock.operate import savepoints
-from penstock.operate.directory import JobDirectory
+from penstock.admin import savepoints
+from penstock.control.client import JobDirectory
 from spark.job_kit import drop
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import penstock as ps
+from penstock.admin.export import export_checkpoint, verify_export
+from penstock.api.pipeline import PipelineDefinition
+from penstock.control.client import JobDirectory
 from penstock.errors import StateDirectoryRefused, UnknownName
 from penstock.facts import BatchDone, CheckpointCompleted, JobStarted, Restarting, WatermarkAdvanced
 from penstock.failpoints import armed
-from penstock.graph.pipeline import PipelineDefinition
-from penstock.operate.directory import JobDirectory
-from penstock.operate.export import export_checkpoint, verify_export
 from spark.job_kit import Watch, drop, published
 
 if TYPE_CHECKING:

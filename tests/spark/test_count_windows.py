@@ -10,13 +10,13 @@ import pytest
 
 import penstock as ps
 from oracle.counted import Counted, Running
+from penstock.clock import MAX_WATERMARK
 from penstock.errors import GraphError, StateIncompatible
-from penstock.ids import END_OF_TIME
+from penstock.interfaces.operator import LATE_PORT
 from penstock.operators import aggregates as agg
-from penstock.operators.base import LATE
-from penstock.operators.emission import FINAL, Emission
-from penstock.operators.window_aggregate import WindowAggregate
-from penstock.operators.windows import count_window, global_window
+from penstock.operators.windows.aggregate import WindowAggregate
+from penstock.operators.windows.assigners import count_window, global_window
+from penstock.operators.windows.emit_strategy import ON_WINDOW_CLOSE, EmitStrategy
 from window_harness import Rig, counted, deliver, exchanges, persistent, taken
 
 pytestmark = pytest.mark.spark
@@ -25,7 +25,7 @@ SECOND = 1_000_000
 SCHEMA = pa.schema([("user", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("x", pa.int64())])
 
 
-def rig_of(spark, folder, window, emission=FINAL, *, keys=(("user", "user"),), **more) -> Rig:
+def rig_of(spark, folder, window, emission=ON_WINDOW_CLOSE, *, keys=(("user", "user"),), **more) -> Rig:
     aggregates = (agg.count().alias("n"), agg.sum("x").alias("x"))
     step = WindowAggregate(keys=keys, time="at", window=window, aggregates=aggregates, emission=emission)
     return Rig(spark, step, SCHEMA, folder, **more)
@@ -56,7 +56,7 @@ def test_windows_of_so_many_rows_are_those_of_a_plain_count(spark, tmp_path, see
                 out += taken(rig)
                 kept = rig.checkpoint(), copy.deepcopy(oracle), len(out)
             case "restart" if kept:
-                taken(rig), taken(rig, LATE)
+                taken(rig), taken(rig, LATE_PORT)
                 rig = rig.again(kept[0], partitions=chance.choice([1, 2, 3]))
                 oracle, missing = copy.deepcopy(kept[1]), 0
                 del out[kept[2] :]
@@ -65,10 +65,10 @@ def test_windows_of_so_many_rows_are_those_of_a_plain_count(spark, tmp_path, see
             case "advance":
                 rig.advance(rig.watermark + 2**62 if rig.watermark < 0 else 900 * SECOND)
     out += taken(rig)
-    assert rig.counts.get("late", 0) == rig.counts.get("missing_time", 0) == len(taken(rig, LATE)) == missing
+    assert rig.counts.get("late", 0) == rig.counts.get("missing_time", 0) == len(taken(rig, LATE_PORT)) == missing
     expected = [row if keyed else row[1:] for row in oracle.full]
     assert sorted(out, key=repr) == sorted(expected, key=repr)
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     rest = [row if keyed else row[1:] for row in oracle.rest()]
     assert sorted(taken(rig), key=repr) == sorted(rest, key=repr)
     rig.operator.close()
@@ -96,7 +96,7 @@ def test_a_batch_beside_the_windows_that_are_not_full_needs_one_exchange(spark, 
     rig = rig_of(spark, tmp_path, count_window(5))
     rig.process(rows(1, 2))
     plan = rig.operator._plan
-    layers, lease = rig.operator._stack.lease_due(0, END_OF_TIME)
+    layers, lease = rig.operator._stack.lease_due(0, MAX_WATERMARK)
     flagged = plan.flagged(rig.frame(rows(3)), 0, 1)
     assert exchanges(plan.counted(flagged, plan.layers.between(layers[0].frame, 0))) == 1, "that of the batch"
     lease.release()
@@ -171,7 +171,7 @@ def test_all_time_is_told_with_each_so_many_rows_and_keeps_them(spark, tmp_path,
                 kept = rig.checkpoint(), copy.deepcopy(oracle), len(out)
                 assert sum(layer.rows for layer in kept[0].layers) <= 2, "a row for each key"
             case "restart":
-                taken(rig), taken(rig, LATE)
+                taken(rig), taken(rig, LATE_PORT)
                 rig = rig.again(kept[0], partitions=chance.choice([1, 2, 3]))
                 oracle = copy.deepcopy(kept[1])
                 del out[kept[2] :]
@@ -179,8 +179,8 @@ def test_all_time_is_told_with_each_so_many_rows_and_keeps_them(spark, tmp_path,
     assert {row[-4:-2] for row in out} == {(None, None)}
     assert told(out, keyed) == sorted(oracle.told if keyed else [row[1:] for row in oracle.told], key=repr)
     assert len(out) > 300
-    assert len(taken(rig, LATE)) == 1, "no time, no place in the order"
-    rig.advance(END_OF_TIME)
+    assert len(taken(rig, LATE_PORT)) == 1, "no time, no place in the order"
+    rig.advance(MAX_WATERMARK)
     assert told(taken(rig), keyed) == sorted((row if keyed else row[1:] for row in oracle.rest()), key=repr)
     rig.operator.close()
     assert persistent(spark) <= before
@@ -202,7 +202,7 @@ def test_all_time_by_so_many_rows_is_one_job_a_batch_and_compiles_nothing_once_w
             rig.checkpoint()
     assert warm.compilations == 0
     plan = rig.operator._plan
-    layers, lease = rig.operator._stack.lease_due(0, END_OF_TIME)
+    layers, lease = rig.operator._stack.lease_due(0, MAX_WATERMARK)
     flagged = plan.flagged(rig.frame(rows(3)), 0, 1)
     assert exchanges(plan.counted(flagged, plan.layers.between(layers[0].frame, 0))) == 1, "that of the batch"
     lease.release()
@@ -218,7 +218,7 @@ def test_the_window_for_all_time_ends_when_its_input_does(spark, tmp_path, keys)
     assert taken(rig) == []
     rig = rig.again(rig.checkpoint(), partitions=3)
     rig.process(rows(-(10**9)))
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     assert [row[-4:] for row in taken(rig)] == [(None, None, 4, 8 - 10**9)]
     assert "late" not in rig.counts
     rig.operator.close()
@@ -226,7 +226,7 @@ def test_the_window_for_all_time_ends_when_its_input_does(spark, tmp_path, keys)
 
 
 def test_what_all_time_comes_to_is_told_at_most_so_often_and_compiles_nothing_once_warm(spark, tmp_path):
-    rig = rig_of(spark, tmp_path, global_window(), Emission(updates=True, every=1_000))
+    rig = rig_of(spark, tmp_path, global_window(), EmitStrategy(updates=True, every=1_000))
     told = []
     for wall in (500, 1_000, 1_500, 2_000, 3_000):
         rig.wall = wall
@@ -237,16 +237,16 @@ def test_what_all_time_comes_to_is_told_at_most_so_often_and_compiles_nothing_on
     assert (first, more[1]) == ([(2, "insert")], [(4, "update_before"), (5, "update_after")])
     assert (told[0], told[2]) == ([], [])
     assert warm.jobs >= 1
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     assert taken(rig) == []
     rig.operator.close()
-    soon = rig_of(spark, tmp_path, global_window(), Emission(early=True, every=1_000))
+    soon = rig_of(spark, tmp_path, global_window(), EmitStrategy(early=True, every=1_000))
     soon.wall = 500
     soon.process(rows(1))
     soon.wall = 1_000
     soon.process(rows(2))
     assert [row[-2:] for row in taken(soon)] == [(3, "early")]
-    soon.advance(END_OF_TIME)
+    soon.advance(MAX_WATERMARK)
     assert [row[-2:] for row in taken(soon)] == [(3, "on_time")]
     soon.operator.close()
 

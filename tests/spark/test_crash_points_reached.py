@@ -10,7 +10,7 @@ import pytest
 import crash_points
 import penstock as ps
 from penstock import failpoints
-from penstock.failpoints import KNOWN
+from penstock.failpoints import FAILPOINTS
 from spark.testing_kit import at, clicks
 
 if TYPE_CHECKING:
@@ -44,4 +44,4 @@ def test_a_test_of_a_pipeline_comes_to_every_point_that_is_not_left_to_real_jobs
 
     reached = set(record.read_text().split())
 
-    assert reached == KNOWN.keys() - crash_points.REAL_JOBS_ONLY
+    assert reached == FAILPOINTS.keys() - crash_points.REAL_JOBS_ONLY

@@ -15,7 +15,7 @@ import pytest
 import penstock as ps
 from core.cli_kit import say
 from page_kit import command_lines
-from penstock.sources.dead_letters import decode, encode
+from penstock.dead_letters.store import decode_replay, encode_replay
 from spark.job_kit import drop, published
 
 pytestmark = pytest.mark.spark
@@ -100,8 +100,8 @@ def with_the_change(code: str) -> str:
 
 def test_the_json_of_a_replay_is_what_the_page_shows():
     (shown,) = blocks("json")
-    replay = decode(shown.encode(), "the page")
-    assert json.loads(encode(replay)) == json.loads(shown)
+    replay = decode_replay(shown.encode(), "the page")
+    assert json.loads(encode_replay(replay)) == json.loads(shown)
 
 
 def test_the_test_of_the_page_passes(spark, shop):

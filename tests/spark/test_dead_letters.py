@@ -9,14 +9,13 @@ import duckdb
 import pytest
 
 import penstock as ps
+from penstock.admin.dead_letter_replay import drop, plan_drop, replay
+from penstock.admin.dead_letters import dead_letter_queue, letters_of, select_by_sql
+from penstock.admin.savepoints import rewind
+from penstock.control.client import JobDirectory
 from penstock.errors import RequestRefused, StorageFailed
 from penstock.facts import RowsRead
 from penstock.failpoints import armed
-from penstock.operate.directory import JobDirectory
-from penstock.operate.letters.listing import place_of
-from penstock.operate.letters.reading import chosen_by, letters_of
-from penstock.operate.letters.replaying import drop, plan_drop, replay
-from penstock.operate.stopping import rewind
 from spark.job_kit import Jobs, Watch, published
 from spark.job_kit import drop as put
 from spark.json_source import Bytes, DecodedBytes
@@ -68,7 +67,7 @@ class Shop:
         return sorted((line["id"], float(line["amount"])) for line in lines)
 
     def letters(self):
-        return letters_of(place_of(self.job, None), limit=100)[0]
+        return letters_of(dead_letter_queue(self.job, None), limit=100)[0]
 
 
 @pytest.fixture
@@ -93,11 +92,11 @@ def test_poison_in_the_middle_is_kept_with_its_file_and_fixed_code_replays_it(sh
 
     done = replay(shop.job, None)
     assert (done.uid, done.source, done.rows) == ("bad-lines", "lines", 2)
-    assert place_of(shop.job, None).waiting == 2
+    assert dead_letter_queue(shop.job, None).waiting == 2
     shop.run(V2)
 
     assert shop.rows() == shop.oracle()
-    place = place_of(shop.job, None)
+    place = dead_letter_queue(shop.job, None)
     assert (place.waiting, place.read) == (0, 1)
     assert [letter.replayed for letter in shop.letters()] == [1, 1], "they stay where they are, and say so"
 
@@ -155,12 +154,12 @@ def test_rows_that_fail_again_are_letters_again_with_their_attempts(shop):
 def test_a_choice_by_sql_replays_some(shop):
     shop.run()
     where = "CAST(record.value AS STRING) LIKE '%5.25%' AND place.file LIKE '%2.txt' AND checkpoint >= 0"
-    done = replay(shop.job, None, choose=lambda place: chosen_by(shop.spark, place, where))
+    done = replay(shop.job, None, choose=lambda place: select_by_sql(shop.spark, place, where))
     assert done.rows == 1
     shop.run(V2)
     assert [row[0] for row in shop.rows()] == [1, 2, 4, 5, 6]
     with pytest.raises(RequestRefused, match="no dead letter of 'bad-lines' is among those"):
-        replay(shop.job, None, choose=lambda place: chosen_by(shop.spark, place, "step = 'none'"))
+        replay(shop.job, None, choose=lambda place: select_by_sql(shop.spark, place, "step = 'none'"))
 
 
 def test_new_rows_and_a_replay_meet_in_one_run(shop):
@@ -219,7 +218,7 @@ def test_a_rewind_behind_the_letters_reads_their_rows_again_and_passes_the_repla
     assert shop.rows() == shop.oracle()
 
     rewind(shop.job, before)
-    place = place_of(shop.job, None)
+    place = dead_letter_queue(shop.job, None)
     assert [file.stands for file in place.files] == [False] * len(place.files)
     with pytest.raises(RequestRefused, match="a rewind has undone"):
         replay(shop.job, None)
@@ -232,12 +231,12 @@ def test_a_drop_leaves_what_a_replay_needs_and_takes_the_rest(shop):
     shop.run()
     far = 4_000_000_000_000_000
     replay(shop.job, None)
-    plan = plan_drop(shop.job.read(), place_of(shop.job, None), far)
+    plan = plan_drop(shop.job.read(), dead_letter_queue(shop.job, None), far)
     assert (plan.files, len(plan.kept)) == ((), 1), "it is yet to be read"
     shop.run(V2, retained=1)
     shop.put("3.txt", '{"id": 7, "amount": 7}')
     shop.run(V2, retained=1)
-    plan = plan_drop(shop.job.read(), place_of(shop.job, None), far)
+    plan = plan_drop(shop.job.read(), dead_letter_queue(shop.job, None), far)
     assert (len(plan.files), plan.kept) == (1, ())
     drop(shop.job, plan)
     assert list((shop.folder / "state" / "orders" / "deadletters" / "bad-lines").glob("*.parquet")) == []
@@ -294,14 +293,14 @@ def test_a_source_that_decodes_reads_letters_again_to_the_byte(spark, tmp_path, 
 
     assert [n for n, _, _ in run("id LONG, at TIMESTAMP")] == [0, 1, 2, 6, 7, 8]
     job = JobDirectory(tmp_path / "state", "bytes")
-    letters, found = letters_of(place_of(job, None), limit=2)
+    letters, found = letters_of(dead_letter_queue(job, None), limit=2)
     assert (found, len(letters)) == (3, 2)
     read = duckdb.sql(f'SELECT "record".n, "record".value FROM \'{tmp_path}/state/bytes/deadletters/*/*.parquet\'')
     assert sorted(read.fetchall()) == [(3 + n, value) for n, value in enumerate(BATCHES[1])]
 
     assert replay(job, None).rows == 3
     assert run("id STRING, at TIMESTAMP") == [(3, "1", "six")], "the others cannot be decoded by anybody"
-    again = {letter.raw: letter.attempts for letter in letters_of(place_of(job, None), limit=10)[0]}
+    again = {letter.raw: letter.attempts for letter in letters_of(dead_letter_queue(job, None), limit=10)[0]}
     assert again["NULL"] == 2
 
 
@@ -328,10 +327,10 @@ def test_late_rows_are_kept_with_their_time_and_are_refused_a_replay(spark, tmp_
     run()
 
     job = JobDirectory(tmp_path / "state", "late")
-    late = {letter.record["user"]: letter for letter in letters_of(place_of(job, "late-rows"), limit=10)[0]}
+    late = {letter.record["user"]: letter for letter in letters_of(dead_letter_queue(job, "late-rows"), limit=10)[0]}
     assert (late["late"].cause, late["late"].step, late["late"].source) == ("late", "counts", "in")
     assert late["late"].event_time == 1_767_225_607_000_000
-    (nobody,) = letters_of(place_of(job, "nobodies"), limit=10)[0]
+    (nobody,) = letters_of(dead_letter_queue(job, "nobodies"), limit=10)[0]
     assert (nobody.cause, nobody.source, json.loads(nobody.raw)) == (
         "no-such-user",
         "in",

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.operate.doctor.findings import Status
-from penstock.operate.doctor.spark import session_of, try_spark
+from penstock.admin.doctor import session_of, try_spark
+from penstock.admin.doctor_checks import Status
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

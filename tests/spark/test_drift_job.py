@@ -9,7 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock.facts import BatchDone, ReadingPaused, RowsLate, WatermarkAdvanced
-from penstock.testing import End, ScriptedSource
+from penstock.testing.sources import End, ScriptedSource
 
 if TYPE_CHECKING:
     from pathlib import Path

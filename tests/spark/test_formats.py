@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import functions as F
 
-from penstock import formats
 from penstock.errors import DecodeError, GraphError, SchemaMismatch
+from penstock.formats import text
 
 pytestmark = pytest.mark.spark
 
@@ -25,15 +25,15 @@ def frame(spark):
 
 @pytest.fixture
 def schema(spark):
-    return formats.struct_type(spark, "id LONG, at TIMESTAMP")
+    return text.struct_type(spark, "id LONG, at TIMESTAMP")
 
 
 def test_split_keeps_good_columns_on_one_side_and_whole_bad_rows_on_the_other(frame, schema):
-    decoded = formats.decode_json(frame, "value", schema)
-    good = formats.good(decoded, "value")
-    assert good.schema == formats.parsed_schema(frame.schema, "value", schema)
+    decoded = text.decode_json(frame, "value", schema)
+    good = text.drop_malformed(decoded, "value")
+    assert good.schema == text.parsed_schema(frame.schema, "value", schema)
     assert [(row.key, row.id) for row in good.orderBy("key").collect()] == [(1, 1), (5, None)]
-    bad = formats.rejected(decoded)
+    bad = text.malformed(decoded)
     assert bad.columns == ["key", "value", "_error"]
     told = {row.key: (row.value, row._error) for row in bad.collect()}
     assert told[2] == (None, "null value")
@@ -44,12 +44,12 @@ def test_split_keeps_good_columns_on_one_side_and_whole_bad_rows_on_the_other(fr
 
 
 def test_every_side_decodes_once_whatever_is_done_with_it(frame, schema):
-    decoded = formats.decode_json(frame, "value", schema)
+    decoded = text.decode_json(frame, "value", schema)
     for side in (
-        formats.good(decoded, "value").where("id > 0").select("at", "id"),
-        formats.rejected(decoded).where("_error like 'mal%'"),
-        formats.lenient(decoded, "value").where("id > 0"),
-        formats.strict(decoded, "value").where("id > 0"),
+        text.drop_malformed(decoded, "value").where("id > 0").select("at", "id"),
+        text.malformed(decoded).where("_error like 'mal%'"),
+        text.permissive(decoded, "value").where("id > 0"),
+        text.failfast(decoded, "value").where("id > 0"),
         decoded.observe("bad", F.count_if(F.col("_bad").isNotNull())).where("_bad is null").select("_parsed.*"),
     ):
         plan = side._jdf.queryExecution().executedPlan().toString()
@@ -57,23 +57,23 @@ def test_every_side_decodes_once_whatever_is_done_with_it(frame, schema):
 
 
 def test_null_gives_a_row_of_nulls_for_a_bad_record(frame, schema):
-    rows = formats.lenient(formats.decode_json(frame, "value", schema), "value").orderBy("key").collect()
+    rows = text.permissive(text.decode_json(frame, "value", schema), "value").orderBy("key").collect()
     assert [(row.key, row.id) for row in rows] == [(1, 1), (2, None), (3, None), (4, None), (5, None), (6, None)]
 
 
 def test_fail_names_the_place_and_the_text(frame, schema):
-    decoded = formats.decode_json(frame.where("key = 3"), "value", schema)
+    decoded = text.decode_json(frame.where("key = 3"), "value", schema)
     with pytest.raises(Exception, match=r"penstock\.decode:") as failure:
-        formats.strict(decoded, "value", place="concat('key ', key)").count()
-    explained = formats.explain(failure.value)
+        text.failfast(decoded, "value", place="concat('key ', key)").count()
+    explained = text.explain(failure.value)
     assert isinstance(explained, DecodeError)
     assert str(explained).startswith("key 3: malformed JSON")
-    assert formats.explain(ValueError("penstock.decode: no")) is None
+    assert text.explain(ValueError("penstock.decode: no")) is None
 
 
 def test_bytes_are_text(frame, schema):
     binary = frame.withColumn("value", F.col("value").cast("binary"))
-    decoded = formats.decode_json(binary, "value", schema).orderBy("key").collect()
+    decoded = text.decode_json(binary, "value", schema).orderBy("key").collect()
     assert [(row.key, row._bad is None) for row in decoded] == [
         (1, True),
         (2, False),
@@ -83,46 +83,46 @@ def test_bytes_are_text(frame, schema):
         (6, False),
     ]
     assert decoded[0]._parsed.id == 1
-    good = formats.good(formats.decode_json(binary, "value", schema), "value")
+    good = text.drop_malformed(text.decode_json(binary, "value", schema), "value")
     assert good.count() == 2
 
 
 def test_a_long_bad_record_is_clipped(spark, schema):
     frame = spark.sql("SELECT repeat('x', 1000000) AS value")
-    ((_, why),) = formats.rejected(formats.decode_json(frame, "value", schema)).collect()
+    ((_, why),) = text.malformed(text.decode_json(frame, "value", schema)).collect()
     assert len(why) < 500
     assert why.endswith("xxx…")
 
 
 def test_the_reason_is_text_whatever_the_bytes(spark, schema):
     frame = spark.sql("SELECT X'7bff7d' AS value")
-    (row,) = formats.rejected(formats.decode_json(frame, "value", schema)).toArrow().to_pylist()
+    (row,) = text.malformed(text.decode_json(frame, "value", schema)).toArrow().to_pylist()
     assert row["value"] == b"{\xff}"
     assert row["_error"].endswith("): {\ufffd}")
 
 
 def test_names_that_would_stand_twice_are_refused(spark, frame, schema):
     with pytest.raises(SchemaMismatch, match="KEY"):
-        formats.parsed_schema(frame.schema, "value", formats.struct_type(spark, "KEY LONG"))
+        text.parsed_schema(frame.schema, "value", text.struct_type(spark, "KEY LONG"))
     with pytest.raises(SchemaMismatch, match="there are key, value"):
-        formats.parsed_schema(frame.schema, "none", schema)
+        text.parsed_schema(frame.schema, "none", schema)
     with pytest.raises(SchemaMismatch, match="only STRING"):
-        formats.parsed_schema(frame.schema, "key", schema)
+        text.parsed_schema(frame.schema, "key", schema)
     with pytest.raises(GraphError, match="twice"):
-        formats.struct_type(spark, "a INT, A INT")
-    assert formats.parsed_schema(frame.schema, "value", formats.struct_type(spark, "value LONG")).names == [
+        text.struct_type(spark, "a INT, A INT")
+    assert text.parsed_schema(frame.schema, "value", text.struct_type(spark, "value LONG")).names == [
         "key",
         "value",
     ]
 
 
 def test_odd_column_names(spark):
-    schema = formats.struct_type(spark, "`a.b` INT, `c``d` INT, `e f` STRUCT<`x-y`: INT>")
+    schema = text.struct_type(spark, "`a.b` INT, `c``d` INT, `e f` STRUCT<`x-y`: INT>")
     frame = spark.sql("""SELECT 1 AS `k.k`, '{"a.b": 1, "c`d": 2, "e f": {"x-y": 3}}' AS `v.v`""")
-    good = formats.good(formats.decode_json(frame, "v.v", schema), "v.v")
+    good = text.drop_malformed(text.decode_json(frame, "v.v", schema), "v.v")
     assert [tuple(row) for row in good.collect()] == [(1, 1, 2, (3,))]
-    null = formats.lenient(formats.decode_json(frame, "v.v", schema), "v.v")
+    null = text.permissive(text.decode_json(frame, "v.v", schema), "v.v")
     assert null.collect() == good.collect()
     line = spark.sql("SELECT '1,2' AS value")
-    csv = formats.struct_type(spark, "`a.b` INT, `c``d` INT")
-    assert [tuple(r) for r in formats.good(formats.decode_csv(line, "value", csv), "value").collect()] == [(1, 2)]
+    csv = text.struct_type(spark, "`a.b` INT, `c``d` INT")
+    assert [tuple(r) for r in text.drop_malformed(text.decode_csv(line, "value", csv), "value").collect()] == [(1, 2)]

@@ -14,10 +14,10 @@ from golden.case import CASES, Case, Checkpoint, read
 from penstock import failpoints
 from penstock.facts import JobStarted
 from penstock.job import attempt
-from penstock.operators import window_operator
+from penstock.operators.windows import operator
 from penstock.state import durable
-from penstock.state.compaction import plan_durable
-from penstock.testing import PipelineRun
+from penstock.state.compaction import plan_durable_compaction
+from penstock.testing.pipeline_run import PipelineRun
 
 pytestmark = [pytest.mark.spark, pytest.mark.mission("D10")]
 
@@ -114,8 +114,8 @@ def strike_beginning(t: PipelineRun, place: str) -> None:
 
 
 def test_compacted_after_every_batch(spark, soon, monkeypatch):
-    monkeypatch.setattr(window_operator, "CROWDED", 2)
-    monkeypatch.setattr(durable, "plan_durable", partial(plan_durable, limit=2))
+    monkeypatch.setattr(operator, "SLOWDOWN_LIMIT", 2)
+    monkeypatch.setattr(durable, "plan_durable_compaction", partial(plan_durable_compaction, limit=2))
     with ps.testing.run(soon.pipeline, spark) as t:
         for event in soon.story:
             event.play(t)
@@ -134,7 +134,7 @@ def test_restored_with_another_number_of_partitions(spark, soon, monkeypatch):
                 continue
             t.stop()
             cores = next(numbers)
-            monkeypatch.setattr(attempt, "cores_of", lambda _, n=cores: n)
+            monkeypatch.setattr(attempt, "default_parallelism", lambda _, n=cores: n)
             t.restart()
         t.end()
         assert soon.found(t) == soon.wanted

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 import penstock as ps
-from penstock.checkpoint.journal import Journal
+from penstock.api.pipeline import PipelineDefinition
+from penstock.checkpoint.log import ManifestWriter
 from penstock.errors import GenerationFenced, InternalError, SettingsError, StateIncompatible, UserFunctionError
 from penstock.facts import BatchDone, CheckpointCompleted, Fact, JobEnded, JobStarted, Published, Restarting
 from penstock.failpoints import armed
-from penstock.graph.pipeline import PipelineDefinition
 from penstock.runtime.lifecycle import JobState
 from spark.job_kit import Watch
 
@@ -132,14 +132,14 @@ def test_stop_takes_a_last_checkpoint_and_what_was_read_is_published(spark: Spar
 
 
 def test_nothing_is_deleted_any_more_once_stop_has_returned(spark, tmp_path, monkeypatch) -> None:
-    began, clean = threading.Event(), Journal.clean
+    began, clean = threading.Event(), ManifestWriter.clean
 
-    def slowly(journal: Journal) -> None:
+    def slowly(journal: ManifestWriter) -> None:
         began.set()
         threading.Event().wait(0.5)
         clean(journal)
 
-    monkeypatch.setattr(Journal, "clean", slowly)
+    monkeypatch.setattr(ManifestWriter, "clean", slowly)
     job = ps.Job(
         counting(ps.memory.Sink(), rows=None), state=tmp_path, spark=spark, checkpoint_every="100 ms", retained=1
     )

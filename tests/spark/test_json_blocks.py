@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pyspark.sql.types import StructType
 
 from json_kit import ODD_NUMBERS, ODD_STRINGS, TIMES, Texts, plain, spark_says
-from penstock import formats
-from penstock.sources.json_blocks import Decoded, decoder_of
+from penstock.formats.json_arrow import Decoded, decoder_of
+from penstock.formats.text import struct_type
 
 pytestmark = pytest.mark.spark
 
@@ -39,7 +39,7 @@ def check(spark, schema: StructType, values, *, alone: bool = False) -> list[boo
 
 
 def ddl(spark, text: str) -> StructType:
-    return formats.struct_type(spark, text)
+    return struct_type(spark, text)
 
 
 GOOD = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.state.blocks import rebind
-from penstock.state.lean import AGAIN, LEARNS, LeanSession
+from penstock.spark.blocks import with_session
+from penstock.spark.session import LEARNING_PLANS, RELEARN_AFTER, LeanSession
 
 pytestmark = pytest.mark.spark
 
@@ -20,14 +20,14 @@ def totals(spark, number: int):
 
 def planned(lean: LeanSession, frame) -> str:
     """The optimised plan; numbers of columns aside."""
-    mine = rebind(frame, lean.session)
+    mine = with_session(frame, lean.session)
     with lean.planning(mine):
         return "".join(each for each in mine._jdf.queryExecution().optimizedPlan().toString() if each != "\n")
 
 
 def test_rules_that_did_nothing_are_left_out_and_the_plan_is_the_same(spark):
     lean = LeanSession(spark)
-    with_all = [planned(lean, totals(spark, 0)) for _ in range(LEARNS)]
+    with_all = [planned(lean, totals(spark, 0)) for _ in range(LEARNING_PLANS)]
     assert not lean.left_out
 
     without = planned(lean, totals(spark, 0))
@@ -41,8 +41,8 @@ def test_rules_that_did_nothing_are_left_out_and_the_plan_is_the_same(spark):
 
 def test_rows_are_the_same_with_rules_left_out(spark):
     lean = LeanSession(spark)
-    for number in range(LEARNS + 3):
-        mine = rebind(totals(spark, number), lean.session)
+    for number in range(LEARNING_PLANS + 3):
+        mine = with_session(totals(spark, number), lean.session)
         with lean.planning(mine):
             found = sorted(map(tuple, mine.collect()))
         assert found == sorted(map(tuple, totals(spark, number).collect()))
@@ -51,7 +51,7 @@ def test_rows_are_the_same_with_rules_left_out(spark):
 
 def test_what_spark_needs_is_never_left_out(spark):
     lean = LeanSession(spark)
-    for number in range(LEARNS + 1):
+    for number in range(LEARNING_PLANS + 1):
         planned(lean, totals(spark, number))
     optimizer = lean.session._jsparkSession.sessionState().optimizer()
     required = optimizer.nonExcludableRules()
@@ -62,12 +62,12 @@ def test_what_spark_needs_is_never_left_out(spark):
 
 def test_it_learns_anew_after_a_while_what_another_plan_needs(spark):
     lean = LeanSession(spark)
-    for number in range(AGAIN):
+    for number in range(RELEARN_AFTER):
         planned(lean, spark.range(number))
     assert f"{OPTIMIZER}CollapseProject" in lean.left_out
 
     twice = spark.range(9).selectExpr("id + 1 AS a").selectExpr("a + 1 AS b")
-    for _ in range(LEARNS):
+    for _ in range(LEARNING_PLANS):
         planned(lean, twice)
         assert not lean.left_out
     planned(lean, twice)
@@ -82,7 +82,7 @@ def test_what_the_user_left_out_stays_so(spark):
         lean = LeanSession(spark)
     finally:
         spark.conf.unset(EXCLUDED)
-    for number in range(LEARNS + 1):
+    for number in range(LEARNING_PLANS + 1):
         planned(lean, totals(spark, number))
     assert lean.session.conf.get(EXCLUDED).split(",")[0] == users
     assert users not in lean.left_out

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 import penstock as ps
+from penstock.api.pipeline import PipelineDefinition
 from penstock.cli.main import dispatch
 from penstock.cli.output import Output
 from penstock.filesystem.local import LocalFileSystem
-from penstock.graph.pipeline import PipelineDefinition
-from penstock.job.hint import read_hint
+from penstock.observability.status_file import read_status_file
 from spark.job_kit import drop
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.job.report import Report
+    from penstock.observability.report import Report
 
 pytestmark = pytest.mark.spark
 
@@ -68,7 +68,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> tuple[
 
 def test_a_report_the_file_that_a_run_leaves_and_all_commands_have_the_same_numbers(ran: tuple[Path, Report]) -> None:
     home, report = ran
-    hint = read_hint(LocalFileSystem(home / "state" / "orders"))
+    hint = read_status_file(LocalFileSystem(home / "state" / "orders"))
     assert hint is not None
     assert hint.report == report
     status, listed = told(home, "status", "orders"), told(home, "list")

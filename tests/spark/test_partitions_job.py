@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 import penstock as ps
+from penstock.api.pipeline import PipelineDefinition
 from penstock.facts import BatchDone, Counted, RowsLate, WatermarkHeld
-from penstock.graph.pipeline import PipelineDefinition
-from penstock.testing import PipelineRun, ScriptedSource
+from penstock.testing.pipeline_run import PipelineRun
+from penstock.testing.sources import ScriptedSource
 from window_harness import compilations, jobs_of
 
 pytestmark = pytest.mark.spark

@@ -15,16 +15,15 @@ import pytest
 import penstock as ps
 from core.cli_kit import say
 from core.plan_kit import tree
-from penstock.cli.locate import locate
+from penstock.admin.export import export_checkpoint
+from penstock.admin.plan import plan
+from penstock.cli.options import load_pipeline
 from penstock.cli.output import Output
 from penstock.cli.plan import PlanOptions, show_plan
-from penstock.cli.planned import as_planned, expected
-from penstock.cli.run import RunOptions, run_settings
+from penstock.cli.run import RunOptions, as_planned, expected_state, run_settings
+from penstock.control.client import JobDirectory
 from penstock.errors import StateDirectoryRefused
 from penstock.facts import JobStarted
-from penstock.operate.directory import JobDirectory
-from penstock.operate.export import export_checkpoint
-from penstock.operate.plan.planning import plan
 from penstock.settings import read_settings
 from spark.job_kit import Watch, drop, published
 
@@ -74,7 +73,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.mission("D7")
 def test_a_run_does_what_was_planned_and_is_refused_once_the_log_has_moved(spark: SparkSession, folder: Path) -> None:
     settings = run_settings({})
-    ps.Job(locate("plan_shop_v1:shop"), state="state", spark=spark, **settings).run(until="caught-up")
+    ps.Job(load_pipeline("plan_shop_v1:shop"), state="state", spark=spark, **settings).run(until="caught-up")
     drop(folder / "in", "b.json", [order(3), order(4)])
     before = tree(folder / "state")
 
@@ -101,8 +100,8 @@ def test_a_run_does_what_was_planned_and_is_refused_once_the_log_has_moved(spark
     assert [sink["guarantee"] for sink in saved["sinks"]] == ["exactly-once", "exactly-once"]
 
     asked = RunOptions(pipeline="plan_shop_v2:shop", state="state", plan="plan.json")
-    definition, watch = locate("plan_shop_v2:shop"), Watch()
-    mark = expected(asked, definition.graph(), read_settings(settings))
+    definition, watch = load_pipeline("plan_shop_v2:shop"), Watch()
+    mark = expected_state(asked, definition.graph(), read_settings(settings))
     given = {"spark": spark, "rename": {"totals": "spent"}, "expect": mark.log, **settings}
     ps.Job(definition, state="state", listener=watch, **given).run(until="caught-up")  # type: ignore[arg-type]
 
@@ -126,7 +125,7 @@ def test_a_start_with_an_export_does_what_was_planned_and_nobody_else_can_have_w
     spark: SparkSession, folder: Path
 ) -> None:
     settings = run_settings({})
-    ps.Job(locate("plan_shop_v1:shop"), state="state", spark=spark, **settings).run(until="caught-up")
+    ps.Job(load_pipeline("plan_shop_v1:shop"), state="state", spark=spark, **settings).run(until="caught-up")
     export_checkpoint(JobDirectory("state", "shop"), "1", "export")
     drop(folder / "in", "b.json", [order(3), order(4)])
     for name in ("out", "archive"):  # its log is another one, and sinks refuse a folder that another has published in
@@ -147,8 +146,8 @@ def test_a_start_with_an_export_does_what_was_planned_and_nobody_else_can_have_w
     assert (saved["bring"]["checkpoint"], saved["bring"]["does_claim"], saved["restore"]["checkpoint"]) == (1, True, 0)
 
     asked = RunOptions(pipeline="plan_shop_v2:shop", state="other", plan="plan.json")
-    definition, watch = locate("plan_shop_v2:shop"), Watch()
-    seen = expected(asked, definition.graph(), read_settings(settings))
+    definition, watch = load_pipeline("plan_shop_v2:shop"), Watch()
+    seen = expected_state(asked, definition.graph(), read_settings(settings))
     job = ps.Job(
         definition,
         state="other",
@@ -176,14 +175,14 @@ def test_settings_of_a_run_are_in_its_checkpoints_and_the_next_start_takes_its_o
     spark: SparkSession, folder: Path
 ) -> None:
     """The next start is the example of the docs."""
-    ps.Job(locate("plan_shop_v1:shop"), state="state", spark=spark, retained=5).run(until="caught-up")
+    ps.Job(load_pipeline("plan_shop_v1:shop"), state="state", spark=spark, retained=5).run(until="caught-up")
     [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "plan.md").read_text(), flags=re.DOTALL)
-    told = {"ps": ps, "spark": spark, "orders": locate("plan_shop_v1:shop")}
+    told = {"ps": ps, "spark": spark, "orders": load_pipeline("plan_shop_v1:shop")}
 
     exec(compile(code, "plan.md", "exec"), told)
 
     found: Any = told["found"]
     assert [asdict(change) for change in found.changed] == [{"name": "retained", "before": 5, "now": 3}]
-    again = plan(locate("plan_shop_v1:shop").graph(), state="state", settings=read_settings({}), spark=spark)
+    again = plan(load_pipeline("plan_shop_v1:shop").graph(), state="state", settings=read_settings({}), spark=spark)
     assert (again.changed, again.is_change) == ((), False)
     assert [row["user"] for row in published(folder / "out")] == ["u1", "u1"], "nothing twice"

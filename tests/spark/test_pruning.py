@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import penstock as ps
-from penstock.graph.analyze import analyze
+from penstock.compiler.analysis import analyze
 
 pytestmark = pytest.mark.spark
 

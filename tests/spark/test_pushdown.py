@@ -7,15 +7,15 @@ import datetime as dt
 import pytest
 
 import penstock as ps
-from penstock import formats
-from penstock.elements import Batch, Partitions
+from penstock.compiler.analysis import analyze
+from penstock.compiler.tasks import build_tasks
+from penstock.elements import Batch, SourcePartitions
 from penstock.errors import DecodeError, SchemaMismatch
 from penstock.facts import BatchDone, RowsRead, WatermarkAdvanced
-from penstock.graph.analyze import analyze
+from penstock.formats import text
 from penstock.graph.nodes import ParseJson
-from penstock.graph.pushdown import decoded_beside, is_decoded_beside
-from penstock.runtime.plan import plan_tasks
-from penstock.sources.base import RECORD, UNDECIDED
+from penstock.graph.queries import is_pushed_down, pushed_down_parse
+from penstock.interfaces.source import DECODED_RECORD, UNDECODED_METRIC
 from spark.job_kit import Watch
 from spark.json_source import Bytes, DecodedBytes
 from window_harness import compilations, persistent
@@ -125,7 +125,7 @@ def analysed(spark, source, on_error="split", schema=RECORDS, between=None):
     for each in bad:
         each.write("parsed-bad", ps.memory.Sink())
     graph = p.graph()
-    return analyze(graph, spark), graph, plan_tasks(graph)[0].routes["out"]
+    return analyze(graph, spark), graph, build_tasks(graph)[0].routes["out"]
 
 
 def sent(spark, analysis, route, source, values) -> list[Batch]:
@@ -165,20 +165,21 @@ def test_what_is_all_decoded_is_a_projection_and_the_rest_is_decoded_once(spark,
         assert whole[1].measures[whole[1].only_if[0]].value == {"bad": 0}
     if on_error != "fail":
         assert not any(measure.settled for name, measure in some[0].measures.items())
-    assert UNDECIDED not in {**whole[0].measures, **some[0].measures}
+    assert UNDECODED_METRIC not in {**whole[0].measures, **some[0].measures}
     for each in (*whole, *some):
-        assert each.partitions == Partitions(names=("0", "1"), column="part")
+        assert each.partitions == SourcePartitions(names=("0", "1"), column="part")
 
 
 def test_spark_decodes_nothing_that_was_decoded(spark):
-    schema = formats.struct_type(spark, RECORDS)
+    schema = text.struct_type(spark, RECORDS)
     frame = spark.sql(
-        f"SELECT 'garbage' AS value, named_struct('id', 1L, 'user', 'u', 'at', TIMESTAMP'2026-01-01') AS {RECORD}"
+        "SELECT 'garbage' AS value, "
+        f"named_struct('id', 1L, 'user', 'u', 'at', TIMESTAMP'2026-01-01') AS {DECODED_RECORD}"
     )
-    (row,) = formats.good(formats.decode_json(frame, "value", schema, done=RECORD), "value").collect()
+    (row,) = text.drop_malformed(text.decode_json(frame, "value", schema, done=DECODED_RECORD), "value").collect()
     assert (row.id, row.user, row.at) == (1, "u", dt.datetime(2026, 1, 1))  # noqa: DTZ001 - as Spark gives it
-    alone = formats.decode_json(frame.select("value"), "value", schema)
-    assert formats.good(alone, "value").collect() == []
+    alone = text.decode_json(frame.select("value"), "value", schema)
+    assert text.drop_malformed(alone, "value").collect() == []
 
 
 def test_nothing_is_compiled_again_once_both_kinds_of_batches_have_been_there(spark):
@@ -213,7 +214,7 @@ def test_it_is_left_to_spark_where_others_want_the_text_or_the_source_cannot(spa
     def of(source, **steps):
         analysis, graph, _ = analysed(spark, source, **steps)
         parse = next(node for node in graph.nodes if isinstance(node, ParseJson))
-        return analysis.source(graph.nodes[0]), is_decoded_beside(graph, parse)
+        return analysis.source(graph.nodes[0]), is_pushed_down(graph, parse)
 
     source = DecodedBytes(())
     decoding, is_pushed = of(source)
@@ -231,7 +232,7 @@ def test_it_is_left_to_spark_where_others_want_the_text_or_the_source_cannot(spa
     raw = p.read("in", source)
     raw.parse_json("value", RECORDS).write("parsed", ps.memory.Sink())
     raw.write("raw", ps.memory.Sink())
-    assert decoded_beside(p.graph(), p.graph().nodes[0]) is None
+    assert pushed_down_parse(p.graph(), p.graph().nodes[0]) is None
     usual = spark.conf.get("spark.sql.legacy.timeParserPolicy")
     try:
         spark.conf.set("spark.sql.legacy.timeParserPolicy", "LEGACY")

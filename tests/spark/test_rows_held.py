@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import penstock as ps
-from penstock.checkpoint.messages import StopRequested
+from penstock.checkpoint.events import StopRequested
 from penstock.errors import HarnessError
 from penstock.facts import BatchRead
 from spark.held_kit import HELD, NOWHERE, SCHEMA, doing, expected, hold, row, sums, told
@@ -16,8 +16,8 @@ from window_harness import persistent
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.testing import PipelineRun
-    from penstock.testing.stepping import Running
+    from penstock.testing.driver import SteppedAttempt
+    from penstock.testing.pipeline_run import PipelineRun
 
 pytestmark = pytest.mark.spark
 
@@ -117,7 +117,7 @@ def test_a_source_that_ends_while_rows_are_held_closes_its_windows_after_them(sp
 
 
 def test_a_drain_while_rows_are_held_closes_all_windows_with_them(spark: SparkSession) -> None:
-    def drain(running: Running) -> None:
+    def drain(running: SteppedAttempt) -> None:
         at, wall = t.clock.now(), t.clock.wall()
         running.supervisor.request(StopRequested(at=at, wall=wall, request="drain", drain=True))
 

@@ -10,8 +10,8 @@ from pyspark.sql import Observation, Window
 from pyspark.sql import functions as F
 
 import penstock as ps
-from penstock.graph.analyze import analyze
-from penstock.sources.base import Guarantee
+from penstock.compiler.analysis import analyze
+from penstock.handles import Guarantee
 
 pytestmark = pytest.mark.spark
 

@@ -11,17 +11,16 @@ import pytest
 from pyspark.sql import functions as F
 
 import penstock as ps
-from penstock.elements import Batch, Measure
+from penstock.clock import MonotonicTime, WallTime
+from penstock.compiler.analysis import analyze
+from penstock.compiler.chain import StepChain
+from penstock.compiler.steps import StepCompiler
+from penstock.compiler.tables import StaticTables
+from penstock.elements import Batch, ObservedMetrics
 from penstock.errors import InternalError
-from penstock.graph.analyze import analyze
-from penstock.graph.nodes import BAD, ParseJson, Read
-from penstock.graph.pieces import Pieces
-from penstock.graph.segment import Segment
-from penstock.ids import Instant, WallTime
-from penstock.operators.gauge import Observer, make_gauge
-from penstock.operators.graft import Grafter, plan_of
-from penstock.operators.tables import StaticTables
-from penstock.sources.base import Guarantee
+from penstock.graph.nodes import BAD_PORT, ParseJson, Read
+from penstock.handles import Guarantee
+from penstock.spark.plans import PlanEditor, PlanObserver, analyzed_plan, observe_sql
 from window_harness import counted, persistent
 
 pytestmark = pytest.mark.spark
@@ -55,7 +54,7 @@ class _Clock:
     at: int = NOW
 
     def now(self):
-        return Instant(self.at)
+        return MonotonicTime(self.at)
 
     def wall(self):
         return WallTime(self.at)
@@ -226,10 +225,10 @@ def test_measures_tell_rows_bad_records_and_event_time_by_the_way(spark):
 
 def test_rows_are_not_counted_again_where_the_reader_knows_them(spark):
     segment, _ = compiled(spark, STEPS["ours"])
-    known = Measure.known({"rows": 3, "bytes": 10})
+    known = ObservedMetrics.known({"rows": 3, "bytes": 10})
     batch = segment(Batch(frame=frame_of(spark), sequence=1, rows=3, measures={"rows": known}))
     assert batch.measures["rows"] is known
-    assert "CollectMetrics" not in plan_of(batch.frame).toString()
+    assert "CollectMetrics" not in analyzed_plan(batch.frame).toString()
     assert batch.rows is None
 
 
@@ -243,7 +242,7 @@ def test_a_split_is_decoded_once_and_its_bad_branch_waits_for_the_count(spark):
     analysis = analyze(graph, spark)
     root = analysis.segment(graph.nodes[0], [node])
     good = analysis.segment(graph.nodes[0], [_Port(node, "out")], is_root=False)
-    bad = analysis.segment(graph.nodes[0], [_Port(node, BAD)], is_root=False)
+    bad = analysis.segment(graph.nodes[0], [_Port(node, BAD_PORT)], is_root=False)
     wide = root(batch_of(spark.createDataFrame([('{"id": 1}',), ("x",)], "value string")))
     ports = good(wide), bad(wide)
     assert rows(ports[0].frame) == [(1,)]
@@ -284,9 +283,9 @@ def test_batches_cost_one_job_each_and_compile_nothing_once_warm(spark):
 
 
 def test_a_figure_that_no_job_brings_is_lost_not_waited_for(spark):
-    grafter = Grafter(spark)
+    grafter = PlanEditor(spark)
     frame = spark.range(3)
-    node, measure = Observer(grafter).observe(plan_of(frame), make_gauge(frame, "n", {"n": "count(1)"}))
+    node, measure = PlanObserver(grafter).observe(analyzed_plan(frame), observe_sql(frame, "n", {"n": "count(1)"}))
     grafter.frame(node).where("false").write.format("noop").mode("append").save()
     measure.settle()
     assert measure.value is None
@@ -303,6 +302,6 @@ def test_steps_can_be_compiled_without_an_analysis(spark):
     p.read("lines", _Lines()).where("id > 1")
     graph = p.graph()
     assert isinstance(graph.nodes[0], Read)
-    pieces = Pieces(spark, StaticTables(spark))
-    segment = Segment(pieces, graph.nodes[1:], _Lines().schema(spark))
+    pieces = StepCompiler(spark, StaticTables(spark))
+    segment = StepChain(pieces, graph.nodes[1:], _Lines().schema(spark))
     assert [row.id for row in segment(batch_of(frame_of(spark))).frame.collect()] == [2, 3]

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from penstock.sources.kafka import sender as sending
-from penstock.sources.kafka.sender import AT_ONCE, Sender, mold_of
+from penstock.spark import arrow as sending
+from penstock.spark.arrow import MAX_INLINE_BYTES, ArrowSender, factory_of
 from window_harness import next_job
 
 pytestmark = pytest.mark.spark
@@ -60,7 +60,7 @@ def rows_of(frame) -> list[object]:
 
 def test_the_first_frame_and_those_after_it_have_the_rows_that_pyspark_makes(spark, schema):
     rows = [row(n) for n in range(5)] + [dict.fromkeys(schema.names) | {"n": 5}]
-    sender = Sender(spark, schema)
+    sender = ArrowSender(spark, schema)
     expected = rows_of(spark.createDataFrame(table_of(schema, rows), schema))
     for _ in range(3):
         frame = sender.frame(batches_of(schema, rows))
@@ -70,7 +70,7 @@ def test_the_first_frame_and_those_after_it_have_the_rows_that_pyspark_makes(spa
 
 
 def test_each_batch_is_a_partition_and_no_job_runs_until_somebody_asks(spark, schema):
-    sender = Sender(spark, schema)
+    sender = ArrowSender(spark, schema)
     frames = [sender.frame(batches_of(schema, [row(n) for n in range(parts)], parts)) for parts in (1, 3, 2)]
     before = next_job(spark)
     frames.append(sender.frame(batches_of(schema, [row(1)])))
@@ -80,7 +80,7 @@ def test_each_batch_is_a_partition_and_no_job_runs_until_somebody_asks(spark, sc
 
 
 def test_frames_of_one_sender_are_told_apart_in_one_plan(spark, schema):
-    sender = Sender(spark, schema)
+    sender = ArrowSender(spark, schema)
     made = [sender.frame(batches_of(schema, [row(n), row(n + 1)])) for n in range(4)]
     first, second = made[2].alias("a"), made[3].alias("b")
     joined = first.join(second, "n")
@@ -90,8 +90,8 @@ def test_frames_of_one_sender_are_told_apart_in_one_plan(spark, schema):
 
 
 def test_what_is_too_large_for_a_call_goes_by_a_file(spark, schema, monkeypatch):
-    small, large = [row(1)], [row(n) | {"name": "x" * 1000} for n in range(AT_ONCE // 900)]
-    sender, went = Sender(spark, schema), []
+    small, large = [row(1)], [row(n) | {"name": "x" * 1000} for n in range(MAX_INLINE_BYTES // 900)]
+    sender, went = ArrowSender(spark, schema), []
     real = spark.sparkContext._serialize_to_jvm
     monkeypatch.setattr(spark.sparkContext, "_serialize_to_jvm", lambda *given: went.append(1) or real(*given))
     for rows, parts, files in ((small, 1, 0), (large, 2, 1), (small, 1, 1), (large, 2, 2)):
@@ -101,7 +101,7 @@ def test_what_is_too_large_for_a_call_goes_by_a_file(spark, schema, monkeypatch)
 
 
 def test_what_later_frames_share_holds_no_row_of_the_first(spark, schema):
-    sender = Sender(spark, schema)
+    sender = ArrowSender(spark, schema)
     sender.frame(batches_of(schema, [row(n) | {"name": "x" * 1000} for n in range(500)]))
     mold = sender._mold
     assert mold is not None
@@ -113,20 +113,22 @@ def test_what_later_frames_share_holds_no_row_of_the_first(spark, schema):
 
 def test_a_slice_of_a_batch_brings_its_own_rows_alone(spark, schema):
     whole = batches_of(schema, [row(n) for n in range(10)])[0]
-    sender = Sender(spark, schema)
+    sender = ArrowSender(spark, schema)
     for first in (0, 7, 3):
         assert [each["n"] for each in rows_of(sender.frame([whole.slice(first, 3)]))] == [first, first + 1, first + 2]
 
 
 def test_a_spark_that_is_otherwise_inside_makes_frames_as_ever(spark, schema, monkeypatch):
     asked = []
-    monkeypatch.setattr(sending, "mold_of", lambda *_: asked.append(1))
-    sender = Sender(spark, schema)
+    monkeypatch.setattr(sending, "factory_of", lambda *_: asked.append(1))
+    sender = ArrowSender(spark, schema)
     for n in range(3):
         assert [each["n"] for each in rows_of(sender.frame(batches_of(schema, [row(n)])))] == [n]
     assert len(asked) == 1, "it is not asked again with each batch"
 
 
 def test_a_frame_of_another_kind_is_no_mold(spark):
-    assert mold_of(spark, spark.range(3)._jdf) is None
-    assert mold_of(spark, spark.sparkContext._jvm.org.apache.spark.not_there) is None, "nor a class that is not there"
+    assert factory_of(spark, spark.range(3)._jdf) is None
+    assert factory_of(spark, spark.sparkContext._jvm.org.apache.spark.not_there) is None, (
+        "nor a class that is not there"
+    )

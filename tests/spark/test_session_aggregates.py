@@ -9,8 +9,8 @@ from decimal import Decimal
 import pytest
 
 from aggregate_cases import NAMES, SCHEMA, SECOND, assert_same, expected, step
-from penstock.ids import END_OF_TIME
-from penstock.operators.windows import session
+from penstock.clock import MAX_WATERMARK
+from penstock.operators.windows.assigners import session
 from window_harness import Rig
 
 pytestmark = pytest.mark.spark
@@ -48,7 +48,7 @@ def test_whatever_puts_rows_into_sessions_the_results_are_those_of_sql(spark, tm
         rig.advance((clock + 12 - JITTER) * SECOND)
         found += rig.take()
     assert found, "some have ended before the end"
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     found += rig.take()
     rig.operator.close()
     assert "late" not in rig.counts

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from penstock.clock import MAX_WATERMARK
 from penstock.errors import StateIncompatible
-from penstock.ids import END_OF_TIME
+from penstock.interfaces.operator import MAIN_PORT
 from penstock.operators import aggregates as agg
-from penstock.operators.base import MAIN
-from penstock.operators.emission import FINAL, Emission
-from penstock.operators.window_aggregate import WindowAggregate
-from penstock.operators.windows import session, tumbling
-from penstock.state import writer
-from penstock.state.compaction import Merge
+from penstock.operators.windows.aggregate import WindowAggregate
+from penstock.operators.windows.assigners import session, tumbling
+from penstock.operators.windows.emit_strategy import ON_WINDOW_CLOSE, EmitStrategy
+from penstock.state import parquet
+from penstock.state.compaction import Compaction
 from window_harness import Rig, counted, deliver, exchanges, persistent
 
 pytestmark = pytest.mark.spark
@@ -22,11 +22,11 @@ SECOND = 1_000_000
 SCHEMA = pa.schema([("user", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("x", pa.int64())])
 
 WAYS = {
-    "final": (session("10 seconds"), FINAL),
-    "by": (session(by="CASE WHEN x > 3 THEN INTERVAL 10 SECONDS ELSE INTERVAL 9 SECONDS END"), FINAL),
-    "lateness": (session("10 seconds", allowed_lateness="1 minute"), FINAL),
-    "updates": (session("10 seconds"), Emission(updates=True)),
-    "early": (session("10 seconds"), Emission(early=True, every=10)),
+    "final": (session("10 seconds"), ON_WINDOW_CLOSE),
+    "by": (session(by="CASE WHEN x > 3 THEN INTERVAL 10 SECONDS ELSE INTERVAL 9 SECONDS END"), ON_WINDOW_CLOSE),
+    "lateness": (session("10 seconds", allowed_lateness="1 minute"), ON_WINDOW_CLOSE),
+    "updates": (session("10 seconds"), EmitStrategy(updates=True)),
+    "early": (session("10 seconds"), EmitStrategy(early=True, every=10)),
 }
 
 
@@ -77,7 +77,7 @@ def test_no_exchange_lies_above_layers_at_any_height(spark, tmp_path, keys):
     stack = rig.operator._stack
     for height in range(1, 13):
         rig.process(rows(*range(height, 90, 11)))
-        layers, lease = stack.lease_due(0, END_OF_TIME)
+        layers, lease = stack.lease_due(0, MAX_WATERMARK)
         assert len(layers) == height
         layers_format = rig.operator._plan.layers_format
         frames = layers_format.merged(layers_format.between(_union(layers), 0))
@@ -86,16 +86,16 @@ def test_no_exchange_lies_above_layers_at_any_height(spark, tmp_path, keys):
     rig.advance(30 * SECOND)
     assert stack.height == 1
     rig.process(rows(33))
-    layers, lease = stack.lease_due(0, END_OF_TIME)
+    layers, lease = stack.lease_due(0, MAX_WATERMARK)
     assert exchanges(layers_format.merged(_union(layers))) == 0
     lease.release()
     rig.operator.close()
 
 
 def _union(layers):
-    from penstock.state.layer import union
+    from penstock.state.layers import union_layers
 
-    return union(layers)
+    return union_layers(layers)
 
 
 def test_a_merge_that_is_overtaken_by_the_end_of_sessions_comes_to_nothing(spark, tmp_path):
@@ -105,11 +105,11 @@ def test_a_merge_that_is_overtaken_by_the_end_of_sessions_comes_to_nothing(spark
     stack, operator = rig.operator._stack, rig.operator
     names = tuple(layer.name for layer in stack.sized())
     layers, lease = stack.lease_named(names)
-    merged = operator._merged(layers, Merge(names=names, level=1, reason="test"))
+    merged = operator._merged(layers, Compaction(names=names, level=1, reason="test"))
     rig.advance(20 * SECOND)
     assert not stack.replace(layers, merged)
     lease.release()
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     assert [row[3:5] for row in rig.take()] == [(3, 2), (61, 2)]
     operator.close()
 
@@ -139,7 +139,7 @@ def test_a_checkpoint_writes_what_is_new_and_all_that_is_open_once_sessions_have
     new = rig.again(third, generation=8)
     ends = []
     for each in (old, new):
-        each.advance(END_OF_TIME)
+        each.advance(MAX_WATERMARK)
         ends.append([row for row in each.take() if row[-1] != [1]])
         each.operator.close()
     assert ends[0] == ends[1] != []
@@ -157,7 +157,7 @@ def test_durable_layers_are_merged_without_losing_the_beginning_of_a_session(spa
     assert len(handle.layers) < 12
     rig = rig.again(handle, partitions=3)
     rig.sent.clear()
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     assert [row[4] for row in rig.take()] == [17]
     rig.operator.close()
 
@@ -188,7 +188,7 @@ def test_times_at_the_ends_of_time_and_keys_that_are_equal_but_not_alike(spark, 
         rig.process_frame(frame)
         if at == 0:
             rig = rig.again(rig.checkpoint(), partitions=3)
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     frames = [
         batch.frame.selectExpr("k", "unix_micros(window_start)", "unix_micros(window_end)", "n")
         for _, batch in rig.sent
@@ -208,9 +208,9 @@ def test_results_are_sent_and_event_time_passed_on_in_steps_of_a_tenth_of_the_ga
     rig.process(rows(2, user="b"))
     told = [rig.operator.advance(micros, emit=rig._emit) for micros in (11 * SECOND + 1, 12 * SECOND - 1)]
     assert told == [11 * SECOND, 11 * SECOND]
-    assert [row[0] for row in rig.take(MAIN)] == ["a"]
+    assert [row[0] for row in rig.take(MAIN_PORT)] == ["a"]
     assert rig.operator.advance(12 * SECOND, emit=rig._emit) == 12 * SECOND
-    assert [row[0] for row in rig.take(MAIN)] == ["b"]
+    assert [row[0] for row in rig.take(MAIN_PORT)] == ["b"]
     rig.operator.close()
 
 
@@ -227,7 +227,7 @@ def test_state_merged_without_new_rows_is_in_the_next_checkpoint(spark, tmp_path
     rig.advance(12 * SECOND)
     assert came(rig) == [("a", 0, 10, 0)]
     rig = rig.again(rig.checkpoint())
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     assert came(rig) == [("b", 5, 15, 5)]
     rig.operator.close()
 
@@ -244,7 +244,7 @@ def test_a_session_that_lies_in_two_durable_layers_keeps_its_beginning(spark, tm
     rig.advance(15 * SECOND)
     rig = rig.again(rig.checkpoint())
     rig.process(rows(16))
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     assert came(rig) == [("a", 0, 26, 24)]
     rig.operator.close()
 
@@ -262,7 +262,7 @@ def test_nor_does_one_whose_layers_in_memory_were_merged_before_time_passed_its_
     rig.advance(15 * SECOND)
     assert came(rig) == []
     rig = rig.again(rig.checkpoint())
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     assert came(rig) == [("a", 0, 18, 32)]
     rig.operator.close()
 
@@ -282,14 +282,14 @@ def test_nor_does_one_that_is_all_in_the_past_once_no_lateness_is_allowed_any_mo
         if batch:
             rig.process(rows(*batch))
         rig = rig.again(rig.checkpoint())
-        rig.advance(END_OF_TIME)
+        rig.advance(MAX_WATERMARK)
         assert came(rig) == [("a", 5, max(59, *(second + 10 for second in batch), 0), 160 + sum(batch))]
         rig.operator.close()
 
 
 def test_nor_does_one_whose_key_has_a_collation(spark, tmp_path, monkeypatch):
     """Keys that are alike have other bytes there, by which they would lie in different slices of one layer."""
-    monkeypatch.setattr(writer, "ROWS_A_TASK", 1)
+    monkeypatch.setattr(parquet, "ROWS_A_TASK", 1)
     users = "abcdefgh"
     rig = rig_of(spark, tmp_path, "final", (("user", "user COLLATE UTF8_LCASE"),))
     rig.process([row for user in users for row in rows(0, user=user.upper())])
@@ -300,7 +300,7 @@ def test_nor_does_one_whose_key_has_a_collation(spark, tmp_path, monkeypatch):
     rig.process([])
     rig.advance(12 * SECOND)
     rig = rig.again(rig.checkpoint())
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     found = sorted((who.lower(), start, end, x) for who, start, end, x in came(rig))
     assert found == [(user, 0, 18, 8) for user in users]
     rig.operator.close()

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 
 from oracle.sessions import Sessions
-from penstock.ids import END_OF_TIME
+from penstock.clock import MAX_WATERMARK
+from penstock.interfaces.operator import LATE_PORT
 from penstock.operators import aggregates as agg
-from penstock.operators.base import LATE
-from penstock.operators.emission import FINAL, Emission
-from penstock.operators.window_aggregate import WindowAggregate
-from penstock.operators.windows import session
+from penstock.operators.windows.aggregate import WindowAggregate
+from penstock.operators.windows.assigners import session
+from penstock.operators.windows.emit_strategy import ON_WINDOW_CLOSE, EmitStrategy
 from window_harness import Rig, persistent, taken
 
 pytestmark = pytest.mark.spark
@@ -29,7 +29,7 @@ SCHEMA = pa.schema(
 BY = "make_dt_interval(0, 0, 0, CAST(gap AS DECIMAL(18, 6)) / 1000000)"
 
 
-def step(window, emission=FINAL, *, keys=(("user", "user"),)) -> WindowAggregate:
+def step(window, emission=ON_WINDOW_CLOSE, *, keys=(("user", "user"),)) -> WindowAggregate:
     aggregates = (agg.sum("x"), agg.count().alias("n"))
     return WindowAggregate(keys=keys, time="at", window=window, aggregates=aggregates, emission=emission)
 
@@ -79,10 +79,10 @@ class Story:
 
     def collect(self) -> None:
         self.out += taken(self.rig)
-        self.late += [row[-1] for row in taken(self.rig, LATE)]
+        self.late += [row[-1] for row in taken(self.rig, LATE_PORT)]
 
 
-def tell(spark, folder: Path, seed: int, window, emission=FINAL, *, keys=True, own_gaps=False) -> Story:
+def tell(spark, folder: Path, seed: int, window, emission=ON_WINDOW_CLOSE, *, keys=True, own_gaps=False) -> Story:
     """Thirty things that may happen, then the end of time."""
     keyed = (("user", "user"),) if keys else ()
     rig = Rig(spark, step(window, emission, keys=keyed), SCHEMA, folder)
@@ -114,8 +114,8 @@ def tell(spark, folder: Path, seed: int, window, emission=FINAL, *, keys=True, o
                 story.oracle, story.clock, pending = oracle.copy(), clock, None
                 for rows, size in zip((story.out, story.late, story.expected, story.expected_late), sizes, strict=True):
                     del rows[size:]
-    story.rig.advance(END_OF_TIME)
-    story.expected += story.oracle.advance(END_OF_TIME)
+    story.rig.advance(MAX_WATERMARK)
+    story.expected += story.oracle.advance(MAX_WATERMARK)
     story.collect()
     story.rig.operator.close()
     return story
@@ -178,9 +178,9 @@ def test_sessions_of_processing_time_are_those_of_moments_of_arrival(spark, tmp_
                     arrive(rows)
     rig.advance(rig.wall + 2**50)
     out += taken(rig)
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     out += taken(rig)
-    expected += oracle.advance(END_OF_TIME)
+    expected += oracle.advance(MAX_WATERMARK)
     assert same(out, expected)
     assert "late" not in rig.counts
     rig.operator.close()
@@ -205,7 +205,7 @@ def test_without_keys_all_rows_are_of_one(spark, tmp_path):
 )
 def test_changes_add_up_to_the_sessions_of_sql(spark, tmp_path, seed, lateness, every):
     window = session("10 seconds", allowed_lateness=lateness)
-    story = tell(spark, tmp_path, seed, window, Emission(updates=True, every=every))
+    story = tell(spark, tmp_path, seed, window, EmitStrategy(updates=True, every=every))
     table: dict[tuple[object, ...], tuple[object, ...]] = {}
     before: dict[tuple[object, ...], tuple[object, ...]] = {}
     for row in story.out:
@@ -227,7 +227,7 @@ def test_changes_add_up_to_the_sessions_of_sql(spark, tmp_path, seed, lateness, 
 
 
 def test_early_results_are_followed_by_the_final_ones(spark, tmp_path):
-    story = tell(spark, tmp_path, 0, session("10 seconds"), Emission(early=True, every=1_000))
+    story = tell(spark, tmp_path, 0, session("10 seconds"), EmitStrategy(early=True, every=1_000))
     final = [row[:-1] for row in story.out if row[-1] == "on_time"]
     assert same(final, story.expected)
     assert {row[-1] for row in story.out} == {"early", "on_time"}

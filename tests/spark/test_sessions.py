@@ -11,8 +11,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 import penstock as ps
-from penstock.job.session import activate, take_over
-from penstock.state.sessions import active_session, current_session, empty, frame_of_table
+from penstock.spark.arrow import frame_of_arrow
+from penstock.spark.session import active_session, clone_session, current_session, empty_frame, set_active_session
 from spark.held_kit import row, sums
 from spark.job_kit import drop
 
@@ -55,11 +55,11 @@ def test_after_a_job_and_after_a_test_of_one_the_users_session_is_the_active_one
 
 
 def test_the_session_of_a_thread_is_not_that_of_whoever_made_a_frame_last(spark):
-    own, found = take_over(spark), {}
+    own, found = clone_session(spark), {}
     made, seen = threading.Event(), threading.Event()
 
     def work() -> None:
-        activate(own)
+        set_active_session(own)
         made.set()
         seen.wait(60)
         found["own"] = active_session()
@@ -75,12 +75,12 @@ def test_the_session_of_a_thread_is_not_that_of_whoever_made_a_frame_last(spark)
 
 
 def test_a_thread_without_a_session_of_its_own_finds_that_of_the_process_and_never_another_threads(spark):
-    own, found = take_over(spark), {}
+    own, found = clone_session(spark), {}
     spark.createDataFrame([(1,)], "n INT")
 
     def look() -> None:
         found["new"] = current_session()
-        activate(own)
+        set_active_session(own)
         found["own"] = current_session()
 
     thread = threading.Thread(target=look)
@@ -94,10 +94,10 @@ def test_a_thread_without_a_session_of_its_own_finds_that_of_the_process_and_nev
 
 
 def test_frames_are_made_as_by_pyspark_and_leave_no_note(spark):
-    schema, own = StructType.fromDDL(DDL), take_over(spark)
+    schema, own = StructType.fromDDL(DDL), clone_session(spark)
     spark.createDataFrame([(1,)], "n INT")
-    assert empty(own, schema).schema == schema
-    assert empty(own, schema).collect() == []
+    assert empty_frame(own, schema).schema == schema
+    assert empty_frame(own, schema).collect() == []
     table = pa.table({"n": [1, 2]})
-    assert [tuple(each) for each in frame_of_table(own, table, StructType.fromDDL("n LONG")).collect()] == [(1,), (2,)]
+    assert [tuple(each) for each in frame_of_arrow(own, table, StructType.fromDDL("n LONG")).collect()] == [(1,), (2,)]
     assert type(spark).getActiveSession() is spark

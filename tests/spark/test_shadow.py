@@ -9,13 +9,13 @@ import pytest
 
 import penstock as ps
 from core.copies_kit import files_below
+from penstock.admin.shadow import Stage
+from penstock.admin.shadow_compare import ComparedColumns, Comparison, DiffSample, compare
+from penstock.api.pipeline import PipelineDefinition
+from penstock.control.client import JobDirectory
 from penstock.errors import GraphError, SettingsError, StateIncompatible
-from penstock.graph.pipeline import PipelineDefinition
 from penstock.handles import Guarantee, Position
-from penstock.operate.directory import JobDirectory
-from penstock.operate.shadow.comparing import Columns, Comparison, Sample, compare
-from penstock.operate.shadow.stages import Stage
-from penstock.sources.base import Source, SourceContext
+from penstock.interfaces.source import Source, SourceContext
 from penstock.testing.sources import ScriptedSource
 from spark.job_kit import drop, published
 
@@ -49,10 +49,10 @@ def test_rows_count_as_often_as_they_are_there_and_null_is_like_null(sides: Any)
     assert (found.old, found.new, found.equal, found.only_old, found.only_new, found.changed) == (4, 4, 2, 2, 2, 0)
     assert not found.is_same
     assert found.samples == (
-        Sample(old={"k": "a", "n": 1}),
-        Sample(old={"k": "b", "n": 3}),
-        Sample(new={"k": "b", "n": 4}),
-        Sample(new={"k": "c", "n": 5}),
+        DiffSample(old={"k": "a", "n": 1}),
+        DiffSample(old={"k": "b", "n": 3}),
+        DiffSample(new={"k": "b", "n": 4}),
+        DiffSample(new={"k": "c", "n": 5}),
     )
 
 
@@ -63,9 +63,9 @@ def test_with_a_key_rows_that_changed_are_told_from_those_that_came_or_went(side
         key=("k",),
     )
     assert (found.equal, found.only_old, found.only_new, found.changed) == (1, 1, 1, 2)
-    assert Sample(old={"k": "b", "n": 3}, new={"k": "b", "n": 4}) in found.samples
-    assert Sample(old={"k": None, "n": 1}, new={"k": None, "n": 2}) in found.samples
-    assert found.samples[-2:] == (Sample(old={"k": "d", "n": 9}), Sample(new={"k": "c", "n": 5}))
+    assert DiffSample(old={"k": "b", "n": 3}, new={"k": "b", "n": 4}) in found.samples
+    assert DiffSample(old={"k": None, "n": 1}, new={"k": None, "n": 2}) in found.samples
+    assert found.samples[-2:] == (DiffSample(old={"k": "d", "n": 9}), DiffSample(new={"k": "c", "n": 5}))
 
 
 def test_fractions_are_compared_by_nine_digits_and_columns_by_what_became_of_them(sides: Any) -> None:
@@ -75,7 +75,7 @@ def test_fractions_are_compared_by_nine_digits_and_columns_by_what_became_of_the
         third.format(n="7L", x="1D / 3 + 1e-12D", more="'here' AS new_one, 5 AS t"),
     )
     assert found.is_same
-    assert found.columns == Columns(
+    assert found.columns == ComparedColumns(
         compared=("id", "n", "x"),
         added=("new_one",),
         removed=("old_one",),
@@ -104,7 +104,7 @@ def test_numbers_of_two_types_are_compared_as_exactly_as_the_less_exact_one_is(s
 
 
 def test_a_side_without_any_row_has_none(sides: Any) -> None:
-    assert sides(None, None) == Comparison(columns=Columns())
+    assert sides(None, None) == Comparison(columns=ComparedColumns())
     found = sides(None, "SELECT 1 AS id")
     assert (found.old, found.new, found.only_new) == (0, 1, 1)
     with pytest.raises(SettingsError, match="no column of that name is compared; there are id"):

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.elements import Batch, Measure
+from penstock.connectors import staging
+from penstock.connectors.files import sink
+from penstock.connectors.staging import committer
+from penstock.elements import Batch, ObservedMetrics
 from penstock.errors import GraphError, InternalError, SinkIdentityConflict, StateIncompatible
 from penstock.filesystem.local import LocalFileSystem
-from penstock.handles import CommitOutcome, Committable, FileRef
-from penstock.ids import CheckpointId, Generation
-from penstock.sinks import files, files_writer
-from penstock.sinks.base import SinkContext
-from penstock.sinks.committers import committer
+from penstock.handles import CheckpointId, CommitOutcome, Committable, FileRef, Generation
+from penstock.interfaces.sink import SinkContext
 from window_harness import jobs_of, next_job
 
 pytestmark = pytest.mark.spark
@@ -107,7 +107,7 @@ ROWS = "(1, 'ü', true), (2, NULL, false), (3, 'x\ty', NULL) AS t(id, name, flag
 @pytest.mark.parametrize("form", ["parquet", "json", "csv"])
 def test_each_format_comes_back_as_it_was(spark, tmp_path, form):
     out = str(tmp_path / "out [1]")
-    step = Step(spark, files.Sink(out, format=form), ROWS)
+    step = Step(spark, sink.Sink(out, format=form), ROWS)
     assert step.write() == 3
     assert step.write("id = 1") == 1
     assert visible(out) == []
@@ -124,9 +124,7 @@ def test_each_format_comes_back_as_it_was(spark, tmp_path, form):
 
 
 def test_text_writes_its_one_column(spark, tmp_path):
-    step = Step(
-        spark, files.Sink(str(tmp_path), format="text", options={"compression": "gzip"}), "('a'), ('b') AS t(v)"
-    )
+    step = Step(spark, sink.Sink(str(tmp_path), format="text", options={"compression": "gzip"}), "('a'), ('b') AS t(v)")
     step.write()
     (item,) = step.checkpoint(1)
     commit(item)
@@ -135,7 +133,7 @@ def test_text_writes_its_one_column(spark, tmp_path):
 
 
 def test_a_partitioned_sink_makes_one_file_a_value_however_many_batches(spark, tmp_path):
-    step = Step(spark, files.Sink(str(tmp_path), partition_by="k"), "(1, 'a b'), (2, 'c'), (3, NULL) AS t(id, k)")
+    step = Step(spark, sink.Sink(str(tmp_path), partition_by="k"), "(1, 'a b'), (2, 'c'), (3, NULL) AS t(id, k)")
     for _ in range(4):
         step.write()
     (item,) = step.checkpoint(1)
@@ -147,7 +145,7 @@ def test_a_partitioned_sink_makes_one_file_a_value_however_many_batches(spark, t
 
 def test_a_partition_column_may_begin_with_an_underscore(spark, tmp_path):
     step = Step(
-        spark, files.Sink(str(tmp_path), format="json", partition_by="_day"), "(1, 'a'), (2, 'b') AS t(id, _day)"
+        spark, sink.Sink(str(tmp_path), format="json", partition_by="_day"), "(1, 'a'), (2, 'b') AS t(id, _day)"
     )
     assert step.write() == 2
     (item,) = step.checkpoint(1)
@@ -158,10 +156,10 @@ def test_a_partition_column_may_begin_with_an_underscore(spark, tmp_path):
 
 
 def test_rows_of_which_no_file_came_are_not_removed(spark, tmp_path, monkeypatch):
-    step = Step(spark, files.Sink(str(tmp_path), format="json"), ROWS)
+    step = Step(spark, sink.Sink(str(tmp_path), format="json"), ROWS)
     step.write()
     with monkeypatch.context() as patched:
-        patched.setattr(files_writer.staging, "write", lambda *_: None)
+        patched.setattr(staging, "write", lambda *_: None)
         with pytest.raises(InternalError, match="3 rows staged"):
             step.checkpoint(1)
     (item,) = step.checkpoint(2)
@@ -172,7 +170,7 @@ def test_rows_of_which_no_file_came_are_not_removed(spark, tmp_path, monkeypatch
 def test_two_sinks_in_one_directory_do_not_meet(spark, tmp_path):
     items = []
     for uid in ("one", "two"):
-        step = Step(spark, files.Sink(str(tmp_path), format="json"), "(1) AS t(id)", uid=uid)
+        step = Step(spark, sink.Sink(str(tmp_path), format="json"), "(1) AS t(id)", uid=uid)
         step.write()
         items += step.checkpoint(1)
     assert [commit(item) for item in items] == [CommitOutcome.DONE] * 2
@@ -190,7 +188,7 @@ def test_a_batch_is_one_job_and_a_checkpoint_is_one_in_its_slot(spark, tmp_path)
         def __exit__(self, *_):
             spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
 
-    step = Step(spark, files.Sink(str(tmp_path), format="json"), ROWS, background=Slot)
+    step = Step(spark, sink.Sink(str(tmp_path), format="json"), ROWS, background=Slot)
     since = next_job(spark)
     for number in range(3):
         spark.sparkContext.setJobGroup(f"sink-{number}", "")
@@ -205,7 +203,7 @@ def test_a_batch_is_one_job_and_a_checkpoint_is_one_in_its_slot(spark, tmp_path)
 
 def test_a_single_staged_parquet_file_is_published_as_it_is(spark, tmp_path):
     used = []
-    step = Step(spark, files.Sink(str(tmp_path)), "(1) AS t(id)", background=lambda: used.append(True))
+    step = Step(spark, sink.Sink(str(tmp_path)), "(1) AS t(id)", background=lambda: used.append(True))
     step.frame = step.frame.coalesce(1)
     step.write()
     (item,) = step.checkpoint(1)
@@ -216,7 +214,7 @@ def test_a_single_staged_parquet_file_is_published_as_it_is(spark, tmp_path):
 
 
 def test_no_rows_no_file(spark, tmp_path):
-    step = Step(spark, files.Sink(str(tmp_path)), ROWS)
+    step = Step(spark, sink.Sink(str(tmp_path)), ROWS)
     assert step.write("id > 100") == 0
     assert step.write("false") == 0
     assert step.checkpoint(1) == []
@@ -224,8 +222,8 @@ def test_no_rows_no_file(spark, tmp_path):
 
 
 def test_measures_are_settled_after_the_write(spark, tmp_path):
-    step = Step(spark, files.Sink(str(tmp_path)), ROWS)
-    measure = Measure(lambda: {"rows": 3})
+    step = Step(spark, sink.Sink(str(tmp_path)), ROWS)
+    measure = ObservedMetrics(lambda: {"rows": 3})
     step.writer.write(Batch(frame=step.frame, sequence=1, measures={"rows": measure}))
     assert measure.value == {"rows": 3}
 
@@ -234,7 +232,7 @@ def test_measures_are_settled_after_the_write(spark, tmp_path):
 def half(spark, tmp_path):
     """A committable of two files, prepared."""
     step = Step(
-        spark, files.Sink(str(tmp_path / "out"), format="json", partition_by="k"), "(1, 'a'), (2, 'b') AS t(id, k)"
+        spark, sink.Sink(str(tmp_path / "out"), format="json", partition_by="k"), "(1, 'a'), (2, 'b') AS t(id, k)"
     )
     step.write()
     (item,) = step.checkpoint(3)
@@ -306,7 +304,7 @@ def test_a_foreign_file_under_a_final_name_is_not_overwritten(half):
 
 
 def test_an_aborted_checkpoint_and_the_next_carry_both(spark, tmp_path):
-    step = Step(spark, files.Sink(str(tmp_path), format="json"), ROWS)
+    step = Step(spark, sink.Sink(str(tmp_path), format="json"), ROWS)
     step.write("id = 1")
     aborted = step.checkpoint(1)
     step.write("id = 2")
@@ -332,7 +330,7 @@ def test_what_could_not_be_materialised_goes_into_the_next_checkpoint(spark, tmp
         def __exit__(self, *_):
             return None
 
-    step = Step(spark, files.Sink(str(tmp_path), format="json"), ROWS, background=background)
+    step = Step(spark, sink.Sink(str(tmp_path), format="json"), ROWS, background=background)
     step.write("id = 1")
     with pytest.raises(TimeoutError):
         step.checkpoint(1)
@@ -345,7 +343,7 @@ def test_what_could_not_be_materialised_goes_into_the_next_checkpoint(spark, tmp
 def test_names_of_generations_do_not_meet(spark, tmp_path):
     items = []
     for generation in (7, 8):
-        step = Step(spark, files.Sink(str(tmp_path), format="json"), ROWS, generation=generation)
+        step = Step(spark, sink.Sink(str(tmp_path), format="json"), ROWS, generation=generation)
         step.write()
         items += step.checkpoint(1)
     assert {commit(item) for item in items} == {CommitOutcome.DONE}
@@ -353,7 +351,7 @@ def test_names_of_generations_do_not_meet(spark, tmp_path):
 
 
 def test_bigger_epochs_make_more_files(spark, tmp_path):
-    step = Step(spark, files.Sink(str(tmp_path), target_file_bytes=2000), "(1) AS t(id)")
+    step = Step(spark, sink.Sink(str(tmp_path), target_file_bytes=2000), "(1) AS t(id)")
     step.frame = spark.range(0, 3000, 1, 3)
     step.writer._context = replace(step.writer._context, schema=step.frame.schema)
     step.write()
@@ -366,15 +364,15 @@ def test_bigger_epochs_make_more_files(spark, tmp_path):
 @pytest.mark.parametrize(
     ("sink", "columns", "told"),
     [
-        (lambda: files.Sink("o", format="csv"), "array(1) AS a", "csv cannot hold"),
-        (lambda: files.Sink("o", format="text"), "1 AS a", "one STRING"),
-        (lambda: files.Sink("o", partition_by="b"), "1 AS a", "partition_by names b"),
-        (lambda: files.Sink("o", partition_by="a"), "1 AS a", "nothing is left"),
-        (lambda: files.Sink("o", partition_by=".b"), "1 AS a, 2 AS `.b`", "hidden folders"),
-        (lambda: files.Sink("o"), "NULL AS a", "cast or drop"),
-        (lambda: files.Sink("o"), "1 AS a, 2 AS A", "twice"),
-        (lambda: files.Sink("o", format="xml"), "1 AS a", "not one of"),
-        (lambda: files.Sink("s3://o"), "1 AS a", "rename"),
+        (lambda: sink.Sink("o", format="csv"), "array(1) AS a", "csv cannot hold"),
+        (lambda: sink.Sink("o", format="text"), "1 AS a", "one STRING"),
+        (lambda: sink.Sink("o", partition_by="b"), "1 AS a", "partition_by names b"),
+        (lambda: sink.Sink("o", partition_by="a"), "1 AS a", "nothing is left"),
+        (lambda: sink.Sink("o", partition_by=".b"), "1 AS a, 2 AS `.b`", "hidden folders"),
+        (lambda: sink.Sink("o"), "NULL AS a", "cast or drop"),
+        (lambda: sink.Sink("o"), "1 AS a, 2 AS A", "twice"),
+        (lambda: sink.Sink("o", format="xml"), "1 AS a", "not one of"),
+        (lambda: sink.Sink("s3://o"), "1 AS a", "rename"),
     ],
 )
 def test_what_cannot_be_written_is_refused(spark, sink, columns, told):

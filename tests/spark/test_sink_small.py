@@ -5,13 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.elements import Batch, Measure
+from penstock.connectors import console, memory
+from penstock.connectors.staging import committer
+from penstock.elements import Batch, ObservedMetrics
 from penstock.errors import GraphError
-from penstock.handles import CommitOutcome, Guarantee
-from penstock.ids import CheckpointId, Generation
-from penstock.sinks import console, memory
-from penstock.sinks.base import SinkContext
-from penstock.sinks.committers import committer
+from penstock.handles import CheckpointId, CommitOutcome, Generation, Guarantee
+from penstock.interfaces.sink import SinkContext
 from window_harness import counted
 
 pytestmark = pytest.mark.spark
@@ -47,7 +46,7 @@ def test_console_prints_the_first_rows_in_one_job_that_runs_over_all(spark, capf
     observation = Observation("all")
     observed = frame.observe(observation, F.count(F.lit(1)).alias("n"))
     out = writer(spark, console.Sink(2, truncate=5), frame.schema)
-    measure = Measure(lambda: observation.get)
+    measure = ObservedMetrics(lambda: observation.get)
     batch = Batch(frame=observed, sequence=4, measures={"rows": measure})
     assert jobs(spark, lambda: out.write(batch)) == (1000, 1)
     assert measure.value == {"n": 1000}
@@ -78,7 +77,7 @@ def test_console_counts_on_when_nobody_reads(spark, monkeypatch, caplog):
     monkeypatch.setattr("sys.stdout", pipe)
     frame = spark.range(7)
     out = writer(spark, console.Sink(2), frame.schema)
-    measure = Measure(lambda: {"rows": 7})
+    measure = ObservedMetrics(lambda: {"rows": 7})
     assert out.write(Batch(frame=frame, sequence=1)) == 7
     assert out.write(Batch(frame=frame, sequence=2, measures={"rows": measure})) == 7
     assert measure.settled

@@ -10,12 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from penstock.clock import MonotonicTime, WallTime
+from penstock.connectors.files import ranges, source
+from penstock.connectors.files.source import Source
 from penstock.elements import Batch
 from penstock.errors import DecodeError, GraphError, SourceChanged, SourceUnavailable
 from penstock.handles import Position
-from penstock.ids import Instant, WallTime
-from penstock.sources import files
-from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Rows, SourceContext, Until
+from penstock.interfaces.source import CaughtUp, Ended, NoData, PlannedBatch, ReadLimit, SourceContext, Until
 from window_harness import counted
 
 pytestmark = pytest.mark.spark
@@ -34,13 +35,13 @@ def open_(spark, source, resume=None, until=Until.STOPPED):
 
 
 def ask(reader, now=0, **limits):
-    return reader.poll(now=Instant(now), wall=WallTime(0), limits=Limits(**limits))
+    return reader.poll(now=MonotonicTime(now), wall=WallTime(0), limits=ReadLimit(**limits))
 
 
 def drain(reader, **limits):
     """All batches that are there, as lists of rows, and the position after each."""
     batches, positions = [], []
-    while isinstance(poll := ask(reader, **limits), Rows):
+    while isinstance(poll := ask(reader, **limits), PlannedBatch):
         batches.append([tuple(row) for row in reader.frame(poll.plan).collect()])
         positions.append(through_json(reader.position()))
     return batches, positions
@@ -58,14 +59,14 @@ def test_json_files_are_read_once_in_order_and_new_ones_follow(spark, tmp_path):
     put(tmp_path, "b.json", '{"id": 1, "user": "ü"}\r\n\n  \n{"user": null, "more": [1]}', at=10)
     put(tmp_path, "a.json", '{"id": 3}\n', at=20)
     put(tmp_path, "_c.json", "unfinished", at=5)
-    source = files.Source(str(tmp_path), schema="id LONG, user STRING", max_files_per_batch=1)
+    source = Source(str(tmp_path), schema="id LONG, user STRING", max_files_per_batch=1)
     reader = open_(spark, source)
     batches, positions = drain(reader)
     assert batches == [[(1, "ü"), (None, None)], [(3, None)]]
-    assert ask(reader, now=0) == Nothing(wake_at=Instant(200_000))
+    assert ask(reader, now=0) == NoData(wake_at=MonotonicTime(200_000))
 
     put(tmp_path, "moved.json", '{"id": 4}\n', at=1)
-    assert ask(reader, now=199_999) == Nothing(wake_at=Instant(200_000))
+    assert ask(reader, now=199_999) == NoData(wake_at=MonotonicTime(200_000))
     poll = ask(reader, now=200_000)
     assert [tuple(row) for row in reader.frame(poll.plan).collect()] == [(4, None)]
     assert drain(open_(spark, source, positions[0]))[0] == [[(4, None)], [(3, None)]]
@@ -74,7 +75,7 @@ def test_json_files_are_read_once_in_order_and_new_ones_follow(spark, tmp_path):
 def test_a_plan_takes_all_if_no_file_waits(spark, tmp_path):
     for number in range(3):
         put(tmp_path, f"{number}.json", '{"a": 1}\n', at=number)
-    reader = open_(spark, files.Source(tmp_path, format="json", schema="a INT", max_files_per_batch=2))
+    reader = open_(spark, source.Source(tmp_path, format="json", schema="a INT", max_files_per_batch=2))
     assert [ask(reader).takes_all for _ in range(2)] == [False, True]
 
 
@@ -82,7 +83,7 @@ def test_a_plan_takes_all_if_no_file_waits(spark, tmp_path):
 def test_names_are_only_names(spark, tmp_path, name):
     content = b'{"id": 1}\n'
     put(tmp_path, name, gzip.compress(content) if name.endswith("gz") else content, at=1)
-    assert drain(open_(spark, files.Source(str(tmp_path), schema="id LONG")))[0] == [[(1,)]]
+    assert drain(open_(spark, source.Source(str(tmp_path), schema="id LONG")))[0] == [[(1,)]]
 
 
 LINES = [f'{{"id": {n}, "text": "{"é€😀" * (n % 50)}"}}' for n in range(2000)]
@@ -94,8 +95,8 @@ def test_a_split_file_gives_the_rows_of_the_whole_and_any_cut_is_a_place_to_resu
     put(tmp_path, "big.json", end.join(LINES) + (end if closed else ""), at=1)
     put(tmp_path, "then.json", '{"id": -1, "text": ""}', at=2)
     schema = "id LONG, text STRING"
-    (whole,), _ = drain(open_(spark, files.Source(str(tmp_path), schema=schema)))
-    cut = files.Source(str(tmp_path), schema=schema, split_bytes=CUT)
+    (whole,), _ = drain(open_(spark, source.Source(str(tmp_path), schema=schema)))
+    cut = source.Source(str(tmp_path), schema=schema, split_bytes=CUT)
     batches, positions = drain(open_(spark, cut))
     assert len(batches) > 3
     assert [row for batch in batches for row in batch] == whole
@@ -106,13 +107,13 @@ def test_a_split_file_gives_the_rows_of_the_whole_and_any_cut_is_a_place_to_resu
 def test_text_keeps_blank_lines_and_bytes_and_a_row_of_ten_megabytes(spark, tmp_path):
     long = "x" * (10 * 1024 * 1024)
     put(tmp_path, "t", b"\xef\xbb\xbfa\r\n\n \r\r\n" + long.encode() + b"\n\xff\r", at=1)
-    whole = open_(spark, files.Source(str(tmp_path), format="text"))
+    whole = open_(spark, source.Source(str(tmp_path), format="text"))
     frame = whole.frame(ask(whole).plan)
     seen = [tuple(r) for r in frame.selectExpr("hex(left(value, 9))", "length(value)").collect()]
     assert seen == [("61", 1), ("", 0), ("200D", 2), ("78" * 9, len(long)), ("FF", 1)]
-    cuts = open_(spark, files.Source(str(tmp_path), format="text", split_bytes=1024 * 1024 * 3))
+    cuts = open_(spark, source.Source(str(tmp_path), format="text", split_bytes=1024 * 1024 * 3))
     again = []
-    while isinstance(poll := ask(cuts), Rows):
+    while isinstance(poll := ask(cuts), PlannedBatch):
         cut = cuts.frame(poll.plan).selectExpr("hex(left(value, 9))", "length(value)")
         again += [tuple(r) for r in cut.collect()]
     assert again == seen
@@ -121,9 +122,9 @@ def test_text_keeps_blank_lines_and_bytes_and_a_row_of_ten_megabytes(spark, tmp_
 def test_a_json_row_of_twenty_five_megabytes_is_decoded(spark, tmp_path):
     put(tmp_path, "t", '{"v": "' + "x" * 25_000_000 + '"}', at=1)
     for split in (10**9, 2**20):
-        reader = open_(spark, files.Source(str(tmp_path), schema="v STRING", split_bytes=split))
+        reader = open_(spark, source.Source(str(tmp_path), schema="v STRING", split_bytes=split))
         lengths = []
-        while isinstance(poll := ask(reader), Rows):
+        while isinstance(poll := ask(reader), PlannedBatch):
             lengths += [row[0] for row in reader.frame(poll.plan).selectExpr("length(v)").collect()]
         assert lengths == [25_000_000]
 
@@ -145,11 +146,11 @@ MALFORMED = [
 @pytest.mark.parametrize("line", MALFORMED)
 def test_a_malformed_row_fails_with_its_file_and_text(spark, tmp_path, line):
     put(tmp_path, "in.json", f'{{"id": 1}}\n{line}\n', at=1)
-    reader = open_(spark, files.Source(str(tmp_path), schema="id LONG, in STRUCT<x: INT>"))
+    reader = open_(spark, source.Source(str(tmp_path), schema="id LONG, in STRUCT<x: INT>"))
     frame = reader.frame(ask(reader).plan)
     with pytest.raises(Exception, match=r"penstock\.(decode|changed):|FAILED_READ_FILE") as failure:
         noop(frame.select("in"))
-    explained = files.explain(failure.value)
+    explained = ranges.explain(failure.value)
     assert isinstance(explained, DecodeError)
     assert f"{tmp_path}/in.json" in str(explained)
     assert line in str(explained)
@@ -158,24 +159,24 @@ def test_a_malformed_row_fails_with_its_file_and_text(spark, tmp_path, line):
 
 def test_a_malformed_row_cannot_be_filtered_or_projected_away(spark, tmp_path):
     put(tmp_path, "in.json", '{"id": "no"}\n' + "y" * 500, at=1)
-    reader = open_(spark, files.Source(str(tmp_path), schema="id LONG"))
+    reader = open_(spark, source.Source(str(tmp_path), schema="id LONG"))
     frame = reader.frame(ask(reader).plan)
     for action in (lambda: frame.where("id > 3").collect(), frame.count):
         with pytest.raises(Exception, match=r"penstock\.(decode|changed):|FAILED_READ_FILE") as failure:
             action()
-        assert isinstance(files.explain(failure.value), DecodeError)
+        assert isinstance(ranges.explain(failure.value), DecodeError)
 
 
 def test_csv_with_header_and_options(spark, tmp_path):
     put(tmp_path, "a.csv", "id;name\n1;'x;y'\r\n\n2;\n", at=1)
     put(tmp_path, "b.csv", "id;name\nid;name", at=2)
-    source = files.Source(
+    source = Source(
         str(tmp_path), format="csv", schema="id STRING, name STRING", options={"header": True, "sep": ";", "quote": "'"}
     )
     assert drain(open_(spark, source))[0] == [[("1", "x;y"), ("2", None), ("id", "name")]]
     rows = [f"{n};n{n}" for n in range(20_000)]
     put(tmp_path, "c.csv", "\n".join(["id;name", *rows]), at=3)
-    cut = files.Source(
+    cut = Source(
         str(tmp_path),
         format="csv",
         schema="id STRING, name STRING",
@@ -194,10 +195,10 @@ source_options = {"header": True, "sep": ";"}
 @pytest.mark.parametrize("line", ["x,1", "1", "1,2,3"])
 def test_a_malformed_csv_row_fails(spark, tmp_path, line):
     put(tmp_path, "in.csv", f"{line}\n", at=1)
-    reader = open_(spark, files.Source(str(tmp_path), format="csv", schema="a INT, b INT"))
+    reader = open_(spark, source.Source(str(tmp_path), format="csv", schema="a INT, b INT"))
     with pytest.raises(Exception, match=r"penstock\.(decode|changed):|FAILED_READ_FILE") as failure:
         noop(reader.frame(ask(reader).plan))
-    assert isinstance(files.explain(failure.value), DecodeError)
+    assert isinstance(ranges.explain(failure.value), DecodeError)
 
 
 def test_parquet_whole_and_by_row_groups_is_the_same(spark, tmp_path):
@@ -214,31 +215,31 @@ def test_parquet_whole_and_by_row_groups_is_the_same(spark, tmp_path):
         }
     )
     pq.write_table(table, source / "big.parquet", row_group_size=10_000)
-    whole, _ = drain(open_(spark, files.Source(str(source), format="parquet")))
-    batches, positions = drain(open_(spark, files.Source(str(source), format="parquet", split_bytes=CUT)))
+    whole, _ = drain(open_(spark, Source(str(source), format="parquet")))
+    batches, positions = drain(open_(spark, Source(str(source), format="parquet", split_bytes=CUT)))
     assert len(batches) > 2
     assert [row for batch in batches for row in batch] == whole[0]
-    rest = open_(spark, files.Source(str(source), format="parquet", split_bytes=CUT), positions[1])
+    rest = open_(spark, Source(str(source), format="parquet", split_bytes=CUT), positions[1])
     assert drain(rest)[0] == batches[2:]
-    given = files.Source(str(source), format="parquet", schema="S STRING, none INT", split_bytes=CUT)
+    given = Source(str(source), format="parquet", schema="S STRING, none INT", split_bytes=CUT)
     assert drain(open_(spark, given))[0][0][:2] == [("0", None), ("1", None)]
 
 
 def test_parquet_of_another_type_is_a_decode_error(spark, tmp_path):
     pq.write_table(pa.table({"id": [str(n) for n in range(20_000)]}), tmp_path / "b.parquet")
     for split in (10**9, CUT):
-        source = files.Source(str(tmp_path), format="parquet", schema="id LONG", split_bytes=split, pattern="b*")
+        source = Source(str(tmp_path), format="parquet", schema="id LONG", split_bytes=split, pattern="b*")
         reader = open_(spark, source)
         with pytest.raises(Exception, match=r"penstock\.(decode|changed):|FAILED_READ_FILE") as failure:
             noop(reader.frame(ask(reader).plan))
-        explained = files.explain(failure.value)
+        explained = ranges.explain(failure.value)
         assert isinstance(explained, DecodeError)
         assert "b.parquet" in str(explained)
         assert "schema" in str(explained)
 
 
 def test_a_planned_file_that_vanishes_or_changes_is_an_error(spark, tmp_path):
-    source = files.Source(str(tmp_path), schema="id LONG")
+    source = Source(str(tmp_path), schema="id LONG")
     path = put(tmp_path, "a.json", '{"id": 1}\n', at=1)
     reader = open_(spark, source)
     poll = ask(reader)
@@ -255,18 +256,18 @@ def test_a_planned_file_that_vanishes_or_changes_is_an_error(spark, tmp_path):
         reader.frame(poll.plan)
     with pytest.raises(Exception, match=r"penstock\.(decode|changed):|FAILED_READ_FILE") as failure:
         noop(frame)
-    assert isinstance(files.explain(failure.value), SourceChanged)
+    assert isinstance(ranges.explain(failure.value), SourceChanged)
 
 
 def test_a_cut_file_that_changes_while_it_is_read_fails_the_job(spark, tmp_path):
     path = put(tmp_path, "a.json", '{"id": 1}\n' * 10_000, at=1)
-    reader = open_(spark, files.Source(str(tmp_path), schema="id LONG", split_bytes=CUT))
+    reader = open_(spark, source.Source(str(tmp_path), schema="id LONG", split_bytes=CUT))
     frame = reader.frame(ask(reader).plan)
     with path.open("a") as more:
         more.write('{"id": 2}\n')
     with pytest.raises(Exception, match=r"penstock\.(decode|changed):|FAILED_READ_FILE") as failure:
         noop(frame)
-    explained = files.explain(failure.value)
+    explained = ranges.explain(failure.value)
     assert isinstance(explained, SourceChanged)
     assert "'a.json'" in str(explained)
     with pytest.raises(SourceChanged, match="partly read"):
@@ -276,7 +277,7 @@ def test_a_cut_file_that_changes_while_it_is_read_fails_the_job(spark, tmp_path)
 def test_a_listed_file_that_goes_away_before_it_is_planned_is_left_out(spark, tmp_path):
     for name in "abc":
         put(tmp_path, name, name, at=1)
-    reader = open_(spark, files.Source(str(tmp_path), format="text", max_files_per_batch=1))
+    reader = open_(spark, source.Source(str(tmp_path), format="text", max_files_per_batch=1))
     ask(reader)
     (tmp_path / "b").unlink()
     assert drain(reader)[0] == [[("c",)]]
@@ -284,7 +285,7 @@ def test_a_listed_file_that_goes_away_before_it_is_planned_is_left_out(spark, tm
 
 def test_caught_up_reads_what_was_there_at_the_opening(spark, tmp_path):
     put(tmp_path, "a", "a", at=2)
-    source = files.Source(str(tmp_path), format="text")
+    source = Source(str(tmp_path), format="text")
     reader = open_(spark, source, until=Until.CAUGHT_UP)
     put(tmp_path, "b", "b", at=1)
     batches, positions = drain(reader)
@@ -296,7 +297,7 @@ def test_caught_up_reads_what_was_there_at_the_opening(spark, tmp_path):
 def test_bounded_ends_after_what_was_there_at_the_first_start(spark, tmp_path):
     put(tmp_path, "a", "a", at=1)
     put(tmp_path, "b", "b", at=2)
-    source = files.Source(str(tmp_path), format="text", bounded=True, max_files_per_batch=1)
+    source = Source(str(tmp_path), format="text", bounded=True, max_files_per_batch=1)
     first = open_(spark, source)
     start = through_json(first.position())
     ask(first)
@@ -311,7 +312,7 @@ def test_bounded_ends_after_what_was_there_at_the_first_start(spark, tmp_path):
 
 def test_a_whole_file_replaced_before_it_was_read_does_not_pass_for_what_was_planned(spark, tmp_path):
     path = put(tmp_path, "a.json", '{"id": 1}\n', at=1)
-    reader = open_(spark, files.Source(str(tmp_path), schema="id LONG"))
+    reader = open_(spark, source.Source(str(tmp_path), schema="id LONG"))
     poll = ask(reader)
     frame = reader.frame(poll.plan)
     poll.verify()
@@ -326,14 +327,14 @@ def test_a_whole_file_replaced_before_it_was_read_does_not_pass_for_what_was_pla
 
 def test_what_a_bounded_run_had_left_is_not_the_end_of_a_later_one(spark, tmp_path):
     put(tmp_path, "a", "a", at=1)
-    bounded = open_(spark, files.Source(str(tmp_path), format="text", bounded=True))
+    bounded = open_(spark, source.Source(str(tmp_path), format="text", bounded=True))
     _, positions = drain(bounded)
     put(tmp_path, "b", "b", at=2)
-    later = open_(spark, files.Source(str(tmp_path), format="text"), positions[-1], until=Until.CAUGHT_UP)
+    later = open_(spark, source.Source(str(tmp_path), format="text"), positions[-1], until=Until.CAUGHT_UP)
     batches, positions = drain(later)
     assert batches == [[("b",)]]
     put(tmp_path, "c", "c", at=3)
-    again = open_(spark, files.Source(str(tmp_path), format="text", bounded=True), positions[-1])
+    again = open_(spark, source.Source(str(tmp_path), format="text", bounded=True), positions[-1])
     put(tmp_path, "d", "d", at=4)
     assert "remaining" in again.position().detail
     assert drain(again)[0] == [[("c",)]]
@@ -342,8 +343,8 @@ def test_what_a_bounded_run_had_left_is_not_the_end_of_a_later_one(spark, tmp_pa
 def test_caught_up_leaves_out_a_file_that_goes_away_and_bounded_stops(spark, tmp_path):
     for name in "abcd":
         put(tmp_path, name, name, at=1)
-    caught_up = open_(spark, files.Source(str(tmp_path), format="text", max_files_per_batch=1), until=Until.CAUGHT_UP)
-    bounded = open_(spark, files.Source(str(tmp_path), format="text", max_files_per_batch=1, bounded=True))
+    caught_up = open_(spark, source.Source(str(tmp_path), format="text", max_files_per_batch=1), until=Until.CAUGHT_UP)
+    bounded = open_(spark, source.Source(str(tmp_path), format="text", max_files_per_batch=1, bounded=True))
     for reader in (caught_up, bounded):
         ask(reader)
     (tmp_path / "b").unlink()
@@ -364,7 +365,7 @@ def test_compressed_files_are_read_by_workers_as_by_spark(spark, tmp_path):
         folder = tmp_path / codec
         folder.mkdir()
         next(written.glob(f"part-*{ending}")).rename(folder / f"12:30.csv{ending}")
-        source = files.Source(
+        source = Source(
             str(folder), format="csv", schema="id STRING, name STRING", options=source_options, split_bytes=CUT
         )
         (batch,), _ = drain(open_(spark, source))
@@ -374,7 +375,7 @@ def test_compressed_files_are_read_by_workers_as_by_spark(spark, tmp_path):
 def test_limits(spark, tmp_path):
     for name in "abcd":
         put(tmp_path, name, f"{name}\n" * 100, at=1)
-    source = files.Source(str(tmp_path), format="text")
+    source = Source(str(tmp_path), format="text")
     assert [len(batch) for batch in drain(open_(spark, source), bytes=450)[0]] == [200, 200]
     assert [len(batch) for batch in drain(open_(spark, source), rows=300)[0]] == [300, 100]
     assert ask(open_(spark, source)).bytes == 800
@@ -384,10 +385,10 @@ def test_one_job_a_batch_and_nothing_compiled_for_the_next(spark, tmp_path):
     for n in range(40):
         put(tmp_path, f"f{n}.json", f'{{"id": {n}, "user": "u"}}\n' * (10 + n), at=n)
     put(tmp_path, "big.json", '{"id": 1, "user": "u"}\n' * 30_000, at=99)
-    source = files.Source(str(tmp_path), schema="id LONG, user STRING", split_bytes=CUT)
+    source = Source(str(tmp_path), schema="id LONG, user STRING", split_bytes=CUT)
     reader = open_(spark, source)
     counts, compiled = [], []
-    while isinstance(poll := ask(reader, bytes=1500 + len(counts) * 100), Rows):
+    while isinstance(poll := ask(reader, bytes=1500 + len(counts) * 100), PlannedBatch):
         with counted(spark) as cost:
             noop(reader.frame(poll.plan))
         counts.append(cost.jobs)
@@ -399,7 +400,7 @@ def test_one_job_a_batch_and_nothing_compiled_for_the_next(spark, tmp_path):
 
 def test_frames_are_stable_and_decoded_once(spark, tmp_path):
     put(tmp_path, "a.json", '{"id": 1, "user": "u"}\n', at=1)
-    reader = open_(spark, files.Source(str(tmp_path), schema="id LONG, user STRING"))
+    reader = open_(spark, source.Source(str(tmp_path), schema="id LONG, user STRING"))
     frame = reader.frame(ask(reader).plan)
     assert frame.collect() == frame.collect()
     plan = frame.where("id > 0 and user = 'u'")._jdf.queryExecution().executedPlan().toString()
@@ -408,16 +409,16 @@ def test_frames_are_stable_and_decoded_once(spark, tmp_path):
 
 def test_what_cannot_work_is_refused(spark, tmp_path):
     with pytest.raises(GraphError, match="schema="):
-        files.Source("in", format="json")
+        source.Source("in", format="json")
     with pytest.raises(GraphError, match="not one of"):
-        files.Source("in", format="xml")
+        source.Source("in", format="xml")
     with pytest.raises(GraphError, match="several lines"):
-        files.Source("in", format="csv", schema="a INT", options={"multiLine": True})
+        source.Source("in", format="csv", schema="a INT", options={"multiLine": True})
     with pytest.raises(GraphError, match="mount"):
-        files.Source("s3://in", format="text")
+        source.Source("s3://in", format="text")
     with pytest.raises(GraphError, match="no list of columns"):
-        files.Source("in", schema="a NOTHING").schema(spark)
+        source.Source("in", schema="a NOTHING").schema(spark)
     with pytest.raises(SourceUnavailable, match="create it"):
-        open_(spark, files.Source(str(tmp_path / "none"), format="text"))
+        open_(spark, source.Source(str(tmp_path / "none"), format="text"))
     with pytest.raises(SourceUnavailable, match="schema="):
-        files.Source(str(tmp_path), format="parquet").schema(spark)
+        source.Source(str(tmp_path), format="parquet").schema(spark)

@@ -5,12 +5,12 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
+from penstock.clock import MonotonicTime, WallTime
+from penstock.connectors import generator, rate
+from penstock.connectors.counting import Rate
 from penstock.errors import GraphError, StateIncompatible, UserFunctionError
 from penstock.handles import Position
-from penstock.ids import Instant, WallTime
-from penstock.sources import generator, rate
-from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Rows, SourceContext, Until
-from penstock.sources.pace import Rate
+from penstock.interfaces.source import CaughtUp, Ended, NoData, PlannedBatch, ReadLimit, SourceContext, Until
 from window_harness import counted
 
 pytestmark = pytest.mark.spark
@@ -23,7 +23,7 @@ def open_(spark, source, resume=None, until=Until.STOPPED):
 
 
 def ask(reader, wall=T0, now=0, **limits):
-    return reader.poll(now=Instant(now), wall=WallTime(wall), limits=Limits(**limits))
+    return reader.poll(now=MonotonicTime(now), wall=WallTime(wall), limits=ReadLimit(**limits))
 
 
 def rows(reader, poll):
@@ -43,7 +43,7 @@ def test_rate_rows_have_the_time_at_which_they_were_due(spark):
     assert reader.position().detail == {"next": 0, "started": None}
     poll = ask(reader)
     assert (poll.rows, poll.measures["rows"].value) == (1, {"rows": 1, "bytes": 0})
-    assert ask(reader, now=5) == Nothing(wake_at=Instant(5 + 500_000))
+    assert ask(reader, now=5) == NoData(wake_at=MonotonicTime(5 + 500_000))
     poll = ask(reader, wall=T0 + SECOND)
     start = datetime.fromtimestamp(T0 / SECOND, timezone.utc)
     utc = [(n, at.astimezone(timezone.utc)) for n, at in rows(reader, poll)]
@@ -75,7 +75,7 @@ def test_the_generator_resumes_at_any_batch_and_ends(spark):
     source = generator.Source(lambda f: f.selectExpr("n * 2 AS id", "cast(n AS string) AS s"), rows=25, per_batch=10)
     reader = open_(spark, source)
     batches, positions = [], []
-    while isinstance(poll := ask(reader), Rows):
+    while isinstance(poll := ask(reader), PlannedBatch):
         batches.append(rows(reader, poll))
         positions.append(Position(kind="generator/1", detail=json.loads(json.dumps(reader.position().detail))))
     assert [row for batch in batches for row in batch] == [(2 * n, str(n)) for n in range(25)]

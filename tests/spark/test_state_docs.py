@@ -13,8 +13,8 @@ import pytest
 
 import penstock as ps
 from core.cli_kit import say
-from penstock.operate.savepoints import create
-from penstock.operate.state.find import open_job
+from penstock.admin.savepoints import create
+from penstock.admin.state_read import open_job
 from spark.job_kit import drop
 
 if TYPE_CHECKING:

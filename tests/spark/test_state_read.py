@@ -18,16 +18,15 @@ from pyspark.sql import functions as F
 
 import penstock as ps
 from core.cli_kit import say
+from penstock.admin.state_read import StateReader, open_job, resolve_manifest, state_of
 from penstock.errors import CondemnedWhileRead, StateIncompatible, UnknownName
-from penstock.operate.state.find import chosen, open_job, state_of
-from penstock.operate.state.read import StateReader
 from spark.testing_kit import NOWHERE, at, clicks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.graph.pipeline import PipelineDefinition
-    from penstock.testing import PipelineRun
+    from penstock.api.pipeline import PipelineDefinition
+    from penstock.testing.pipeline_run import PipelineRun
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -279,7 +278,7 @@ def test_condemned_while_read_is_an_error_and_never_a_part(spark: SparkSession) 
         t.send("a", [at("u", 0), at("v", 0)])
         t.checkpoint()
         directory = open_job(t.folder)
-        before = chosen(directory.read(), None)
+        before = resolve_manifest(directory.read(), None)
         reader = StateReader(spark, directory)
         files = [directory.filesystem.url(file.path) for file in state_of(before, "counts").layers[0].files]
         t.send("a", [at("u", 0)])

@@ -10,10 +10,10 @@ from pyspark.sql import functions as F
 
 import penstock as ps
 from penstock import failpoints
+from penstock.admin.state_read import open_job, state_of
 from penstock.checkpoint.gc import layers_of
 from penstock.errors import JobIsRunning, PenstockError, RequestRefused, SchemaMismatch, StateIncompatible, UnknownName
-from penstock.failpoints import Crash
-from penstock.operate.state.find import open_job, state_of
+from penstock.failpoints import FailpointCrash
 from spark.job_kit import drop
 from spark.testing_kit import NOWHERE, at, clicks, counts
 
@@ -97,7 +97,7 @@ def test_a_crash_at_any_step_leaves_the_job_as_it_was_or_done(spark: SparkSessio
         old, kept = {("u", 0, 1), ("v", 0, 1)}, {("u", 0, 1)}
         without = ps.read_state(spark, t.folder, "counts").where("user = 'u'")
         for step, (point, is_done) in enumerate(CRASHES.items()):
-            with failpoints.armed(point, "raise"), pytest.raises(Crash):
+            with failpoints.armed(point, "raise"), pytest.raises(FailpointCrash):
                 ps.write_state(spark, t.folder, "counts", without, name=f"try-{step}")
 
             assert state(spark, t.folder) == (kept if is_done else old), point

@@ -5,43 +5,42 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from penstock.ids import BEGINNING, END_OF_TIME
+from penstock.clock import MAX_WATERMARK, MIN_WATERMARK
 from penstock.operators import aggregates as agg
-from penstock.operators.graft import plan_of
-from penstock.operators.template import Templates
-from penstock.operators.window_aggregate import WindowAggregate
-from penstock.operators.windows import tumbling
-from penstock.state.blocks import cut, free
-from penstock.state.changing import changing
+from penstock.operators.windows.aggregate import WindowAggregate
+from penstock.operators.windows.assigners import tumbling
+from penstock.spark.blocks import free_blocks, local_checkpoint
+from penstock.spark.plans import PlanPreparer, analyzed_plan
+from penstock.spark.sql import variable_literal
 from window_harness import Rig, compilations
 
 pytestmark = pytest.mark.spark
 
 SECOND = 1_000_000
-NUMBERS = (7, -1, 2**31, BEGINNING, END_OF_TIME, 0)
+NUMBERS = (7, -1, 2**31, MIN_WATERMARK, MAX_WATERMARK, 0)
 
 
 def beside(rows, *numbers):
     return rows.selectExpr(
-        "id", *(f"{changing(number, beside='id')} AS n{place}" for place, number in enumerate(numbers))
+        "id", *(f"{variable_literal(number, beside='id')} AS n{place}" for place, number in enumerate(numbers))
     )
 
 
 def test_each_number_gets_to_its_place_whatever_its_size(spark):
-    templates = Templates(spark)
+    templates = PlanPreparer(spark)
     batch = spark.range(2)
     template = templates.make(batch.schema, beside, numbers=len(NUMBERS))
     for numbers in (NUMBERS, NUMBERS[::-1]):
-        frame = templates.frame(templates.hang(template, plan_of(batch), *numbers))
+        frame = templates.frame(templates.hang(template, analyzed_plan(batch), *numbers))
         assert [tuple(row) for row in frame.orderBy("id").collect()] == [(0, *numbers), (1, *numbers)]
 
 
 def test_a_template_is_compiled_once(spark):
-    templates = Templates(spark)
+    templates = PlanPreparer(spark)
     template = templates.make(spark.range(0).schema, beside, numbers=2)
 
     def run(low: int, high: int) -> None:
-        templates.frame(templates.hang(template, plan_of(spark.range(9)), low, high)).collect()
+        templates.frame(templates.hang(template, analyzed_plan(spark.range(9)), low, high)).collect()
 
     run(1, 2)
     before = compilations(spark)
@@ -50,14 +49,17 @@ def test_a_template_is_compiled_once(spark):
 
 
 def test_what_was_kept_of_one_template_can_be_put_together(spark):
-    templates = Templates(spark)
+    templates = PlanPreparer(spark)
     template = templates.make(spark.range(0).schema, beside, numbers=1)
-    kept = [cut(templates.frame(templates.hang(template, plan_of(spark.range(2)), number))) for number in (5, 6)]
+    kept = [
+        local_checkpoint(templates.frame(templates.hang(template, analyzed_plan(spark.range(2)), number)))
+        for number in (5, 6)
+    ]
     both = templates.frame(templates.union(kept))
     assert sorted(tuple(row) for row in both.collect()) == [(0, 5), (0, 6), (1, 5), (1, 6)]
     assert sorted(tuple(row) for row in kept[0].join(kept[1], "id").collect()) == [(0, 5, 6), (1, 5, 6)]
     for frame in kept:
-        free(frame)
+        free_blocks(frame)
 
 
 @pytest.mark.parametrize("keys", [(("user", "user"),), ()], ids=["keyed", "all rows"])

@@ -10,8 +10,9 @@ import pytest
 import penstock as ps
 from penstock.errors import HarnessError, SchemaMismatch, StateIncompatible
 from penstock.handles import StateHandle
-from penstock.operators.window_aggregate import WindowAggregate
-from penstock.testing import MemoryFileSystem, OperatorHarness
+from penstock.operators.windows.aggregate import WindowAggregate
+from penstock.testing.filesystem import MemoryFileSystem
+from penstock.testing.operator_harness import OperatorHarness
 from window_harness import persistent
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import pytest
 
 import penstock as ps
 from penstock.errors import HarnessError
-from penstock.testing import Crash, assert_rows
+from penstock.testing.frames import assert_rows
+from penstock.testing.sources import Crash
 from spark.testing_kit import NOWHERE, at, clicks, counts, story
 from window_harness import persistent
 

@@ -16,7 +16,9 @@ from penstock.errors import (
     UserFunctionError,
 )
 from penstock.facts import CheckpointCompleted, CheckpointFailed
-from penstock.testing import End, PipelineRun, assert_rows
+from penstock.testing.frames import assert_rows
+from penstock.testing.pipeline_run import PipelineRun
+from penstock.testing.sources import End
 from spark.testing_kit import CLICKS, NOWHERE, at, clicks, counts, story
 
 if TYPE_CHECKING:

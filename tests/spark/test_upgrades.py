@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import penstock as ps
+from penstock.control.client import JobDirectory
 from penstock.errors import StateIncompatible, UnknownName
-from penstock.operate.directory import JobDirectory
 from spark.job_kit import drop, published
 from spark.testing_kit import CLICKS, NOWHERE, at
 

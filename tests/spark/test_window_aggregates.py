@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import oracle.aggregates
 from aggregate_cases import NAMES, SCHEMA, SECOND, assert_same, expected, step
-from penstock.ids import END_OF_TIME
-from penstock.operators.base import LATE, MAIN
+from penstock.clock import MAX_WATERMARK
+from penstock.interfaces.operator import LATE_PORT, MAIN_PORT
 from window_harness import Rig, persistent
 
 pytestmark = pytest.mark.spark
@@ -51,13 +51,13 @@ def test_results_and_types_are_sparks_own(spark, tmp_path, names):
         rig.process(ROWS[start : start + 3])
     handle = rig.checkpoint()
     rig = rig.again(handle, partitions=3)
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     found = rig.sent[0][1].frame
     assert_same([tuple(row) for row in found.collect()], expected(spark, ROWS, names), names)
     types = [(field.name, field.dataType.simpleString()) for field in found.schema]
     wanted = spark.sql(oracle.aggregates.query("all_rows", names)).schema
     assert types == [(field.name, field.dataType.simpleString()) for field in wanted]
-    declared = rig.spec.ports((rig.input,))[MAIN]
+    declared = rig.spec.ports((rig.input,))[MAIN_PORT]
     assert types == [(field.name, field.dataType.simpleString()) for field in declared]
     rig.operator.close()
 
@@ -109,8 +109,8 @@ def test_however_rows_come_the_results_are_those_of_sql_over_all_of_them(spark, 
                 case "merge":
                     rig.operator._compact()
                     rig.maintain()
-            assert len(rig.take(LATE)) == rig.counts.pop("late", 0)
-        rig.advance(END_OF_TIME)
+            assert len(rig.take(LATE_PORT)) == rig.counts.pop("late", 0)
+        rig.advance(MAX_WATERMARK)
         found += rig.take()
         rig.operator.close()
         assert_same(found, expected(spark, accepted, names), names)

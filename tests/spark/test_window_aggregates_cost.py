@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 
 from aggregate_cases import SCHEMA, SECOND, step
-from penstock.ids import END_OF_TIME
+from penstock.clock import MAX_WATERMARK
 from penstock.operators import aggregates as agg
-from penstock.operators.window_aggregate import WindowAggregate
-from penstock.operators.windows import tumbling
-from penstock.state.layer import union
+from penstock.operators.windows.aggregate import WindowAggregate
+from penstock.operators.windows.assigners import tumbling
+from penstock.state.layers import union_layers
 from window_harness import Rig, counted, exchanges
 
 pytestmark = pytest.mark.spark
@@ -72,9 +72,9 @@ def test_no_exchange_lies_above_layers_whichever_way_spark_aggregates(spark, tmp
     rig.advance(10 * SECOND)
     (_, batch), *_ = rig.sent
     assert exchanges(batch.frame) == 0
-    layers, lease = rig.operator._stack.lease_due(0, END_OF_TIME)
+    layers, lease = rig.operator._stack.lease_due(0, MAX_WATERMARK)
     plan = rig.operator._plan
-    assert exchanges(plan.layers_format.merged(plan.layers_format.between(union(layers), 0))) == 0
+    assert exchanges(plan.layers_format.merged(plan.layers_format.between(union_layers(layers), 0))) == 0
     lease.release()
     batch.release()
     rig.operator.close()
@@ -98,7 +98,7 @@ def test_sketches_keep_their_promise_over_many_batches(spark, tmp_path):
     handle = rig.checkpoint()
     assert rig.bytes_written() < 50_000
     rig = rig.again(handle)
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     ((_, _, count, shares),) = rig.take()
     ranks = [spark.sql(rank_query(size, value)).first()[0] for value in shares]
     assert count == pytest.approx(3 * size, rel=3 * 0.02)
@@ -123,7 +123,7 @@ def test_a_sketch_of_another_size_goes_on_with_the_coarser(spark, tmp_path):
     rig.operator.close()
     rig = Rig(spark, sized(0.1, 50), SCHEMA, tmp_path, generation=2, restored=handle)
     rig.process(rows(0))
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     assert rig.take()[0][2:] == (40, 19)
     rig.operator.close()
 
@@ -167,7 +167,7 @@ def test_the_parts_of_moments_give_the_deviation_in_another_engine(spark, tmp_pa
         "t AS (SELECT sum(p.n) AS n, sum(p.n * p.mean) / sum(p.n) AS mean FROM p) "
         "SELECT sqrt(sum(p.m2 + p.n * (p.mean - t.mean) ** 2) / (any_value(t.n) - 1)) FROM p, t"
     ).fetchall()
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     values = pa.array([float(n * n) for n in range(21)])
     exact = duckdb.sql("SELECT stddev_samp(v) FROM (SELECT unnest($1) AS v)", params=[values.to_pylist()]).fetchall()
     assert rig.take()[0][2] == pytest.approx(exact[0][0], rel=1e-9)

@@ -13,8 +13,9 @@ from pyspark.sql.types import StructType
 import penstock as ps
 from penstock.errors import GraphError, UserFunctionError
 from penstock.operators import aggregates as agg
-from penstock.operators.window_aggregate import WindowAggregate
-from penstock.operators.windows import tumbling
+from penstock.operators.aggregates import base
+from penstock.operators.windows.aggregate import WindowAggregate
+from penstock.operators.windows.assigners import tumbling
 
 pytestmark = pytest.mark.spark
 
@@ -54,7 +55,7 @@ def test_sparks_own_aggregates_are_refused_with_the_name_to_use(spark, given, us
 
 def test_every_function_is_known_by_name():
     given = {name for name in agg.__all__ if name.islower()} - {"check_aggregate", "custom"}
-    assert given == set(agg.known.FUNCTIONS)
+    assert given == set(base.FUNCTIONS)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from penstock.ids import END_OF_TIME
+from penstock.clock import MAX_WATERMARK
 from penstock.operators import aggregates as agg
-from penstock.operators.window_aggregate import WindowAggregate
-from penstock.operators.windows import tumbling
-from penstock.state import writer
+from penstock.operators.windows.aggregate import WindowAggregate
+from penstock.operators.windows.assigners import tumbling
+from penstock.state import parquet
 from window_harness import Rig
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def test_half_as_much_again_is_written_as_changes_and_what_lies_there_settles_ne
     spark, tmp_path, monkeypatch
 ):
     """One part in twenty of a window's keys changes between two checkpoints, until merges have come round."""
-    monkeypatch.setattr(writer, "ROWS_A_TASK", 30_000)  # several slices a merge, as large state has
+    monkeypatch.setattr(parquet, "ROWS_A_TASK", 30_000)  # several slices a merge, as large state has
     rig = Rig(spark, step(), SCHEMA, tmp_path / "state")
     rig.process_frame(rows(spark))
     rig.checkpoint()
@@ -95,7 +95,7 @@ def test_half_as_much_again_is_written_as_changes_and_what_lies_there_settles_ne
     assert referred(handle) <= 1.3 * referred(alone.checkpoint())
     again = rig.again(handle)
     for each in (again, alone):
-        each.advance(END_OF_TIME)
+        each.advance(MAX_WATERMARK)
     assert again.take() == alone.take() != []
     again.operator.close()
     alone.operator.close()

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from penstock.operators.windows import sliding, tumbling
+from penstock.operators.windows.assigners import sliding, tumbling
 
 pytestmark = pytest.mark.spark
 

@@ -8,19 +8,19 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
+from penstock.clock import MAX_WATERMARK
 from penstock.errors import LayerMissing
-from penstock.ids import END_OF_TIME
+from penstock.interfaces.operator import LATE_PORT
 from penstock.operators import aggregates as agg
-from penstock.operators import window_operator
-from penstock.operators.base import LATE
-from penstock.operators.result_plans import ResultPlans
-from penstock.operators.template import Templates
-from penstock.operators.window_aggregate import WindowAggregate
-from penstock.operators.windows import Due, tumbling
-from penstock.state import compaction
-from penstock.state.blocks import free, lost_block
-from penstock.state.compaction import Merge
-from penstock.state.layer import union
+from penstock.operators.windows.aggregate import WindowAggregate
+from penstock.operators.windows.assigners import tumbling
+from penstock.operators.windows.panes import DueWindows
+from penstock.operators.windows.results import ResultQueries
+from penstock.spark.blocks import free_blocks, is_lost_block
+from penstock.spark.plans import PlanPreparer
+from penstock.state import compaction, stack
+from penstock.state.compaction import Compaction
+from penstock.state.layers import union_layers
 from window_harness import Rig, counted, exchanges, persistent
 
 pytestmark = pytest.mark.spark
@@ -78,7 +78,7 @@ def test_no_exchange_lies_above_layers_of_batches_of_whose_keys_spark_knows_more
     rig.process(rows(0))
     for _ in range(3):
         rig.process_frame(KNOWN[known](rig.frame(rows(0)).repartition(1)))
-    layers, lease = rig.operator._stack.lease_due(0, END_OF_TIME)
+    layers, lease = rig.operator._stack.lease_due(0, MAX_WATERMARK)
     assert len(layers) == 4
     for some in (layers, layers[1:], layers[::-1]):
         assert exchanges(rig.operator._plans.merged(some, 0)[0]) == 0
@@ -96,20 +96,20 @@ def test_no_exchange_lies_above_layers_of_batches_of_whose_keys_spark_knows_more
 @pytest.mark.parametrize("keys", [(("user", "user"),), (("half", "x / 2"),), ()], ids=["string", "double", "none"])
 def test_no_exchange_lies_above_layers_at_any_height(spark, tmp_path, keys):
     rig = Rig(spark, step(keys), SCHEMA, tmp_path)
-    results = ResultPlans(rig.operator._plan, Templates(spark))
+    results = ResultQueries(rig.operator._plan, PlanPreparer(spark))
     for height in range(1, 13):
         rig.process(rows(0))
         assert rig.operator._stack.height == height
-        layers, lease = rig.operator._stack.lease_due(0, END_OF_TIME)
+        layers, lease = rig.operator._stack.lease_due(0, MAX_WATERMARK)
         plan = rig.operator._plan
-        assert exchanges(results.finished(layers, Due(0, 20 * SECOND, (0, 20 * SECOND)))) == 0
-        assert exchanges(plan.layers_format.merged(plan.layers_format.between(union(layers), 0))) == 0
+        assert exchanges(results.finished(layers, DueWindows(0, 20 * SECOND, (0, 20 * SECOND)))) == 0
+        assert exchanges(plan.layers_format.merged(plan.layers_format.between(union_layers(layers), 0))) == 0
         lease.release()
     rig.operator._compact()
     rig.process(rows(0))
-    layers, lease = rig.operator._stack.lease_due(0, END_OF_TIME)
+    layers, lease = rig.operator._stack.lease_due(0, MAX_WATERMARK)
     assert max(layer.level for layer in layers) == 1
-    assert exchanges(results.finished(layers, Due(0, 20 * SECOND, (0, 20 * SECOND)))) == 0
+    assert exchanges(results.finished(layers, DueWindows(0, 20 * SECOND, (0, 20 * SECOND)))) == 0
     lease.release()
     rig.operator.close()
 
@@ -122,11 +122,11 @@ def one_pass(rig: Rig, start: int, most: int = 9) -> int:
             rig.process([*rows(start), *rows(start - 600, 3)])
         rig.advance((start + 20) * SECOND)
         rig.take()
-        rig.take(LATE)
-        layers, lease = stack.lease_due(0, END_OF_TIME)
+        rig.take(LATE_PORT)
+        layers, lease = stack.lease_due(0, MAX_WATERMARK)
         assert len(layers) == height
         names = tuple(layer.name for layer in layers)
-        stack.replace(layers, rig.operator._merged(layers, Merge(names=names, level=1, reason="test")))
+        stack.replace(layers, rig.operator._merged(layers, Compaction(names=names, level=1, reason="test")))
         lease.release()
         rig.process(rows(start))
         rig.checkpoint()
@@ -155,12 +155,12 @@ def test_blocks_are_bounded_over_many_batches_and_none_are_left_after_the_end(sp
         rig.process([*rows(batch * 15), *rows(-600, 3)])
         rig.advance(batch * 15 * SECOND)
         rig.take()
-        rig.take(LATE)
+        rig.take(LATE_PORT)
         rig.maintain()
         if batch % 5 == 0:
             rig.checkpoint()
         most = max(most, len(persistent(spark) - before))
-    assert most <= window_operator.LIMIT == 12
+    assert most <= stack.STOP_LIMIT == 12
     rig.operator.close()
     assert persistent(spark) <= before
 
@@ -170,9 +170,9 @@ def test_without_compaction_beside_it_the_step_compacts_by_itself(spark, tmp_pat
     rig = Rig(spark, step(), SCHEMA, tmp_path)
     for _ in range(20):
         rig.process(rows(0))
-        assert rig.operator._stack.height <= window_operator.LIMIT == 12
+        assert rig.operator._stack.height <= stack.STOP_LIMIT == 12
     assert rig.counts["compacted"] >= 12
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     assert sum(row[4] for row in rig.take()) == 20 * 200
     rig.operator.close()
 
@@ -218,7 +218,7 @@ def test_a_layers_plan_does_not_reach_back_to_the_batch(spark, rig):
     rig.process(rows(0))
     rig.process(rows(0))
     rig.operator._compact()
-    layers, lease = rig.operator._stack.lease_due(0, END_OF_TIME)
+    layers, lease = rig.operator._stack.lease_due(0, MAX_WATERMARK)
     for layer in layers:
         plan = layer.frame._jdf.queryExecution().analyzed()
         assert plan.getClass().getSimpleName() == "LogicalRDD"
@@ -232,13 +232,13 @@ def test_a_layers_plan_does_not_reach_back_to_the_batch(spark, rig):
 def test_a_lost_block_is_an_error_that_restarts_and_never_a_recomputation(spark, rig):
     for _ in range(4):
         rig.process(rows(0))
-    layers, lease = rig.operator._stack.lease_due(0, END_OF_TIME)
-    free(layers[2].frame)
+    layers, lease = rig.operator._stack.lease_due(0, MAX_WATERMARK)
+    free_blocks(layers[2].frame)
     with pytest.raises(LayerMissing, match="a cached block of the state is lost"):
         rig.maintain()
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     with pytest.raises(Exception, match="CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND") as error:
         rig.take()
-    assert lost_block(error.value)
+    assert is_lost_block(error.value)
     assert LayerMissing.retry
     lease.release()

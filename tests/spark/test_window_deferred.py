@@ -8,15 +8,14 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.elements import Batch, FirstRun, Lease, Partitions
+from penstock.elements import Batch, FirstRunGate, RefCount, SourcePartitions
 from penstock.facts import BatchDone, Counted, RowsLate
 from penstock.operators import aggregates as agg
-from penstock.operators.emission import Emission
-from penstock.operators.folding import LEAST
-from penstock.operators.gauge import Observer, make_gauge
-from penstock.operators.graft import Grafter, plan_of
-from penstock.operators.window_aggregate import WindowAggregate
-from penstock.operators.windows import session, sliding, tumbling
+from penstock.operators.windows.aggregate import WindowAggregate
+from penstock.operators.windows.assigners import session, sliding, tumbling
+from penstock.operators.windows.emit_strategy import EmitStrategy
+from penstock.operators.windows.ingest import MIN_ROWS
+from penstock.spark.plans import PlanEditor, PlanObserver, analyzed_plan, observe_sql
 from spark.job_kit import Jobs, Watch, drop
 from window_harness import Rig, compilations, counted, exchanges, persistent
 
@@ -25,13 +24,13 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from penstock.operators.base import Deferred
+    from penstock.interfaces.operator import DeferredBatch
 
 pytestmark = pytest.mark.spark
 
 SECOND = 1_000_000
 SCHEMA = pa.schema([("user", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("x", pa.int64())])
-UPDATES = Emission(updates=True)
+UPDATES = EmitStrategy(updates=True)
 
 
 def rig_of(spark, folder, window=None, emission=UPDATES, **more) -> Rig:
@@ -46,7 +45,7 @@ def rows(*seconds: int, user: str = "a", x: int = 1) -> list[dict[str, object]]:
     return [{"user": user, "at": second * SECOND, "x": x} for second in seconds]
 
 
-def begin(rig: Rig, given: list[dict[str, object]], **more: object) -> Deferred | None:
+def begin(rig: Rig, given: list[dict[str, object]], **more: object) -> DeferredBatch | None:
     batch = Batch(**({"frame": rig.frame(given), "sequence": 0} | more))
     return rig.operator.process(batch, source=0, watermark=rig.watermark, emit=rig._emit)
 
@@ -91,8 +90,8 @@ def test_the_job_over_the_results_makes_the_layer_and_tells_all_that_is_observed
 def test_what_is_observed_below_is_told_after_the_job_and_not_before(spark, tmp_path):
     rig = rig_of(spark, tmp_path)
     frame = rig.frame([*rows(1, 7), *rows(3, user="b")])
-    watched, told = Observer(Grafter(spark)).observe(
-        plan_of(frame), make_gauge(frame, "time", {"max": "max(unix_micros(at))", "n": "count(*)"})
+    watched, told = PlanObserver(PlanEditor(spark)).observe(
+        analyzed_plan(frame), observe_sql(frame, "time", {"max": "max(unix_micros(at))", "n": "count(*)"})
     )
     batch = {"frame": rig.operator._plans.frame(watched), "measures": {"time": told}}
     deferred = begin(rig, [], **batch)
@@ -108,7 +107,7 @@ def test_late_rows_are_counted_and_told_apart_by_partition(spark, tmp_path):
     rig, facts = rig_of(spark, tmp_path), []
     rig.report = facts.append
     rig.advance(20 * SECOND)
-    parts = Partitions(source="in", names=("left",), column=None)
+    parts = SourcePartitions(source="in", names=("left",), column=None)
     deferred = begin(rig, [*rows(1, 25), {"user": "a", "at": None, "x": 1}], partitions=parts)
     assert results(rig) == [("a", 30, 1, "insert")]
     assert rig.counts == {"fired": 1}
@@ -151,7 +150,7 @@ def test_if_what_was_observed_is_lost_the_layer_is_asked_and_the_batch_only_for_
 
 def test_a_batch_after_a_large_one_runs_a_job_of_its_own(spark, tmp_path):
     rig = rig_of(spark, tmp_path)
-    rig.operator._folding.told(rows=LEAST, groups=LEAST)
+    rig.operator._folding.told(rows=MIN_ROWS, groups=MIN_ROWS)
     assert begin(rig, rows(1)) is None
     assert results(rig) == [("a", 10, 1, "insert")]
     assert begin(rig, rows(2)) is not None
@@ -203,9 +202,13 @@ def test_a_step_closed_before_its_batch_is_done_keeps_no_block(spark, tmp_path):
 
 @pytest.mark.parametrize("shape", ["late rows are read", "an interval", "whole results", "run by others too", "joined"])
 def test_a_job_of_its_own_where_the_results_cannot_do_it(spark, tmp_path, shape):
-    emission = {"an interval": Emission(updates=True, every=1_000), "whole results": Emission()}.get(shape, UPDATES)
+    emission = {"an interval": EmitStrategy(updates=True, every=1_000), "whole results": EmitStrategy()}.get(
+        shape, UPDATES
+    )
     rig = rig_of(spark, tmp_path, emission=emission, late_read=shape == "late rows are read")
-    more = {"run by others too": {"firsts": (FirstRun(),)}, "joined": {"leases": (Lease(lambda: None),)}}.get(shape, {})
+    more = {"run by others too": {"firsts": (FirstRunGate(),)}, "joined": {"leases": (RefCount(lambda: None),)}}.get(
+        shape, {}
+    )
     with counted(spark) as cost:
         assert begin(rig, rows(1), **more) is None
     assert cost.jobs == 1

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from penstock.clock import MAX_WATERMARK, MIN_WATERMARK
 from penstock.elements import Batch
-from penstock.ids import BEGINNING, END_OF_TIME
-from penstock.job.spark_edge import SparkEdge
 from penstock.operators import aggregates as agg
-from penstock.operators.emission import Emission
-from penstock.operators.window_aggregate import WindowAggregate
-from penstock.operators.windows import tumbling
+from penstock.operators.windows.aggregate import WindowAggregate
+from penstock.operators.windows.assigners import tumbling
+from penstock.operators.windows.emit_strategy import EmitStrategy
+from penstock.spark.scheduling import SparkPools
 from window_harness import Rig, counted, persistent
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from penstock.operators.base import Deferred
+    from penstock.interfaces.operator import DeferredBatch
 
 pytestmark = pytest.mark.spark
 
@@ -43,12 +43,12 @@ def rig_of(spark: SparkSession, folder: Path, window: Any = TEN, keys: tuple[str
         time="at",
         window=window,
         aggregates=(agg.sum("x").alias("x"),),
-        emission=Emission(updates=True),
+        emission=EmitStrategy(updates=True),
     )
     return Rig(spark, step, SCHEMA, folder, late_read=False, **more)
 
 
-def begin(rig: Rig, given: list[dict[str, object]]) -> Deferred:
+def begin(rig: Rig, given: list[dict[str, object]]) -> DeferredBatch:
     deferred = rig.operator.process(
         Batch(frame=rig.frame(given), sequence=0), source=0, watermark=rig.watermark, emit=rig._emit
     )
@@ -116,7 +116,7 @@ def test_whatever_the_keys_are_and_also_beyond_merges_and_restores(spark, tmp_pa
         every += given
         if number == 5:
             rig = rig.again(rig.checkpoint(), partitions=3)
-            rig.operator._stack.lease_due(BEGINNING, END_OF_TIME)[1].release()  # all is restored
+            rig.operator._stack.lease_due(MIN_WATERMARK, MAX_WATERMARK)[1].release()  # all is restored
         deferred = begin(rig, given)
         run(rig, told)
         deferred.finish()
@@ -141,7 +141,7 @@ def test_windows_of_processing_time_tell_of_what_was_held_when_it_came_and_close
     assert told == {("a", 10): 1, ("a", 20): 5}
     assert rig.operator.tick(emit=rig._emit) == 8 * SECOND
     rig = rig.again(rig.checkpoint(), wall=13 * SECOND)
-    rig.operator._stack.lease_due(BEGINNING, END_OF_TIME)[1].release()
+    rig.operator._stack.lease_due(MIN_WATERMARK, MAX_WATERMARK)[1].release()
     deferred = begin(rig, [row("a", 77, 7)])
     run(rig, told)
     deferred.finish()
@@ -180,7 +180,7 @@ def test_a_consumer_that_looks_at_some_of_it_only_leaves_a_whole_layer(spark, tm
 
 def test_two_consumers_of_kept_results_get_the_same_and_the_step_needs_the_first_of_them_only(spark, tmp_path):
     before = persistent(spark)
-    edge = SparkEdge(spark, job="two", generation=1, cores=2)
+    edge = SparkPools(spark, job="two", generation=1, cores=2)
     rig, first, second, every = rig_of(spark, tmp_path), {}, {}, []
     for given in drawn(9, 4):
         every += given
@@ -233,7 +233,7 @@ def test_layers_are_merged_and_written_while_a_batch_is_held(spark, tmp_path, mo
 def rows_of(rig: Rig) -> Told:
     """All that is in memory, merged, each key and window once."""
     found: Told = {}
-    layers, lease = rig.operator._stack.lease_due(BEGINNING, END_OF_TIME)
+    layers, lease = rig.operator._stack.lease_due(MIN_WATERMARK, MAX_WATERMARK)
     merged, _ = rig.operator._plans.merged(layers, rig.operator._stack.horizon)
     for user, end, x in merged.selectExpr("lower(k0)", "unix_seconds(window_end)", "x__sum").collect():
         assert (user, end) not in found

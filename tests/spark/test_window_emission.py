@@ -6,13 +6,13 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
+from penstock.clock import MAX_WATERMARK
 from penstock.errors import StateIncompatible
-from penstock.ids import END_OF_TIME
+from penstock.interfaces.operator import LATE_PORT
 from penstock.operators import aggregates as agg
-from penstock.operators.base import LATE
-from penstock.operators.emission import FINAL, Emission
-from penstock.operators.window_aggregate import WindowAggregate
-from penstock.operators.windows import session, sliding, tumbling
+from penstock.operators.windows.aggregate import WindowAggregate
+from penstock.operators.windows.assigners import session, sliding, tumbling
+from penstock.operators.windows.emit_strategy import ON_WINDOW_CLOSE, EmitStrategy
 from window_harness import Rig, counted
 
 pytestmark = pytest.mark.spark
@@ -22,7 +22,7 @@ SCHEMA = pa.schema([("user", pa.string()), ("at", pa.timestamp("us", tz="UTC")),
 TEN = tumbling("10 seconds")
 
 
-def rig_of(spark, folder, window=TEN, emission=FINAL, function=agg.sum, **more) -> Rig:
+def rig_of(spark, folder, window=TEN, emission=ON_WINDOW_CLOSE, function=agg.sum, **more) -> Rig:
     aggregates = (function("x").alias("x"),)
     step = WindowAggregate(keys=(("user", "user"),), time="at", window=window, aggregates=aggregates, emission=emission)
     return Rig(spark, step, SCHEMA, folder, **more)
@@ -38,7 +38,7 @@ def sent(rig: Rig) -> list[tuple[object, ...]]:
     for port, batch in rig.sent:
         frame = batch.frame
         marks = [name for name in frame.columns if name.startswith("_")]
-        if port != LATE:
+        if port != LATE_PORT:
             found += map(tuple, frame.selectExpr("user", "unix_seconds(window_end)", "x", *marks).collect())
         batch.release()
     rig.sent.clear()
@@ -46,7 +46,7 @@ def sent(rig: Rig) -> list[tuple[object, ...]]:
 
 
 def test_changes_come_in_pairs_and_only_where_something_changed(spark, tmp_path):
-    rig = rig_of(spark, tmp_path, emission=Emission(updates=True), function=agg.max)
+    rig = rig_of(spark, tmp_path, emission=EmitStrategy(updates=True), function=agg.max)
     rig.process([*rows(1), *rows(2, user="b"), *rows(11)])
     assert sorted(sent(rig)) == [("a", 10, 1, "insert"), ("a", 20, 1, "insert"), ("b", 10, 1, "insert")]
     rig.process([*rows(3, x=5), *rows(4, user="b")])
@@ -58,7 +58,7 @@ def test_changes_come_in_pairs_and_only_where_something_changed(spark, tmp_path)
 
 
 def test_changes_wait_for_their_time_and_never_beyond_a_snapshot_or_a_windows_end(spark, tmp_path):
-    rig = rig_of(spark, tmp_path, emission=Emission(updates=True, every=1_000), wall=500)
+    rig = rig_of(spark, tmp_path, emission=EmitStrategy(updates=True, every=1_000), wall=500)
     told = []
     for wall in (900, 1_000, 1_999, 2_100):
         rig.wall = wall
@@ -122,7 +122,7 @@ def test_a_late_row_counts_in_the_windows_that_are_still_open(spark, tmp_path):
 
 def test_early_results_say_so_and_final_ones_come_all(spark, tmp_path):
     window = tumbling("10 seconds", allowed_lateness="10 seconds")
-    rig = rig_of(spark, tmp_path, window, Emission(early=True, every=1_000))
+    rig = rig_of(spark, tmp_path, window, EmitStrategy(early=True, every=1_000))
     rig.process([*rows(1), *rows(2, user="b")])
     rig.wall = 1_000
     rig.process(rows(3, 15))
@@ -145,7 +145,7 @@ def test_a_step_that_begins_to_send_changes_sends_all_that_is_open_as_inserts(sp
     assert sent(rig) == [("a", 10, 1)]
     handle = rig.checkpoint()
     rig.operator.close()
-    changed = rig_of(spark, tmp_path, emission=Emission(updates=True), restored=handle, generation=2)
+    changed = rig_of(spark, tmp_path, emission=EmitStrategy(updates=True), restored=handle, generation=2)
     changed.process(rows(22))
     assert sorted(sent(changed)) == [("a", 20, 1, "insert"), ("a", 30, 1, "insert")]
     changed.operator.close()
@@ -186,7 +186,7 @@ def test_windows_of_processing_time_end_by_the_clock_whatever_rows_say(spark, tm
         rig.process(rows(3))
     assert warm.jobs == 2
     assert sent(rig) == [("a", 20, 2)]
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     assert sent(rig) == [("a", 30, 1)]
     assert "late" not in rig.counts
     rig.operator.close()
@@ -201,13 +201,13 @@ def test_rows_of_processing_time_are_in_order_of_arrival(spark, tmp_path):
     for wall, x in ((1, 7), (2, 9), (3, 5)):
         rig.wall = wall * SECOND
         rig.process(rows(100 - wall, x=x))
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     assert [row[-2:] for row in rig.take()] == [(7, [7, 9, 5])]
     rig.operator.close()
 
 
 def test_results_that_cannot_be_compared_may_change(spark, tmp_path):
-    rig = rig_of(spark, tmp_path, emission=Emission(updates=True), function=variant)
+    rig = rig_of(spark, tmp_path, emission=EmitStrategy(updates=True), function=variant)
     for x in (1, 2):
         rig.process(rows(1, x=x))
     assert [(str(x), change) for _, _, x, change in sent(rig)] == [
@@ -235,7 +235,7 @@ def test_what_waits_is_sent_before_a_snapshot_even_if_only_the_clock_was_heard(s
     handle = rig.checkpoint()
     rig.operator.close()
     changed = rig_of(
-        spark, tmp_path, emission=Emission(updates=True, every=1_000), restored=handle, generation=2, wall=500
+        spark, tmp_path, emission=EmitStrategy(updates=True, every=1_000), restored=handle, generation=2, wall=500
     )
     assert changed.operator.tick(emit=changed._emit) == 500
     changed.checkpoint()
@@ -262,7 +262,7 @@ def test_windows_of_processing_time_compile_nothing_once_warm(spark, tmp_path, k
 @pytest.mark.usefixtures("few_layers")
 @pytest.mark.parametrize("function", [agg.sum, agg.avg, agg.max, agg.count, agg.collect, agg.count_distinct])
 def test_changes_are_what_became_of_the_whole_rows_whatever_the_aggregate(spark, tmp_path, function):
-    rig = rig_of(spark, tmp_path, emission=Emission(updates=True), function=function)
+    rig = rig_of(spark, tmp_path, emission=EmitStrategy(updates=True), function=function)
     seen: dict[object, object] = {}
     given: list[dict[str, object]] = []
     for number in range(6):
@@ -279,13 +279,13 @@ def test_changes_are_what_became_of_the_whole_rows_whatever_the_aggregate(spark,
     rig.operator.close()
     whole = rig_of(spark, tmp_path / "whole", function=function)
     whole.process(given)
-    whole.advance(END_OF_TIME)
+    whole.advance(MAX_WATERMARK)
     assert seen == {(user, end): value for user, end, value, *_ in sent(whole)}
     whole.operator.close()
 
 
 def test_changes_of_numbers_are_found_in_one_pass_and_nothing_is_sorted(spark, tmp_path):
-    rig = rig_of(spark, tmp_path, emission=Emission(updates=True))
+    rig = rig_of(spark, tmp_path, emission=EmitStrategy(updates=True))
     for number in range(3):
         rig.process(rows(number))
     plan = rig.sent[-1][1].frame._jdf.queryExecution().executedPlan().toString()

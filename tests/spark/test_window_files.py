@@ -10,11 +10,11 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from penstock.ids import END_OF_TIME
+from penstock.clock import MAX_WATERMARK
 from penstock.operators import aggregates as agg
-from penstock.operators.window_aggregate import WindowAggregate
-from penstock.operators.windows import tumbling
-from penstock.state.sessions import state_session
+from penstock.operators.windows.aggregate import WindowAggregate
+from penstock.operators.windows.assigners import tumbling
+from penstock.spark.session import state_session
 from window_harness import Rig
 
 pytestmark = pytest.mark.spark
@@ -34,7 +34,7 @@ def rows(*seconds: int, user: str = "a") -> list[dict[str, object]]:
 
 
 def rest_of(rig: Rig) -> list[tuple[object, ...]]:
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     found = [(row[0], row[3]) for row in rig.take()]
     rig.operator.close()
     return found

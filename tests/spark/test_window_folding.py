@@ -7,12 +7,12 @@ import math
 import pyarrow as pa
 import pytest
 
-from penstock.ids import END_OF_TIME
+from penstock.clock import MAX_WATERMARK
+from penstock.interfaces.operator import LATE_PORT
 from penstock.operators import aggregates as agg
-from penstock.operators import folding
-from penstock.operators.base import LATE
-from penstock.operators.window_aggregate import WindowAggregate
-from penstock.operators.windows import sliding, tumbling
+from penstock.operators.windows import ingest
+from penstock.operators.windows.aggregate import WindowAggregate
+from penstock.operators.windows.assigners import sliding, tumbling
 from window_harness import Rig, counted, persistent
 
 pytestmark = pytest.mark.spark
@@ -42,12 +42,12 @@ def run(spark, folder, window) -> tuple[list[tuple[object, ...]], list[int], lis
         compiled.append(cost.compilations)
         rig.advance(turn * 10 * SECOND)
         found += rig.take()
-    rig.take(LATE)
+    rig.take(LATE_PORT)
     rig = rig.again(rig.checkpoint(), partitions=3)
     rig.process(rows(60))
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     found += rig.take()
-    rig.take(LATE)
+    rig.take(LATE_PORT)
     rig.operator.close()
     return sorted(map(repr, found)), jobs, compiled
 
@@ -56,8 +56,8 @@ def run(spark, folder, window) -> tuple[list[tuple[object, ...]], list[int], lis
 def test_folded_batches_are_one_job_and_mix_with_others(spark, tmp_path, monkeypatch, window):
     before = persistent(spark)
     plain, _, _ = run(spark, tmp_path / "plain", window)
-    monkeypatch.setattr(folding, "LEAST", 1)
-    monkeypatch.setattr(folding, "WORTH", 1)
+    monkeypatch.setattr(ingest, "MIN_ROWS", 1)
+    monkeypatch.setattr(ingest, "MIN_ROWS_PER_GROUP", 1)
     folded, jobs, compiled = run(spark, tmp_path / "folded", window)
     assert folded == plain
     assert jobs == [1] * 5
@@ -66,7 +66,7 @@ def test_folded_batches_are_one_job_and_mix_with_others(spark, tmp_path, monkeyp
 
 
 def test_a_hot_key_among_many_is_noticed_and_changes_no_result(spark, tmp_path, monkeypatch):
-    monkeypatch.setattr(folding, "LEAST", 100)
+    monkeypatch.setattr(ingest, "MIN_ROWS", 100)
     found = {}
     for places in (1, 4):  # one place cannot be fuller than others, so nothing is folded there
         rig = Rig(spark, step(tumbling("10 seconds")), SCHEMA, tmp_path / str(places), partitions=places)
@@ -80,7 +80,7 @@ def test_a_hot_key_among_many_is_noticed_and_changes_no_result(spark, tmp_path, 
             folded.append(rig.operator._folding.is_worth)
         assert jobs == [1] * 4
         assert folded == [False, *[places > 1] * 3]
-        rig.advance(END_OF_TIME)
+        rig.advance(MAX_WATERMARK)
         found[places] = sorted(map(repr, rig.take()))
         rig.operator.close()
     assert found[1] == found[4]

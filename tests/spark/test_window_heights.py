@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
+from penstock.clock import MAX_WATERMARK, MIN_WATERMARK
 from penstock.elements import Batch
-from penstock.ids import BEGINNING, END_OF_TIME
 from penstock.operators import aggregates as agg
-from penstock.operators.emission import Emission
-from penstock.operators.window_aggregate import WindowAggregate
-from penstock.operators.windows import tumbling
+from penstock.operators.windows.aggregate import WindowAggregate
+from penstock.operators.windows.assigners import tumbling
+from penstock.operators.windows.emit_strategy import EmitStrategy
 from penstock.state.compaction import DURABLE_LIMIT
-from penstock.state.stack import CROWDED, FAN, LIMIT
+from penstock.state.stack import MERGE_FAN_IN, SLOWDOWN_LIMIT, STOP_LIMIT
 from window_harness import Rig
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 SECOND = 1_000_000
 SCHEMA = pa.schema([("user", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("x", pa.int64())])
-HEIGHTS = (FAN - 3, FAN, FAN + 1, CROWDED, LIMIT, LIMIT + 3)
+HEIGHTS = (MERGE_FAN_IN - 3, MERGE_FAN_IN, MERGE_FAN_IN + 1, SLOWDOWN_LIMIT, STOP_LIMIT, STOP_LIMIT + 3)
 Sums = dict[tuple[str, int], int]
 
 
@@ -39,7 +39,7 @@ def rig_of(spark: SparkSession, folder: Path) -> Rig:
         time="at",
         window=tumbling("10 seconds"),
         aggregates=(agg.sum("x").alias("x"),),
-        emission=Emission(updates=True),
+        emission=EmitStrategy(updates=True),
     )
     return Rig(spark, step, SCHEMA, folder, late_read=False)
 
@@ -60,7 +60,7 @@ def expected(batches: int) -> Sums:
 
 def rows_of(rig: Rig) -> Sums:
     """All that is in memory, merged as for whoever reads it: each key and window once."""
-    layers, lease = rig.operator._stack.lease_due(BEGINNING, END_OF_TIME)
+    layers, lease = rig.operator._stack.lease_due(MIN_WATERMARK, MAX_WATERMARK)
     merged, _ = rig.operator._plans.merged(layers, rig.operator._stack.horizon)
     found = [
         (row[0], row[1], row[2]) for row in merged.selectExpr("user", "unix_seconds(window_end)", "x__sum").collect()
@@ -85,7 +85,7 @@ def test_whatever_the_height_the_rows_are_the_same_in_memory_restored_and_merged
         if number + 1 in HEIGHTS:
             handles[number + 1] = handle
             assert rows_of(rig) == expected(number + 1)
-            assert rig.operator._stack.height <= LIMIT
+            assert rig.operator._stack.height <= STOP_LIMIT
     assert {height: len(handle.layers) for height, handle in handles.items()} == {each: each for each in HEIGHTS}
     assert rig.operator._stack.height < max(HEIGHTS), "at the limit the data path merges by itself"
     merged_beside(rig, expected(max(HEIGHTS)))
@@ -99,7 +99,7 @@ def merged_beside(rig: Rig, right: Sums) -> None:
     while (work := rig.operator.maintain()) is not None:
         work()
         assert rows_of(rig) == right
-    assert rig.operator._stack.height < FAN
+    assert rig.operator._stack.height < MERGE_FAN_IN
     assert len(rig.checkpoint().layers) < DURABLE_LIMIT
 
 

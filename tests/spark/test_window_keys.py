@@ -9,11 +9,11 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from penstock.ids import BEGINNING, END_OF_TIME
+from penstock.clock import MAX_WATERMARK, MIN_WATERMARK
 from penstock.operators import aggregates as agg
-from penstock.operators.window_aggregate import WindowAggregate
-from penstock.operators.windows import tumbling
-from penstock.state import writer
+from penstock.operators.windows.aggregate import WindowAggregate
+from penstock.operators.windows.assigners import tumbling
+from penstock.state import parquet
 from window_harness import Rig
 
 pytestmark = pytest.mark.spark
@@ -104,7 +104,7 @@ def shown(frame, key: str) -> list[str]:
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
 def test_what_is_one_key_to_spark_is_one_key_over_batches_merges_and_restores(spark, tmp_path, monkeypatch, key):
-    monkeypatch.setattr(writer, "ROWS_A_TASK", 10)  # several slices a layer
+    monkeypatch.setattr(parquet, "ROWS_A_TASK", 10)  # several slices a layer
     every = drawn(120)
     rig = Rig(spark, step(key), SCHEMA, tmp_path)
     for start in range(0, 120, 20):
@@ -114,7 +114,7 @@ def test_what_is_one_key_to_spark_is_one_key_over_batches_merges_and_restores(sp
             rig = rig.again(rig.checkpoint(), partitions=3)
     rig.maintain()
     rig = rig.again(rig.checkpoint(), partitions=2)
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     found = [line for _, batch in rig.sent for line in shown(batch.frame, key)]
     rig.frame(every).createOrReplaceTempView("key_rows")
     start = "unix_seconds(at) div 10 * 10"
@@ -128,14 +128,14 @@ def test_what_is_one_key_to_spark_is_one_key_over_batches_merges_and_restores(sp
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
 def test_restored_rows_lie_where_spark_places_their_keys(spark, tmp_path, monkeypatch, key):
     """Of its own accord Spark does not look: an aggregate over a layer that lies elsewhere would have a key twice."""
-    monkeypatch.setattr(writer, "ROWS_A_TASK", 10)
+    monkeypatch.setattr(parquet, "ROWS_A_TASK", 10)
     rig = Rig(spark, step(key), SCHEMA, tmp_path, partitions=4)
     rig.process(drawn(120))
     rig.process(drawn(5))  # one slice, of which each partition takes its part
     rig.checkpoint()
     rig.process(drawn(60))
     rig = rig.again(rig.checkpoint())
-    (layer,), lease = rig.operator._stack.lease_due(BEGINNING, END_OF_TIME)
+    (layer,), lease = rig.operator._stack.lease_due(MIN_WATERMARK, MAX_WATERMARK)
     rows = layer.frame.selectExpr("k", "window_end", "spark_partition_id() AS place")
     assert layer.frame.rdd.getNumPartitions() == 4
     moved = rows.repartition(4, "k").where("place <> spark_partition_id()")

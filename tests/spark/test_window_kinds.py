@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from oracle import windowed
-from penstock.ids import END_OF_TIME
+from penstock.clock import MAX_WATERMARK
+from penstock.interfaces.operator import LATE_PORT
 from penstock.operators import aggregates as agg
-from penstock.operators.base import LATE
-from penstock.operators.emission import Emission
-from penstock.operators.window_aggregate import WindowAggregate
-from penstock.operators.windows import cumulative, sliding, tumbling
+from penstock.operators.windows.aggregate import WindowAggregate
+from penstock.operators.windows.assigners import cumulative, sliding, tumbling
+from penstock.operators.windows.emit_strategy import EmitStrategy
 from window_harness import Rig
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Told:
 
     def take(self, rig: Rig) -> None:
         self.out += raw(rig)
-        self.late += raw(rig, LATE)
+        self.late += raw(rig, LATE_PORT)
         self.watermark = rig.watermark
 
 
@@ -103,7 +103,7 @@ class Teller:
                 pending, then = self.named
                 self.kept, self.named = (pending.materialise(), then), None
             self.do(part["then"])
-        self.rig.advance(END_OF_TIME)
+        self.rig.advance(MAX_WATERMARK)
         self.told.take(self.rig)
         self.rig.operator.close()
         return self.told
@@ -256,7 +256,7 @@ def test_the_last_result_sent_of_each_window_has_all_rows_within_the_lateness(sp
 @MODERATE
 def test_changes_add_up_to_the_results_of_sql(spark, kind, every, story):
     window, lengths = LATENESS["sliding"] if kind == "lateness" else KINDS[kind]
-    told = tell(spark, step(window, emission=Emission(updates=True, every=every)), story)
+    told = tell(spark, step(window, emission=EmitStrategy(updates=True, every=every)), story)
     table: dict[tuple[object, ...], tuple[object, ...]] = {}
     before: dict[tuple[object, ...], tuple[object, ...]] = {}
     for row in told.out:
@@ -318,8 +318,8 @@ def test_times_so_far_that_no_window_can_have_bounds_are_late_and_end_no_job(spa
     micros = ("9223372036854775807L", "-9223372036854775807L - 1L", "2305843009213693953L", "0L")
     rows = ", ".join(f"('a', timestamp_micros({at}), {x}L)" for x, at in enumerate(micros))
     rig.process_frame(spark.sql(f"SELECT * FROM VALUES {rows} AS t(user, at, x)"))
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     assert {row[3:] for row in raw(rig)} == {(3, 1)}
-    assert sorted(row[-1] for row in raw(rig, LATE)) == [0, 1, 2]
+    assert sorted(row[-1] for row in raw(rig, LATE_PORT)) == [0, 1, 2]
     assert (rig.counts["late"], rig.counts["missing_time"]) == (3, 3)
     rig.operator.close()

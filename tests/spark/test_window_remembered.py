@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import penstock as ps
+from penstock.api.pipeline import PipelineDefinition
 from penstock.facts import CheckpointCompleted
-from penstock.graph.pipeline import PipelineDefinition
 
 pytestmark = pytest.mark.spark
 

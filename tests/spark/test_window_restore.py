@@ -7,11 +7,11 @@ import threading
 import pyarrow as pa
 import pytest
 
-from penstock.ids import BEGINNING, END_OF_TIME
+from penstock.clock import MAX_WATERMARK, MIN_WATERMARK
 from penstock.operators import aggregates as agg
-from penstock.operators.window_aggregate import WindowAggregate
-from penstock.operators.windows import tumbling
-from penstock.state import restore, writer
+from penstock.operators.windows.aggregate import WindowAggregate
+from penstock.operators.windows.assigners import tumbling
+from penstock.state import parquet, restore
 from window_harness import Rig, deliver, persistent
 
 pytestmark = pytest.mark.spark
@@ -33,7 +33,7 @@ def rows(second: int, users: tuple[str, ...] = USERS) -> list[dict[str, object]]
 @pytest.fixture
 def written(spark, tmp_path, monkeypatch):
     """A step with three layers in several slices, windows that end after 10, 20 and 100 seconds."""
-    monkeypatch.setattr(writer, "ROWS_A_TASK", 10)
+    monkeypatch.setattr(parquet, "ROWS_A_TASK", 10)
     rig = Rig(spark, step(), SCHEMA, tmp_path)
     for second in (1, 15, 95):
         rig.process(rows(second))
@@ -57,7 +57,7 @@ def test_a_batch_and_a_window_without_restored_rows_wait_for_none(written):
     rig.advance(10 * SECOND)
     assert sums(rig) == {10: 40}
     assert not rig.operator._stack.awaits, "that one had rows"
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     assert sums(rig) == {20: 600, 30: 1_000, 100: 3_800}
     rig.operator.close()
 
@@ -73,7 +73,7 @@ def test_in_whatever_parts_it_comes_it_is_the_same(written, monkeypatch, partiti
         rig.operator._stack.bring()
         pieces += 1
     assert pieces == {1_000_000: {1: 1, 2: 2, 3: 1, 4: 4}, 10: {1: 8, 2: 8, 3: 1, 4: 8}}[most][partitions]
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     assert sums(rig) == {10: 40, 20: 705, 100: 3_800}
     rig.operator.close()
 
@@ -81,7 +81,7 @@ def test_in_whatever_parts_it_comes_it_is_the_same(written, monkeypatch, partiti
 def test_what_it_is_merged_with_needs_no_exchange(written):
     rig = written.again(written.checkpoint(), late_read=False)
     rig.process(rows(15))
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     deliver(rig.spark, rig)
     rig.operator.close()
 
@@ -101,7 +101,7 @@ def test_a_checkpoint_taken_meanwhile_is_whole_and_keeps_what_is_being_read(writ
     rig.process(rows(26))
     assert [ref.name for ref in rig.checkpoint().layers] == ["g1-000003", "g2-000002"]
     again = rig.again(during)
-    again.advance(END_OF_TIME)
+    again.advance(MAX_WATERMARK)
     assert sums(again) == {10: 40, 20: 600 + 640, 100: 3_800}
     again.operator.close()
 
@@ -132,7 +132,7 @@ def test_a_crash_between_two_parts_leaves_nothing_and_the_next_start_has_all(wri
         rig.advance(10 * SECOND)
     again = rig.again(handle)
     assert persistent(rig.spark) <= before
-    again.advance(END_OF_TIME)
+    again.advance(MAX_WATERMARK)
     assert sums(again) == {10: 40, 20: 600, 100: 3_800}
     again.operator.close()
 
@@ -154,7 +154,7 @@ def test_the_data_and_the_background_load_side_by_side_and_a_close_meanwhile_fre
     rig.operator._stack._awaited.step()
     assert not rig.operator._stack._awaited.step(), "both parts are taken"
     rig.operator.close()
-    layers, lease = rig.operator._stack.lease_due(BEGINNING, END_OF_TIME)
+    layers, lease = rig.operator._stack.lease_due(MIN_WATERMARK, MAX_WATERMARK)
     assert layers == ()
     lease.release()
     go_on.set()

@@ -7,18 +7,18 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from penstock import durations
+from penstock import clock
+from penstock.clock import MAX_WATERMARK
 from penstock.errors import GraphError
-from penstock.ids import END_OF_TIME
+from penstock.interfaces.operator import LATE_PORT, MAIN_PORT
 from penstock.operators import aggregates as agg
-from penstock.operators.base import LATE, MAIN
-from penstock.operators.window_aggregate import WindowAggregate
-from penstock.operators.windows import tumbling
+from penstock.operators.windows.aggregate import WindowAggregate
+from penstock.operators.windows.assigners import tumbling
 from window_harness import Rig
 
 pytestmark = pytest.mark.spark
 
-SECOND = durations.parse_duration("second", "1 second")
+SECOND = clock.parse_duration("second", "1 second")
 MINUTE = 60 * SECOND
 AT = pa.timestamp("us", tz="UTC")
 
@@ -97,15 +97,15 @@ def test_results_and_types_are_those_of_one_group_by_over_all_rows(spark, tmp_pa
     for start in range(0, len(ROWS), 2):
         rig.process(ROWS[start : start + 2])
     rig.maintain()
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     (_, batch), *rest = rig.sent
     assert rest == []
     expected = oracle(spark, rig.frame(ROWS), *keys)
     assert rows_of(batch.frame) == rows_of(expected)
     assert [(f.name, f.dataType) for f in batch.frame.schema] == [(f.name, f.dataType) for f in expected.schema]
     ports = rig.spec.ports((rig.input,))
-    assert [(f.name, f.dataType) for f in ports[MAIN]] == [(f.name, f.dataType) for f in expected.schema]
-    assert ports[LATE] == rig.input
+    assert [(f.name, f.dataType) for f in ports[MAIN_PORT]] == [(f.name, f.dataType) for f in expected.schema]
+    assert ports[LATE_PORT] == rig.input
     rig.operator.close()
 
 
@@ -118,7 +118,7 @@ def test_means_of_decimals_equal_sparks_to_the_last_digit(spark, tmp_path, kind)
     rows = [{"user": "a", "at": at(n / 100), "m": Decimal(n * n) / 100} for n in range(7)]
     for row in rows:
         rig.process([row])
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     rig.frame(rows).createOrReplaceTempView("oracle_rows")
     expected = spark.sql(f"SELECT avg(CAST(m AS {kind})) AS a, sum(CAST(m AS {kind})) AS s FROM oracle_rows")
     found = rig.sent[0][1].frame.select("avg", "sum")
@@ -134,7 +134,7 @@ def test_windows_do_not_depend_on_the_session_time_zone_and_offsets_shift_them(s
     try:
         rig = Rig(spark, step, SCHEMA, tmp_path)
         rig.process([{"user": "a", "at": at(21.9 * 3600)}, {"user": "a", "at": at(22 * 3600)}])
-        rig.advance(END_OF_TIME)
+        rig.advance(MAX_WATERMARK)
         found = rig.sent[0][1].frame.selectExpr("unix_seconds(window_start)", "unix_seconds(window_end)", "n")
         assert rows_of(found) == rows_of(
             spark.createDataFrame([(-7200, 79200, 1), (79200, 165600, 1)], "a long, b long, n long")
@@ -152,10 +152,10 @@ def test_late_rows_are_kept_as_they_came_and_counted(spark, tmp_path):
     missing = {"user": "b", "at": None, "x": 3, "d": None, "m": None}
     rig.process([late, missing, {"user": "a", "at": at(60), "x": 4}])
     assert rig.counts == {"fired": 1, "late": 2, "missing_time": 1}
-    assert [port for port, _ in rig.sent] == [MAIN, LATE]
+    assert [port for port, _ in rig.sent] == [MAIN_PORT, LATE_PORT]
     assert rig.sent[1][1].rows == 2
-    assert rig.take(LATE) == [("a", time(at(59.5)), 2, 0.5, Decimal("1.00")), ("b", None, 3, None, None)]
-    rig.advance(END_OF_TIME)
+    assert rig.take(LATE_PORT) == [("a", time(at(59.5)), 2, 0.5, Decimal("1.00")), ("b", None, 3, None, None)]
+    rig.advance(MAX_WATERMARK)
     assert rig.take() == [("a", time(0), time(MINUTE), 1, 1), ("a", time(MINUTE), time(2 * MINUTE), 4, 1)]
     rig.operator.close()
 
@@ -186,7 +186,7 @@ def test_each_window_fires_once_and_only_when_due(spark, tmp_path):
     rig = Rig(spark, spec("user", measures=[]), SCHEMA, tmp_path)
     rig.process([{"user": "a", "at": at(60 * n)} for n in range(-3, 5)])
     fired = []
-    for watermark in (at(-60), at(-60), at(0), at(59), at(150), END_OF_TIME, END_OF_TIME):
+    for watermark in (at(-60), at(-60), at(0), at(59), at(150), MAX_WATERMARK, MAX_WATERMARK):
         rig.advance(watermark)
         fired.append([row[2] for row in rig.take()])
     ends = [time(n * MINUTE) for n in range(-2, 6)]
@@ -197,19 +197,19 @@ def test_each_window_fires_once_and_only_when_due(spark, tmp_path):
 def test_results_can_be_windowed_again(spark, tmp_path):
     first = Rig(spark, spec("user", measures=[("sum", "x")]), SCHEMA, tmp_path / "first")
     first.process([{"user": "a", "at": at(n), "x": 1} for n in range(0, 600, 30)])
-    first.advance(END_OF_TIME)
-    schema = first.spec.ports((first.input,))[MAIN]
+    first.advance(MAX_WATERMARK)
+    schema = first.spec.ports((first.input,))[MAIN_PORT]
     hours = WindowAggregate(
         keys=(("user", "k0"),),
         time="window_start",
         window=tumbling("5 minutes"),
         aggregates=(agg.sum("sum_x").alias("x"), agg.max("window_end").alias("until")),
     )
-    assert hours.ports((schema,))[MAIN].names == ["user", "window_start", "window_end", "x", "until"]
+    assert hours.ports((schema,))[MAIN_PORT].names == ["user", "window_start", "window_end", "x", "until"]
     arrow = pa.schema([("k0", pa.string()), ("window_start", AT), ("window_end", AT), ("sum_x", pa.int64())])
     second = Rig(spark, hours, arrow, tmp_path / "second")
     second.process_frame(first.sent[0][1].frame.drop("n"))
-    second.advance(END_OF_TIME)
+    second.advance(MAX_WATERMARK)
     assert second.take() == [
         ("a", time(0), time(5 * MINUTE), 10, time(5 * MINUTE)),
         ("a", time(5 * MINUTE), time(10 * MINUTE), 10, time(10 * MINUTE)),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from penstock.interfaces.operator import MAIN_PORT
 from penstock.operators import aggregates as agg
-from penstock.operators.base import MAIN
-from penstock.operators.emission import FINAL, Emission
-from penstock.operators.window_aggregate import WindowAggregate
-from penstock.operators.windows import cumulative, sliding, tumbling
+from penstock.operators.windows.aggregate import WindowAggregate
+from penstock.operators.windows.assigners import cumulative, sliding, tumbling
+from penstock.operators.windows.emit_strategy import ON_WINDOW_CLOSE, EmitStrategy
 from window_harness import Rig, counted, deliver, persistent
 
 pytestmark = pytest.mark.spark
@@ -18,13 +18,13 @@ SECOND = 1_000_000
 SCHEMA = pa.schema([("user", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("x", pa.int64())])
 
 WAYS = {
-    "sliding": (sliding("30 seconds", "10 seconds"), FINAL, [0, 0, 1, 0, 1, 1]),
-    "cumulative": (cumulative("10 seconds", "1 minute"), FINAL, [0, 0, 1, 0, 1, 1]),
-    "by the calendar": (sliding("3 hours", "1 hour", timezone="Europe/Berlin"), FINAL, [0, 0, 1, 0, 1, 1]),
-    "lateness": (tumbling("10 seconds", allowed_lateness="1 minute"), FINAL, [0, 0, 1, 1, 1, 1]),
-    "updates": (tumbling("10 seconds"), Emission(updates=True), [1, 1, 0, 1, 0, 0]),
-    "updates of panes": (sliding("30 seconds", "10 seconds"), Emission(updates=True), [1, 1, 0, 1, 0, 0]),
-    "early": (tumbling("10 seconds"), Emission(early=True, every=10), [1, 1, 1, 1, 1, 1]),
+    "sliding": (sliding("30 seconds", "10 seconds"), ON_WINDOW_CLOSE, [0, 0, 1, 0, 1, 1]),
+    "cumulative": (cumulative("10 seconds", "1 minute"), ON_WINDOW_CLOSE, [0, 0, 1, 0, 1, 1]),
+    "by the calendar": (sliding("3 hours", "1 hour", timezone="Europe/Berlin"), ON_WINDOW_CLOSE, [0, 0, 1, 0, 1, 1]),
+    "lateness": (tumbling("10 seconds", allowed_lateness="1 minute"), ON_WINDOW_CLOSE, [0, 0, 1, 1, 1, 1]),
+    "updates": (tumbling("10 seconds"), EmitStrategy(updates=True), [1, 1, 0, 1, 0, 0]),
+    "updates of panes": (sliding("30 seconds", "10 seconds"), EmitStrategy(updates=True), [1, 1, 0, 1, 0, 0]),
+    "early": (tumbling("10 seconds"), EmitStrategy(early=True, every=10), [1, 1, 1, 1, 1, 1]),
 }
 """The window, the emission, and how often results are sent by each action of a round, after the first round."""
 
@@ -52,7 +52,7 @@ def one_round(spark, rig: Rig, number: int, unit: int) -> list[int]:
             else:
                 rig.advance(start + upto * unit)
         assert cost.jobs == (upto is None)
-        sent.append(len([port for port, _ in rig.sent if port == MAIN]))
+        sent.append(len([port for port, _ in rig.sent if port == MAIN_PORT]))
         deliver(spark, rig)
     assert rig.operator._stack.height == 0
     return sent

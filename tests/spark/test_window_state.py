@@ -12,14 +12,14 @@ import duckdb
 import pyarrow as pa
 import pytest
 
+from penstock.clock import MAX_WATERMARK
 from penstock.errors import CheckpointAborted, CheckpointUnreadable, LayerMissing, StateIncompatible
-from penstock.ids import END_OF_TIME
 from penstock.operators import aggregates as agg
-from penstock.operators import window_operator
-from penstock.operators.window_aggregate import WindowAggregate
-from penstock.operators.windows import tumbling
-from penstock.state import writer
-from penstock.state.compaction import Merge
+from penstock.operators.windows import operator
+from penstock.operators.windows.aggregate import WindowAggregate
+from penstock.operators.windows.assigners import tumbling
+from penstock.state import parquet
+from penstock.state.compaction import Compaction
 from penstock.state.durable import PendingLayers
 from window_harness import Rig, counted, persistent
 
@@ -48,7 +48,7 @@ def rig(spark, tmp_path):
 def rest_of(rig: Rig) -> list[tuple[object, ...]]:
     """All that is still to come out of it."""
     rig.sent.clear()
-    rig.advance(END_OF_TIME)
+    rig.advance(MAX_WATERMARK)
     found = rig.take()
     rig.operator.close()
     return found
@@ -107,7 +107,7 @@ def test_naming_costs_nothing_and_empty_state_is_restored_too(spark, rig):
     with counted(spark) as cost:
         pending = again.operator.snapshot(1)
     assert cost.jobs == 0
-    again.advance(END_OF_TIME)
+    again.advance(MAX_WATERMARK)
     again.take()
     assert [layer.rows for layer in pending.materialise().layers] == [1]
     handle = again.checkpoint()
@@ -138,7 +138,7 @@ def test_a_checkpoint_writes_what_changed_and_refers_to_the_rest(spark, tmp_path
 
 
 def test_a_layer_is_written_in_slices_that_hold_each_row_once(spark, tmp_path, monkeypatch):
-    monkeypatch.setattr(writer, "ROWS_A_TASK", 100)
+    monkeypatch.setattr(parquet, "ROWS_A_TASK", 100)
     rig = Rig(spark, step(), SCHEMA, tmp_path)
     rig.process_frame(spark.sql("SELECT concat('u', id) AS user, timestamp_micros(id) AS at, id AS x FROM range(450)"))
     with counted(spark) as cost:
@@ -310,9 +310,9 @@ def test_durable_layers_are_merged_also_where_layers_in_memory_are_always_due(ri
 
     def always(layers, **_settings):
         groups = [[each.name for each in layers if each.group == group] for group in {each.group for each in layers}]
-        return Merge(names=tuple(max(groups, key=len)), level=1, reason="always")
+        return Compaction(names=tuple(max(groups, key=len)), level=1, reason="always")
 
-    monkeypatch.setattr(window_operator, "plan_merge", always)
+    monkeypatch.setattr(operator, "plan_memory_compaction", always)
     heights = []
     for _ in range(24):
         rig.process(rows(1))
@@ -339,7 +339,7 @@ def test_merging_durable_layers_leaves_what_a_snapshot_under_way_still_needs(rig
 
 def merging_meets(monkeypatch, rig: Rig, meanwhile) -> list:
     """Merge durable layers; when that has begun to write something else happens, on another thread."""
-    real, found = writer.LayerWriter._write_slice, []
+    real, found = parquet.LayerWriter._write_slice, []
 
     def write(self, *given):
         if not found:
@@ -348,7 +348,7 @@ def merging_meets(monkeypatch, rig: Rig, meanwhile) -> list:
                 found[0] = pool.submit(meanwhile).result(60)
         return real(self, *given)
 
-    monkeypatch.setattr(writer.LayerWriter, "_write_slice", write)
+    monkeypatch.setattr(parquet.LayerWriter, "_write_slice", write)
     rig.operator._compact()  # so that it is known how few rows are live
     rig.operator._durable.compact()
     monkeypatch.undo()

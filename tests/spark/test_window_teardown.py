@@ -10,12 +10,13 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import CheckpointAborted
+from penstock.interfaces.operator import LATE_PORT
 from penstock.operators import aggregates as agg
-from penstock.operators import window_operator
-from penstock.operators.base import LATE
-from penstock.operators.window_aggregate import WindowAggregate
-from penstock.operators.windows import tumbling
-from penstock.state.blocks import free
+from penstock.operators.windows import operator
+from penstock.operators.windows.aggregate import WindowAggregate
+from penstock.operators.windows.assigners import tumbling
+from penstock.spark.blocks import free_blocks
+from penstock.state import layers
 from window_harness import Rig, persistent
 
 SECOND = 1_000_000
@@ -34,7 +35,7 @@ def rows(*seconds: int) -> list[dict[str, object]]:
 def test_a_batch_that_ends_after_the_step_was_closed_keeps_and_sends_nothing(spark, tmp_path, monkeypatch, seconds):
     before = persistent(spark)
     rig = Rig(spark, STEP, SCHEMA, tmp_path)
-    keep = window_operator.keep
+    keep = layers.cache_layer
 
     def keep_and_close(*args, **kwargs):
         made = keep(*args, **kwargs)
@@ -44,8 +45,8 @@ def test_a_batch_that_ends_after_the_step_was_closed_keeps_and_sends_nothing(spa
     rig.advance(20 * SECOND)
     rig.process(rows(1, 22))
     assert len(rig.sent) == 1
-    assert len(rig.take(LATE)) == 1
-    monkeypatch.setattr(window_operator, "keep", keep_and_close)
+    assert len(rig.take(LATE_PORT)) == 1
+    monkeypatch.setattr(operator, "cache_layer", keep_and_close)
     rig.process(rows(*seconds))
     rig.advance(40 * SECOND)
     assert rig.sent == []
@@ -70,13 +71,13 @@ def test_what_cannot_be_freed_though_spark_lives_is_an_error(spark):
     from py4j.protocol import Py4JError
 
     with pytest.raises(Py4JError):
-        free(spark.range(3))
+        free_blocks(spark.range(3))
 
 
 ENDS = """
 import sys
 from pyspark.sql import SparkSession
-from penstock.state.blocks import cut, free, unpersist
+from penstock.spark.blocks import cut, free, unpersist
 
 def held():
     spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import penstock as ps
-from penstock.graph.pipeline import PipelineDefinition
-from penstock.testing import PipelineRun
+from penstock.api.pipeline import PipelineDefinition
+from penstock.testing.pipeline_run import PipelineRun
 
 NOWHERE = "/nowhere/at/all"
 """Neither there nor ever made: a test of a pipeline touches nothing of its own."""

@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import penstock as ps
-from penstock.testing import CollectSink, End, ManualClock, OperatorHarness, PipelineRun, ScriptedSource, assert_rows
+from penstock.testing.clock import ManualClock
+from penstock.testing.frames import assert_rows
+from penstock.testing.operator_harness import OperatorHarness
+from penstock.testing.pipeline_run import PipelineRun
+from penstock.testing.sources import End, ScriptedSource
+from penstock.testing.substitute import CollectSink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

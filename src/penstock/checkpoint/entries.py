@@ -11,14 +11,13 @@ from enum import Enum
 from itertools import chain
 from typing import Final, TypeAlias
 
-from penstock.elements.control import CheckpointKind
-from penstock.handles import Committable, FileRef, Json, TaskSnapshot
-from penstock.ids import CheckpointId, EntryNumber, Generation, WallTime
+from penstock.clock import WallTime
+from penstock.elements import CheckpointKind
+from penstock.handles import CheckpointId, Committable, EntryNumber, FileRef, Generation, Json, TaskSnapshot
 
-NOTHING: Final = EntryNumber(-1)
+NO_ENTRY: Final = EntryNumber(-1)
 """Before the first entry: the tail of an empty log."""
-
-FIRST: Final = EntryNumber(0)
+FIRST_ENTRY: Final = EntryNumber(0)
 """The number of the claim that makes a log."""
 
 
@@ -161,8 +160,8 @@ class Manifest:
     fulfils: tuple[str, ...] = ()
     condemned: tuple[CheckpointId, ...] = ()
     condemned_files: tuple[str, ...] = ()
-    deleted: EntryNumber = NOTHING
-    floor: EntryNumber = FIRST
+    deleted: EntryNumber = NO_ENTRY
+    floor: EntryNumber = FIRST_ENTRY
     settings: Mapping[str, Json] = field(default_factory=dict)
     origin: Origin | None = None
     undone: tuple[tuple[int, int], ...] = ()

@@ -1,8 +1,4 @@
-"""What the coordinator is told: events, in the past tense, and their vocabulary. Only data.
-
-Every event carries ``at``, the instant it is reported, which decides; and ``wall``, the wall clock's time, which is
-only written down for people.
-"""
+"""Events into the coordinator, effects out of it, timers."""
 
 from __future__ import annotations
 
@@ -11,10 +7,61 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType, TypeAlias
 
-from penstock.checkpoint.entries import StepRecord
-from penstock.checkpoint.timers import Timer
-from penstock.handles import CommitOutcome, Committable, Json, TaskSnapshot
-from penstock.ids import CheckpointId, EntryNumber, Instant, WallTime
+from penstock.checkpoint.entries import Manifest, StepRecord, Stopped
+from penstock.clock import MonotonicTime, WallTime
+from penstock.elements import CheckpointKind
+from penstock.errors import PenstockError
+from penstock.handles import CheckpointId, CommitOutcome, Committable, EntryNumber, Json, TaskSnapshot
+
+# ----------------------------------------------------------------------------------------------------
+# What the coordinator waits for: each timer says which wait it ends, so that a late one can be told. Only data.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeriodicDue:
+    """Time for the next periodic checkpoint."""
+
+    due: MonotonicTime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointDeadline:
+    """This checkpoint has had its time."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryDue:
+    """Time to try a checkpoint again that must be: the first of a log, or the final one."""
+
+    due: MonotonicTime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRetryDue:
+    """Time to commit this sink's oldest open committable again."""
+
+    uid: str
+    checkpoint: CheckpointId
+    due: MonotonicTime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopDeadline:
+    """Whoever asked to stop does not wait longer for output to be published."""
+
+    request: str
+
+
+Timer: TypeAlias = PeriodicDue | CheckpointDeadline | RetryDue | CommitRetryDue | StopDeadline
+
+
+# ----------------------------------------------------------------------------------------------------
+# What the coordinator is told: events, in the past tense, and their vocabulary. Only data.
+#
+# Every event carries ``at``, the instant it is reported, which decides; and ``wall``, the wall clock's time, which is
+# only written down for people.
 
 AttemptId = NewType("AttemptId", str)
 """One start of one task; never used again."""
@@ -79,7 +126,7 @@ _TOLD_BY_TASK = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobStarted:
+class RunStarted:
     """All tasks are restored; no source has sent anything yet. Its effects are carried out before sources start.
 
     Attributes:
@@ -96,7 +143,7 @@ class JobStarted:
         settings: of the run, written into every manifest.
     """
 
-    at: Instant
+    at: MonotonicTime
     wall: WallTime
     attempts: Mapping[str, AttemptId]
     sources: tuple[str, ...]
@@ -113,7 +160,7 @@ class JobStarted:
 class CheckpointRequested:
     """Somebody asks for a checkpoint; with a ``name`` it is pinned: a savepoint."""
 
-    at: Instant
+    at: MonotonicTime
     wall: WallTime
     request: str
     name: str | None = None
@@ -128,7 +175,7 @@ class StopRequested:
     ``drain`` the sources end before that checkpoint, for good: all windows close, and nothing can be read after it.
     """
 
-    at: Instant
+    at: MonotonicTime
     wall: WallTime
     request: str
     name: str | None = None
@@ -141,7 +188,7 @@ class StopRequested:
 class AllSourcesDone:
     """Every source has ended or caught up: the final checkpoint is due at once."""
 
-    at: Instant
+    at: MonotonicTime
     wall: WallTime
 
 
@@ -149,7 +196,7 @@ class AllSourcesDone:
 class ProgressMade:
     """A batch was sent or a timer fired: state or positions differ from the last checkpoint's."""
 
-    at: Instant
+    at: MonotonicTime
     wall: WallTime
 
 
@@ -157,7 +204,7 @@ class ProgressMade:
 class TimerFired:
     """A timer asked for by ``WakeAt`` is due. ``doing`` says, for messages, what each task is doing."""
 
-    at: Instant
+    at: MonotonicTime
     wall: WallTime
     timer: Timer
     doing: Mapping[str, str] = field(default_factory=dict)
@@ -171,7 +218,7 @@ class TaskAcknowledged:
     next manifest.
     """
 
-    at: Instant
+    at: MonotonicTime
     wall: WallTime
     checkpoint: CheckpointId
     attempt: AttemptId
@@ -182,7 +229,7 @@ class TaskAcknowledged:
 class TaskDeclined:
     """A task cannot take part in this checkpoint."""
 
-    at: Instant
+    at: MonotonicTime
     wall: WallTime
     checkpoint: CheckpointId
     task: str
@@ -195,7 +242,7 @@ class TaskDeclined:
 class TaskFailed:
     """A task is gone; what it has not acknowledged it never will."""
 
-    at: Instant
+    at: MonotonicTime
     wall: WallTime
     task: str
     attempt: AttemptId
@@ -206,7 +253,7 @@ class TaskFailed:
 class RunFailed:
     """The run is over by a failure, whoever's it is: what nobody will answer any more is answered now."""
 
-    at: Instant
+    at: MonotonicTime
     wall: WallTime
     message: str
 
@@ -215,7 +262,7 @@ class RunFailed:
 class ManifestWritten:
     """The checkpoint's manifest is in the log, and it is ours."""
 
-    at: Instant
+    at: MonotonicTime
     wall: WallTime
     checkpoint: CheckpointId
     entry: EntryNumber
@@ -225,7 +272,7 @@ class ManifestWritten:
 class ManifestFailed:
     """The manifest is not in the log; ``definite``: and surely never will be. A fence is not reported here."""
 
-    at: Instant
+    at: MonotonicTime
     wall: WallTime
     checkpoint: CheckpointId
     definite: bool
@@ -236,7 +283,7 @@ class ManifestFailed:
 class CommitReturned:
     """A ``Commit`` has ended."""
 
-    at: Instant
+    at: MonotonicTime
     wall: WallTime
     uid: str
     checkpoint: CheckpointId
@@ -248,13 +295,13 @@ class CommitReturned:
 class StoppedWritten:
     """The ``stopped`` entry is in the log, and it is ours."""
 
-    at: Instant
+    at: MonotonicTime
     wall: WallTime
     entry: EntryNumber
 
 
 Event: TypeAlias = (
-    JobStarted
+    RunStarted
     | CheckpointRequested
     | StopRequested
     | AllSourcesDone
@@ -268,4 +315,132 @@ Event: TypeAlias = (
     | ManifestFailed
     | CommitReturned
     | StoppedWritten
+)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What the coordinator wants done: effects, in the imperative. Only data; the supervisor carries them out.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InjectBarrier:
+    """Have each of ``sources`` send the barrier between two batches. After a final one they send no batch more.
+
+    With ``drain`` each source ends first, as if there were nothing more to read, ever.
+    """
+
+    checkpoint: CheckpointId
+    kind: CheckpointKind
+    sources: tuple[str, ...]
+    drain: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortCheckpoint:
+    """Cancel the barriers and tell the tasks. ``last_completed`` is the newest checkpoint in the log."""
+
+    checkpoint: CheckpointId
+    reason: AbortReason
+    message: str
+    last_completed: CheckpointId | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteManifest:
+    """Complete the manifest with what the collector condemns (``gc.collect``) and append it: the commit point.
+
+    Ends in ``ManifestWritten`` or ``ManifestFailed``, or in a fence, which ends the run.
+    """
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotifyCompleted:
+    """Tell the tasks that the checkpoint is in the log: for monitoring and carry-over; it cleans nothing."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """Publish. Ends in ``CommitReturned``. ``attempt`` counts from 1."""
+
+    item: Committable
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WakeAt:
+    """Report ``TimerFired`` at ``at``. One that comes late or is no longer wanted does no harm."""
+
+    at: MonotonicTime
+    timer: Timer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscardSnapshot:
+    """Nobody will use what this acknowledgement named. Observers may count it; no file is deleted for it."""
+
+    checkpoint: CheckpointId
+    task: str
+    attempt: AttemptId
+    result: AckResult
+
+
+class RequestOutcome(Enum):
+    """How a request ended."""
+
+    DONE = "done"
+    REFUSED = "refused"
+    FAILED = "failed"
+    UNPUBLISHED = "taken, but not everything is published"
+    UNKNOWN = "not known; the log will tell"
+    """The run failed while the entry was on its way to the log: the next owner finds it there, or does not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRequest:
+    """Tell whoever asked."""
+
+    request: str
+    answer: RequestOutcome
+    checkpoint: CheckpointId | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteStopped:
+    """Append the entry; ends in ``StoppedWritten``."""
+
+    body: Stopped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndJob:
+    """The final checkpoint is in the log: end the tasks. If ``published``, a ``stopped`` entry says so."""
+
+    published: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailJob:
+    """The run cannot go on; whether a restart can help is told by the error's class."""
+
+    error: type[PenstockError]
+    message: str
+
+
+Effect: TypeAlias = (
+    InjectBarrier
+    | AbortCheckpoint
+    | WriteManifest
+    | NotifyCompleted
+    | Commit
+    | WakeAt
+    | DiscardSnapshot
+    | AnswerRequest
+    | WriteStopped
+    | EndJob
+    | FailJob
 )

@@ -13,18 +13,15 @@ from itertools import chain
 from typing import Final
 
 from penstock.checkpoint import paths
-from penstock.checkpoint.entries import NOTHING, Condemn, Manifest, Rewind
-from penstock.checkpoint.history import History
-from penstock.checkpoint.timeline import left_behind
+from penstock.checkpoint.entries import NO_ENTRY, Condemn, Manifest, Rewind
+from penstock.checkpoint.history import History, abandoned_ids
 from penstock.errors import InternalError
 from penstock.failpoints import failpoint
 from penstock.filesystem.base import FileSystem
-from penstock.handles import Committable
-from penstock.ids import CheckpointId, EntryNumber, Generation
+from penstock.handles import CheckpointId, Committable, EntryNumber, Generation
 
 _STAGES: Final = re.compile(r"(/.*/\.penstock/([^/]+))/[^/]+/\d+/.+")
-
-RETAINED: Final = 3
+DEFAULT_RETAINED: Final = 3
 """How many of the newest checkpoints are kept restorable if nobody says otherwise."""
 
 
@@ -38,7 +35,7 @@ def staged_of(items: Iterable[Committable]) -> frozenset[str]:
     return frozenset(file.path for item in items for file in item.files)
 
 
-def needed(history: History) -> frozenset[str]:
+def needed_files(history: History) -> frozenset[str]:
     """The files that must exist: layers of every restorable checkpoint, staged output of all that is open (G1).
 
     The restore point is always restorable; a discarded committable is needed until its void is known, too.
@@ -74,8 +71,8 @@ def collect(
     manifest: Manifest,
     history: History,
     *,
-    retained: int = RETAINED,
-    deleted: EntryNumber = NOTHING,
+    retained: int = DEFAULT_RETAINED,
+    deleted: EntryNumber = NO_ENTRY,
     orphans: Sequence[str] = (),
 ) -> Manifest:
     """The manifest with all that rides in it: what it condemns and leaves, how far deletions are done, the floor.
@@ -92,7 +89,7 @@ def collect(
         raise InternalError(msg)
     with_it = _with(history, manifest)
     condemned = _too_many(with_it, manifest.checkpoint, retained)
-    final = replace(manifest, condemned=condemned, undone=left_behind(manifest, history))
+    final = replace(manifest, condemned=condemned, undone=abandoned_ids(manifest, history))
     after = _with(history, final)
     done = max(deleted, history.deleted)
     return replace(
@@ -124,7 +121,7 @@ def _unneeded(history: History, orphans: Sequence[str]) -> tuple[str, ...]:
         if isinstance(entry.body, Rewind):
             named |= staged_of(entry.body.discard)
     gone = frozenset(history.condemned_files())
-    return tuple(sorted(path for path in named - gone - needed(history) if paths.is_ours(path)))
+    return tuple(sorted(path for path in named - gone - needed_files(history) if paths.is_ours(path)))
 
 
 def _floor(history: History, done: EntryNumber, *, at_least: EntryNumber) -> EntryNumber:
@@ -144,7 +141,7 @@ def orphans_of(history: History, own: Generation, files: Iterable[str]) -> tuple
     What a paused process of an older generation writes from now on can never be referenced again. Write-ahead blocks
     and files outside our folders are never orphans.
     """
-    kept = needed(history) | frozenset(history.condemned_files())
+    kept = needed_files(history) | frozenset(history.condemned_files())
     older = (path for path in files if _is_older(path, own) and _is_of_log(path, history.log_id))
     return tuple(sorted(path for path in older if path not in kept))
 

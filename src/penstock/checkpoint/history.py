@@ -1,22 +1,35 @@
-"""What the log says, all entries taken together: a pure value. Knows nothing of files, nor of who asks.
-
-Nothing is stored as a status: what is restorable, open, pinned or condemned follows from which entries exist.
-"""
+"""All entries taken together; timelines after rewinds; names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
 from penstock.checkpoint import paths
-from penstock.checkpoint.entries import FIRST, NOTHING, Claim, Condemn, Entry, Manifest, Pin, Rewind, Stopped, Unpin
-from penstock.errors import CheckpointUnreadable
-from penstock.handles import Committable
-from penstock.ids import CheckpointId, EntryNumber, Generation
+from penstock.checkpoint.entries import (
+    FIRST_ENTRY,
+    NO_ENTRY,
+    Claim,
+    Condemn,
+    Entry,
+    Manifest,
+    Pin,
+    Rewind,
+    Stopped,
+    Unpin,
+)
+from penstock.errors import CheckpointUnreadable, UnknownName, did_you_mean
+from penstock.handles import CheckpointId, Committable, EntryNumber, Generation
 
-LOST_JUMP: Final = 1_000_000
+# ----------------------------------------------------------------------------------------------------
+# What the log says, all entries taken together: a pure value. Knows nothing of files, nor of who asks.
+#
+# Nothing is stored as a status: what is restorable, open, pinned or condemned follows from which entries exist.
+
+ID_JUMP: Final = 1_000_000
 """How far checkpoint ids jump over an entry that cannot be read: more than it can have used up."""
 
 
@@ -54,14 +67,14 @@ class History:
 
     entries: tuple[Entry, ...] = ()
     unreadable: tuple[Unreadable, ...] = ()
-    tail: EntryNumber = NOTHING
+    tail: EntryNumber = NO_ENTRY
     tail_hash: str = ""
     below_floor: tuple[EntryNumber, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether nobody has ever claimed this log."""
-        return self.tail == NOTHING
+        return self.tail == NO_ENTRY
 
     @property
     def mark(self) -> LogMark:
@@ -184,7 +197,7 @@ class History:
         events = sorted([*((number, None) for number in lost), *((n, key) for key, (n, _) in self.manifests.items())])
         newest = -1
         for _, key in events:
-            newest = newest + LOST_JUMP if key is None else max(newest, key)
+            newest = newest + ID_JUMP if key is None else max(newest, key)
         return CheckpointId(newest + 1)
 
     @cached_property
@@ -197,12 +210,12 @@ class History:
     @property
     def floor(self) -> EntryNumber:
         """Entries below are not read: the newest manifest says so."""
-        return self._newest_manifest.floor if self._newest_manifest else FIRST
+        return self._newest_manifest.floor if self._newest_manifest else FIRST_ENTRY
 
     @property
     def deleted(self) -> EntryNumber:
         """Deletions recorded up to this entry are done."""
-        return self._newest_manifest.deleted if self._newest_manifest else NOTHING
+        return self._newest_manifest.deleted if self._newest_manifest else NO_ENTRY
 
     @cached_property
     def _newest_manifest(self) -> Manifest | None:
@@ -218,14 +231,14 @@ class History:
         """Who owns the log, by the number of its claim."""
         return self.entries[-1].generation if self.entries else None
 
-    def condemnations(self, after: EntryNumber = NOTHING) -> Iterator[tuple[EntryNumber, tuple[str, ...]]]:
+    def condemnations(self, after: EntryNumber = NO_ENTRY) -> Iterator[tuple[EntryNumber, tuple[str, ...]]]:
         """Entries above ``after`` that condemn files, and which, oldest first."""
         for entry in self.entries:
             match entry.body:
                 case Condemn(files=files) | Manifest(condemned_files=files) if files and entry.number > after:
                     yield entry.number, files
 
-    def condemned_files(self, after: EntryNumber = NOTHING) -> tuple[str, ...]:
+    def condemned_files(self, after: EntryNumber = NO_ENTRY) -> tuple[str, ...]:
         """Files that entries above ``after`` condemn, oldest first."""
         return tuple(path for _, files in self.condemnations(after) for path in files)
 
@@ -246,3 +259,152 @@ class History:
             if manifest.parent in found:
                 found.add(key)
         return frozenset(found)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Which name was meant: the nearest of those that are there, and which checkpoint a name or number is. Pure.
+
+
+def name_conflict(history: History, name: str) -> str | None:
+    """Why a new savepoint cannot have this name, if another has it."""
+    pin = history.pins.get(name)
+    if pin is None:
+        return None
+    return f"{name!r} exists already: it is checkpoint {pin.checkpoint}; choose another name, names never move"
+
+
+def resolve_checkpoint(history: History, text: str) -> CheckpointId:
+    """The restorable checkpoint that a savepoint's name, or a number, means.
+
+    Raises:
+        UnknownName: there is none, or its files may be gone; with those there are.
+    """
+    if not text.isdecimal():
+        pin = history.pins.get(text)
+        if pin is None:
+            names = did_you_mean(text, history.pins) or "; it has none at all"
+            msg = f"job {history.job!r} has no savepoint {text!r}{names}"
+            raise UnknownName(msg)
+        return pin.checkpoint
+    checkpoint = CheckpointId(int(text))
+    if checkpoint not in history.restorable:
+        why = "is condemned, its files may be gone" if checkpoint in history.condemned else "is not in the log"
+        known = ", ".join(map(str, history.restorable)) or "none"
+        msg = f"checkpoint {checkpoint} {why}; restorable are: {known}"
+        raise UnknownName(msg)
+    return checkpoint
+
+
+# ----------------------------------------------------------------------------------------------------
+# Which output of a log belongs to what the job has done as it stands now, after rewinds: a pure decision.
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The checkpoints that led to one, among all that the log knows.
+
+    Attributes:
+        known: ids of all checkpoints of the log, sorted.
+        mine: that checkpoint and those it was built on.
+        undone: ranges of ids of other timelines, each with its first and the one behind its last; also of checkpoints
+            that the log has forgotten.
+        below: the newest checkpoint that it was built on and that the log no longer knows, or that cannot be read, if
+            there is one.
+    """
+
+    known: tuple[CheckpointId, ...] = ()
+    mine: frozenset[CheckpointId] = frozenset()
+    undone: tuple[tuple[int, int], ...] = ()
+    below: CheckpointId | None = None
+
+    def has(self, checkpoint: int) -> bool:
+        """Whether output that was prepared for a checkpoint is of this timeline, or of the time after it.
+
+        Output of an aborted checkpoint is in the next one.
+
+        >>> left = Timeline(known=(0, 1, 2, 3), mine=frozenset({0, 1}))
+        >>> [left.has(each) for each in (1, 2, 3, 4)]
+        [True, False, False, True]
+        """
+        if any(first <= checkpoint < end for first, end in self.undone):
+            return False
+        if self.below is not None and checkpoint <= self.below:
+            return True
+        at = bisect_left(self.known, checkpoint)
+        return at == len(self.known) or self.known[at] in self.mine
+
+    def others(self) -> tuple[tuple[int, int], ...]:
+        """Ranges of all ids, up to the newest that is known, which are not of this timeline."""
+        found, first = list(self.undone), 0 if self.below is None else self.below + 1
+        for each in self.known:
+            if each < first:
+                continue  # known, and below one that is not: what was undone there that one's successor says
+            if each not in self.mine:
+                found.append((first, each + 1))
+            first = each + 1
+        return _joined(found)
+
+
+UNBROKEN: Final = Timeline()
+"""Of a log without checkpoints: nothing was undone."""
+
+
+def timeline(history: History, restored: CheckpointId | None) -> Timeline:
+    """The timeline that leads to a checkpoint; ``None`` for a job that began empty.
+
+    What is read from the sources behind that checkpoint is read again: whatever other output there is of that time is
+    of rows that come again.
+    """
+    manifests = history.manifests
+    mine: set[CheckpointId] = set()
+    undone = set(_gone_past(history))
+    key = restored
+    while key is not None and key in manifests and key not in mine:
+        mine.add(key)
+        manifest = manifests[key][1]
+        undone.update(manifest.undone)
+        key = _continues(manifest, history)
+    return Timeline(tuple(sorted(manifests)), frozenset(mine), _joined(undone), key)
+
+
+def _gone_past(history: History) -> Iterator[tuple[int, int]]:
+    """Ids that only entries may have had that cannot be read (R8): those that a rewind past them jumps over.
+
+    Whoever wrote such an entry knew it, and may have published what it says.
+    """
+    for number, body in ((entry.number, entry.body) for entry in history.entries):
+        if isinstance(body, Rewind) and body.lost:
+            before = replace(history, entries=tuple(each for each in history.entries if each.number < number))
+            lost = frozenset(each for each in history.lost if each < number)
+            yield max(before.manifests, default=-1) + 1, before.next_checkpoint_past(lost)
+
+
+def abandoned_ids(manifest: Manifest, history: History) -> tuple[tuple[int, int], ...]:
+    """What a manifest that is about to be appended says in ``undone``.
+
+    The log forgets rewinds and what they left, while output of that time may stay for ever: so each checkpoint says
+    what is not of its timeline. Nothing, as long as nobody has gone back.
+    """
+    before = _continues(manifest, history)
+    said = () if before is None else manifest.undone
+    ranges = (*timeline(history, before).others(), *said)
+    return _joined((first, min(end, manifest.checkpoint)) for first, end in ranges if first < manifest.checkpoint)
+
+
+def _continues(manifest: Manifest, history: History) -> CheckpointId | None:
+    """The checkpoint of this log whose state it has; what was exported from this log goes on where it was then."""
+    origin = manifest.origin
+    if manifest.parent is not None or origin is None or origin.log_id != history.log_id:
+        return manifest.parent
+    return origin.checkpoint if origin.checkpoint < manifest.checkpoint else None  # else of a copy that went apart
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The same ids in as few ranges as can be, sorted."""
+    found: list[tuple[int, int]] = []
+    for first, end in sorted(ranges):
+        if found and first <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((first, end))
+    return tuple(found)

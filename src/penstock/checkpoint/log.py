@@ -1,25 +1,275 @@
-"""The log of one job: numbered entries, created if absent, one owner (L1 to L9). Knows nothing of what entries mean.
-
-No lock, no lease, no clock: whoever's claim is newest owns the log, and anybody else notices at the next entry.
-"""
+"""The log: numbered write-once entries, one owner; ManifestWriter."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import sha256
 
 from penstock.checkpoint import paths
-from penstock.checkpoint.codec import encode
-from penstock.checkpoint.entries import Body, Claim, Entry, Manifest
-from penstock.checkpoint.history import History, LogMark
-from penstock.checkpoint.numbers import Numbers, Pause, fenced_by
-from penstock.checkpoint.reading import numbers_in_log, read_history
-from penstock.errors import CheckpointUnreadable, GenerationFenced, PenstockError, StateDirectoryRefused
+from penstock.checkpoint.entries import NO_ENTRY, Body, Claim, Entry, Manifest, Stopped, host_of
+from penstock.checkpoint.entry_codec import decode, encode
+from penstock.checkpoint.gc import collect, delete_recorded, orphans_of
+from penstock.checkpoint.history import History, LogMark, Unreadable
+from penstock.errors import (
+    CheckpointError,
+    CheckpointUnreadable,
+    GenerationFenced,
+    LogGap,
+    PenstockError,
+    StateDirectoryRefused,
+    StorageFailed,
+)
 from penstock.failpoints import failpoint
-from penstock.filesystem.base import FileSystem
-from penstock.ids import EntryNumber, Generation
+from penstock.filesystem.base import Created, FileSystem, UnknownOutcome
+from penstock.handles import EntryNumber, Generation
+
+# ----------------------------------------------------------------------------------------------------
+# Reads the whole log into a :class:`History` and refuses what does not hold together. Writes nothing.
+
+
+def numbers_in_log(filesystem: FileSystem) -> tuple[EntryNumber, ...]:
+    """The numbers of all entries that exist now, rising. Other files in the folder are none of ours."""
+    found = (paths.entry_number(path) for path in filesystem.list(paths.LOG))
+    return tuple(sorted(number for number in found if number is not None))
+
+
+def read_history(filesystem: FileSystem, job: str, *, past_unreadable: bool = False) -> History:
+    """Everything at and above the floor.
+
+    A reader does not stop the owner from appending and trimming: as long as the log moves, it is read again.
+
+    Raises:
+        LogGap: a number is missing above the floor.
+        CheckpointUnreadable: an entry is not what was written, and no rewind went past it; not raised with
+            ``past_unreadable``, for whoever is about to write that rewind.
+        StateDirectoryRefused: it is another job's log.
+    """
+    numbers = numbers_in_log(filesystem)
+    while True:
+        reader = _Reader(filesystem, numbers)
+        missing = reader.read()
+        if missing is None:
+            break
+        again = numbers_in_log(filesystem)
+        if again == numbers:
+            msg = (
+                f"{paths.entry(missing)} is missing although the log goes on to {numbers[-1]}: entries were removed by "
+                "hand or the file system lost them; restore them from a copy"
+            )
+            raise LogGap(msg)
+        numbers = again
+    history = reader.history()
+    _check_story(history, job)
+    history = _without_lost(history)
+    if not past_unreadable:
+        _refuse_unreadable(history)
+    return history
+
+
+class _Reader:
+    """One attempt to read a listing of the log."""
+
+    def __init__(self, filesystem: FileSystem, numbers: Sequence[EntryNumber]) -> None:
+        self._filesystem = filesystem
+        self._numbers = numbers
+        self._bytes: dict[EntryNumber, bytes] = {}
+        self._entries: dict[EntryNumber, Entry] = {}
+        self._unreadable: dict[EntryNumber, Unreadable] = {}
+        self._floor = EntryNumber(0)
+
+    def read(self) -> EntryNumber | None:
+        """Read from the newest down to the floor; the number that is missing, if one is."""
+        if not self._numbers:
+            return None
+        number, present = self._numbers[-1], frozenset(self._numbers)
+        while number >= self._floor:
+            if number not in present:
+                return None if self._is_below_lost_floor() else number
+            data = self._filesystem.read(paths.entry(number))
+            if data is None:
+                return number
+            self._take(number, data)
+            number = EntryNumber(number - 1)
+        return None
+
+    def _take(self, number: EntryNumber, data: bytes) -> None:
+        self._bytes[number] = data
+        try:
+            entry = decode(data, number)
+            self._check_link(entry)
+        except CheckpointUnreadable as error:
+            self._unreadable[number] = Unreadable(number=number, message=str(error))
+            return
+        self._entries[number] = entry
+        if isinstance(entry.body, Manifest):
+            self._floor = max(self._floor, entry.body.floor)
+
+    def _check_link(self, entry: Entry) -> None:
+        """The entry above holds the hash of this one's bytes."""
+        above = self._entries.get(EntryNumber(entry.number + 1))
+        if above is not None and above.previous != sha256(self._bytes[entry.number]).hexdigest():
+            msg = f"{paths.entry(entry.number)} is not the entry that the one after it was written upon"
+            raise CheckpointUnreadable(msg)
+
+    def _is_below_lost_floor(self) -> bool:
+        """A missing number proves nothing where the manifest that held the floor cannot be read."""
+        newest = max((n for n, entry in self._entries.items() if isinstance(entry.body, Manifest)), default=NO_ENTRY)
+        return any(number > newest for number in self._unreadable)
+
+    def history(self) -> History:
+        if not self._numbers:
+            return History()
+        lowest = min(self._bytes)
+        tail = self._numbers[-1]
+        return History(
+            entries=tuple(self._entries[number] for number in sorted(self._entries) if number >= self._floor),
+            unreadable=tuple(self._unreadable[number] for number in sorted(self._unreadable)),
+            tail=tail,
+            tail_hash=sha256(self._bytes[tail]).hexdigest(),
+            below_floor=tuple(number for number in self._numbers if number < max(lowest, self._floor)),
+        )
+
+
+def _without_lost(history: History) -> History:
+    """An entry that a rewind went past stays lost, though its file may have been restored since: ids have jumped."""
+    lost = history.lost
+    if not lost:
+        return history
+    return replace(history, entries=tuple(entry for entry in history.entries if entry.number not in lost))
+
+
+def _refuse_unreadable(history: History) -> None:
+    for found in history.unreadable:
+        if found.number not in history.lost:
+            msg = f"{found.message}; restore the file from a copy, or begin empty with --fresh"
+            raise CheckpointUnreadable(msg)
+
+
+def _check_story(history: History, job: str) -> None:
+    """All entries are of one log of this job, under the newest claim each, with rising checkpoints."""
+    unreadable = {int(found.number) for found in history.unreadable}
+    log_id: str | None = None
+    claim: tuple[Generation, str] | None = None
+    newest = -1
+    for entry in history.entries:
+        if entry.job != job:
+            msg = f"this state directory holds the log of job {entry.job!r}, not of {job!r}; give this job its own"
+            raise StateDirectoryRefused(msg)
+        log_id = log_id or entry.log_id
+        if entry.log_id != log_id:
+            raise _incoherent(entry, f"is of log {entry.log_id}, those before it are of {log_id}")
+        own = (entry.generation, entry.token)
+        is_claimed = isinstance(entry.body, Claim) and int(entry.generation) == entry.number
+        if is_claimed or (entry.generation in unreadable and (claim is None or entry.generation > claim[0])):
+            claim = own  # a claim that cannot be read is known by what was written under it
+        if claim is not None and own != claim:
+            raise _incoherent(entry, f"is of generation {entry.generation}, its newest claim is {claim[0]}")
+        if isinstance(entry.body, Manifest):
+            if entry.body.checkpoint <= newest:
+                raise _incoherent(entry, f"holds checkpoint {entry.body.checkpoint} after checkpoint {newest}")
+            newest = entry.body.checkpoint
+
+
+def _incoherent(entry: Entry, what: str) -> CheckpointUnreadable:
+    return CheckpointUnreadable(f"{paths.entry(entry.number)} {what}: files of several logs lie in one folder")
+
+
+# ----------------------------------------------------------------------------------------------------
+# Takes numbers of the log: writes until one is ours or somebody else's (L3, L4). Knows no entry's meaning.
+
+Sleep = Callable[[float], None]
+"""Waits so many seconds. It may raise, to give up: whatever was sent may then still land (L3)."""
+
+
+class LogWriter:
+    """The numbers of one job's log.
+
+    Args:
+        filesystem: rooted at the job's directory.
+        job: its name.
+        pause: waits between repetitions of a call whose answer is not known.
+    """
+
+    def __init__(self, filesystem: FileSystem, job: str, pause: Sleep) -> None:
+        self._filesystem = filesystem
+        self._job = job
+        self._pause = pause
+
+    def take(self, entry: Entry) -> bool:
+        """Write the same bytes until the number is taken: by us, with nobody above us, or by somebody else.
+
+        "Not found" proves nothing once an answer was lost: the write may be on its way.
+
+        Raises:
+            StorageFailed: surely nothing was written, so the number may be used for something else.
+            StateDirectoryRefused: likewise, and trying again does not help.
+        """
+        path, data = paths.entry(entry.number), encode(entry)
+        may_land = False
+        for seconds in backoff():
+            try:
+                if self._filesystem.create(path, data) is Created.CREATED or self._filesystem.read(path) == data:
+                    return self.is_newest(entry.number)
+                return False
+            except UnknownOutcome:
+                may_land = True
+            except (StorageFailed, StateDirectoryRefused):
+                if not may_land:
+                    raise
+            self._pause(seconds)
+        raise AssertionError  # pragma: no cover - the backoff has no end
+
+    def is_newest(self, number: EntryNumber) -> bool:
+        """Whether it exists and none is higher: else it lies below the floor, or another claim came at once (L4)."""
+        for seconds in backoff():
+            try:
+                return numbers_in_log(self._filesystem)[-1:] == (number,)
+            except (StorageFailed, StateDirectoryRefused):
+                self._pause(seconds)
+        raise AssertionError  # pragma: no cover - the backoff has no end
+
+    def read(self) -> History:
+        """What the log says now, one try; entries that cannot be read are listed as such.
+
+        Raises:
+            PenstockError: it cannot be read at all.
+        """
+        return read_history(self._filesystem, self._job, past_unreadable=True)
+
+    def fenced(self, number: EntryNumber) -> GenerationFenced:
+        """Say who has the log now; whatever goes wrong in finding out does not hide that it is not us."""
+        what = "this process no longer owns the job"
+        try:
+            history = self.read()
+        except CheckpointError as error:
+            return GenerationFenced(f"{what}: entry {number} is not its own ({error})")
+        return fence_error(history.claim, number, what)
+
+
+def fence_error(claim: Entry | None, number: EntryNumber, what: str) -> GenerationFenced:
+    """The error that names who has the log: host, process and time, as far as its claim is still there."""
+    who = "another process"
+    if claim is not None and isinstance(claim.body, Claim):
+        at = claim.body.started // 1_000_000
+        who = f"process {claim.body.pid} on {host_of(claim.body.host)}, started at {at} (seconds since 1970)"
+    generation = f" as generation {claim.number}" if claim else ""
+    return GenerationFenced(f"{what}: entry {number} of its log was lost to {who}{generation}")
+
+
+def backoff() -> Iterator[float]:
+    """Seconds to wait before each further try: longer and longer up to ten, without an end."""
+    seconds = 0.1
+    while True:
+        yield seconds
+        seconds = min(seconds * 2, 10.0)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The log of one job: numbered entries, created if absent, one owner (L1 to L9). Knows nothing of what entries mean.
+#
+# No lock, no lease, no clock: whoever's claim is newest owns the log, and anybody else notices at the next entry.
 
 
 class Log:
@@ -32,11 +282,11 @@ class Log:
         pause: waits between repetitions of a write of unknown outcome.
     """
 
-    def __init__(self, filesystem: FileSystem, *, job: str, new_id: Callable[[], str], pause: Pause) -> None:
+    def __init__(self, filesystem: FileSystem, *, job: str, new_id: Callable[[], str], pause: Sleep) -> None:
         self._filesystem = filesystem
         self._job = job
         self._new_id = new_id
-        self._numbers = Numbers(filesystem, job, pause)
+        self._numbers = LogWriter(filesystem, job, pause)
 
     def read(self, *, past_unreadable: bool = False) -> History:
         """What the log says now. Reading decides nothing for a writer: it reads again under its claim (L2).
@@ -76,7 +326,7 @@ class Log:
         """
         history = self.read(past_unreadable=past_unreadable)
         if after is not None and history.generation != after:
-            raise fenced_by(history.claim, EntryNumber(after + 1), "the job was taken over while this process paused")
+            raise fence_error(history.claim, EntryNumber(after + 1), "the job was taken over while this process paused")
         began = history.tail
         while True:
             self._refuse_strange(history, expect_tail, expect)
@@ -90,7 +340,7 @@ class Log:
             else:
                 history = self.read(past_unreadable=past_unreadable)
             if (after is not None or not take_over) and (history.generation or 0) > began:
-                raise fenced_by(history.claim, entry.number, "a start of the same job was faster")
+                raise fence_error(history.claim, entry.number, "a start of the same job was faster")
 
     def _claim_entry(self, history: History, claim: Claim) -> Entry:
         log_id = history.log_id
@@ -138,7 +388,7 @@ class OwnedLog:
         generation: the number of our claim.
     """
 
-    def __init__(self, filesystem: FileSystem, numbers: Numbers, claim: Entry, history: History) -> None:
+    def __init__(self, filesystem: FileSystem, numbers: LogWriter, claim: Entry, history: History) -> None:
         self._filesystem = filesystem
         self._numbers = numbers
         self._claim = claim
@@ -222,7 +472,7 @@ class OwnedLog:
         what = "this process no longer owns the job"
         newest = found.entries[-1] if found.entries else None
         if newest is not None and newest.token != self.token and newest.generation > self.generation:
-            self._fence = fenced_by(found.claim, newest.number, what)
+            self._fence = fence_error(found.claim, newest.number, what)
         strange = [each for each in found.unreadable if each.number > self.history.tail]
         if self._fence is None and strange:
             self._fence = GenerationFenced(f"{what}: entry {strange[0].number} is not its own ({strange[0].message})")
@@ -265,3 +515,60 @@ def _extended(history: History, entry: Entry) -> History:
         entries=tuple(e for e in longer.entries if e.number >= longer.floor),
         below_floor=(*history.below_floor, *dropped),
     )
+
+
+# ----------------------------------------------------------------------------------------------------
+# Writes a run's manifests with what rides in them, and deletes what they condemn. Decides only by ``gc``.
+#
+# Called from worker threads: appending on one, cleaning up on another; the log itself keeps them apart.
+
+
+class ManifestWriter:
+    """One generation's hand on the log.
+
+    Args:
+        log: the log under our claim.
+        filesystem: rooted at the job's directory.
+        retained: checkpoints that stay restorable, the newest included.
+        leftovers: lists files that drivers write, those of older generations among them; looked at once, for the
+            first manifest, which condemns the orphans (rule G2).
+    """
+
+    def __init__(
+        self,
+        log: OwnedLog,
+        filesystem: FileSystem,
+        *,
+        retained: int,
+        leftovers: Callable[[], Iterable[str]] = tuple,
+    ) -> None:
+        self._log = log
+        self._filesystem = filesystem
+        self._retained = retained
+        self._leftovers: Callable[[], Iterable[str]] | None = leftovers
+        self._deleted = log.history.deleted
+
+    def checkpoint(self, manifest: Manifest) -> EntryNumber:
+        """Complete the manifest with what it condemns, and append it.
+
+        Raises:
+            GenerationFenced: the log is somebody else's now.
+            StorageFailed: surely nothing was written.
+        """
+        history = self._log.history
+        orphans: tuple[str, ...] = ()
+        if self._leftovers is not None:
+            orphans = orphans_of(history, self._log.generation, self._leftovers())
+        complete = collect(manifest, history, retained=self._retained, deleted=self._deleted, orphans=orphans)
+        number = self._log.append(complete)
+        self._leftovers = None
+        return number
+
+    def stopped(self, body: Stopped) -> EntryNumber:
+        """Append the entry of an orderly end."""
+        return self._log.append(body)
+
+    def clean(self) -> None:
+        """Delete what entries in the log condemn, then the entries that the floor allows; repeats do no harm."""
+        self._deleted = delete_recorded(self._filesystem, self._log.history)
+        self._log.trim()

@@ -15,17 +15,15 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from penstock.ids import EntryNumber, Generation
+from penstock.handles import EntryNumber, Generation
 
 LOG: Final = "log"
 STATE: Final = "state"
 STAGED: Final = "staged"
 WAL: Final = "wal"
 CONTROL: Final = "control"
-
 REPORT: Final = f"{CONTROL}/report.json"
 """For people, and replaced: nothing is ever decided by it. No request can have this name."""
-
 _ENTRY = re.compile(r"log/(\d{20})\.json")
 _CONTROL = re.compile(r"control/([A-Za-z0-9-]{8,64})\.(request|answer)\.json")
 _GENERATION = re.compile(r"(?:(?:state|staged)/[^/]+|/.*/\.penstock/[^/]+/[^/]+)/(\d{1,20})/.+")

@@ -7,26 +7,26 @@ from dataclasses import replace
 from typing import Final
 
 from penstock.checkpoint.entries import Manifest, Pin, StepRecord
-from penstock.checkpoint.messages import (
+from penstock.checkpoint.events import (
     AbortCheckpoint,
     AbortReason,
     AckResult,
-    Answer,
     AnswerRequest,
     AttemptId,
     Effect,
+    RequestOutcome,
 )
-from penstock.checkpoint.policy import Due, Request
-from penstock.elements.control import CheckpointKind
+from penstock.checkpoint.policy import Request, TriggerRequest
+from penstock.clock import WallTime
+from penstock.elements import CheckpointKind
 from penstock.errors import InternalError
-from penstock.handles import Committable, Json, TaskSnapshot
-from penstock.ids import CheckpointId, WallTime
+from penstock.handles import CheckpointId, Committable, Json, TaskSnapshot
 
-REMEMBERED: Final = 16
+MAX_REMEMBERED: Final = 16
 """How many checkpoints that are over are remembered, to tell a repeated acknowledgement from a late one."""
 
 
-class Pending:
+class PendingCheckpoint:
     """One checkpoint whose barriers are out.
 
     Args:
@@ -101,9 +101,9 @@ class Pending:
     def abort(self, reason: AbortReason, message: str, last: CheckpointId | None) -> list[Effect]:
         """It comes to nothing; ``last`` is the newest checkpoint in the log."""
         abort = AbortCheckpoint(checkpoint=self.checkpoint, reason=reason, message=message, last_completed=last)
-        return [abort, *self.answer(Answer.FAILED, message)]
+        return [abort, *self.answer(RequestOutcome.FAILED, message)]
 
-    def answer(self, answer: Answer, message: str) -> list[Effect]:
+    def answer(self, answer: RequestOutcome, message: str) -> list[Effect]:
         """Tell whoever asked for this checkpoint, if somebody did."""
         if self.request is None:
             return []
@@ -111,7 +111,7 @@ class Pending:
         return [AnswerRequest(request=request, answer=answer, checkpoint=self.checkpoint, message=message)]
 
 
-class RollCall:
+class AckTracker:
     """All acknowledgements of one run: of the checkpoint that is pending, and of those that are over.
 
     Args:
@@ -119,15 +119,15 @@ class RollCall:
     """
 
     def __init__(self, attempts: Mapping[str, AttemptId]) -> None:
-        self.pending: Pending | None = None
+        self.pending: PendingCheckpoint | None = None
         """The one checkpoint whose barriers are out (C1)."""
         self._attempts = attempts
         self._tasks = {attempt: task for task, attempt in attempts.items()}
-        self._over: dict[CheckpointId, Pending] = {}
+        self._over: dict[CheckpointId, PendingCheckpoint] = {}
 
-    def begin(self, checkpoint: CheckpointId, due: Due, triggered: WallTime) -> None:
+    def begin(self, checkpoint: CheckpointId, due: TriggerRequest, triggered: WallTime) -> None:
         """The barriers leave."""
-        self.pending = Pending(
+        self.pending = PendingCheckpoint(
             checkpoint=checkpoint,
             kind=due.kind,
             request=due.request,
@@ -135,12 +135,12 @@ class RollCall:
             attempts=self._attempts,
         )
 
-    def end(self) -> Pending:
+    def end(self) -> PendingCheckpoint:
         """The pending checkpoint is complete or aborted; what comes for it from here on is late."""
         pending, self.pending = self.pending, None
         assert pending is not None, "only called while one is pending"
         self._over[pending.checkpoint] = pending
-        if len(self._over) > REMEMBERED:
+        if len(self._over) > MAX_REMEMBERED:
             del self._over[min(self._over)]
         return pending
 
@@ -172,7 +172,7 @@ class RollCall:
         if asked is not None:
             asked.acknowledge(attempt, snapshot)
 
-    def _asked(self, checkpoint: CheckpointId) -> Pending | None:
+    def _asked(self, checkpoint: CheckpointId) -> PendingCheckpoint | None:
         return self.pending if self.is_pending(checkpoint) else self._over.get(checkpoint)
 
     def _check_name(self, attempt: AttemptId, task: str) -> None:

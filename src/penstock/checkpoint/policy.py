@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from penstock.checkpoint.messages import AbortReason
-from penstock.elements.control import CheckpointKind
+from penstock.checkpoint.events import AbortReason
+from penstock.clock import MonotonicTime
+from penstock.elements import CheckpointKind
 from penstock.errors import SettingsError
-from penstock.ids import CheckpointId, Instant
+from penstock.handles import CheckpointId
 
 SECOND = 1_000_000
 """All durations here are whole microseconds."""
-
-SHORTEST = SECOND // 100
+MIN_INTERVAL = SECOND // 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinatorSettings:
+class CheckpointConfig:
     """How often, how long, how patient. Durations are microseconds.
 
     Attributes:
@@ -43,10 +43,10 @@ class CoordinatorSettings:
     commit_backoff_limit: int = 60 * SECOND
 
     def __post_init__(self) -> None:
-        limits = {"timeout": SHORTEST, "min_pause": 0, "tolerable_failures": 0, "max_queued": 1, "retry_pause": 1}
+        limits = {"timeout": MIN_INTERVAL, "min_pause": 0, "tolerable_failures": 0, "max_queued": 1, "retry_pause": 1}
         limits |= {"commit_backoff": 1, "commit_backoff_limit": self.commit_backoff}
         if self.interval is not None:
-            limits["interval"] = SHORTEST
+            limits["interval"] = MIN_INTERVAL
         for name, least in limits.items():
             if getattr(self, name) < least:
                 msg = f"{name} must be at least {least}, is {getattr(self, name)}"
@@ -63,7 +63,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Due:
+class TriggerRequest:
     """A checkpoint to begin now."""
 
     kind: CheckpointKind
@@ -94,7 +94,7 @@ class RequestQueue:
         return queue.popleft() if queue else None
 
 
-class Failures:
+class FailureCounter:
     """Counts failures in a row against a tolerated number: each checkpoint once, a success begins anew."""
 
     def __init__(self, tolerated: int) -> None:
@@ -124,28 +124,28 @@ class Failures:
         self._failed.clear()
 
 
-class Pace:
+class PeriodicTrigger:
     """When the next periodic checkpoint is due: a metronome from the job's start; a missed tick is not made up."""
 
-    def __init__(self, interval: int | None, min_pause: int, started: Instant) -> None:
+    def __init__(self, interval: int | None, min_pause: int, started: MonotonicTime) -> None:
         self._interval = interval
         self._min_pause = min_pause
         self._started = started
-        self._completed: Instant | None = None
-        self.due: Instant | None = None
+        self._completed: MonotonicTime | None = None
+        self.due: MonotonicTime | None = None
         """The tick that is waited for."""
         self.is_wanted = False
         """A tick has come and its checkpoint has not yet been taken."""
 
-    def rearm(self, at: Instant) -> Instant | None:
+    def rearm(self, at: MonotonicTime) -> MonotonicTime | None:
         """The tick was served; the first one strictly after ``at`` is next."""
         self.is_wanted = False
         if self._interval is not None:
             ticks = (at - self._started) // self._interval + 1
-            self.due = Instant(self._started + ticks * self._interval)
+            self.due = MonotonicTime(self._started + ticks * self._interval)
         return self.due
 
-    def fired(self, due: Instant) -> bool:
+    def fired(self, due: MonotonicTime) -> bool:
         """A timer fired; whether it was the awaited tick."""
         if due != self.due:
             return False
@@ -153,14 +153,14 @@ class Pace:
         self.is_wanted = True
         return True
 
-    def completed(self, at: Instant) -> None:
+    def completed(self, at: MonotonicTime) -> None:
         """A checkpoint is in the log: the pause begins."""
         self._completed = at
 
-    def wait_for_pause(self, at: Instant) -> Instant | None:
+    def wait_for_pause(self, at: MonotonicTime) -> MonotonicTime | None:
         """When the pause ends, if it has not ended: the tick moves there."""
         if self._completed is None or at >= self._completed + self._min_pause:
             return None
         self.is_wanted = False
-        self.due = Instant(self._completed + self._min_pause)
+        self.due = MonotonicTime(self._completed + self._min_pause)
         return self.due

@@ -1,28 +1,249 @@
-"""``penstock demo``: a pipeline is killed and started again, and every row of its output is counted."""
+"""Penstock demo."""
 
 from __future__ import annotations
 
+import json
+import os
+import random
 import shutil
 import signal
+import socket
+import subprocess
 import sys
 import tempfile
+from collections import Counter, defaultdict
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
+
+from cyclopts import App, Parameter
+from rich.table import Table
+from rich.text import Text
 
 from penstock.cli import demo_pipeline
-from penstock.cli.demo_orders import FILES, Totals, make_orders, read_published
-from penstock.cli.demo_process import drive
-from penstock.cli.demo_verdict import tell_verdict
-from penstock.cli.exits import ExitCode, UsageError
-from penstock.cli.family import family, kill_family
-from penstock.operate.directory import JobDirectory
+from penstock.cli.options import Flag, epilogue
+from penstock.cli.output import ExitCode, Output, UsageError
+from penstock.cli.process import LIFELINE, kill_process_tree, process_tree
+from penstock.control.client import JobDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from penstock.checkpoint.entries import Manifest
-    from penstock.cli.output import Output
+
+
+# ----------------------------------------------------------------------------------------------------
+# ``penstock demo``: its words and options.
+
+DEMO_HELP: Final = """\
+Kill a pipeline with -9 half-way, start it again, and count every row of its output.
+
+Makes orders as JSON files, sums them by user and minute into exactly-once files, and reads the result
+without penstock. Ends with 1 if a row is lost or doubled."""
+DEMO_EXAMPLES: Final = """\
+Examples:
+  penstock demo
+  penstock demo --rows 500000 --dir ./try --keep       look at the pipeline, its state and its output"""
+
+
+def add_demo(app: App, output: Output) -> None:
+    """Add ``demo``."""
+
+    def demo(
+        *,
+        rows: Annotated[int, Parameter(help="Orders to make.")] = 200_000,
+        dir: Annotated[str | None, Parameter(help="Folder to work in; a temporary one by default.")] = None,
+        keep: Annotated[bool, Flag, Parameter(help="Leave everything there to look at.")] = False,
+    ) -> int:
+
+        return run_demo(output, rows=rows, folder=dir, keep=keep)
+
+    app.command(demo, help=DEMO_HELP, help_epilogue=epilogue(DEMO_EXAMPLES))
+
+
+# ----------------------------------------------------------------------------------------------------
+# Makes the demo's orders and adds up, in plain Python, what must come out; knows nothing of pipelines.
+
+USERS: Final = ("ada", "alan", "barbara", "dennis", "edsger", "grace", "ken", "margaret")
+BEGIN: Final = datetime(2026, 1, 1, tzinfo=timezone.utc)
+MINUTES: Final = 20
+FILES: Final = 24
+BAD_EVERY: Final = 9_973
+"""Each so-manieth line is cut short: it goes to the pipeline's second output."""
+WindowKey = tuple[str, str]
+"""A user and the minute at which the window begins."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """Orders and amounts by window, and the lines that cannot be read."""
+
+    orders: Counter[WindowKey] = field(default_factory=Counter)
+    amount: dict[WindowKey, float] = field(default_factory=lambda: defaultdict(float))
+    bad: int = 0
+
+    @property
+    def total(self) -> int:
+        """All orders in windows."""
+        return sum(self.orders.values())
+
+    def differs(self, other: Totals) -> list[WindowKey]:
+        """Windows that are not alike in both."""
+        every = {*self.orders, *other.orders}
+        return sorted(w for w in every if self._of(w) != other._of(w))
+
+    def _of(self, window: WindowKey) -> tuple[int, float]:
+        return self.orders[window], self.amount[window]
+
+
+def make_orders(folder: Path, rows: int) -> Totals:
+    """Write the files in order of time; what a pipeline must make of them."""
+    folder.mkdir(parents=True)
+    chance, totals = random.Random(42), Totals()  # the same orders each time
+    for number in range(FILES):
+        begin, end = number * rows // FILES, (number + 1) * rows // FILES
+        lines = [order_line(each, rows, chance, totals) for each in range(begin, end)]
+        (folder / f"orders-{number:03d}.json").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return totals
+
+
+def order_line(number: int, rows: int, chance: random.Random, totals: Totals) -> str:
+    """One of so many orders, which ``totals`` then counts too."""
+    at = BEGIN + timedelta(seconds=int(number / rows * MINUTES * 60))
+    user, amount = chance.choice(USERS), chance.randint(1, 400) / 4
+    line = json.dumps({"id": number, "user": user, "amount": amount, "at": at.strftime("%Y-%m-%dT%H:%M:%SZ")})
+    if number % BAD_EVERY == BAD_EVERY - 1:
+        totals.bad += 1
+        return line[:-12]
+    window = (user, at.strftime("%H:%M"))
+    totals.orders[window] += 1
+    totals.amount[window] += amount
+    return line
+
+
+def read_published(out: Path, bad: Path) -> Totals:
+    """What a reader of the output finds, without penstock and without Spark. A window seen twice counts twice."""
+    totals = Totals()
+    for row in _rows(out):
+        window = (str(row["user"]), str(row["window_start"])[11:16])
+        totals.orders[window] += int(str(row["n"]))
+        totals.amount[window] += float(str(row["amount"]))
+    totals.bad = sum(1 for _ in _rows(bad))
+    return totals
+
+
+def _rows(folder: Path) -> Iterable[dict[str, object]]:
+    for path in sorted(folder.glob("part-*")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            yield json.loads(line)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Runs a demo's pipeline in a process of its own, shows its lines, kills it when told to; knows nothing of orders.
+
+JVM_NOISE: Final = "WARNING: Using incubator modules"
+"""What the JVM always says."""
+
+
+def run_in_process(
+    output: Output,
+    pipeline: str,
+    home: Path,
+    temporary: str,
+    *,
+    stop: Callable[[str, int], bool],
+    environment: Mapping[str, str] | None = None,
+) -> int:
+    """``penstock run`` in a folder until it ends, or until ``stop`` says that it was killed; the exit code.
+
+    Args:
+        output: where its lines are shown.
+        pipeline: ``module:function``; the module lies in ``home``.
+        home: its folder; the state goes into ``state`` there.
+        temporary: a folder with a short name, for what Spark writes meanwhile.
+        stop: is asked at each line, with the process id.
+        environment: what the process finds there besides.
+    """
+    command = [sys.executable, "-m", "penstock", "run", pipeline, "--no-parent", "--state", "state"]
+    ours, theirs = socket.socketpair()  # should this process be killed, the child notices and stops
+    child = subprocess.Popen(
+        [*command, "--checkpoint-every", "1s"],
+        cwd=home,
+        env=_surroundings(temporary) | {LIFELINE: str(theirs.fileno())} | dict(environment or {}),
+        pass_fds=(theirs.fileno(),),
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    theirs.close()
+    assert child.stderr is not None  # it is a pipe
+    try:
+        for line in child.stderr:
+            if not line.startswith(JVM_NOISE):
+                output.note(f"   │ {line.rstrip()}", style="dim")
+            if stop(line, child.pid):
+                break
+        return child.wait()
+    finally:
+        kill_process_tree(child.pid)
+        child.wait()
+        child.stderr.close()
+        ours.close()
+
+
+def _surroundings(temporary: str) -> dict[str, str]:
+    """Nothing outside the demo's folder is written, by a JVM that is killed neither."""
+    options = f"-Djava.io.tmpdir={temporary} -XX:-UsePerfData -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+    given = os.environ.get("SPARK_SUBMIT_OPTS")
+    return os.environ | {
+        "TMPDIR": temporary,
+        "SPARK_LOCAL_DIRS": temporary,
+        "SPARK_SUBMIT_OPTS": f"{given} {options}" if given else options,
+    }
+
+
+# ----------------------------------------------------------------------------------------------------
+# Tells how a demo ended: some of the windows beside what they must be, and one line that counts everything.
+
+SHOWN: Final = 8
+"""Windows in the table."""
+
+
+def tell_verdict(output: Output, expected: Totals, found: Totals) -> bool:
+    """Show both; whether they are the same."""
+    different = expected.differs(found)
+    output.result(_table(expected, found, [*different, *sorted(expected.orders)][:SHOWN]))
+    missing = sum(max(0, n - found.orders[w]) for w, n in expected.orders.items())
+    doubled = sum(max(0, n - expected.orders[w]) for w, n in found.orders.items())
+    verdict = (
+        f"{expected.total:,} orders expected in {len(expected.orders)} windows, {found.total:,} found: "
+        f"{missing:,} lost, {doubled:,} doubled; {found.bad} of {expected.bad} unreadable lines kept in bad/"
+    )
+    is_same = not different and expected.bad == found.bad
+    output.result(Text(verdict, style="bold green" if is_same else "bold red"))
+    return is_same
+
+
+def _table(expected: Totals, found: Totals, windows: list[WindowKey]) -> Table:
+    table = Table(title="some of the windows", title_justify="left", header_style="bold", box=None)
+    for name in ("user", "minute", "orders", "expected", "amount", "expected"):
+        table.add_column(name, justify="left" if name in {"user", "minute"} else "right")
+    for window in windows:
+        table.add_row(
+            *window,
+            f"{found.orders[window]:,}",
+            f"{expected.orders[window]:,}",
+            f"{found.amount[window]:,.2f}",
+            f"{expected.amount[window]:,.2f}",
+        )
+    return table
+
+
+# ----------------------------------------------------------------------------------------------------
+# ``penstock demo``: a pipeline is killed and started again, and every row of its output is counted.
 
 FEWEST: Final = 1_000
 HALF_WAY: Final = FILES * 2 // 3
@@ -77,13 +298,13 @@ class _Demo:
             point = self._restore_point() if " checkpoint " in line else None
             if point is None or not 0 < (left := _files_left(point)) <= HALF_WAY:
                 return False
-            members = len(family(pid))
+            members = len(process_tree(pid))
             self._say(
                 f"   kill -9 to all {members} processes, the JVM too: checkpoint {point.checkpoint} is complete, "
                 f"{left} of {FILES} files are not in it",
                 style="bold red",
             )
-            kill_family(pid)
+            kill_process_tree(pid)
             killed = True
             return True
 
@@ -93,7 +314,7 @@ class _Demo:
         return killed
 
     def _drive(self, stop: Callable[[str, int], bool]) -> int:
-        return drive(self._output, "orders:orders", self._home, self._temporary, stop=stop)
+        return run_in_process(self._output, "orders:orders", self._home, self._temporary, stop=stop)
 
     def _restore_point(self) -> Manifest | None:
         return JobDirectory(self._home / "state", "orders").read().restore_point

@@ -4,6 +4,8 @@ penstock run orders:orders --state state
 penstock checkpoints orders --state state
 """
 
+from __future__ import annotations
+
 import penstock as ps
 
 

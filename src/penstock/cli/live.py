@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from penstock.cli.words import age, clock_time, count, size, watermark
+from penstock.clock import MIN_WATERMARK
 from penstock.facts import (
     BatchDone,
     CheckpointCompleted,
@@ -24,16 +25,13 @@ from penstock.facts import (
     SourceLag,
     WatermarkAdvanced,
 )
-from penstock.ids import BEGINNING
 
 if TYPE_CHECKING:
     from penstock.cli.output import Output
-    from penstock.ids import Instant, WallTime
-    from penstock.runtime.clock import Clock
+    from penstock.clock import Clock, MonotonicTime, WallTime
 
 SPAN: Final = 5_000_000
 """Rows a second are those of so many microseconds."""
-
 _SETTLED: Final = frozenset({"done", "already done"})
 
 
@@ -53,7 +51,7 @@ class LiveOutput:
         self._clock = clock
         self._sinks = sinks
         self._lock = threading.RLock()
-        self._rows: deque[tuple[Instant, int]] = deque()
+        self._rows: deque[tuple[MonotonicTime, int]] = deque()
         self._total = {"read": 0, "written": 0, "checkpoints": 0, "late": 0}
         self._watermarks: dict[str, int] = {}
         self._lag: dict[str, SourceLag] = {}
@@ -164,7 +162,7 @@ class LiveOutput:
         rate = sum(rows for _, rows in self._rows) / (SPAN / 1_000_000)
         parts = [
             f"{rate:,.0f} rows/s",
-            f"watermark {watermark(min(self._watermarks.values(), default=BEGINNING))}",
+            f"watermark {watermark(min(self._watermarks.values(), default=MIN_WATERMARK))}",
             *self._behind(),
         ]
         if self._last is not None:

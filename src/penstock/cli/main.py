@@ -1,4 +1,4 @@
-"""The command line: what commands there are, and the exit code. Does no work itself."""
+"""The application: commands registered by name, exit code."""
 
 from __future__ import annotations
 
@@ -7,41 +7,77 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import version
-from typing import Final, NoReturn
+from pathlib import Path
+from typing import Annotated, Final, Literal, NoReturn
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
 from cyclopts.help import PlainFormatter
 
-from penstock.cli.commands import (
-    checkpoint,
+from penstock.cli import (
     checkpoints,
-    completion,
     deadletter,
     demo,
     doctor,
-    ending,
-    gc,
-    init,
-    lag,
-    late,
-    list_jobs,
     plan,
+    project,
     run,
     savepoint,
     shadow,
     state,
     status,
-    test,
-    verify,
+    stop,
+    storage,
 )
-from penstock.cli.commands.shared import Add, epilogue
-from penstock.cli.exits import ExitCode, UsageError
-from penstock.cli.output import Output
+from penstock.cli.options import Add, epilogue
+from penstock.cli.output import ExitCode, Output, UsageError
 from penstock.errors import PenstockError
+
+# ----------------------------------------------------------------------------------------------------
+# ``penstock --install-completion``: its words and options.
+
+COMPLETION_HELP: Final = """\
+Let the shell complete commands, options and names of jobs when Tab is pressed."""
+COMPLETION_EXAMPLES: Final = """\
+Examples:
+  penstock --install-completion                        for the shell that this is typed into
+  penstock --install-completion --shell fish
+  penstock --install-completion --shell bash --output ./penstock.bash   only the script; source it yourself"""
+
+
+def add_completion(app: App, output: Output) -> None:
+    """Add ``--install-completion``."""
+
+    def install_completion(
+        *,
+        shell: Annotated[Literal["bash", "zsh", "fish"] | None, Parameter(help="This one, if not given.")] = None,
+        output_file: Annotated[
+            Path | None, Parameter(name="--output", help="Write the script there; no start-up file is changed.")
+        ] = None,
+    ) -> int:
+        from cyclopts.completion import ShellDetectionError, detect_shell
+
+        try:
+            chosen = shell or detect_shell()
+        except ShellDetectionError:
+            msg = "cannot tell which shell this is: add --shell bash, --shell zsh or --shell fish"
+            raise UsageError(msg) from None
+        path = app.install_completion(shell=chosen, output=output_file, add_to_startup=output_file is None)
+        output.note(f"completion for {chosen} is in {path}; it counts from the next shell on")
+        return ExitCode.ENDED
+
+    app.command(
+        install_completion,
+        name="--install-completion",
+        help=COMPLETION_HELP,
+        help_epilogue=epilogue(COMPLETION_EXAMPLES),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# The command line: what commands there are, and the exit code. Does no work itself.
 
 HELP: Final = """\
 Stream processing on Spark: pipelines with named state, checkpoints and exactly-once sinks."""
-
 EXAMPLES: Final = """\
 Examples:
   penstock demo                                        kill a pipeline, restart it, count its rows
@@ -51,28 +87,27 @@ Examples:
   penstock run shop:orders --until caught-up           read what is there now, publish, end
   penstock plan shop:orders --state ./state            what a start would do
   penstock checkpoints orders --state ./state          what its log says, running or dead"""
-
 COMMANDS: Final[tuple[Add, ...]] = (
-    run.add,
-    plan.add,
-    demo.add,
-    checkpoints.add,
-    savepoint.add,
-    ending.add,
-    checkpoint.add,
-    list_jobs.add,
-    status.add,
-    lag.add,
-    late.add,
-    verify.add,
-    gc.add,
-    shadow.add,
-    doctor.add,
-    init.add,
-    test.add,
-    completion.add,
-    state.add,
-    deadletter.add,
+    run.add_run,
+    plan.add_plan,
+    demo.add_demo,
+    checkpoints.add_checkpoints,
+    savepoint.add_savepoint,
+    stop.add_stop,
+    checkpoints.add_checkpoint,
+    status.add_list_jobs,
+    status.add_status,
+    status.add_lag,
+    status.add_late,
+    storage.add_verify,
+    storage.add_gc,
+    shadow.add_shadow,
+    doctor.add_doctor,
+    project.add_init,
+    project.add_test,
+    add_completion,
+    state.add_state,
+    deadletter.add_deadletter,
 )
 """In the order of ``--help``, which sorts them."""
 

@@ -1,48 +1,154 @@
-"""``penstock plan``: the plan of a start as text for people, or as a document. Decides nothing; makes no session."""
+"""Penstock plan."""
 
 from __future__ import annotations
 
 import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
+from cyclopts import App, Parameter
 from rich.text import Text
 
-from penstock.cli.brought import first_line_of, lines_of
-from penstock.cli.engine import log_to_file
-from penstock.cli.exits import ExitCode, UsageError
-from penstock.cli.locate import locate
-from penstock.cli.renames import renames_of
+from penstock.admin.plan import plan
+from penstock.admin.plan_document import SCHEMA, document
+from penstock.admin.start_plan import StepVerdict
+from penstock.cli.options import (
+    STATE,
+    AsJson,
+    Begin,
+    Claim,
+    Flag,
+    Fresh,
+    LeaveState,
+    PipelineName,
+    Rename,
+    State,
+    epilogue,
+    load_pipeline,
+    renames_of,
+    settings_of,
+)
+from penstock.cli.output import ExitCode, Output, UsageError
 from penstock.cli.run import run_settings
-from penstock.cli.words import age, count, size
-from penstock.durations import format_duration
-from penstock.operate.plan.document import SCHEMA, document
-from penstock.operate.plan.planning import plan
-from penstock.operate.plan.steps import Verdict
+from penstock.cli.words import age, count, size, when
+from penstock.clock import format_duration
 from penstock.settings import is_duration, read_settings
+from penstock.spark.jvm import log_jvm_to_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.cli.output import Output
-    from penstock.handles import Json
-    from penstock.operate.plan.outputs import OutputPlan
-    from penstock.operate.plan.start import SinkPlan, SourcePlan, StartPlan
-    from penstock.operate.plan.steps import StepPlan
-    from penstock.runtime.clock import Clock
+    from penstock.admin.reprocessing import ImportPlan, OutputPlan
+    from penstock.admin.start_plan import SinkPlan, SourcePlan, StartPlan, StepPlan
+    from penstock.clock import Clock
+    from penstock.handles import CheckpointId, Json
+
+
+# ----------------------------------------------------------------------------------------------------
+# An exported checkpoint that a start brings in, in words for people. Decides nothing.
+
+
+def first_line_of(bring: ImportPlan, checkpoint: CheckpointId, old: str) -> str:
+    """What a start does with it, in short: it "would …"."""
+    if bring.is_brought:
+        return f"restore checkpoint {checkpoint} ({old} old), which it has brought from {bring.folder} already"
+    return f"begin with checkpoint {bring.checkpoint} of job {bring.job!r} ({old} old), exported to {bring.folder}"
+
+
+def lines_of(bring: ImportPlan) -> Iterator[tuple[str, str]]:
+    """Each part of the import, with its name."""
+    names = f" ({', '.join(bring.names)})" if bring.names else ""
+    log = "this log" if bring.is_own else f"log {bring.log_id}"
+    yield (
+        "export",
+        f"checkpoint {bring.checkpoint}{names} of {log}, exported {when(bring.exported)} by penstock {bring.version}, "
+        f"sha256 {bring.sha256[:12]}",
+    )
+    if bring.is_brought:
+        if bring.claim:
+            yield "claimed", "what is left of its files in the folder is deleted"
+        return
+    yield "copied", f"{count(bring.files, 'file')}, {size(bring.bytes)}; the folder is not needed afterwards"
+    if bring.claim:
+        yield "claimed", "the files are deleted in the folder once they are copied; nobody else can begin with it"
+    if bring.left is not None:
+        yield "beside", f"checkpoint {bring.left}, which is left and can be gone back to, while it is kept"
+
+
+# ----------------------------------------------------------------------------------------------------
+# ``penstock plan``: its words and options.
+
+PLAN_HELP: Final = """\
+Say what a start of a pipeline would do, and change nothing.
+
+What it restores, what becomes of each step's state, where sources go on and what waits for them, what is published
+before they start, what readers see again. Ends with 0 if all goes on as before, 2 if something changes, 65 if a start
+would be refused."""
+PLAN_EXAMPLES: Final = """\
+Examples:
+  penstock plan shop:orders                            what `penstock run shop:orders` would do
+  penstock plan shop:orders --from before-v2           going back to a savepoint: rows that readers see again
+  penstock plan shop:orders --from ./exports/orders    beginning with a checkpoint that was exported there
+  penstock plan shop:orders --out plan.json && penstock run shop:orders --plan plan.json
+  penstock plan shop:orders --json | jq .summary"""
+Discard: TypeAlias = Annotated[
+    bool, Flag, Parameter(help="Going back: void what is open above, instead of publishing it.")
+]
+Schemas: TypeAlias = Annotated[
+    bool, Parameter(negative="--no-schemas", help="Compare the columns of state, if any is restored: takes Spark.")
+]
+AsForRun: Final = Parameter(help="As for run.")
+All: TypeAlias = Annotated[bool, Flag, Parameter(help="List steps that are kept as they are, too.")]
+Out: TypeAlias = Annotated[str | None, Parameter(help="File to write the plan to, for `penstock run --plan`.")]
+
+
+def add_plan(app: App, output: Output) -> None:
+    """Add ``plan``."""
+
+    def plan(  # noqa: PLR0913 - the options of the command
+        pipeline: PipelineName,
+        /,
+        *,
+        state: State = STATE,
+        start_at: Annotated[str | None, Begin] = None,
+        claim: Claim = False,
+        fresh: Fresh = False,
+        discard_unpublished: Discard = False,
+        allow_non_restored_state: LeaveState = False,
+        rename: Rename = (),
+        schemas: Schemas = True,
+        checkpoint_every: Annotated[str | None, AsForRun] = None,
+        stop_timeout: Annotated[str | None, AsForRun] = None,
+        max_rows_per_batch: Annotated[int | None, AsForRun] = None,
+        retained: Annotated[int | None, AsForRun] = None,
+        all: All = False,
+        as_json: AsJson = False,
+        out: Out = None,
+    ) -> int:
+
+        settings = settings_of(checkpoint_every, stop_timeout, max_rows_per_batch, retained)
+        options = PlanOptions(pipeline=pipeline, state=state, compares_schemas=schemas, settings=settings)
+        options = replace(options, start_at=start_at, claim=claim, fresh=fresh, discard_unpublished=discard_unpublished)
+        options = replace(options, rename=rename, allow_non_restored_state=allow_non_restored_state)
+        return show_plan(options, output, lists_kept=all, as_json=as_json, out=out)
+
+    app.command(plan, help=PLAN_HELP, help_epilogue=epilogue(PLAN_EXAMPLES))
+
+
+# ----------------------------------------------------------------------------------------------------
+# ``penstock plan``: the plan of a start as text for people, or as a document. Decides nothing; makes no session.
 
 MARKS: Final = {
-    Verdict.NEW: "+",
-    Verdict.MIGRATED: "~",
-    Verdict.DROPPED: "-",
-    Verdict.KEPT: "=",
-    Verdict.REFUSED: "!",
+    StepVerdict.NEW: "+",
+    StepVerdict.MIGRATED: "~",
+    StepVerdict.DROPPED: "-",
+    StepVerdict.KEPT: "=",
+    StepVerdict.REFUSED: "!",
 }
 """In front of each step, and in the legend."""
-
 _STYLES: Final = {"+": "green", "~": "yellow", "-": "red", "!": "bold red", "=": "dim"}
 
 
@@ -86,9 +192,9 @@ def show_plan(
     Raises:
         PenstockError: there is nothing to plan: no such pipeline, no such checkpoint, a log that cannot be read.
     """
-    definition = locate(options.pipeline)
+    definition = load_pipeline(options.pipeline)
     if options.compares_schemas and spark is None:
-        log_to_file(definition.name, tempfile.gettempdir())  # should a JVM be needed, its words are nobody's here
+        log_jvm_to_file(definition.name, tempfile.gettempdir())  # should a JVM be needed, its words are nobody's here
     found = plan(
         definition.graph(),
         state=options.state,
@@ -192,7 +298,7 @@ def _aligned(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 def _steps(found: StartPlan, lists_kept: bool) -> Iterator[Text]:
     order = list(MARKS)
-    shown = [step for step in found.steps if lists_kept or step.verdict is not Verdict.KEPT]
+    shown = [step for step in found.steps if lists_kept or step.verdict is not StepVerdict.KEPT]
     wide = max((len(step.uid) for step in shown), default=0)
     kinds = max((len(_kind(step)) for step in shown), default=0)
     for step in sorted(shown, key=lambda step: order.index(step.verdict)):

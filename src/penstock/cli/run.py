@@ -1,4 +1,4 @@
-"""``penstock run``: as a parent that watches, or as the process that runs the job. Thin: all work is the job's."""
+"""Penstock run."""
 
 from __future__ import annotations
 
@@ -8,34 +8,244 @@ import os
 import sys
 import threading
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, TypeAlias, cast
 
-from penstock.cli.engine import EngineWatch, log_to_file
-from penstock.cli.exits import ExitCode
-from penstock.cli.lifeline import StopRequests
+from cyclopts import App, Parameter
+
+from penstock.admin.plan_document import SavedPlan, read_plan, require_unchanged
 from penstock.cli.live import LiveOutput
-from penstock.cli.locate import locate, refused
-from penstock.cli.planned import Expected, as_planned, expected
-from penstock.cli.preparing import progress_of
-from penstock.cli.process import Parent
-from penstock.cli.renames import renames_of
-from penstock.cli.waiting import Waiting
+from penstock.cli.options import (
+    STATE,
+    Begin,
+    Claim,
+    Flag,
+    Fresh,
+    LeaveState,
+    Master,
+    MaxRows,
+    PipelineName,
+    Rename,
+    State,
+    epilogue,
+    load_pipeline,
+    renames_of,
+    settings_of,
+    user_code_error,
+)
+from penstock.cli.output import ExitCode, Output, ProgressLine, UsageError
+from penstock.cli.process import ChildWatcher, StopListener
+from penstock.cli.words import progress_of
+from penstock.clock import SystemClock
 from penstock.errors import EngineDied, PenstockError
 from penstock.facts import Fact, JobStarted, Restoring
-from penstock.runtime.clock import SystemClock
 from penstock.settings import read_settings
+from penstock.spark.jvm import JvmWatch, log_jvm_to_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.cli.output import Output
-    from penstock.job import Job
+    from penstock.admin.start_plan import FromExport
+    from penstock.checkpoint.history import History, LogMark
+    from penstock.graph.nodes import Graph
+    from penstock.job.job import Job
+    from penstock.job.start import SeenExport
+    from penstock.settings import Settings
+
+
+# ----------------------------------------------------------------------------------------------------
+# ``penstock run``: its words and options.
+
+RUN_HELP: Final = """\
+Run a pipeline: continue its newest complete checkpoint, or start empty.
+
+Ctrl-C or SIGTERM once: a last checkpoint, its output published, exit 0. Twice: end at once, exit 130.
+A parent process watches the job and starts it again when the engine dies."""
+RUN_EXAMPLES: Final = """\
+Examples:
+  penstock run shop:orders                             state in .penstock, all cores of this machine
+  penstock run shop:orders --state s --checkpoint-every 1s
+  penstock run shop:orders --until caught-up           like a batch job, again and again, only new rows
+  penstock run shop:orders --fresh                     begin empty beside the state that is there
+  penstock run shop:orders --from before-v2            go back to a savepoint, or a checkpoint's number
+  penstock run shop:orders --from ./exports/orders     begin with a checkpoint that was exported there
+  penstock run shop:orders --rename totals=sums        new code, in which the step totals is called sums
+  penstock run shop:orders --master spark://host:7077  on a cluster"""
+Until: TypeAlias = Annotated[
+    Literal["stopped", "caught-up"], Parameter(help="caught-up ends when what is there now is read.")
+]
+CheckpointEvery: TypeAlias = Annotated[str | None, Parameter(help="From trigger to trigger, such as 5s.")]
+Discard: TypeAlias = Annotated[
+    bool, Flag, Parameter(help="Output above --from that is not published yet never will be.")
+]
+Plan: TypeAlias = Annotated[
+    str | None, Parameter(help="What `penstock plan --out` wrote: refuse if log, code or settings moved since.")
+]
+TakeOver: TypeAlias = Annotated[bool, Flag, Parameter(help="Claim the job even if a living process has it.")]
+StopTimeout: TypeAlias = Annotated[str | None, Parameter(help="Most time for a stop; 8s by default.")]
+Retained: TypeAlias = Annotated[int | None, Parameter(help="Complete checkpoints that stay restorable.")]
+HasParent: TypeAlias = Annotated[
+    bool, Parameter(name="--parent", negative="--no-parent", help="Watch the job and start it again.")
+]
+
+
+def add_run(app: App, output: Output) -> None:
+    """Add ``run``."""
+
+    def run(  # noqa: PLR0913 - the options of the command
+        pipeline: PipelineName,
+        /,
+        *,
+        state: State = STATE,
+        until: Until = "stopped",
+        checkpoint_every: CheckpointEvery = None,
+        fresh: Fresh = False,
+        restore_from: Annotated[str | None, Begin] = None,
+        claim: Claim = False,
+        discard_unpublished: Discard = False,
+        allow_non_restored_state: LeaveState = False,
+        plan: Plan = None,
+        rename: Rename = (),
+        take_over: TakeOver = False,
+        stop_timeout: StopTimeout = None,
+        max_rows_per_batch: MaxRows = None,
+        retained: Retained = None,
+        master: Master = None,
+        parent: HasParent = True,
+    ) -> int:
+
+        settings = settings_of(checkpoint_every, stop_timeout, max_rows_per_batch, retained)
+        options = RunOptions(pipeline=pipeline, state=state, until=until, master=master, settings=settings)
+        options = replace(options, restore_from=restore_from, claim=claim, fresh=fresh, plan=plan, take_over=take_over)
+        options = replace(options, rename=rename, allow_non_restored_state=allow_non_restored_state)
+        options = replace(options, discard_unpublished=discard_unpublished)
+        return run_as_parent(options, output) if parent else run_as_child(options, output)
+
+    app.command(run, help=RUN_HELP, help_epilogue=epilogue(RUN_EXAMPLES))
+
+
+# ----------------------------------------------------------------------------------------------------
+# ``penstock run --plan``: a saved plan as the options of a run, and whether it may still be carried out.
+
+
+def as_planned(options: RunOptions) -> RunOptions:
+    """The options with which the plan was made, and none of a plan any more.
+
+    Raises:
+        UsageError: there is no such file, or the command line says otherwise how to begin.
+        SettingsError: it holds no plan.
+    """
+    begin = read_saved(options).beginning
+    place = None if begin.checkpoint is None else str(begin.checkpoint)
+    if begin.export is not None:
+        place = begin.export.folder
+    claim = begin.export is not None and begin.export.claim
+    for name, here, planned in (
+        ("--fresh", options.fresh, begin.fresh),
+        ("--from", _place(options.restore_from), place),
+        ("--claim", options.claim, claim),
+        ("--discard-unpublished", options.discard_unpublished, begin.discard_unpublished),
+        ("--allow-non-restored-state", options.allow_non_restored_state, begin.allow_non_restored_state),
+        ("--rename", renames_of(options.rename), dict(begin.rename)),
+    ):
+        if here and here != planned:
+            msg = f"{name} was not planned so: leave it out, for the plan says where to begin, or plan again with it"
+            raise UsageError(msg)
+    return replace(
+        options,
+        plan=None,
+        fresh=begin.fresh,
+        restore_from=place,
+        claim=claim,
+        discard_unpublished=begin.discard_unpublished,
+        allow_non_restored_state=begin.allow_non_restored_state,
+        rename=tuple(f"{old}={new}" for old, new in begin.rename.items()),
+    )
+
+
+def read_saved(options: RunOptions) -> SavedPlan:
+    """The plan that was saved.
+
+    Raises:
+        UsageError: there is no such file.
+        SettingsError: it holds no plan.
+    """
+    assert options.plan is not None  # only asked of a run with a plan
+    try:
+        text = Path(options.plan).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        msg = f"--plan {options.plan} cannot be read ({error}): name what penstock plan --out has written"
+        raise UsageError(msg) from error
+    return read_plan(text, options.plan)
+
+
+def _place(restore_from: str | None) -> str | None:
+    """As a plan has it: an exported folder by its absolute path."""
+    from penstock.job.start import parse_start_options
+
+    asked = parse_start_options(fresh=False, restore_from=restore_from, claim=False, discard_unpublished=False)
+    return asked.folder or asked.checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedState:
+    """What a start has to find for a plan to be carried out.
+
+    Attributes:
+        log: where the log has to be.
+        export: the exported checkpoint that it has to begin with, if the plan was to begin with one.
+    """
+
+    log: LogMark
+    export: SeenExport | None
+
+
+def expected_state(options: RunOptions, graph: Graph, settings: Settings) -> ExpectedState:
+    """What the start looks at again, under its claim; everything else is compared here.
+
+    Raises:
+        PlanOutdated: something has moved.
+        CheckpointError: the log cannot be read.
+    """
+    from penstock.admin.plan import read_log
+    from penstock.graph.fingerprint import fingerprint
+    from penstock.job.start import SeenExport
+
+    saved = read_saved(options)
+    history = read_log(graph.name, options.state, past_unreadable=saved.beginning.is_rewind)
+    require_unchanged(
+        saved,
+        job=graph.name,
+        history=history,
+        settings=asdict(settings),
+        code=fingerprint(graph),
+        export=_moved(saved.beginning.export, history),
+    )
+    export = saved.beginning.export
+    seen = None if export is None else SeenExport(folder=export.folder, sha256=export.sha256)
+    return ExpectedState(log=saved.log, export=seen)
+
+
+def _moved(export: FromExport | None, history: History) -> str | None:
+    """What has become of the exported checkpoint since the plan was made, if anything has."""
+    from penstock.checkpoint.export import open_export
+    from penstock.job.start import export_change
+
+    if export is None:
+        return None
+    try:
+        return export_change(open_export(export.folder, log_id=history.log_id), export.folder, export.sha256)
+    except PenstockError as error:
+        return str(error)
+
+
+# ----------------------------------------------------------------------------------------------------
+# ``penstock run``: as a parent that watches, or as the process that runs the job. Thin: all work is the job's.
 
 STOP_TIMEOUT: Final = "8s"
 """So that a process that is asked to stop is gone after 10 s, which is what most that ask allow before they kill."""
-
-LAST_WORDS: Final = 3.0
+FAILURE_GRACE: Final = 3.0
 """Seconds that a job gets to fail by itself once its JVM is dead."""
 
 
@@ -91,10 +301,10 @@ def run_as_parent(options: RunOptions, output: Output) -> int:
     whoever takes the job from that one meanwhile keeps it. ``--plan`` likewise: the log moves on with that one. Those
     after it begin as was planned.
     """
-    from penstock.job.beginning import read_beginning
+    from penstock.job.start import parse_start_options
 
     read_settings(options.settings)
-    read_beginning(
+    parse_start_options(
         fresh=options.fresh,
         restore_from=options.restore_from,
         claim=options.claim,
@@ -113,7 +323,7 @@ def run_as_parent(options: RunOptions, output: Output) -> int:
             traceback=output.traceback,
         )
 
-    parent = Parent(
+    parent = ChildWatcher(
         command,
         tell=lambda text: output.note(f"penstock: {text}", style="yellow"),
     )
@@ -134,12 +344,12 @@ class _Runner:
         self._options = options
         self._output = output
         self._live: LiveOutput | None = None
-        self._waiting = Waiting(output)
+        self._waiting = ProgressLine(output)
         self._name = ""
         self._has_started = False
         self._over = threading.Event()
-        self._requests = StopRequests(at_once=self._end_at_once, tell=lambda text: output.note(f"penstock: {text}"))
-        self._engine = EngineWatch(self._engine_died)
+        self._requests = StopListener(at_once=self._end_at_once, tell=lambda text: output.note(f"penstock: {text}"))
+        self._engine = JvmWatch(self._engine_died)
 
     def run(self) -> int:
         _log_to(self._output)
@@ -161,16 +371,16 @@ class _Runner:
         return ExitCode.INTERRUPTED if job.is_cut_short else ExitCode.ENDED
 
     def _job(self) -> Job:
-        from penstock.job import Job
+        from penstock.job.job import Job
 
         options = self._options if self._options.plan is None else as_planned(self._options)
         settings = run_settings(options.settings)
-        definition = locate(options.pipeline)
+        definition = load_pipeline(options.pipeline)
         self._name = definition.name
-        seen: Expected | None = None
+        seen: ExpectedState | None = None
         if self._options.plan is not None:
-            seen = expected(self._options, definition.graph(), read_settings(settings))
-        engine_log = log_to_file(definition.name, options.state)
+            seen = expected_state(self._options, definition.graph(), read_settings(settings))
+        engine_log = log_jvm_to_file(definition.name, options.state)
         logging.getLogger("penstock").debug("the engine writes its log to %s", engine_log)
         try:
             job = Job(
@@ -190,7 +400,7 @@ class _Runner:
         except PenstockError:
             raise
         except Exception as error:
-            raise refused(error) from error
+            raise user_code_error(error) from error
         self._live = LiveOutput(job.name, output=self._output, clock=SystemClock(), sinks=job.graph.sinks)
         return job
 
@@ -227,7 +437,7 @@ class _Runner:
         self._leave(ExitCode.INTERRUPTED)
 
     def _engine_died(self) -> None:
-        if not self._over.wait(LAST_WORDS):
+        if not self._over.wait(FAILURE_GRACE):
             self._output.error(_dead(None))
             self._leave(ExitCode.ENGINE_DIED)
 

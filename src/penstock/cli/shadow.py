@@ -1,35 +1,101 @@
-"""``penstock shadow``: finds both codes, has them run, and shows how their outputs differ. Thin: all work is below."""
+"""Penstock shadow."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, cast
 
+from cyclopts import App, Parameter
 from rich.text import Text
 
-from penstock.cli.engine import log_to_file
-from penstock.cli.exits import ExitCode, UsageError
-from penstock.cli.locate import locate, refused
-from penstock.cli.renames import renames_of
-from penstock.cli.shown import plain_table
-from penstock.cli.waiting import Waiting
-from penstock.cli.words import count, size
+from penstock.admin.shadow import COMPARING, COPYING, STARTING
+from penstock.cli.options import (
+    STATE,
+    AsJson,
+    Begin,
+    Flag,
+    Master,
+    MaxRows,
+    State,
+    epilogue,
+    load_pipeline,
+    renames_of,
+    user_code_error,
+)
+from penstock.cli.output import ExitCode, Output, ProgressLine, UsageError
+from penstock.cli.words import count, plain_table, size
 from penstock.errors import PenstockError
-from penstock.operate.shadow.stages import COMPARING, COPYING, STARTING
+from penstock.spark.jvm import log_jvm_to_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from rich.table import Table
 
-    from penstock.cli.output import Output
-    from penstock.operate.shadow.comparing import Columns, Comparison, Sample
-    from penstock.operate.shadow.running import ShadowResult, SinkShadow
-    from penstock.operate.shadow.stages import Stage
+    from penstock.admin.shadow import ShadowResult, SinkShadow, Stage
+    from penstock.admin.shadow_compare import ComparedColumns, Comparison, DiffSample
+
+
+# ----------------------------------------------------------------------------------------------------
+# ``penstock shadow``: its words and options.
+
+SHADOW_HELP: Final = """\
+Run new code on a copy of a savepoint, its sinks muted into a folder, and compare with what the old code writes.
+
+Nothing outside is changed: sources are only read, and the real job may run meanwhile. Both codes read to the same
+end. Ends with 0 if every sink got the same rows, with 2 if not."""
+SHADOW_EXAMPLES: Final = """\
+Examples:
+  penstock shadow shop_v2:orders --against shop:orders --from before-v2 --key totals-out=user,window_start
+  penstock shadow shop_v2:orders --from ./exports/orders --out ./tried         count what the new code writes"""
+New: TypeAlias = Annotated[str, Parameter(help="The new code: module:pipeline, also from the current folder.")]
+Old: TypeAlias = Annotated[str | None, Parameter(help="The old code: module:pipeline.")]
+Until: TypeAlias = Annotated[Literal["caught-up"], Parameter(help="Both end when what is there now is read.")]
+Several: Final = Parameter(negative="", show_default=False)
+Key: TypeAlias = Annotated[
+    tuple[str, ...], Several, Parameter(help="sink=column,…: which old and which new row are the same.")
+]
+Rename: TypeAlias = Annotated[tuple[str, ...], Several, Parameter(help="OLD=NEW: the new code's uid of a step.")]
+Out: TypeAlias = Annotated[str | None, Parameter(help="New folder for all output; ./shadow-JOB by default.")]
+LeaveState: TypeAlias = Annotated[bool, Flag, Parameter(help="The new code may leave state unused.")]
+Without: TypeAlias = Annotated[tuple[str, ...], Several, Parameter(help="A source that neither code reads.")]
+
+
+def add_shadow(app: App, output: Output) -> None:
+    """Add ``shadow``."""
+
+    def shadow(  # noqa: PLR0913 - the options of the command
+        pipeline: New,
+        /,
+        *,
+        restore_from: Annotated[str, Begin],
+        against: Old = None,
+        until: Until = "caught-up",  # noqa: ARG001 - there is one; it is written so that it reads like run
+        key: Key = (),
+        rename: Rename = (),
+        out: Out = None,
+        allow_non_restored_state: LeaveState = False,
+        without: Without = (),
+        max_rows_per_batch: MaxRows = None,
+        master: Master = None,
+        state: State = STATE,
+        as_json: AsJson = False,
+    ) -> int:
+
+        options = ShadowOptions(pipeline=pipeline, against=against, restore_from=restore_from, state=state, out=out)
+        options = replace(options, key=key, rename=rename, allow_non_restored_state=allow_non_restored_state)
+        options = replace(options, without=without, master=master, settings={"max_rows_per_batch": max_rows_per_batch})
+        return run_shadow(output, options, as_json=as_json)
+
+    app.command(shadow, help=SHADOW_HELP, help_epilogue=epilogue(SHADOW_EXAMPLES))
+
+
+# ----------------------------------------------------------------------------------------------------
+# ``penstock shadow``: finds both codes, has them run, and shows how their outputs differ. Thin: all work is below.
 
 SCHEMA: Final = "penstock.shadow/1"
 """Of the JSON document: see docs/json.md."""
@@ -59,18 +125,18 @@ def run_shadow(output: Output, options: ShadowOptions, *, as_json: bool) -> int:
         UsageError: a pipeline or a key cannot be understood.
         PenstockError: what kept it from comparing.
     """
-    from penstock.operate.shadow.running import shadow
+    from penstock.admin.shadow import shadow
 
     keys, rename = keys_of(options.key), renames_of(options.rename)
-    new = locate(options.pipeline)
-    old = locate(options.against) if options.against is not None else None
+    new = load_pipeline(options.pipeline)
+    old = load_pipeline(options.against) if options.against is not None else None
     if options.master is not None:
         os.environ["PENSTOCK_MASTER"] = options.master
     out = Path(options.out or f"shadow-{new.name}")
-    log_to_file(out.name, str(out.parent), option="--out")
+    log_jvm_to_file(out.name, str(out.parent), option="--out")
     output.note(f"penstock: a copy of {options.restore_from} is run through {_codes(options)}; this may take a while")
     try:
-        with Waiting(output) as waiting:
+        with ProgressLine(output) as waiting:
             result = shadow(
                 new,
                 against=old,
@@ -87,11 +153,11 @@ def run_shadow(output: Output, options: ShadowOptions, *, as_json: bool) -> int:
     except PenstockError:
         raise
     except Exception as error:
-        raise refused(error) from error
+        raise user_code_error(error) from error
     if as_json:
         output.document(SCHEMA, **document(result))
     else:
-        for part in story(result):
+        for part in report_text(result):
             output.result(part)
     return ExitCode.ENDED if result.is_same or not result.is_compared else ExitCode.CHANGES
 
@@ -99,7 +165,7 @@ def run_shadow(output: Output, options: ShadowOptions, *, as_json: bool) -> int:
 def progress_of(stage: Stage) -> str:
     """What goes on, for whoever waits.
 
-    >>> from penstock.operate.shadow.stages import Stage
+    >>> from penstock.admin.shadow import Stage
     >>> progress_of(Stage(doing="old", done=1_200, behind=300))
     'the old code, 1,200 rows read, 300 behind'
     >>> progress_of(Stage(doing="new", done=1_200, of=1_500))
@@ -197,7 +263,7 @@ def _comparison(held: Comparison, *, has_key: bool) -> dict[str, object]:
 # ---------------------------------------------------------------------------------------------------------- as text
 
 
-def story(result: ShadowResult) -> Iterator[Table | Text]:
+def report_text(result: ShadowResult) -> Iterator[Table | Text]:
     """What a person reads: a table of sinks, what differs, and a last line that says it all."""
     yield Text(_read(result))
     yield _table(result)
@@ -246,7 +312,7 @@ def _differences(sink: SinkShadow) -> Iterator[str]:
         yield from (f"  {line}" for line in lines)
 
 
-def _columns(columns: Columns) -> Iterator[str]:
+def _columns(columns: ComparedColumns) -> Iterator[str]:
     for what, names in (
         ("only in the new code", columns.added),
         ("only in the old code", columns.removed),
@@ -257,7 +323,7 @@ def _columns(columns: Columns) -> Iterator[str]:
             yield f"columns {what}: {', '.join(names)}"
 
 
-def _sample(sample: Sample) -> Iterator[str]:
+def _sample(sample: DiffSample) -> Iterator[str]:
     for sign, row in (("-", sample.old), ("+", sample.new)):
         if row is not None:
             yield f"{sign} {json.dumps(row, ensure_ascii=False)}"

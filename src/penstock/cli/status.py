@@ -1,38 +1,312 @@
-"""``penstock list`` and ``penstock status``: how jobs stand, from their directories alone. Change nothing."""
+"""Penstock list, status, lag, late."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
+from cyclopts import App, Parameter
 from rich.text import Text
 
-from penstock.cli.exits import ExitCode
-from penstock.cli.late import put_aside_fields
-from penstock.cli.shown import (
+from penstock.admin.savepoints import savepoints_of
+from penstock.admin.status import (
+    JobStatus,
+    OwnerState,
+    UnreadableJob,
+    all_jobs,
+    exceeded,
+    job_status,
+    parse_lag_limit,
+    side_output_rows,
+    source_lags,
+)
+from penstock.cli.options import STATE, AsJson, JobName, State, epilogue
+from penstock.cli.output import ExitCode, Output
+from penstock.cli.words import (
     UNKNOWN,
-    as_of,
-    number,
+    age_text,
+    count,
+    duration_text,
+    number_text,
     output_fields,
+    owner_text,
     plain_table,
     process_fields,
     savepoint_fields,
-    span,
-    who,
+    size,
+    watermark,
 )
-from penstock.cli.words import count, size, watermark
+from penstock.control.client import JobDirectory
 from penstock.handles import output_names
-from penstock.job.numbers import numbers
-from penstock.operate.directory import JobDirectory
-from penstock.operate.lateness import put_aside
-from penstock.operate.savepoints import savepoints_of
-from penstock.operate.standing import Being, Standing, Unclear, all_jobs, standing
+from penstock.observability.status_file import outlet_fields, report_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from penstock.cli.output import Output
-    from penstock.job.report import Report
-    from penstock.runtime.clock import Clock
+    from rich.table import Table
+
+    from penstock.admin.status import LagLimit, PartitionBehind, SideOutputRows, SourceBehind
+    from penstock.clock import Clock
+    from penstock.observability.report import Report
+
+
+# ----------------------------------------------------------------------------------------------------
+# ``penstock lag``: its words and options.
+
+LAG_HELP: Final = """\
+Show how far each source of a job is behind, partition by partition, and which one holds a watermark back.
+
+With --max-lag, ends with 4 if a source is further behind than that, or if that cannot be known: the job does not
+run, or has not told its numbers for a minute."""
+LAG_EXAMPLES: Final = """\
+Examples:
+  penstock lag orders --state ./state
+  penstock lag orders --state ./state --max-lag 10000   a health check: rows
+  penstock lag orders --state ./state --max-lag 30s     or time"""
+
+
+def add_lag(app: App, output: Output) -> None:
+    """Add ``lag``."""
+
+    def lag(
+        job: JobName,
+        /,
+        *,
+        state: State = STATE,
+        max_lag: Annotated[str | None, Parameter(help="Rows, as in 10000, or a time, as in 30s.")] = None,
+        as_json: AsJson = False,
+    ) -> int:
+
+        return show_lag(output, job=job, state=state, max_lag=max_lag, as_json=as_json)
+
+    app.command(lag, help=LAG_HELP, help_epilogue=epilogue(LAG_EXAMPLES))
+
+
+# ----------------------------------------------------------------------------------------------------
+# ``penstock late``: its words and options.
+
+LATE_HELP: Final = """\
+Show the late and bad rows of a job's last run: how many, by step and cause, and where they are written."""
+LATE_EXAMPLES: Final = """\
+Examples:
+  penstock late orders --state ./state
+  penstock late orders --state ./state --json | jq '.put_aside[] | select(.kind == "late").rows'"""
+
+
+def add_late(app: App, output: Output) -> None:
+    """Add ``late``."""
+
+    def late(job: JobName, /, *, state: State = STATE, as_json: AsJson = False) -> int:
+
+        return show_late(output, job=job, state=state, as_json=as_json)
+
+    app.command(late, help=LATE_HELP, help_epilogue=epilogue(LATE_EXAMPLES))
+
+
+# ----------------------------------------------------------------------------------------------------
+# ``penstock list``: its words and options.
+
+LIST_JOBS_HELP: Final = """\
+List all jobs that have state in a folder: running, stopped in order, or dead."""
+LIST_JOBS_EXAMPLES: Final = """\
+Examples:
+  penstock list --state ./state
+  penstock list --state ./state --json | jq '.jobs[] | select(.is == "dead").job'"""
+
+
+def add_list_jobs(app: App, output: Output) -> None:
+    """Add ``list``."""
+
+    def list_jobs(*, state: State = STATE, as_json: AsJson = False) -> int:
+
+        return show_jobs(output, state=state, as_json=as_json)
+
+    app.command(list_jobs, name="list", help=LIST_JOBS_HELP, help_epilogue=epilogue(LIST_JOBS_EXAMPLES))
+
+
+# ----------------------------------------------------------------------------------------------------
+# ``penstock status``: its words and options.
+
+STATUS_HELP: Final = """\
+Show one page about a job: who runs it, its checkpoints, rows, lag, watermarks, failures, size of state.
+
+What the log says is always of now. Numbers of a run are those that it wrote last, about a second ago while it
+runs; those of a dead job stay, and are shown with their age."""
+STATUS_EXAMPLES: Final = """\
+Examples:
+  penstock status orders --state ./state
+  penstock status orders --state ./state --json | jq '.run.sinks[].rows_written'"""
+
+
+def add_status(app: App, output: Output) -> None:
+    """Add ``status``."""
+
+    def status(job: JobName, /, *, state: State = STATE, as_json: AsJson = False) -> int:
+
+        return show_status(output, job=job, state=state, as_json=as_json)
+
+    app.command(status, help=STATUS_HELP, help_epilogue=epilogue(STATUS_EXAMPLES))
+
+
+# ----------------------------------------------------------------------------------------------------
+# ``penstock lag``: how far sources are behind, and whether that is too far. Changes nothing.
+
+LAG_SCHEMA: Final = "penstock.lag/1"
+"""Of the JSON document: see docs/json.md."""
+
+
+def show_lag(
+    output: Output, *, job: str, state: str, max_lag: str | None, as_json: bool, clock: Clock | None = None
+) -> int:
+    """Print the lag of every source; 4 if it is over the limit.
+
+    Raises:
+        UnknownName: there is no such job; with the nearest name.
+        SettingsError: the limit is none.
+        CheckpointError: the log cannot be read.
+    """
+    limit = None if max_lag is None else parse_lag_limit(max_lag)
+    now = job_status(JobDirectory(state, job, clock=clock))
+    found = source_lags(now)
+    too_far = [] if limit is None else exceeded(now, limit)
+    if as_json:
+        fields: dict[str, object] = {"job": job, "is": now.being.value, "doing": now.doing}
+        fields |= {"numbers_age_seconds": now.hint_age, "sources": [_source(each) for each in found]}
+        output.document(LAG_SCHEMA, **fields, **_limit(limit), over=too_far)
+    else:
+        output.result(lag_table(found))
+        word = now.word if now.being is OwnerState.RUNNING else f"{now.being.value}: nothing is read"
+        output.result(Text(f"{job}: {word} · {age_text(now)}"))
+        for said in too_far:
+            output.result(Text(said, style="red"))
+    return ExitCode.BEHIND if too_far else ExitCode.ENDED
+
+
+def _source(each: SourceBehind) -> dict[str, object]:
+    return {
+        "uid": each.source,
+        "behind_rows": each.rows,
+        "behind_seconds": each.seconds,
+        "rows_per_second": each.rate,
+        "caught_up_in_seconds": each.eta_seconds,
+        "partitions": [_partition(part) for part in each.partitions],
+        "holds": list(each.holds),
+    }
+
+
+def _partition(each: PartitionBehind) -> dict[str, object]:
+    return {
+        "name": each.partition,
+        "next": each.position,
+        "end": each.end,
+        "behind_rows": each.rows,
+        "behind_seconds": each.seconds,
+        "rows_per_second": each.rate,
+        "holds": list(each.holds),
+    }
+
+
+def _limit(limit: LagLimit | None) -> dict[str, object]:
+    micros = limit.micros if limit is not None else None
+    return {
+        "limit_rows": limit.rows if limit is not None else None,
+        "limit_seconds": None if micros is None else micros / 1_000_000,
+    }
+
+
+def lag_table(found: Sequence[SourceBehind]) -> Table:
+    """One line a partition, and one a source; ``◀`` marks what holds the event time of a step back."""
+    table = plain_table(
+        ("source", "left"),
+        ("partition", "left"),
+        ("position", "right"),
+        ("end", "right"),
+        ("lag", "right"),
+        ("behind", "right"),
+        ("rows/s", "right"),
+        ("caught up in", "right"),
+        ("", "left"),
+    )
+    for source in found:
+        for each in source.partitions:
+            place = (source.source, each.partition, number_text(each.position), number_text(each.end))
+            table.add_row(
+                *place,
+                number_text(each.rows),
+                duration_text(each.seconds),
+                number_text(each.rate),
+                "",
+                _holds(each.holds),
+            )
+        whole = (
+            number_text(source.rows),
+            duration_text(source.seconds),
+            number_text(source.rate),
+            duration_text(source.eta_seconds),
+        )
+        table.add_row(source.source, "all", "", "", *whole, _holds(source.holds), style="bold")
+    return table
+
+
+def _holds(steps: Sequence[str]) -> str:
+    return f"◀ holds {', '.join(steps)}" if steps else ""
+
+
+# ----------------------------------------------------------------------------------------------------
+# ``penstock late``: rows that the last run put aside, and where they went. Changes nothing.
+
+LATE_SCHEMA: Final = "penstock.late/1"
+"""Of the JSON document: see docs/json.md."""
+
+
+def show_late(output: Output, *, job: str, state: str, as_json: bool, clock: Clock | None = None) -> int:
+    """Print them.
+
+    Raises:
+        UnknownName: there is no such job; with the nearest name.
+        CheckpointError: the log cannot be read.
+    """
+    now = job_status(JobDirectory(state, job, clock=clock))
+    found = side_output_rows(now)
+    if as_json:
+        fields: dict[str, object] = {"job": job, "is": now.being.value, "doing": now.doing}
+        aside = [put_aside_fields(each) for each in found]
+        output.document(LATE_SCHEMA, **fields, numbers_age_seconds=now.hint_age, put_aside=aside)
+        return ExitCode.ENDED
+    if found:
+        output.result(late_table(found))
+    elif now.hint is not None:
+        output.result(Text(f"{job} puts no rows aside: it has no step that could"))
+    output.result(Text(f"{job}: {now.word} · {age_text(now)}"))
+    return ExitCode.ENDED
+
+
+def put_aside_fields(each: SideOutputRows) -> dict[str, object]:
+    """What a step has put aside, in a document."""
+    return {
+        "step": each.step,
+        "kind": each.kind,
+        "rows": each.rows,
+        "causes": [{"cause": cause.cause, "rows": cause.rows} for cause in each.causes],
+        "partitions": [{"name": name, "rows": rows} for name, rows in each.partitions],
+        "sinks": [outlet_fields(sink) for sink in each.sinks],
+    }
+
+
+def late_table(found: Sequence[SideOutputRows]) -> Table:
+    """One line a cause, then one a source partition, where rows say which they are of."""
+    table = plain_table(("step", "left"), ("rows", "right"), ("why", "left"), ("written to", "left"))
+    for each in found:
+        sinks = "; ".join(f"{sink.uid} ({sink.to})" for sink in each.sinks) or "nowhere: counted and dropped"
+        for index, cause in enumerate(each.causes):
+            table.add_row(each.step if not index else "", number_text(cause.rows), f"{each.kind}: {cause.cause}", sinks)
+            sinks = ""
+        for partition, rows in each.partitions:
+            table.add_row("", number_text(rows), f"late, of {partition}", "", style="dim")
+    return table
+
+
+# ----------------------------------------------------------------------------------------------------
+# ``penstock list`` and ``penstock status``: how jobs stand, from their directories alone. Change nothing.
 
 LIST_SCHEMA: Final = "penstock.list/1"
 STATUS_SCHEMA: Final = "penstock.status/1"
@@ -61,36 +335,36 @@ def show_jobs(output: Output, *, state: str, as_json: bool, clock: Clock | None 
         ("lag", "left"),
     )
     for each in found:
-        if isinstance(each, Unclear):
+        if isinstance(each, UnreadableJob):
             table.add_row(each.job, f"unreadable: {each.message}", *[UNKNOWN] * 5, style="red")
         else:
-            table.add_row(*_row(each), style={Being.DEAD: "yellow", Being.STOPPED: "dim"}.get(each.being))
+            table.add_row(*_row(each), style={OwnerState.DEAD: "yellow", OwnerState.STOPPED: "dim"}.get(each.being))
     output.result(table)
     return ExitCode.ENDED
 
 
-def _row(now: Standing) -> tuple[str, ...]:
+def _row(now: JobStatus) -> tuple[str, ...]:
     return (
         now.job,
         now.word,
         UNKNOWN if now.newest is None else str(now.newest.checkpoint),
-        span(now.checkpoint_age),
+        duration_text(now.checkpoint_age),
         size(sum(now.state_bytes.values())),
         str(len(now.history.open_committables)),
         _lag_of(now),
     )
 
 
-def _lag_of(now: Standing) -> str:
+def _lag_of(now: JobStatus) -> str:
     lags = now.hint.report.lag if now.hint is not None else {}
     if not lags:
         return UNKNOWN
     rows = count(sum(lag.rows for lag in lags.values()), "row")
-    return rows if now.being is Being.RUNNING else f"{rows}, {as_of(now)}"
+    return rows if now.being is OwnerState.RUNNING else f"{rows}, {age_text(now)}"
 
 
-def _job(each: Standing | Unclear) -> dict[str, object]:
-    if isinstance(each, Unclear):
+def _job(each: JobStatus | UnreadableJob) -> dict[str, object]:
+    if isinstance(each, UnreadableJob):
         return {"job": each.job, "is": "unreadable", "message": each.message, **dict.fromkeys(_KNOWN)}
     lags = each.hint.report.lag if each.hint is not None else {}
     known = (
@@ -127,7 +401,7 @@ def show_status(output: Output, *, job: str, state: str, as_json: bool, clock: C
         UnknownName: there is no such job; with the nearest name.
         CheckpointError: its log cannot be read.
     """
-    now = standing(JobDirectory(state, job, clock=clock))
+    now = job_status(JobDirectory(state, job, clock=clock))
     if as_json:
         output.document(STATUS_SCHEMA, **document(now))
         return ExitCode.ENDED
@@ -140,7 +414,7 @@ def show_status(output: Output, *, job: str, state: str, as_json: bool, clock: C
     return ExitCode.ENDED
 
 
-def document(now: Standing) -> dict[str, object]:
+def document(now: JobStatus) -> dict[str, object]:
     """The JSON document's fields. Times are microseconds since 1970."""
     history, point = now.history, now.history.restore_point
     return {
@@ -163,7 +437,7 @@ def document(now: Standing) -> dict[str, object]:
     }
 
 
-def _run(now: Standing) -> dict[str, object] | None:
+def _run(now: JobStatus) -> dict[str, object] | None:
     """The numbers of the run whose they are, which is not always the newest."""
     hint = now.hint
     if hint is None:
@@ -173,34 +447,34 @@ def _run(now: Standing) -> dict[str, object] | None:
         "began": hint.began,
         "written": hint.written,
         "numbers_age_seconds": now.hint_age,
-        **numbers(hint.report),
-        "put_aside": [put_aside_fields(each) for each in put_aside(now)],
+        **report_fields(hint.report),
+        "put_aside": [put_aside_fields(each) for each in side_output_rows(now)],
     }
 
 
-def _headline(now: Standing) -> str:
-    up = f" · up {span(now.uptime)}" if now.uptime is not None else ""
-    word = {Being.STOPPED: "stopped in order", Being.DEAD: "dead: nobody answers, no last word"}.get(
+def _headline(now: JobStatus) -> str:
+    up = f" · up {duration_text(now.uptime)}" if now.uptime is not None else ""
+    word = {OwnerState.STOPPED: "stopped in order", OwnerState.DEAD: "dead: nobody answers, no last word"}.get(
         now.being, now.word
     )
-    had = "" if now.being is Being.RUNNING else "last "
-    return f"{now.job}: {word} · {had}{who(now)} · generation {now.history.generation}{up}"
+    had = "" if now.being is OwnerState.RUNNING else "last "
+    return f"{now.job}: {word} · {had}{owner_text(now)} · generation {now.history.generation}{up}"
 
 
-def _page(now: Standing) -> Iterator[tuple[str, str]]:
+def _page(now: JobStatus) -> Iterator[tuple[str, str]]:
     yield from _page_of_log(now)
-    yield "numbers", as_of(now)
+    yield "numbers", age_text(now)
     if now.hint is not None:
         yield from _page_of_run(now, now.hint.report)
 
 
-def _page_of_log(now: Standing) -> Iterator[tuple[str, str]]:
+def _page_of_log(now: JobStatus) -> Iterator[tuple[str, str]]:
     history, point = now.history, now.history.restore_point
     if now.newest is None:
         yield "checkpoint", "none yet"
     else:
         kept = ", ".join(map(str, history.restorable)) or "none"
-        newest = f"{now.newest.checkpoint} ({now.newest.kind.value}), {span(now.checkpoint_age)} ago"
+        newest = f"{now.newest.checkpoint} ({now.newest.kind.value}), {duration_text(now.checkpoint_age)} ago"
         yield "checkpoint", f"{newest}; can be restored: {kept}"
         next_one = f"checkpoint {point.checkpoint}" if point else "empty state"
         yield "next start", f"continues {next_one}"
@@ -212,10 +486,10 @@ def _page_of_log(now: Standing) -> Iterator[tuple[str, str]]:
     yield "state", size(sum(now.state_bytes.values())) + (f": {parts}" if parts else "")
 
 
-def _page_of_run(now: Standing, report: Report) -> Iterator[tuple[str, str]]:
+def _page_of_run(now: JobStatus, report: Report) -> Iterator[tuple[str, str]]:
     yield "rows", f"{_total(report.rows_read, 'read')} · {_total(report.rows_written, 'written')}"
     yield "batches", _total(report.batches, "read")
-    aside = [f"{number(each.rows)} {each.kind} ({each.step})" for each in put_aside(now) if each.rows]
+    aside = [f"{number_text(each.rows)} {each.kind} ({each.step})" for each in side_output_rows(now) if each.rows]
     yield "put aside", ", ".join(aside) or "no row"
     yield "lag", "; ".join(_lags(report)) or UNKNOWN
     for task, at in sorted(report.watermarks.items()):
@@ -234,6 +508,6 @@ def _total(by: Mapping[str, int], what: str) -> str:
 
 def _lags(report: Report) -> Iterator[str]:
     for source, lag in sorted(report.lag.items()):
-        age = f", {span(lag.seconds)}" if lag.seconds is not None else ""
-        end = f", caught up in {span(lag.eta_seconds)}" if lag.rows and lag.eta_seconds is not None else ""
+        age = f", {duration_text(lag.seconds)}" if lag.seconds is not None else ""
+        end = f", caught up in {duration_text(lag.eta_seconds)}" if lag.rows and lag.eta_seconds is not None else ""
         yield f"{source} {count(lag.rows, 'row')}{age}{end}"

@@ -1,10 +1,30 @@
-"""Numbers and times as people write them. Knows nothing of what they are of."""
+"""Sizes, times, tables as people read them."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Final
 
-from penstock.ids import BEGINNING, END_OF_TIME
+from rich.table import Table
+
+from penstock.admin.status import OwnerState
+from penstock.checkpoint.entries import host_of
+from penstock.checkpoint.export import UnpublishedOutput
+from penstock.clock import MAX_WATERMARK, MIN_WATERMARK
+from penstock.handles import Committable
+
+if TYPE_CHECKING:
+    from rich.console import JustifyMethod
+
+    from penstock.admin.savepoints import Savepoint
+    from penstock.admin.status import JobStatus
+    from penstock.checkpoint.entries import Claim
+    from penstock.facts import Restoring
+    from penstock.handles import FileRef
+
+
+# ----------------------------------------------------------------------------------------------------
+# Numbers and times as people write them. Knows nothing of what they are of.
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -67,12 +87,12 @@ def clipped(text: str, most: int) -> str:
 def watermark(at: int) -> str:
     """Event time of a step, in UTC.
 
-    >>> watermark(0), watermark(BEGINNING), watermark(END_OF_TIME)
+    >>> watermark(0), watermark(MIN_WATERMARK), watermark(MAX_WATERMARK)
     ('1970-01-01 00:00:00', 'none yet', 'at the end')
     """
-    if at == BEGINNING:
+    if at == MIN_WATERMARK:
         return "none yet"
-    return "at the end" if at == END_OF_TIME else event_time(at)
+    return "at the end" if at == MAX_WATERMARK else event_time(at)
 
 
 def age(micros: int) -> str:
@@ -90,3 +110,115 @@ def age(micros: int) -> str:
     parts = [(days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
     first = next((place for place, (number, _) in enumerate(parts) if number), len(parts) - 1)
     return " ".join(f"{number} {unit}" for number, unit in parts[first : first + 2] if number)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What a start does before its sources read, in words for whoever waits. Decides nothing.
+
+
+def progress_of(fact: Restoring) -> str:
+    """How far it is.
+
+    >>> from penstock.facts import Restoring
+    >>> progress_of(Restoring(doing="restoring", task="totals", done=2_000_000, total=44_000_000))
+    "restoring 'totals', 2.0 MB of 44.0 MB done"
+    >>> progress_of(Restoring(doing="publishing", task="out", done=0, total=2))
+    "publishing what the log held open, 0 of 2 outputs, 'out'"
+    """
+    if fact.doing == "publishing":
+        return f"publishing what the log held open, {fact.done:,} of {count(fact.total, 'output')}, '{fact.task}'"
+    if fact.doing == "copying":
+        return f"copying the exported checkpoint, {size(fact.done)} of {size(fact.total)}"
+    return f"restoring '{fact.task}', {size(fact.done)} of {size(fact.total)} done"
+
+
+# ----------------------------------------------------------------------------------------------------
+# How values look to people: ages, times, tables, who has a job. Knows no command.
+
+UNKNOWN: Final = "-"
+"""Where nothing is known."""
+
+
+def duration_text(seconds: float | None) -> str:
+    """A length of time, if it is known.
+
+    >>> duration_text(0.44), duration_text(750), duration_text(None)
+    ('0.4 s', '12 min 30 s', '-')
+    """
+    return UNKNOWN if seconds is None else age(int(seconds * 1_000_000))
+
+
+def number_text(value: float | None) -> str:
+    """A number with its thousands apart.
+
+    >>> number_text(12_345), number_text(1_234.56), number_text(None)
+    ('12,345', '1,235', '-')
+    """
+    return UNKNOWN if value is None else f"{value:,.0f}"
+
+
+def plain_table(*columns: tuple[str, JustifyMethod]) -> Table:
+    """A table without lines."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, justify in columns:
+        table.add_column(name, justify=justify)
+    return table
+
+
+def output_fields(item: Committable | UnpublishedOutput) -> dict[str, object]:
+    """An output that a sink has handed over, in a document: where its rows go, how many files wait, if that is known.
+
+    A plan says the same of an output: :class:`penstock.admin.reprocessing.OutputPlan`.
+    """
+    made = item if isinstance(item, Committable) else None
+    return {
+        "uid": item.uid,
+        "checkpoint": item.checkpoint,
+        "kind": item.kind,
+        "target": item.target,
+        "file_count": len(made.files) if made else None,
+        "bytes": made.bytes if made else None,
+    }
+
+
+def file_fields(file: FileRef) -> dict[str, object]:
+    """A file, in a document."""
+    return {"path": file.path, "bytes": file.length}
+
+
+def process_fields(claim: Claim) -> dict[str, object]:
+    """The process that has a job, or had it, in a document."""
+    return {"host": claim.host, "pid": claim.pid, "started": claim.started, "version": claim.version}
+
+
+def savepoint_fields(each: Savepoint) -> dict[str, object]:
+    """A savepoint, in a document."""
+    return {
+        "savepoint": each.name,
+        "checkpoint": each.checkpoint,
+        "taken": each.taken,
+        "named": each.named,
+        "by": each.owner,
+        "state_bytes": each.bytes,
+        "is_restore_point": each.is_restore_point,
+    }
+
+
+def owner_text(now: JobStatus) -> str:
+    """The process that has the job, or had it."""
+    claim, me = now.claim, now.owner.me if now.owner is not None else None
+    if me is not None:
+        return f"process {me.pid} on {host_of(me.host)}"
+    if claim is None:
+        return "process unknown"
+    return f"process {claim.pid} on {host_of(claim.host)}"
+
+
+def age_text(now: JobStatus) -> str:
+    """How old the numbers of the run are, and that they are of a run before, if so."""
+    if now.hint is None:
+        return "no run has left its numbers"
+    of = "" if now.is_hint_of_now else f", by generation {now.hint.generation}"
+    if of and now.being is OwnerState.RUNNING:
+        of += ": this one has told none yet"
+    return f"as of {duration_text(now.hint_age)} ago{of}"

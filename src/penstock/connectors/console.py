@@ -1,5 +1,134 @@
-"""``ps.console``: rows printed for a person."""
+"""ps.console: rows printed."""
 
-from penstock.sinks.console import Sink
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+from penstock.errors import GraphError
+from penstock.handles import Guarantee
+from penstock.spark.plans import shown_table, with_row_count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+    from penstock.elements import Batch
+    from penstock.handles import CheckpointId, Committable
+    from penstock.interfaces.sink import SinkContext
 
 __all__ = ["Sink"]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Rows for a person to look at; knows nothing of checkpoints.
+
+log = logging.getLogger("penstock")
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """Prints the first rows of each batch, when the batch is written. At-least-once: a restart prints rows again.
+
+    When nobody reads standard output any more (``… | head``), rows are counted and no longer printed.
+
+    Args:
+        rows: at most so many rows of a batch.
+        truncate: characters of a value that are shown; 0 shows all.
+
+    Raises:
+        GraphError: ``rows`` is not above 0.
+
+    >>> Sink(5).describe()
+    'console (5 rows a batch)'
+    """
+
+    rows: int = 20
+    truncate: int = field(default=80, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.truncate < 0:
+            msg = f"rows must be at least 1 and truncate at least 0, got {self.rows} and {self.truncate}"
+            raise GraphError(msg)
+
+    @property
+    def accepts_changes(self) -> bool:
+        """Rows are kept as they come, ``_change`` among their columns."""
+        return True
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What was printed cannot be taken back."""
+        return Guarantee.AT_LEAST_ONCE
+
+    def check(self, schema: StructType) -> None:
+        """Any column can be printed."""
+
+    def writer(self, context: SinkContext) -> ConsoleWriter:
+        """A writer that prints to standard output."""
+        return ConsoleWriter(self, context.uid)
+
+    def stages_in(self, log_id: str, uid: str) -> Sequence[str]:  # noqa: ARG002
+        """Nothing is staged."""
+        return ()
+
+    def describe(self) -> str:
+        """For people."""
+        return f"console ({self.rows} rows a batch)"
+
+
+class ConsoleWriter:
+    """Prints batches. Made by :meth:`Sink.writer`."""
+
+    def __init__(self, sink: Sink, uid: str) -> None:
+        self._sink = sink
+        self._uid = uid
+        self._is_heard = True
+
+    def write(self, batch: Batch) -> int | None:
+        """Print the first rows. The job runs over all rows, so that whoever measures the batch measures all of it."""
+        observed, count = with_row_count(cast("DataFrame", batch.frame))
+        text = _first_rows(observed, self._sink.rows, self._sink.truncate)
+        batch.settle()
+        rows = count()
+        total = "" if rows is None else f", {rows} rows"
+        self._print(f"-- {self._uid}, batch {batch.sequence}{total}\n{text}\n")
+        return rows
+
+    def _print(self, text: str) -> None:
+        if not self._is_heard:
+            return
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except ConnectionError as error:  # a broken pipe; further up it would look like a lost connection to the JVM
+            self._is_heard = False
+            log.warning("sink %s: standard output is closed (%s); rows are counted, not printed", self._uid, error)
+
+    def prepare(self, checkpoint: CheckpointId) -> NoOutput:  # noqa: ARG002 - nothing waits for one
+        """Nothing waits."""
+        return NoOutput()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class NoOutput:
+    """What was printed has no commit."""
+
+    def materialise(self) -> Sequence[Committable]:
+        """Nothing to publish."""
+        return ()
+
+
+def _first_rows(frame: DataFrame, rows: int, truncate: int) -> str:
+    """Spark's own table of the first rows, in one job that reads every row (a plain limit would stop early)."""
+    from pyspark.sql import functions as F
+
+    place = "_penstock_place"
+    placed = frame.withColumn(place, F.monotonically_increasing_id()).orderBy(place).limit(rows + 1).drop(place)
+    return shown_table(placed, rows, truncate)

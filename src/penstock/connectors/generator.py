@@ -1,5 +1,119 @@
-"""``ps.generator``: rows computed from their number by the user's own expressions."""
+"""ps.generator: rows that a user function makes of numbers."""
 
-from penstock.sources.generator import Source
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.connectors.counting import CountingReader, CountLimits, CountPosition, NumberRange, Rate, number_frame
+from penstock.errors import GraphError, PenstockError, UserFunctionError
+from penstock.handles import Guarantee, Position
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from penstock.interfaces.source import SourceContext
 
 __all__ = ["Source"]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Rows that a function of the user computes from numbers; knows nothing of what is done with them.
+
+KIND: Final = "generator/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Rows made by ``build`` from a frame with the column ``n BIGINT``: 0, 1, 2 … Exactly-once.
+
+    ``build`` is called once for each batch and must work row by row, deterministically: what it makes of a number
+    must depend on nothing but the number. For chance use ``xxhash64(n, 'a seed')``, not ``rand()``, which gives other
+    rows at a replay and compiles new code for every batch.
+
+    Args:
+        build: from a DataFrame with ``n`` to the rows.
+        rows_per_second: pace; ``None`` makes rows as fast as they are taken.
+        rows: end after so many, the watermark then goes to the end of time; ``None`` goes on for ever.
+        per_batch: at most so many rows a batch.
+
+    Raises:
+        GraphError: a number is impossible.
+
+    >>> Source(lambda frame: frame.selectExpr("n AS id", "n % 7 AS user"), rows=1000).describe()
+    'generator of 1000 rows'
+    """
+
+    build: Callable[[DataFrame], DataFrame]
+    rows_per_second: float | None = field(default=None, kw_only=True)
+    rows: int | None = field(default=None, kw_only=True)
+    per_batch: int = field(default=10_000, kw_only=True)
+    _end: int | None = field(default=None, kw_only=True, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.rows_per_second is not None:
+            Rate.of(self.rows_per_second)
+        if self.rows is not None and self.rows < 0:
+            msg = f"rows must be 0 or more, got {self.rows}"
+            raise GraphError(msg)
+        if self.per_batch < 1:
+            msg = f"per_batch must be at least 1 row, got {self.per_batch}"
+            raise GraphError(msg)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """Rows are computed from their numbers."""
+        return Guarantee.EXACTLY_ONCE
+
+    @property
+    def position_kind(self) -> str:
+        """The kind of its positions."""
+        return KIND
+
+    def schema(self, spark: SparkSession) -> StructType:
+        """The columns that ``build`` makes.
+
+        Raises:
+            UserFunctionError: ``build`` failed, or gave no DataFrame.
+        """
+        return self._built(spark, NumberRange(0, 1, 0)).schema
+
+    def open(self, context: SourceContext, resume: Position | None) -> CountingReader:
+        """A reader that counts on after ``resume``.
+
+        Raises:
+            StateIncompatible: the position is of another kind.
+        """
+        rate = None if self.rows_per_second is None else Rate.of(self.rows_per_second)
+        extent = CountLimits(limit=self.rows, rate=rate, per_batch=self.per_batch, end=self._end)
+        return CountingReader(context, extent, KIND, resume, lambda plan: self._built(context.spark, plan))
+
+    def _built(self, spark: SparkSession, plan: NumberRange) -> DataFrame:
+        from pyspark.sql import DataFrame
+
+        code: Any = getattr(self.build, "__code__", None)
+        where = f"{code.co_filename}:{code.co_firstlineno}" if code else None
+        try:
+            made: Any = self.build(number_frame(spark, plan.first, plan.end))
+        except PenstockError:
+            raise
+        except Exception as error:
+            msg = f"the generator's function failed: {error}"
+            raise UserFunctionError(msg, where=where) from error
+        if not isinstance(made, DataFrame):
+            msg = f"the generator's function must return a DataFrame, it gave {type(made).__name__}"
+            raise UserFunctionError(msg, where=where)
+        return made
+
+    def replayed(self, end: Position | None) -> Source:
+        """The same numbers; a run until caught up ends at ``end``, if that is given."""
+        return replace(self, _end=None if end is None else CountPosition.resume(KIND, end).next)
+
+    def describe(self) -> str:
+        """For people."""
+        extent = "rows" if self.rows is None else f"{self.rows} rows"
+        pace = "" if self.rows_per_second is None else f", {self.rows_per_second:g} rows/s"
+        return f"generator of {extent}{pace}"

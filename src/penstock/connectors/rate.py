@@ -1,5 +1,101 @@
-"""``ps.rate``: numbered rows with a time, for demonstrations and load tests."""
+"""ps.rate: numbered rows at a pace."""
 
-from penstock.sources.rate import Source
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from penstock.connectors.counting import (
+    SECOND,
+    CountingReader,
+    CountLimits,
+    CountPosition,
+    NumberRange,
+    Rate,
+    number_frame,
+)
+from penstock.errors import GraphError
+from penstock.handles import Guarantee, Position
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from penstock.interfaces.source import SourceContext
 
 __all__ = ["Source"]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Numbers at a steady pace, for demonstrations and load tests; knows nothing of what is done with them.
+
+KIND: Final = "rate/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Rows ``value BIGINT, at TIMESTAMP``: 0, 1, 2 … and when each was due. Exactly-once.
+
+    ``at`` is computed from the number and the time of the very first batch, which is part of the position: a replay
+    gives the same rows, and after a pause those of the pause come too.
+
+    Args:
+        rows_per_second: above 0; fractions allowed.
+        limit: end after so many rows; ``None`` goes on for ever.
+
+    Raises:
+        GraphError: a number is impossible.
+
+    >>> Source(10).describe()
+    'rate 10 rows/s'
+    """
+
+    rows_per_second: float
+    limit: int | None = field(default=None, kw_only=True)
+    _end: int | None = field(default=None, kw_only=True, repr=False)
+
+    def __post_init__(self) -> None:
+        Rate.of(self.rows_per_second)
+        if self.limit is not None and self.limit < 0:
+            msg = f"limit must be 0 or more rows, got {self.limit}"
+            raise GraphError(msg)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """Rows are computed from their numbers."""
+        return Guarantee.EXACTLY_ONCE
+
+    @property
+    def position_kind(self) -> str:
+        """The kind of its positions."""
+        return KIND
+
+    def schema(self, spark: SparkSession) -> StructType:  # noqa: ARG002 - the same in every session
+        """``value BIGINT, at TIMESTAMP``."""
+        from pyspark.sql.types import LongType, StructType, TimestampType
+
+        return StructType().add("value", LongType(), False).add("at", TimestampType(), False)
+
+    def open(self, context: SourceContext, resume: Position | None) -> CountingReader:
+        """A reader that counts on after ``resume``.
+
+        Raises:
+            StateIncompatible: the position is of another kind.
+        """
+        rate = Rate.of(self.rows_per_second)
+
+        def rows(plan: NumberRange) -> DataFrame:
+            micros = f"{plan.started}L + (n * {SECOND * rate.seconds}L) div {rate.rows}L"
+            frame = number_frame(context.spark, plan.first, plan.end)
+            return frame.selectExpr("n AS value", f"timestamp_micros({micros}) AS at")
+
+        extent = CountLimits(limit=self.limit, rate=rate, per_batch=None, end=self._end)
+        return CountingReader(context, extent, KIND, resume, rows)
+
+    def replayed(self, end: Position | None) -> Source:
+        """The same numbers; a run until caught up ends at ``end``, if that is given."""
+        return replace(self, _end=None if end is None else CountPosition.resume(KIND, end).next)
+
+    def describe(self) -> str:
+        """For people."""
+        return f"rate {self.rows_per_second:g} rows/s"

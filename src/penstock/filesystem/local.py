@@ -23,7 +23,6 @@ from penstock.handles import FileRef
 
 NETWORK: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ncpfs", "fuse.sshfs", "fuse.s3fs"})
 """File systems whose exclusive create, or listing, cannot be relied on from several hosts."""
-
 _REFUSED: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR})
 _UNCLEAR: Final = frozenset({errno.EIO, errno.ETIMEDOUT, errno.ESTALE})
 _TEMPORARY: Final = ".penstock-tmp-"

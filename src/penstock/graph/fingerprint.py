@@ -19,8 +19,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
-from penstock.graph.nodes import Graph, Keyed, Node, Origin, Read, RowWise, Write
-from penstock.graph.parts import TableRef, is_column
+from penstock.graph.nodes import CallSite, Graph, Keyed, Node, Read, RowWise, TableRef, Write, is_column
 
 _LIBRARIES: Final = (
     str(Path(__file__).resolve().parent.parent) + "/",
@@ -50,10 +49,10 @@ def fingerprint(graph: Graph) -> dict[str, str]:
     return {names[node.id]: _digest(node, names) for node in graph.nodes}
 
 
-def moved(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def changed_steps(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """What is not the same any more, in words; empty if everything is.
 
-    >>> moved({"totals": "a", "out": "b"}, {"totals": "c", "where": "d"})
+    >>> changed_steps({"totals": "a", "out": "b"}, {"totals": "c", "where": "d"})
     ["'totals' was changed", "'where' is new", "'out' is gone"]
     """
     changed = [f"'{name}' was changed" for name in now if name in before and before[name] != now[name]]
@@ -92,7 +91,7 @@ class _Walk:
                 return [type(value).__qualname__, value.name]
             case None | bool() | int() | float() | complex() | str() | bytes():
                 return _plain(value)
-            case Origin():
+            case CallSite():
                 return None
             case Mapping():
                 pairs = [[self.of(key), self.of(item)] for key, item in value.items()]

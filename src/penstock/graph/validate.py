@@ -1,4 +1,4 @@
-"""All that can be refused before anything runs and without Spark, each with the user's line; pure."""
+"""What is refused before anything runs: uids, guarantees, change streams."""
 
 from __future__ import annotations
 
@@ -6,13 +6,92 @@ from collections.abc import Iterator
 from typing import Final
 
 from penstock.errors import DuplicateUid, GraphError, InternalError
-from penstock.graph.changes import check_changes
-from penstock.graph.nodes import BAD, Graph, Keyed, Node, Read, Ref, WithWatermark, Write
-from penstock.graph.steps import title
-from penstock.graph.upstream import straight
-from penstock.handles import Guarantee
-from penstock.ids import check_name
-from penstock.operators.base import LATE
+from penstock.graph.nodes import BAD_PORT, Graph, Keyed, Node, PortRef, Read, Union, WithWatermark, Write, describe_step
+from penstock.graph.queries import direct_sources
+from penstock.handles import Guarantee, check_name
+from penstock.interfaces.operator import LATE_PORT, MAIN_PORT
+
+# ----------------------------------------------------------------------------------------------------
+# Which streams hold changes or repeated results, and who must not be given them; pure.
+#
+# Rows of a change stream undo one another, and a window that may be sent twice would be counted twice: both are fine
+# where rows are only passed on, and wrong where they are added up.
+
+WINDOW_TIME: Final = -1
+"""Microseconds from a window's end to the event time of its result: the last moment within it."""
+
+
+def check_changes(graph: Graph) -> None:
+    """Refuse changes, and results that may come twice, where they would be taken for rows of their own.
+
+    Raises:
+        GraphError: with the step that makes them and the remedy.
+    """
+    for node in graph.nodes:
+        for ref in node.inputs:
+            for maker in _makers(graph, ref):
+                _check(node, maker)
+
+
+def window_shift(graph: Graph, ref: PortRef) -> int:
+    """What to add to the event times of a stream: results of windows belong to the last moment before their end.
+
+    Raises:
+        GraphError: some rows of a union are such results, and others are not.
+    """
+    node = graph.node(ref.node)
+    if isinstance(node, (Read, WithWatermark, Write)):
+        return 0
+    if isinstance(node, Keyed):
+        return WINDOW_TIME if ref.port == MAIN_PORT else 0
+    inputs = node.inputs if isinstance(node, Union) else node.inputs[:1]
+    shifts = {window_shift(graph, read) for read in inputs}
+    if len(shifts) > 1:
+        msg = (
+            f"the union ({node.origin}) mixes results of windows, whose event time is the last moment of their window, "
+            "with other rows: give both one event time with with_column, and with_watermark after the union"
+        )
+        raise GraphError(msg)
+    return shifts.pop()
+
+
+def _check(node: Node, maker: Keyed) -> None:
+    is_change_stream = getattr(maker.spec, "is_change_stream", False)
+    if isinstance(node, Keyed) and is_change_stream:
+        msg = (
+            f"it would add up the changes of '{maker.uid}' ({maker.origin}), whose rows undo one another: "
+            f"write them to a sink, or take emit=\"final\" in '{maker.uid}'"
+        )
+        raise GraphError(msg, uid=node.uid, where=str(node.origin))
+    if isinstance(node, Keyed) and getattr(maker.spec, "may_repeat", False):
+        msg = (
+            f"'{maker.uid}' ({maker.origin}) may send a window more than once, and each time would count: take "
+            f"allowed_lateness, early and every_rows out of '{maker.uid}', and wait longer in with_watermark instead"
+        )
+        raise GraphError(msg, uid=node.uid, where=str(node.origin))
+    if isinstance(node, Write) and is_change_stream and not getattr(node.sink, "accepts_changes", False):
+        msg = (
+            f"{node.sink.describe()} does not understand the changes of '{maker.uid}' ({maker.origin}): take "
+            f'emit="final" there, or a sink that keeps the column _change, such as ps.files.Sink'
+        )
+        raise GraphError(msg, uid=node.uid, where=str(node.origin))
+
+
+def _makers(graph: Graph, ref: PortRef) -> Iterator[Keyed]:
+    """The steps whose results a stream holds, be it through row-wise steps, if they are no plain rows."""
+    node = graph.node(ref.node)
+    if isinstance(node, Keyed):
+        special = getattr(node.spec, "is_change_stream", False) or getattr(node.spec, "may_repeat", False)
+        if special and ref.port == MAIN_PORT:
+            yield node
+        return
+    inputs = node.inputs if isinstance(node, Union) else node.inputs[:1]
+    for read in inputs:
+        yield from _makers(graph, read)
+
+
+# ----------------------------------------------------------------------------------------------------
+# All that can be refused before anything runs and without Spark, each with the user's line; pure.
 
 _RANK: Final = {Guarantee.AT_MOST_ONCE: 0, Guarantee.AT_LEAST_ONCE: 1, Guarantee.EXACTLY_ONCE: 2}
 
@@ -49,7 +128,7 @@ def _names(graph: Graph) -> None:
             raise
         if node.uid in seen:
             before = seen[node.uid]
-            msg = f"the uid is taken by {title(before)} at {before.origin}; each step needs its own"
+            msg = f"the uid is taken by {describe_step(before)} at {before.origin}; each step needs its own"
             raise DuplicateUid(msg, uid=node.uid, where=str(node.origin))
         seen[node.uid] = node
 
@@ -75,25 +154,30 @@ def _dangling(graph: Graph) -> None:
     """Rows that go nowhere are a mistake. Late rows need not be read: they are counted."""
     for node in graph.nodes:
         for port in graph.ports(node):
-            if port == LATE or any(graph.consumers(Ref(node.id, port))):
+            if port == LATE_PORT or any(graph.consumers(PortRef(node.id, port))):
                 continue
             uid = node.uid if isinstance(node, (Read, Keyed)) else None
-            if port == BAD:
+            if port == BAD_PORT:
                 msg = (
-                    f"the bad rows of {title(node)} go nowhere: keep them with bad.dead_letter(uid), write them with "
-                    "bad.write(uid, ps.files.Sink(…)), or choose on_error='null' or 'fail'"
+                    f"the bad rows of {describe_step(node)} go nowhere: keep them with bad.dead_letter(uid), "
+                    "write them with bad.write(uid, ps.files.Sink(…)), or choose on_error='null' or 'fail'"
                 )
             else:
-                msg = f"the rows of {title(node)} go nowhere: end the branch with .write(uid, sink), or leave it out"
+                step = describe_step(node)
+                msg = f"the rows of {step} go nowhere: end the branch with .write(uid, sink), or leave it out"
             raise GraphError(msg, uid=uid, where=str(node.origin))
 
 
 def _drift(graph: Graph) -> None:
     for node in graph.nodes:
-        if isinstance(node, WithWatermark) and node.max_drift is not None and straight(graph, node.inputs[0]) is None:
+        if (
+            isinstance(node, WithWatermark)
+            and node.max_drift is not None
+            and direct_sources(graph, node.inputs[0]) is None
+        ):
             msg = (
-                f"max_drift of {title(node)}: only sources can pause, and these rows are made by a step that keeps "
-                "state; set max_drift in with_watermark before that step"
+                f"max_drift of {describe_step(node)}: only sources can pause, and these rows are made by a step that "
+                "keeps state; set max_drift in with_watermark before that step"
             )
             raise GraphError(msg, where=str(node.origin))
 
@@ -129,10 +213,10 @@ def validate_mode(graph: Graph, best: Guarantee) -> None:
 
 def guarantee_of(graph: Graph, node: Write) -> Guarantee:
     """What the rows of a sink get in the end: the least of the sink and the sources behind it."""
-    return weakest(graph, node)[0]
+    return weakest_guarantee(graph, node)[0]
 
 
-def weakest(graph: Graph, node: Write, mode: Guarantee = Guarantee.EXACTLY_ONCE) -> tuple[Guarantee, str]:
+def weakest_guarantee(graph: Graph, node: Write, mode: Guarantee = Guarantee.EXACTLY_ONCE) -> tuple[Guarantee, str]:
     """What the rows of a sink get in the end in a job of this mode, and which part gives no more."""
     found = [(node.sink.guarantee, "the sink")]
     found += [(source.source.guarantee, f"source '{source.uid}'") for source in _sources(graph, node)]

@@ -1,39 +1,271 @@
-"""A job: a pipeline on a state directory, started, watched, stopped. Knows when attempts begin, not what they do."""
+"""Job: start, wait, savepoint, stop; signals; get_or_create."""
 
 from __future__ import annotations
 
 import logging
 import os
+import platform
+import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
+from penstock.api.pipeline import PipelineDefinition
+from penstock.checkpoint.events import CheckpointRequested, RequestOutcome, StopRequested
 from penstock.checkpoint.history import LogMark
-from penstock.checkpoint.messages import StopRequested
-from penstock.checkpoint.renaming import check_rename
-from penstock.errors import PenstockError, RequestFailed, SettingsError
+from penstock.checkpoint.recovery import check_rename
+from penstock.clock import MAX_WATERMARK, Clock, SystemClock
+from penstock.control.server import AnswerCallback, Reply, RequestRegistry
+from penstock.errors import (
+    CheckpointUnreadable,
+    InternalError,
+    PenstockError,
+    RequestFailed,
+    RequestRefused,
+    SettingsError,
+)
 from penstock.facts import Fact, JobEnded, Listener
-from penstock.graph.pipeline import PipelineDefinition
 from penstock.graph.validate import validate_mode
-from penstock.handles import Guarantee
-from penstock.ids import CheckpointId
-from penstock.job.asking import Asking, refuse_own_threads, warn_if_unpublished
-from penstock.job.attempts import Patience, Stop
-from penstock.job.beginning import read_beginning
-from penstock.job.draining import refuse_undrained, undrained_for_it_never_ran
-from penstock.job.drive import Drive, Orders, read_until
-from penstock.job.report import Report, Tally, tell_safely
-from penstock.job.requests import Requests, Tell
-from penstock.job.signals import stopping_on_signals
-from penstock.runtime.clock import SystemClock
-from penstock.runtime.lifecycle import JobState, Lifecycle
+from penstock.handles import CheckpointId, Guarantee, check_savepoint_name, new_id
+from penstock.job.runner import JobRunner, Orders, StopSignal, StopTimeout, parse_until
+from penstock.job.start import parse_start_options
+from penstock.observability.report import Report, ReportCollector, notify_listener
+from penstock.runtime.lifecycle import TERMINAL_STATES, JobState, Lifecycle
 from penstock.settings import read_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from penstock.checkpoint.history import History
+    from penstock.checkpoint.log import OwnedLog
+
+
+# ----------------------------------------------------------------------------------------------------
+# What a program asks of its own running job: makes the requests, waits for replies, and turns them into errors.
+
 log = logging.getLogger("penstock")
+
+
+class AnswerWaiter:
+    """Waits for one reply.
+
+    Attributes:
+        is_used: whether somebody has asked for it.
+    """
+
+    def __init__(self) -> None:
+        self.is_used = False
+        self._came = threading.Event()
+        self._reply: Reply | None = None
+
+    def tell(self, reply: Reply) -> None:
+        """It came."""
+        self._reply = reply
+        self._came.set()
+
+    def wait(self, seconds: float | None) -> Reply | None:
+        """The reply; ``None`` if it did not come in time."""
+        self._came.wait(seconds)
+        return self._reply
+
+
+def refuse_own_threads(call: str, instead: str) -> None:
+    """Refuse to wait on a thread that has to go on for the wait to end.
+
+    Raises:
+        InternalError: it is one.
+    """
+    if threading.current_thread().name.startswith("penstock-"):
+        msg = f"{call} was called on one of the job's own threads, which it would wait for; {instead}"
+        raise InternalError(msg)
+
+
+def warn_if_unpublished(reply: Reply) -> None:
+    """A stop whose output nobody has published yet has ended the job all the same; the next start publishes it."""
+    if reply.answer is RequestOutcome.UNPUBLISHED:
+        log.warning("%s", reply.message)
+
+
+class LocalRequests:
+    """The requests of this process to one job."""
+
+    def __init__(self, job: str, requests: RequestRegistry, clock: Clock, state: Callable[[], JobState]) -> None:
+        self._job = job
+        self._requests = requests
+        self._clock = clock
+        self._state = state
+        self._stops: dict[str, tuple[StopRequested, AnswerWaiter]] = {}
+        self._lock = threading.Lock()
+
+    def checkpoint(self, name: str | None, timeout: float | None) -> CheckpointId:
+        """Take one; with a name it is a savepoint.
+
+        Raises:
+            SettingsError: the name is none.
+            RequestRefused: the job does not run, or the name is taken.
+            RequestFailed: it came to nothing, or not in time.
+        """
+        what = "checkpoint()" if name is None else "savepoint()"
+        refuse_own_threads(what, "call it on a thread of your own")
+        if name is not None:
+            check_savepoint_name(name)
+        self._refuse_unless_alive(what)
+        waiter = AnswerWaiter()
+        asked = CheckpointRequested(
+            at=self._clock.now(), wall=self._clock.wall(), request=new_id(), name=name, owner=platform.node()
+        )
+        self._requests.submit(asked, waiter.tell)
+        reply = waiter.wait(timeout)
+        if reply is None:
+            msg = f"{what} of job {self._job!r} has not ended after {timeout:g} s; it may still be taken"
+            raise RequestFailed(msg)
+        self._check(what, reply)
+        if reply.checkpoint is None:
+            msg = f"{what} of job {self._job!r} is done, but nobody says which checkpoint it is"
+            raise InternalError(msg)
+        return reply.checkpoint
+
+    def stop(self, name: str | None, patience: int | None, *, drain: bool = False) -> StopRequested:
+        """The request of a stop; of the same name it is the same one, until it is answered that it came to nothing.
+
+        Raises:
+            SettingsError: the name is none.
+            RequestRefused: a savepoint is wanted of a job that does not run.
+        """
+        if name is None:
+            return self._new_stop(None, patience, drain=drain)
+        check_savepoint_name(name)
+        with self._lock:
+            if name not in self._stops:
+                self._refuse_unless_alive("stop(savepoint=…)")
+                self._stops[name] = self._new_stop(name, patience, drain=drain), AnswerWaiter()
+            return self._stops[name][0]
+
+    def _new_stop(self, name: str | None, patience: int | None, *, drain: bool) -> StopRequested:
+        return StopRequested(
+            at=self._clock.now(),
+            wall=self._clock.wall(),
+            request=new_id(),
+            name=name,
+            owner=platform.node(),
+            patience=patience,
+            drain=drain,
+        )
+
+    def wait_for_stop(
+        self, stop: StopRequested, ask: Callable[[StopRequested, AnswerCallback], None], seconds: float | None
+    ) -> bool:
+        """Ask, once, and wait for the reply at most so long; whether it came.
+
+        Raises:
+            RequestRefused: the name is taken, and the job goes on.
+        """
+        assert stop.name is not None  # whoever wants no name waits for the job
+        with self._lock:
+            waiter = self._stops[stop.name][1]
+            is_new, waiter.is_used = not waiter.is_used, True
+        if is_new:
+            ask(stop, waiter.tell)
+        reply = waiter.wait(seconds)
+        if reply is None:
+            return False
+        if reply.answer is RequestOutcome.UNPUBLISHED:
+            warn_if_unpublished(reply)
+        elif reply.answer is not RequestOutcome.DONE:
+            with self._lock:
+                if self._stops.get(stop.name, (None, None))[1] is waiter:
+                    del self._stops[stop.name]
+            self._check("stop(savepoint=…)", reply)
+        return True
+
+    def _check(self, what: str, reply: Reply) -> None:
+        if reply.answer is RequestOutcome.DONE:
+            return
+        msg = f"{what} of job {self._job!r}: {reply.message}"
+        raise (RequestRefused if reply.answer is RequestOutcome.REFUSED else RequestFailed)(msg)
+
+    def _refuse_unless_alive(self, what: str) -> None:
+        state = self._state()
+        if state is JobState.CREATED or state in TERMINAL_STATES:
+            msg = f"{what} of job {self._job!r}: it is not running, its state is {state.value!r}"
+            raise RequestRefused(msg)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Whether a job that was stopped has been drained: derived from its last checkpoint. Asks nobody, stops nothing.
+
+
+def never_ran_error(job: str) -> RequestRefused:
+    """Only a job that runs can end its sources; one that has not begun stays so."""
+    return RequestRefused(f"job {job!r} has not begun, and only a running job can be drained: start it first")
+
+
+def require_drained(job: str, sources: Collection[str], owned: OwnedLog | None, *, is_cut_short: bool) -> None:
+    """Say so if a job that is over was to be drained and was not.
+
+    A source that has ended by itself is as good as one that was drained: nothing can be read after either.
+
+    Raises:
+        RequestFailed: it has ended without its last checkpoint.
+        RequestRefused: that checkpoint was begun before anybody asked for a drain.
+    """
+    if owned is not None and is_drained(owned.history, sources):
+        return
+    left = "its sources have not ended and windows stay open; start it again, then stop it with drain alone"
+    if is_cut_short:
+        msg = f"job {job!r} was not drained: it has ended without its last checkpoint, so {left}"
+        raise RequestFailed(msg)
+    msg = f"job {job!r} was not drained: its last checkpoint was begun before that was asked for, so {left}"
+    raise RequestRefused(msg)
+
+
+def is_drained(history: History, sources: Collection[str]) -> bool:
+    """Whether the checkpoint that the next start continues says of every source that it has ended for good."""
+    try:
+        point = history.restore_point
+    except CheckpointUnreadable:
+        return False
+    ended = {task.task for task in point.tasks if MAX_WATERMARK in task.watermarks} if point is not None else set()
+    return point is not None and ended.issuperset(sources)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Ctrl-C and SIGTERM while a job runs in the main thread: once to stop in order, twice to end at once.
+
+
+@contextmanager
+def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Have the first signal call ``stop``, on a thread of its own, and the second raise ``KeyboardInterrupt``.
+
+    Outside of the main thread, which alone gets signals, nothing is changed. Handlers that were there come back.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    seen = 0
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        nonlocal seen
+        del frame
+        seen += 1
+        if seen > 1:
+            raise KeyboardInterrupt
+        log.warning("%s: taking a last checkpoint, then stopping; again to end at once", signal.Signals(number).name)
+        threading.Thread(target=stop, name="stop-request", daemon=True).start()
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# ----------------------------------------------------------------------------------------------------
+# A job: a pipeline on a state directory, started, watched, stopped. Knows when attempts begin, not what they do.
 
 
 class Job:
@@ -88,19 +320,19 @@ class Job:
         self._settings = read_settings(settings)
         validate_mode(self.graph, Guarantee(self._settings.mode))
         self._observer = listener
-        self._tally = Tally(sources=self.graph.sources, sinks=self.graph.sinks)
+        self._tally = ReportCollector(sources=self.graph.sources, sinks=self.graph.sinks)
         self._lifecycle = Lifecycle()
         self._clock = SystemClock()
         self._over = threading.Event()
-        self._stop = Stop()
-        self._requests = Requests()
-        self._asking = Asking(self.name, self._requests, self._clock, lambda: self.state)
+        self._stop = StopSignal()
+        self._requests = RequestRegistry()
+        self._asking = LocalRequests(self.name, self._requests, self._clock, lambda: self.state)
         self._orders = Orders(
             graph=self.graph,
             state=str(state),
             spark=spark,
             settings=self._settings,
-            beginning=read_beginning(
+            beginning=parse_start_options(
                 fresh=fresh, restore_from=restore_from, claim=claim, discard_unpublished=discard_unpublished
             ),
             allow_non_restored_state=allow_non_restored_state,
@@ -108,12 +340,12 @@ class Job:
             expect=expect,
             rename=check_rename(rename, fresh=fresh),
         )
-        self._drive: Drive | None = None
+        self._drive: JobRunner | None = None
         self._thread: threading.Thread | None = None
         self._error: PenstockError | None = None
         self._is_asked = False
         self._lock = threading.Lock()
-        self._patience = Patience(self._clock, self._over.wait, self._give_up)
+        self._patience = StopTimeout(self._clock, self._over.wait, self._give_up)
 
     # ---------------------------------------------------------------------------------------------------- the public
 
@@ -148,7 +380,7 @@ class Job:
         Raises:
             PenstockError: what ended it.
         """
-        with stopping_on_signals(self.request_stop):
+        with stop_on_signals(self.request_stop):
             self.start(until)
             self.wait()
         return self.report()
@@ -159,7 +391,7 @@ class Job:
         Raises:
             SettingsError: it is over: a stopped job does not come back, make a new one.
         """
-        goal = read_until(until)
+        goal = parse_until(until)
         with self._lock:
             if self._lifecycle.is_over:
                 msg = f"job {self.name!r} is {self.state.value} and does not start again; make a new Job, it continues"
@@ -167,7 +399,7 @@ class Job:
             if self._thread is not None:
                 log.warning("job %s is already %s; start() did nothing", self.name, self.state.value)
                 return
-            self._drive = Drive(
+            self._drive = JobRunner(
                 self._orders,
                 until=goal,
                 clock=self._clock,
@@ -230,7 +462,7 @@ class Job:
         """
         refuse_own_threads("stop()", "use request_stop()")
         if drain and self._thread is None:
-            raise undrained_for_it_never_ran(self.name)
+            raise never_ran_error(self.name)
         deadline = None if timeout is None else self._clock.now() + timeout * 1_000_000
         if savepoint is None:
             self._request_stop(drain=drain)
@@ -238,7 +470,7 @@ class Job:
             return False
         is_over = self.wait(None if deadline is None else max(0.0, (deadline - self._clock.now()) / 1_000_000))
         if is_over and drain:
-            refuse_undrained(self.name, self.graph.sources, self._requests.owned, is_cut_short=self.is_cut_short)
+            require_drained(self.name, self.graph.sources, self._requests.owned, is_cut_short=self.is_cut_short)
         return is_over
 
     def _stop_at(self, savepoint: str, timeout: float | None, *, drain: bool) -> bool:
@@ -263,7 +495,7 @@ class Job:
         if first or drain:
             self._ask_to_stop(self._asking.stop(None, self._settings.stop_timeout, drain=drain), warn_if_unpublished)
 
-    def _ask_to_stop(self, stop: StopRequested, tell: Tell) -> None:
+    def _ask_to_stop(self, stop: StopRequested, tell: AnswerCallback) -> None:
         """One that wants a name stops the job only once it is sure to get it."""
         if stop.name is None:
             self._stopping(stop.patience)
@@ -284,7 +516,7 @@ class Job:
         if self._drive is not None:
             self._drive.give_up()
 
-    def _begin(self, drive: Drive) -> None:
+    def _begin(self, drive: JobRunner) -> None:
         try:
             drive.run()
         finally:
@@ -292,9 +524,35 @@ class Job:
 
     def _tell(self, fact: Fact) -> None:
         self._tally(fact)
-        tell_safely(self._observer, fact)
+        notify_listener(self._observer, fact)
 
     def _finish(self, state: JobState, error: PenstockError | None) -> None:
         self._error = error
         self._lifecycle.to(state)
         self._tell(JobEnded(state=state.value, cause=str(error) if error else None))
+
+
+# ----------------------------------------------------------------------------------------------------
+# The jobs that this process has, so that the same call finds one or makes it. Knows nothing of what jobs do.
+
+_live: dict[tuple[str, str], Job] = {}
+_live_lock = threading.Lock()
+
+
+def get_or_create(pipeline: PipelineDefinition, *, state: str | Path, **options: object) -> Job:
+    """The job of this name on this state directory that this process has, or a new one that continues what is there.
+
+    The same call starts from a checkpoint directory or afresh. Code is never stored: the pipeline given here runs.
+    Options are those of :class:`Job`; they count only when it is made.
+
+    Example::
+
+        job = ps.get_or_create(orders, state="./state")
+        job.run(until="caught-up")
+    """
+    key = (str(Path(state).resolve()) if "://" not in str(state) else str(state), pipeline.name)
+    with _live_lock:
+        job = _live.get(key)
+        if job is None or job.is_over:
+            job = _live[key] = Job(pipeline, state=state, **options)  # type: ignore[arg-type]
+        return job

@@ -1,57 +1,76 @@
-"""Puts tasks, channels and connectors of one attempt together. The only place where all parts meet; decides nothing."""
+"""Tasks, channels, connectors of an attempt put together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from penstock.checkpoint.timeline import WHOLE, Timeline
-from penstock.facts import Counted, Listener
+from penstock.checkpoint.history import UNBROKEN, Timeline
+from penstock.clock import MAX_WATERMARK, Clock, EventTime
+from penstock.compiler.tasks import InputRef, Route, TaskSpec
+from penstock.dead_letters.letters import replay_inbox
+from penstock.dead_letters.replay import LetterFrames, open_with_replays
+from penstock.facts import Counted, Listener, Restoring
 from penstock.failpoints import failpoint
 from penstock.filesystem.base import FileSystem
-from penstock.graph.drift import drift_groups
-from penstock.graph.nodes import Keyed, Read, Ref, Union, WithWatermark, Write
-from penstock.graph.pace import Every, at_once
-from penstock.graph.upstream import to_name_partitions, upstream
-from penstock.handles import Guarantee, TaskSnapshot
-from penstock.ids import END_OF_TIME, EventTime, Generation
-from penstock.job.placing import letterbox
-from penstock.job.restoring import Restores
-from penstock.job.rewrites import controlled, counting, followed
-from penstock.job.spark_edge import SparkEdge
-from penstock.operators.base import OperatorContext
-from penstock.runtime.alignment import Alignment, Barriers
-from penstock.runtime.channel import Channel
-from penstock.runtime.clock import Clock
-from penstock.runtime.drift_gates import DriftGates
-from penstock.runtime.inputs import Inputs, Upstream
-from penstock.runtime.latency import MarkerRhythm
-from penstock.runtime.output import Output, Path, Rewrite
-from penstock.runtime.pacing import pace_of
-from penstock.runtime.plan import Leaf, Route, TaskPlan
-from penstock.runtime.rate_control import TARGET, RateControl
-from penstock.runtime.roles import AnyTask, Stepper
-from penstock.runtime.source_task import SourceTask
+from penstock.graph.nodes import Every, Keyed, PortRef, Read, Union, WithWatermark, Write, without_pause
+from penstock.graph.queries import alignment_groups, sources_naming_partitions, upstream_sources
+from penstock.handles import Generation, Guarantee, TaskSnapshot
+from penstock.interfaces.operator import OperatorContext
+from penstock.interfaces.sink import SinkContext
+from penstock.interfaces.source import ReadLimit, SourceContext, Until
+from penstock.runtime.barriers import AlignedBarrierHandler, BarrierHandler, BarrierTracker
+from penstock.runtime.channels import Channel, OutputPath, Rewrite, TaskOutput
+from penstock.runtime.executors import AnyTask, TaskRunner, TaskRunnerFactory, TaskThread
+from penstock.runtime.inputs import Inputs, UpstreamInfo
+from penstock.runtime.rate_control import DEFAULT_BATCH_DURATION, RateControl
+from penstock.runtime.source_task import (
+    LatencyMarkerTimer,
+    SourceTask,
+    schedule_of,
+    with_rate_control,
+    with_row_counts,
+    with_watermark_alignment,
+)
 from penstock.runtime.supervisor import Supervisor
-from penstock.runtime.task import StepTask
-from penstock.runtime.task_protocols import Work
-from penstock.runtime.threads import TaskThread, ThreadFactory
-from penstock.runtime.tracker import BarrierTracker
-from penstock.runtime.works import OperatorWork, SinkWork, UnionWork
+from penstock.runtime.task import StepTask, TaskLogic
+from penstock.runtime.task_logic import OperatorLogic, SinkLogic, UnionLogic
+from penstock.runtime.watermark_alignment import AlignmentCoordinator
 from penstock.settings import Settings
-from penstock.sinks.base import SinkContext
-from penstock.sources.base import Limits, SourceContext, Until
-from penstock.sources.replaying import open_replaying
+from penstock.spark.scheduling import SparkPools
 
 if TYPE_CHECKING:
-    from penstock.graph.analyze import Analysis
+    from penstock.compiler.analysis import Analysis
 
 
-BARRIERS: Final[Mapping[str, Callable[[int], Barriers]]] = {
-    "exactly-once": Alignment,
+# ----------------------------------------------------------------------------------------------------
+# Tells observers how much of the state a start has restored, step by step. Restores nothing itself.
+
+
+class RestoreReporter:
+    """The steps of one start whose state has to be read, one after the other."""
+
+    def __init__(self, snapshots: Mapping[str, TaskSnapshot], listener: Listener) -> None:
+        self._bytes = {uid: snapshot.state.bytes for uid, snapshot in snapshots.items() if snapshot.state is not None}
+        self._total = sum(self._bytes.values())
+        self._done = 0
+        self._listener = listener
+
+    def begins(self, uid: str) -> None:
+        """It is this step's turn, and all before it are done."""
+        size = self._bytes.get(uid, 0)
+        if size:
+            self._listener(Restoring(doing="restoring", task=uid, done=self._done, total=self._total))
+        self._done += size
+
+
+# ----------------------------------------------------------------------------------------------------
+# Puts tasks, channels and connectors of one attempt together. The only place where all parts meet; decides nothing.
+
+BARRIER_HANDLERS: Final[Mapping[str, Callable[[int], BarrierHandler]]] = {
+    "exactly-once": AlignedBarrierHandler,
     "at-least-once": BarrierTracker,
 }
 """How a task follows its barriers, by the job's mode."""
@@ -62,9 +81,10 @@ class Surroundings:
     """What all tasks of an attempt share."""
 
     analysis: Analysis
-    plans: tuple[TaskPlan, ...]
+    plans: tuple[TaskSpec, ...]
     snapshots: Mapping[str, TaskSnapshot]
-    edge: SparkEdge
+    edge: SparkPools
+    letters: LetterFrames
     filesystem: FileSystem
     job: str
     log_id: str
@@ -76,18 +96,18 @@ class Surroundings:
     clock: Clock
     listener: Listener
     supervisor: Supervisor
-    thread: ThreadFactory = TaskThread
-    timeline: Timeline = WHOLE
+    thread: TaskRunnerFactory = TaskThread
+    timeline: Timeline = UNBROKEN
 
 
-class Assembly:
+class AttemptBuilder:
     """Builds every task of an attempt, with its thread."""
 
     def __init__(self, around: Surroundings) -> None:
         self._of = around
-        self._channels: dict[Leaf, Channel] = {}
+        self._channels: dict[InputRef, Channel] = {}
         self._controls: dict[str, RateControl] = {}
-        self.threads: dict[str, Stepper] = {}
+        self.threads: dict[str, TaskRunner] = {}
         self.tasks: dict[str, AnyTask] = {}
         self._gates = self._drift_gates()
 
@@ -104,13 +124,15 @@ class Assembly:
                 finished=of.supervisor.finished,
             )
             for source in range(plan.inputs):
-                self._channels[Leaf(plan.id, source)] = Channel(capacity=of.settings.channel_capacity)
+                self._channels[InputRef(plan.id, source)] = Channel(capacity=of.settings.channel_capacity)
             if isinstance(plan.node, Read) and of.settings.rate_control:
                 pace = plan.node.pace
-                self._controls[plan.id] = RateControl(pace.interval if isinstance(pace, Every) else TARGET)
+                self._controls[plan.id] = RateControl(
+                    pace.interval if isinstance(pace, Every) else DEFAULT_BATCH_DURATION
+                )
         for plan in of.plans:
             self._connect(plan)
-        restores = Restores(of.snapshots, of.listener)
+        restores = RestoreReporter(of.snapshots, of.listener)
         for plan in of.plans:
             restores.begins(plan.id)
             self.tasks[plan.id] = self._task(plan)
@@ -121,24 +143,24 @@ class Assembly:
             with suppress(Exception):  # what could not be built is the failure that is told
                 task.close()
 
-    def _connect(self, plan: TaskPlan) -> None:
+    def _connect(self, plan: TaskSpec) -> None:
         for route in plan.routes.values():
             for leaf, _ in route.leaves():
                 self._channels[leaf].connect(on_put=self.threads[leaf.task].wake, on_take=self.threads[plan.id].wake)
 
-    def _drift_gates(self) -> DriftGates | None:
-        groups = drift_groups(self._of.analysis.graph)
+    def _drift_gates(self) -> AlignmentCoordinator | None:
+        groups = alignment_groups(self._of.analysis.graph)
         if not groups:
             return None
-        return DriftGates(
+        return AlignmentCoordinator(
             groups,
             now=self._of.clock.now(),
             wake=lambda uid: self.threads[uid].wake(),
             finite=self._of.until is Until.CAUGHT_UP,
         )
 
-    def _task(self, plan: TaskPlan) -> AnyTask:
-        output = Output(
+    def _task(self, plan: TaskSpec) -> AnyTask:
+        output = TaskOutput(
             {port: self._path(plan, route, is_root=True) for port, route in plan.routes.items()}, self._of.edge.keep
         )
         if isinstance(plan.node, Read):
@@ -148,41 +170,40 @@ class Assembly:
             self._inputs(plan),
             output,
             self._work(plan),
-            barriers=BARRIERS[self._of.settings.mode],
+            barriers=BARRIER_HANDLERS[self._of.settings.mode],
             shell=self._of.supervisor,
             clock=self._of.clock,
         )
 
-    def _path(self, plan: TaskPlan, route: Route, *, is_root: bool) -> Path:
+    def _path(self, plan: TaskSpec, route: Route, *, is_root: bool) -> OutputPath:
         rewrite: Rewrite | None = None
         if route.steps or (is_root and isinstance(plan.node, Read)):
             rewrite = self._of.analysis.segment(plan.node, route.steps, is_root=is_root)
             if is_root and isinstance(plan.node, Read):
-                rewrite = counting(rewrite, plan.id, self._of.listener)
+                rewrite = with_row_counts(rewrite, plan.id, self._of.listener)
                 if plan.id in self._controls:
-                    rewrite = controlled(rewrite, plan.id, self._controls[plan.id], self._of.clock)
+                    rewrite = with_rate_control(rewrite, plan.id, self._controls[plan.id], self._of.clock)
             for step in route.steps:
                 if self._gates is not None and isinstance(step, WithWatermark) and self._gates.follows(step):
-                    rewrite = followed(rewrite, step, self._gates)
-        return Path(
+                    rewrite = with_watermark_alignment(rewrite, step, self._gates)
+        return OutputPath(
             rewrite=rewrite,
             channel=self._channels[route.to] if route.to is not None else None,
             branches=tuple(self._path(plan, branch, is_root=False) for branch in route.branches),
             only_if=route.only_if,
         )
 
-    def _source(self, plan: TaskPlan, node: Read, output: Output) -> SourceTask:
+    def _source(self, plan: TaskSpec, node: Read, output: TaskOutput) -> SourceTask:
         snapshot = self._of.snapshots.get(plan.id)
         edge = self._of.edge
         context = SourceContext(uid=plan.id, spark=edge.spark, until=self._of.until, report=self._of.supervisor.report)
-        has_ended = snapshot is not None and END_OF_TIME in snapshot.watermarks
+        has_ended = snapshot is not None and MAX_WATERMARK in snapshot.watermarks
         graph, filesystem = self._of.analysis.graph, self._of.filesystem
-        frame = partial(edge.letters, filesystem)
-        box = letterbox(graph, plan.id, filesystem, self._of.timeline.has, frame, has_ended=has_ended)
+        box = replay_inbox(graph, plan.id, filesystem, self._of.timeline.has, self._of.letters, has_ended=has_ended)
         resume = snapshot.position if snapshot else None
-        reader = open_replaying(self._of.analysis.source(node), context, resume, box)
+        reader = open_with_replays(self._of.analysis.source(node), context, resume, box)
         settings = self._of.settings
-        limits = Limits(rows=settings.max_rows_per_batch, bytes=settings.max_bytes_per_batch)
+        limits = ReadLimit(rows=settings.max_rows_per_batch, bytes=settings.max_bytes_per_batch)
         control = self._controls.get(plan.id)
         return SourceTask(
             plan.id,
@@ -191,21 +212,21 @@ class Assembly:
             limits=lambda: limits if control is None else replace(limits, rows=control.cap(limits.rows)),
             held=self._of.initial,
             has_ended=has_ended,
-            pace=pace_of(at_once if self._of.until is Until.CAUGHT_UP else node.pace),
-            markers=MarkerRhythm(settings.latency_every) if settings.latency_every is not None else None,
+            pace=schedule_of(without_pause if self._of.until is Until.CAUGHT_UP else node.pace),
+            markers=LatencyMarkerTimer(settings.latency_every) if settings.latency_every is not None else None,
             gates=self._gates,
             shell=self._of.supervisor,
             clock=self._of.clock,
         )
 
-    def _inputs(self, plan: TaskPlan) -> Inputs:
+    def _inputs(self, plan: TaskSpec) -> Inputs:
         found = {
             leaf: (mark, other.id)
             for other in self._of.plans
             for route in other.routes.values()
             for leaf, mark in route.leaves()
         }
-        leaves = [Leaf(plan.id, source) for source in range(plan.inputs)]
+        leaves = [InputRef(plan.id, source) for source in range(plan.inputs)]
         snapshot = self._of.snapshots.get(plan.id)
         watermarks = snapshot.watermarks if snapshot else ()
         return Inputs(
@@ -216,24 +237,24 @@ class Assembly:
             wake=self.threads[plan.id].wake,
         )
 
-    def _upstream(self, ref: Ref, mark: WithWatermark | None, name: str) -> Upstream:
+    def _upstream(self, ref: PortRef, mark: WithWatermark | None, name: str) -> UpstreamInfo:
         graph, gates = self._of.analysis.graph, self._gates
-        expected = to_name_partitions(graph, mark) if mark is not None else frozenset[str]()
+        expected = sources_naming_partitions(graph, mark) if mark is not None else frozenset[str]()
         if gates is None:
-            return Upstream(name=name, expected=expected)
-        sources = upstream(graph, ref)
-        return Upstream(name=name, expected=expected, stood=lambda now: gates.stood(sources, now))
+            return UpstreamInfo(name=name, expected=expected)
+        sources = upstream_sources(graph, ref)
+        return UpstreamInfo(name=name, expected=expected, stood=lambda now: gates.stood(sources, now))
 
-    def _work(self, plan: TaskPlan) -> Work:
+    def _work(self, plan: TaskSpec) -> TaskLogic:
         node = plan.node
         if isinstance(node, Union):
-            return UnionWork(plan.id)
+            return UnionLogic(plan.id)
         if isinstance(node, Write):
             return self._sink(plan, node)
         assert isinstance(node, Keyed)
         return self._operator(plan, node)
 
-    def _operator(self, plan: TaskPlan, node: Keyed) -> OperatorWork:
+    def _operator(self, plan: TaskSpec, node: Keyed) -> OperatorLogic:
         of = self._of
         snapshot = of.snapshots.get(plan.id)
         context = OperatorContext(
@@ -254,9 +275,9 @@ class Assembly:
         )
         operator = node.spec.open(context, snapshot.state if snapshot else None)
         repeats = Guarantee(of.settings.mode) is not Guarantee.EXACTLY_ONCE
-        return OperatorWork(plan.id, operator, repeats=repeats)
+        return OperatorLogic(plan.id, operator, repeats=repeats)
 
-    def _sink(self, plan: TaskPlan, node: Write) -> SinkWork:
+    def _sink(self, plan: TaskSpec, node: Write) -> SinkLogic:
         of = self._of
         context = SinkContext(
             uid=plan.id,
@@ -271,7 +292,7 @@ class Assembly:
             background=of.edge.background(plan.id),
             failpoint=failpoint,
         )
-        return SinkWork(plan.id, node.sink.writer(context))
+        return SinkLogic(plan.id, node.sink.writer(context))
 
 
 def _least(watermarks: tuple[EventTime, ...]) -> tuple[EventTime, ...]:

@@ -6,30 +6,28 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.elements import Batch, Element, Measure, Partitions
-from penstock.elements.partitions import largest_times
+from penstock.clock import MAX_WATERMARK, MIN_WATERMARK, EventTime, MonotonicTime
+from penstock.elements import Batch, Element, ObservedMetrics, SourcePartitions, max_event_times
 from penstock.facts import Counted, Fact, WatermarkHeld
 from penstock.graph.nodes import WithWatermark
-from penstock.ids import BEGINNING, END_OF_TIME, EventTime, Instant
-from penstock.runtime.channel import Channel
-from penstock.runtime.partition_marks import PartitionMarks
-from penstock.runtime.watermarks import Valve
+from penstock.runtime.channels import Channel
+from penstock.runtime.watermarks import PartitionWatermarks, WatermarkValve
 
 
 @dataclass(frozen=True, slots=True)
-class Unsettled:
+class PendingTimes:
     """A batch whose largest event times are still to be told, and when its source was asked for it."""
 
-    measure: Measure
-    partitions: Partitions | None
-    asked: Instant
+    measure: ObservedMetrics
+    partitions: SourcePartitions | None
+    asked: MonotonicTime
 
-    def tell(self, marks: PartitionMarks) -> None:
+    def tell(self, marks: PartitionWatermarks) -> None:
         """The measure has settled: what it says counts."""
         figures = self.measure.value
         if figures is None:
             return
-        partitions, largest = self.partitions, largest_times(figures, self.partitions)
+        partitions, largest = self.partitions, max_event_times(figures, self.partitions)
         if partitions is None:
             if largest[""] is not None:
                 marks.observe(largest, source="", now=self.asked)
@@ -43,14 +41,14 @@ class Unsettled:
         )
 
 
-def _never(now: Instant) -> Mapping[str, Instant]:
+def _never(now: MonotonicTime) -> Mapping[str, MonotonicTime]:
     """Nobody was held."""
     del now
     return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Upstream:
+class UpstreamInfo:
     """What an input knows of where its rows come from.
 
     ``name`` is the task before it, for people. ``expected`` are sources whose partitions will be told, where there are
@@ -59,7 +57,7 @@ class Upstream:
 
     name: str = ""
     expected: frozenset[str] = frozenset()
-    stood: Callable[[Instant], Mapping[str, Instant]] = _never
+    stood: Callable[[MonotonicTime], Mapping[str, MonotonicTime]] = _never
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,29 +66,29 @@ class Input:
 
     channel: Channel
     mark: WithWatermark | None
-    upstream: Upstream
-    generator: PartitionMarks | None = None
-    unsettled: deque[Unsettled] = field(default_factory=deque)
-    last_batch: Instant | None = None
-    asked: Instant | None = None
+    upstream: UpstreamInfo
+    generator: PartitionWatermarks | None = None
+    unsettled: deque[PendingTimes] = field(default_factory=deque)
+    last_batch: MonotonicTime | None = None
+    asked: MonotonicTime | None = None
     """When its source was asked for the last batch: what it had after that nobody knows until it is asked again."""
     waited: int = 0
     """How long it was not, for what it had sent was not through."""
     ahead: int = 0
 
     @classmethod
-    def of(cls, channel: Channel, mark: WithWatermark | None, at: EventTime, upstream: Upstream) -> Input:
+    def of(cls, channel: Channel, mark: WithWatermark | None, at: EventTime, upstream: UpstreamInfo) -> Input:
         """An input whose watermark stands ``at``."""
-        generator = PartitionMarks(mark.delay, at, mark.idle_after) if mark is not None else None
+        generator = PartitionWatermarks(mark.delay, at, mark.idle_after) if mark is not None else None
         return cls(channel=channel, mark=mark, generator=generator, upstream=upstream)
 
-    def begin(self, now: Instant) -> None:
+    def begin(self, now: MonotonicTime) -> None:
         """It is looked at for the first time: quiet since the start counts as well."""
         self.last_batch = now
         if self.generator is not None:
             self.generator.expect(self.upstream.expected, now)
 
-    def stand(self, now: Instant) -> None:
+    def stand(self, now: MonotonicTime) -> None:
         """While somebody before it was told to pause, no batch and no row of that partition is no silence."""
         stood = self.upstream.stood(now)
         if stood:
@@ -98,15 +96,15 @@ class Input:
             if self.generator is not None:
                 self.generator.stood(stood)
 
-    def took(self, batch: Batch, now: Instant, wake: Callable[[], None]) -> None:
+    def took(self, batch: Batch, now: MonotonicTime, wake: Callable[[], None]) -> None:
         """A batch was taken: its largest event times count as soon as its first job has told them."""
         asked = batch.reading.at if batch.reading is not None else None
         self.last_batch, self.asked, self.waited = now, now if asked is None else asked, 0
         if self.mark is not None and (measure := batch.measures.get(f"time:{self.mark.id}")) is not None:
-            self.unsettled.append(Unsettled(measure, batch.partitions, self.asked))
+            self.unsettled.append(PendingTimes(measure, batch.partitions, self.asked))
             measure.when_settled(wake)
 
-    def through(self, now: Instant) -> bool:
+    def through(self, now: MonotonicTime) -> bool:
         """All that was taken is through, here and behind; whether that is news. Silence begins anew with it."""
         is_news = self.channel.through()
         if is_news and self.asked is not None:
@@ -130,13 +128,13 @@ class Input:
         """A watermark from upstream: counts where there is no generator, or at the end of time."""
         if self.generator is None:
             return at
-        return self.generator.end() if at == END_OF_TIME else None
+        return self.generator.end() if at == MAX_WATERMARK else None
 
-    def idle_at(self) -> Instant | None:
+    def idle_at(self) -> MonotonicTime | None:
         """When this input is to be called idle if nothing comes, and nothing is queued."""
         if self.mark is None or self.mark.idle_after is None or self.last_batch is None:
             return None
-        return Instant(self.last_batch + self.mark.idle_after)
+        return MonotonicTime(self.last_batch + self.mark.idle_after)
 
 
 class Inputs:
@@ -147,17 +145,17 @@ class Inputs:
         channels: Sequence[Channel],
         marks: Sequence[WithWatermark | None],
         *,
-        upstream: Sequence[Upstream] = (),
+        upstream: Sequence[UpstreamInfo] = (),
         restored: tuple[EventTime, ...] = (),
         wake: Callable[[], None],
     ) -> None:
-        at = restored or tuple(BEGINNING for _ in channels)
-        upstream = upstream or [Upstream(name=str(source)) for source in range(len(channels))]
+        at = restored or tuple(MIN_WATERMARK for _ in channels)
+        upstream = upstream or [UpstreamInfo(name=str(source)) for source in range(len(channels))]
         self._inputs = [Input.of(*parts) for parts in zip(channels, marks, at, upstream, strict=True)]
         self._turn = 0
         self._holder: str | None = None
         self.wake = wake
-        self.valve = Valve.restored(at)
+        self.valve = WatermarkValve.restored(at)
 
     def __len__(self) -> int:
         return len(self._inputs)
@@ -171,7 +169,7 @@ class Inputs:
         heads = ((i, self._inputs[i].channel.peek()) for i in order if i not in blocked)
         return [(i, head) for i, head in heads if head is not None]
 
-    def through(self, now: Instant) -> Instant | None:
+    def through(self, now: MonotonicTime) -> MonotonicTime | None:
         """All that was taken is through, here and behind; returns when to look who is idle, if that is news."""
         told = [each for each in self._inputs if each.through(now)]
         return self.check_idle(now) if told else None
@@ -205,13 +203,13 @@ class Inputs:
             )
         )
 
-    def check_idle(self, now: Instant) -> Instant | None:
+    def check_idle(self, now: MonotonicTime) -> MonotonicTime | None:
         """Call inputs idle that brought nothing for long; returns when to look again.
 
         An input of which something is on its way, here or behind, is never idle: it is this task that is behind, or
         one after it, and the source may wait for that.
         """
-        wake: list[Instant] = []
+        wake: list[MonotonicTime] = []
         for i, each in enumerate(self._inputs):
             if each.last_batch is None:
                 each.begin(now)
@@ -228,7 +226,7 @@ class Inputs:
                 self.valve.set_idle(i, True)
         return min(wake, default=None)
 
-    def _look(self, source: int, now: Instant) -> Instant | None:
+    def _look(self, source: int, now: MonotonicTime) -> MonotonicTime | None:
         """Call partitions of an input idle that brought nothing for long; returns when to look again.
 
         What settled batches have told is known, what unsettled ones hold is not: those are waited for. So are those
@@ -239,9 +237,9 @@ class Inputs:
             return None
         due = each.generator.idle_at()
         if due is not None and due + each.waited <= now:
-            self.valve.advance(source, each.generator.look(Instant(now - each.waited)))
+            self.valve.advance(source, each.generator.look(MonotonicTime(now - each.waited)))
             due = each.generator.idle_at()
-        return None if due is None else Instant(due + each.waited)
+        return None if due is None else MonotonicTime(due + each.waited)
 
     def news(self, task: str, at: EventTime) -> Iterator[Fact]:
         """What observers do not know yet: rows too far ahead of the wall clock, another that holds event time back."""
@@ -269,7 +267,7 @@ class Inputs:
 class FrozenWatermarks:
     """Watermarks as of a barrier: for each input where it stood, its generator then, and what was still to come."""
 
-    parts: tuple[tuple[EventTime, PartitionMarks | None, tuple[Unsettled, ...]], ...]
+    parts: tuple[tuple[EventTime, PartitionWatermarks | None, tuple[PendingTimes, ...]], ...]
 
     @property
     def settled(self) -> bool:
@@ -281,7 +279,7 @@ class FrozenWatermarks:
         return tuple(_after(*part) for part in self.parts)
 
 
-def _after(at: EventTime, marks: PartitionMarks | None, unsettled: tuple[Unsettled, ...]) -> EventTime:
+def _after(at: EventTime, marks: PartitionWatermarks | None, unsettled: tuple[PendingTimes, ...]) -> EventTime:
     if marks is None:
         return at
     marks = marks.copy()

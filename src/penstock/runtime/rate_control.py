@@ -9,16 +9,15 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.ids import Instant
+from penstock.clock import MonotonicTime
 
 SECOND: Final = 1_000_000
-
-TARGET: Final = SECOND
+DEFAULT_BATCH_DURATION: Final = SECOND
 """How long a batch is meant to take where its source has no interval of its own, in microseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class BatchSample:
     """One batch that is through.
 
     Attributes:
@@ -28,13 +27,13 @@ class Sample:
         scheduling: microseconds that it waited for the batches before it.
     """
 
-    at: Instant
+    at: MonotonicTime
     rows: int
     processing: int
     scheduling: int
 
 
-class PidEstimator:
+class PIDRateEstimator:
     """A rate in rows a second, corrected after each batch by how far it was from what was processed.
 
     ``error`` is the rate asked for less the rate achieved (proportional part); the rows that waited, spread over an
@@ -64,9 +63,9 @@ class PidEstimator:
         self._integral = integral
         self._derivative = derivative
         self._least = least
-        self._last: tuple[Instant, float, float] | None = None
+        self._last: tuple[MonotonicTime, float, float] | None = None
 
-    def estimate(self, sample: Sample) -> float | None:
+    def estimate(self, sample: BatchSample) -> float | None:
         """The rate after this batch; ``None`` if it says nothing, or was the first."""
         if sample.rows <= 0 or sample.processing <= 0 or (self._last is not None and sample.at <= self._last[0]):
             return None
@@ -91,20 +90,20 @@ class RateControl:
     processing begins when that ended. Any thread may tell.
     """
 
-    def __init__(self, interval: int = TARGET, *, estimator: PidEstimator | None = None) -> None:
+    def __init__(self, interval: int = DEFAULT_BATCH_DURATION, *, estimator: PIDRateEstimator | None = None) -> None:
         self._interval = interval
-        self._estimator = estimator or PidEstimator(interval)
-        self._sent: dict[int, Instant] = {}
-        self._free: Instant | None = None
+        self._estimator = estimator or PIDRateEstimator(interval)
+        self._sent: dict[int, MonotonicTime] = {}
+        self._free: MonotonicTime | None = None
         self._rate: float | None = None
         self._lock = threading.Lock()
 
-    def sent(self, sequence: int, at: Instant) -> None:
+    def sent(self, sequence: int, at: MonotonicTime) -> None:
         """A batch left the source."""
         with self._lock:
             self._sent[sequence] = at
 
-    def through(self, sequence: int, rows: int, at: Instant) -> Sample | None:
+    def through(self, sequence: int, rows: int, at: MonotonicTime) -> BatchSample | None:
         """A first job over the batch has succeeded. Earlier ones that never told are forgotten.
 
         Returns:
@@ -117,7 +116,7 @@ class RateControl:
                 return None
             start = began if self._free is None else max(began, self._free)
             self._free = at
-            sample = Sample(at=at, rows=rows, processing=at - start, scheduling=start - began)
+            sample = BatchSample(at=at, rows=rows, processing=at - start, scheduling=start - began)
             rate = self._estimator.estimate(sample)
             self._rate = rate if rate is not None else self._rate
             return sample

@@ -1,41 +1,276 @@
-"""The task of a source: asks its reader for plans, sends batches, and puts barriers between them with its position."""
+"""SourceTask: polls its reader, sends batches, puts barriers between them."""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from statistics import median_low
+from typing import Final, Protocol, TypeAlias
 
+from penstock.clock import MAX_WATERMARK, Clock, MonotonicTime, WallTime
 from penstock.elements import (
     Barrier,
     Batch,
     CancelBarrier,
     CheckpointKind,
     EndOfStream,
-    InputStatus,
     LatencyMarker,
-    Reading,
+    ObservedMetrics,
+    SourceBatch,
     Watermark,
+    WatermarkStatus,
 )
 from penstock.errors import StateIncompatible, assert_never
-from penstock.facts import BatchRead, Counted, ReadingPaused
+from penstock.facts import BatchRead, Counted, Listener, ReadingPaused, RowsRead
 from penstock.failpoints import failpoint
-from penstock.handles import Position, TaskSnapshot
-from penstock.ids import END_OF_TIME, CheckpointId, Instant, WallTime
-from penstock.runtime.clock import Clock
-from penstock.runtime.drift_gates import DriftGates
-from penstock.runtime.drift_streams import READ_ON, Hold
-from penstock.runtime.latency import MarkerRhythm
-from penstock.runtime.output import Output
-from penstock.runtime.pacing import Linger, Pace
-from penstock.runtime.source_mail import Drain, Finish, SourceMail
-from penstock.runtime.task_protocols import Completed, Progress, Shell
-from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Reader, Rows
+from penstock.graph.nodes import Every, WhenReady, WithWatermark
+from penstock.graph.nodes import Pace as Asked
+from penstock.handles import CheckpointId, Position, TaskSnapshot
+from penstock.interfaces.source import CaughtUp, Ended, NoData, PlannedBatch, ReadLimit, SourceReader
+from penstock.runtime.channels import Rewrite, TaskOutput
+from penstock.runtime.rate_control import RateControl
+from penstock.runtime.task import Completed, StepResult, TaskEnvironment
+from penstock.runtime.watermark_alignment import NO_PAUSE, AlignmentCoordinator, ReadPause
+
+# ----------------------------------------------------------------------------------------------------
+# What is told of batches while routes rewrite them: rows, pace, event time. Decides nothing and runs no job.
+
+
+def with_row_counts(rewrite: Rewrite, task: str, listener: Listener) -> Rewrite:
+    """Tell how many rows a source read, once the first job over the batch has told it."""
+
+    def counted(batch: Batch) -> Batch:
+        rewritten = rewrite(batch)
+        measure = rewritten.measures.get("rows")
+        if measure is not None:
+            measure.when_settled(lambda: _tell_rows(task, measure.value, listener))
+        return rewritten
+
+    return counted
+
+
+def with_rate_control(rewrite: Rewrite, task: str, control: RateControl, clock: Clock) -> Rewrite:
+    """Tell the rate control when a batch leaves, and when a first job over it has succeeded."""
+
+    def rewriting(batch: Batch) -> Batch:
+        control.sent(batch.sequence, clock.now())
+        rewritten = rewrite(batch)
+        ran = ObservedMetrics(
+            dict
+        )  # tells nothing but that a job has succeeded; it settles after those that are here already
+        ran.when_settled(lambda: _through(rewritten, batch.sequence, control, clock))
+        return replace(rewritten, measures={**rewritten.measures, f"ran:{task}": ran})
+
+    return rewriting
+
+
+def with_watermark_alignment(rewrite: Rewrite, mark: WithWatermark, gates: AlignmentCoordinator) -> Rewrite:
+    """Tell whoever aligns event times how far a batch has come, once the first job over it has told it."""
+
+    def rewriting(batch: Batch) -> Batch:
+        rewritten = rewrite(batch)
+        gates.follow(rewritten, mark)
+        return rewritten
+
+    return rewriting
+
+
+def _through(batch: Batch, sequence: int, control: RateControl, clock: Clock) -> None:
+    measure = batch.measures.get("rows")
+    rows = measure.value.get("rows") if measure is not None and measure.value else batch.rows
+    control.through(sequence, rows if isinstance(rows, int) else 0, clock.now())
+
+
+def _tell_rows(task: str, figures: Mapping[str, object] | None, listener: Listener) -> None:
+    rows = figures.get("rows") if figures else None
+    if isinstance(rows, int):
+        listener(RowsRead(task=task, rows=rows))
+
+
+# ----------------------------------------------------------------------------------------------------
+# When a source sends its next latency marker; pure. Knows neither the task that sends it nor where it arrives.
+
+
+class LatencyMarkerTimer:
+    """A fixed rate, from the first question on; what is missed is not made up.
+
+    While there is no room downstream one marker at most waits there, to tell how long that lasts: so markers never
+    pile up behind a step that stands still.
+    """
+
+    def __init__(self, interval: int) -> None:
+        self._interval = interval
+        self._is_one_stuck = False
+        self.next_at: MonotonicTime | None = None
+        """When to ask again."""
+
+    def due(self, now: MonotonicTime, *, has_room: bool) -> bool:
+        """Whether to send one now; asked again before :attr:`next_at`, the answer is no."""
+        if self.next_at is not None and now < self.next_at:
+            return False
+        first = now if self.next_at is None else self.next_at
+        self.next_at = MonotonicTime(first + ((now - first) // self._interval + 1) * self._interval)
+        if not has_room and self._is_one_stuck:
+            return False
+        self._is_one_stuck = not has_room
+        return True
+
+
+# ----------------------------------------------------------------------------------------------------
+# When a source may be read next: when it is ready, or at the ticks of a metronome. Pure: wall time is an argument.
+
+
+class PollSchedule(Protocol):
+    """Asked before each poll of one source."""
+
+    def wait(self, wall: WallTime) -> int:
+        """Microseconds until the next poll; 0 is now."""
+        ...
+
+    def served(self, wall: WallTime) -> int:
+        """A poll begins now; returns how many ticks have gone by without one."""
+        ...
+
+    def sent(self, *, takes_all: bool) -> None:
+        """That poll brought rows: all that there are, or some."""
+        ...
+
+    def rest(self, until: WallTime) -> None:
+        """The source will have nothing before then: ticks up to there are not missed."""
+        ...
+
+
+IDLE_FACTOR: Final = 1.6
+"""The next batch begins so many times as long after the one before as batches take: who keeps up rests three
+eighths of the time, but …
+"""
+MAX_WAIT_FACTOR: Final = 10
+"""… they begin no more than so many times the time to linger apart, since rows gather while a long batch is at work."""
+MEDIAN_OF: Final = 7
+"""Batches by which is known how long they take, as a rule: one that had a checkpoint beside it has gathered rows
+enough, and a pause in proportion to it would make its late rows later still.
+"""
+
+
+class AdaptiveBatching:
+    """Whoever is ready goes on, but lets rows gather after a batch that took all: a batch costs time whatever is in it.
+
+    It is asked for the first time when that batch is through. Polls that bring nothing count for nothing, so the first
+    rows after a rest are read at once. A wall clock that is set back ends the wait.
+
+    >>> linger = AdaptiveBatching(10)
+    >>> linger.served(WallTime(100)), linger.sent(takes_all=True)
+    (0, None)
+    >>> linger.wait(WallTime(111)), linger.wait(WallTime(117))
+    (6, 0)
+    >>> linger.served(WallTime(117)), linger.sent(takes_all=True), linger.wait(WallTime(120))
+    (0, None, 7)
+    """
+
+    def __init__(self, time: int = 0) -> None:
+        self._time = time
+        self._polled = 0
+        self._gathers = False
+        self._next = self._apart = 0
+        self._took: deque[int] = deque(maxlen=MEDIAN_OF)
+
+    def wait(self, wall: WallTime) -> int:
+        """Until the next batch may begin."""
+        if self._gathers:
+            self._gathers = False
+            self._took.append(wall - self._polled)
+            as_a_rule = median_low(self._took)
+            self._apart = max(self._time, min(int(IDLE_FACTOR * as_a_rule), MAX_WAIT_FACTOR * self._time))
+            self._next = self._polled + self._apart
+        left = self._next - wall
+        return left if 0 < left <= self._apart else 0
+
+    def served(self, wall: WallTime) -> int:
+        """There are no ticks to miss."""
+        self._polled, self._gathers, self._next = wall, False, 0
+        return 0
+
+    def sent(self, *, takes_all: bool) -> None:
+        """The next batch begins some time after this one, or at once if more waits."""
+        self._gathers = takes_all
+
+    def rest(self, until: WallTime) -> None:
+        """Nothing to do."""
+
+
+class FixedInterval:
+    """Ticks at multiples of its interval since the epoch, whenever it was started.
+
+    The first tick is strictly after the first question. A tick that comes while nobody asks is served late, once;
+    those before it are missed and not made up. A wall clock that is set back makes it aim anew.
+
+    >>> metronome = FixedInterval(10)
+    >>> metronome.wait(WallTime(100)), metronome.wait(WallTime(110))
+    (10, 0)
+    >>> metronome.served(WallTime(135)), metronome.wait(WallTime(135))
+    (2, 5)
+    """
+
+    def __init__(self, interval: int) -> None:
+        self._interval = interval
+        self._next: int | None = None
+
+    def wait(self, wall: WallTime) -> int:
+        """Until the tick that is next; 0 once it has come, until it is served."""
+        if self._next is None or self._next - wall > self._interval:
+            self._next = self._after(wall)
+        return max(0, self._next - wall)
+
+    def served(self, wall: WallTime) -> int:
+        """The newest tick is served; the ones between it and the one that was due are missed."""
+        due, self._next = self._next, self._after(wall)
+        return 0 if due is None else max(0, (self._next - due) // self._interval - 1)
+
+    def sent(self, *, takes_all: bool) -> None:
+        """Makes no difference: what has no room waits for the next tick."""
+
+    def rest(self, until: WallTime) -> None:
+        """Aim at the first tick at or after ``until``."""
+        self._next = max(self._next or 0, self._after(WallTime(until - 1)))
+
+    def _after(self, wall: int) -> int:
+        return (wall // self._interval + 1) * self._interval
+
+
+def schedule_of(asked: Asked) -> PollSchedule:
+    """The machine for what the user asked for."""
+    match asked:
+        case WhenReady(linger=time):
+            return AdaptiveBatching(time)
+        case Every(interval=interval):
+            return FixedInterval(interval)
+        case _:
+            assert_never(asked)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What a source's task gets between two batches, besides what goes on to others. Plain values.
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Mail: the job ends in order; tell everybody downstream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Mail: there is nothing more to read, ever; the barrier of the final checkpoint comes next."""
+
+
+SourceMail: TypeAlias = Barrier | CancelBarrier | Completed | Drain | Finish
+
+
+# ----------------------------------------------------------------------------------------------------
+# The task of a source: asks its reader for plans, sends batches, and puts barriers between them with its position.
 
 log = logging.getLogger("penstock")
-
 MOST_PENDING: Final = 100
 """Positions kept of checkpoints of which nothing was heard; there is one at a time unless messages are lost."""
 
@@ -52,26 +287,26 @@ class SourceTask:
     def __init__(  # noqa: PLR0913 - named parts, each of its own kind
         self,
         id: str,
-        reader: Reader,
-        output: Output,
+        reader: SourceReader,
+        output: TaskOutput,
         *,
-        limits: Callable[[], Limits],
+        limits: Callable[[], ReadLimit],
         held: bool = False,
         has_ended: bool = False,
-        pace: Pace | None = None,
-        markers: MarkerRhythm | None = None,
-        gates: DriftGates | None = None,
-        shell: Shell,
+        pace: PollSchedule | None = None,
+        markers: LatencyMarkerTimer | None = None,
+        gates: AlignmentCoordinator | None = None,
+        shell: TaskEnvironment,
         clock: Clock,
     ) -> None:
         self.id = id
         self._reader = reader
         self._output = output
         self._limits = limits
-        self._pace = pace or Linger()
+        self._pace = pace or AdaptiveBatching()
         self._markers = markers
         self._gates = gates
-        self._hold = READ_ON
+        self._hold = NO_PAUSE
         self._shell = shell
         self._clock = clock
         self._mail: deque[SourceMail] = deque()
@@ -83,7 +318,7 @@ class SourceTask:
         self._reading = True
         self._finished = False
         self._is_idle = False
-        self._wake_at: Instant | None = None
+        self._wake_at: MonotonicTime | None = None
         self._sent = 0
         self._took_all = False
         self.doing = "starting"
@@ -94,11 +329,11 @@ class SourceTask:
             self._cancelled.add(mail.checkpoint)
         self._mail.append(mail)
 
-    def step(self) -> Progress:
+    def step(self) -> StepResult:
         """Answer mail, or read at most one batch."""
         if self._mail:
             self._answer(self._mail.popleft())
-            return Progress(worked=True, done=self._finished)
+            return StepResult(worked=True, done=self._finished)
         mark_at = self._mark()
         progress = self._read()
         if progress.worked or mark_at is None:
@@ -109,22 +344,22 @@ class SourceTask:
         """Release the reader."""
         self._reader.close()
 
-    def _read(self) -> Progress:
+    def _read(self) -> StepResult:
         waits_for = self._waits_for()
         if waits_for is not None:
             self.doing = f"waiting for {waits_for}"
-            return Progress()
+            return StepResult()
         now, wall = self._clock.now(), self._clock.wall()
         hold = self._look(now, wall)
         if hold.everything:
             self.doing = f"waiting for {hold.by}, which is behind" if hold.by else "waiting to be told of event time"
-            return Progress(wake_at=hold.wake_at)
+            return StepResult(wake_at=hold.wake_at)
         if self._wake_at is not None and now < self._wake_at:
             return self._rest(self._wake_at)
         wait = self._pace.wait(wall)
         if wait > 0:
             self.doing = "waiting for the time of its next batch"
-            return Progress(wake_at=Instant(now + wait))
+            return StepResult(wake_at=MonotonicTime(now + wait))
         return self._poll(now, wall)
 
     def _waits_for(self) -> str | None:
@@ -137,7 +372,7 @@ class SourceTask:
             return "its last batch to be through"  # what comes meanwhile is read with the next
         return None
 
-    def _poll(self, now: Instant, wall: WallTime) -> Progress:
+    def _poll(self, now: MonotonicTime, wall: WallTime) -> StepResult:
         self.doing = "polling"
         self._wake_at = None
         missed = self._pace.served(wall)
@@ -145,15 +380,15 @@ class SourceTask:
             self._shell.report(Counted(task=self.id, name="ticks_missed", amount=missed))
         poll = self._reader.poll(now=now, wall=wall, limits=self._within())
         match poll:
-            case Rows():
+            case PlannedBatch():
                 self._refuse_after_end()
                 self._send(poll, now)
-                return Progress(worked=True)
-            case Nothing(wake_at=wake_at, idle=idle):
+                return StepResult(worked=True)
+            case NoData(wake_at=wake_at, idle=idle):
                 if self._gates is not None:
                     self._gates.rested(self.id, idle=idle, ended=poll.ended)
                 if idle and not self._is_idle:
-                    self._output.broadcast(InputStatus(idle=True))
+                    self._output.broadcast(WatermarkStatus(idle=True))
                 self._is_idle = self._is_idle or idle
                 self.doing = "waiting for data"
                 self._wake_at = wake_at
@@ -165,12 +400,12 @@ class SourceTask:
                 self._end()
             case _:
                 assert_never(poll)
-        return Progress(worked=True)
+        return StepResult(worked=True)
 
-    def _look(self, now: Instant, wall: WallTime) -> Hold:
+    def _look(self, now: MonotonicTime, wall: WallTime) -> ReadPause:
         """What is not read for now; what changes in it is told, and ends the reader's rest. No tick is missed by it."""
         if self._gates is None:
-            return READ_ON
+            return NO_PAUSE
         before, self._hold = self._hold, self._gates.hold(self.id, now)
         if self._hold.everything or before.everything:
             self._pace.rest(wall)
@@ -180,15 +415,15 @@ class SourceTask:
             self._shell.report(ReadingPaused(task=self.id, paused=self._hold.ahead, by=self._hold.by))
         return self._hold
 
-    def _rest(self, until: Instant) -> Progress:
+    def _rest(self, until: MonotonicTime) -> StepResult:
         """Nothing to read before then, unless somebody for whom a partition waits is idle by then."""
-        return Progress(wake_at=min(until, self._hold.wake_at or until))
+        return StepResult(wake_at=min(until, self._hold.wake_at or until))
 
-    def _within(self) -> Limits:
+    def _within(self) -> ReadLimit:
         limits = self._limits()
         return replace(limits, paused=self._hold.partitions) if self._hold.partitions else limits
 
-    def _send(self, rows: Rows, began: Instant) -> None:
+    def _send(self, rows: PlannedBatch, began: MonotonicTime) -> None:
         polled = self._clock.now()
         self._sent += 1
         self._took_all = rows.takes_all
@@ -206,11 +441,11 @@ class SourceTask:
             measures=dict(rows.measures),
             verify=rows.verify,
             partitions=replace(rows.partitions, source=self.id) if rows.partitions is not None else None,
-            reading=Reading(self.id, self._sent, began),
+            reading=SourceBatch(self.id, self._sent, began),
         )
         self._output.emit(batch, ready=lambda: self._tell_read(rows, began, polled))
 
-    def _tell_read(self, rows: Rows, began: Instant, polled: Instant) -> None:
+    def _tell_read(self, rows: PlannedBatch, began: MonotonicTime, polled: MonotonicTime) -> None:
         """Before anybody can be through with it: observers see what happens to one batch in order."""
         poll_ms, plan_ms = (polled - began) / 1_000, (self._clock.now() - polled) / 1_000
         fact = BatchRead(task=self.id, sequence=self._sent, rows=rows.rows, poll_ms=poll_ms, plan_ms=plan_ms)
@@ -226,7 +461,7 @@ class SourceTask:
             )
             raise StateIncompatible(msg, uid=self.id)
 
-    def _mark(self) -> Instant | None:
+    def _mark(self) -> MonotonicTime | None:
         """Send a latency marker if one is due; returns when to look again. It is never worth a failure."""
         if self._markers is None:
             return None
@@ -241,7 +476,7 @@ class SourceTask:
     def _end(self) -> None:
         """Nothing more will come, ever: all windows close."""
         self._has_ended = True
-        self._output.broadcast(Watermark(at=END_OF_TIME))
+        self._output.broadcast(Watermark(at=MAX_WATERMARK))
         if self._reading:
             self._done(ended=True)
 
@@ -281,7 +516,7 @@ class SourceTask:
         if len(self._positions) > MOST_PENDING:
             del self._positions[min(self._positions)]
         self._output.broadcast(barrier)
-        watermarks = (END_OF_TIME,) if self._has_ended else ()
+        watermarks = (MAX_WATERMARK,) if self._has_ended else ()
         snapshot = TaskSnapshot(task=self.id, position=position, watermarks=watermarks)
         self._shell.capture(self.id, checkpoint, lambda: snapshot)
 

@@ -16,22 +16,18 @@ if TYPE_CHECKING:
 
 SMALLEST_TIER = 10_000
 """Rows up to which a layer is in tier 0: below that a merge costs the same whatever it merges."""
-
 _SMALL_MERGE: Final = 4 * SMALLEST_TIER
 """Rows up to which a merge costs about the same."""
-
 DURABLE_LIMIT: Final = 48
 """Durable layers at which some are merged, whatever it costs: all their files are one scan at a restore."""
-
-REWRITTEN: Final = 0.45
+MAX_WRITE_AMPLIFICATION: Final = 0.45
 """How many bytes a merge of all durable layers may write for each byte that was written since the last one."""
-
-SPACE: Final = 1.3
+MAX_SPACE_AMPLIFICATION: Final = 1.3
 """Bytes of all durable layers over those of the greatest, above which they are merged once the state has settled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sized:
+class LayerSize:
     """What the policy looks at. Only layers of one ``group`` may be merged."""
 
     name: str
@@ -42,7 +38,7 @@ class Sized:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Merge:
+class Compaction:
     """A decision: make one layer of ``level`` out of those named, and why."""
 
     names: tuple[str, ...]
@@ -62,7 +58,7 @@ def tier(rows: int, *, fan: int) -> int:
     return found
 
 
-def plan_merge(layers: Sequence[Sized], *, fan: int = 4, limit: int = 8) -> Merge | None:
+def plan_memory_compaction(layers: Sequence[LayerSize], *, fan: int = 4, limit: int = 8) -> Compaction | None:
     """What to merge next, or ``None`` if all is well.
 
     A tier with ``fan`` layers is merged, and what is smaller comes along. If no tier is full but ``limit`` layers are
@@ -85,12 +81,14 @@ def plan_merge(layers: Sequence[Sized], *, fan: int = 4, limit: int = 8) -> Merg
     return None
 
 
-def plan_durable(layers: Sequence[Sized], *, live_rows: int, settled: bool, limit: int = DURABLE_LIMIT) -> Merge | None:
+def plan_durable_compaction(
+    layers: Sequence[LayerSize], *, live_rows: int, settled: bool, limit: int = DURABLE_LIMIT
+) -> Compaction | None:
     """Which durable layers to merge next, or ``None`` if waiting is cheaper.
 
-    All of them, once the bytes added since the last such merge have earned it (``REWRITTEN``); at ``limit`` those
-    whose merge writes least for each layer less; and all of them when little changes any more and what no longer
-    counts takes up space.
+    All of them, once the bytes added since the last such merge have earned it (``MAX_WRITE_AMPLIFICATION``); at
+    ``limit`` those whose merge writes least for each layer less; and all of them when little changes any more and what
+    no longer counts takes up space.
 
     Args:
         layers: with their bytes; order does not matter.
@@ -104,9 +102,9 @@ def plan_durable(layers: Sequence[Sized], *, live_rows: int, settled: bool, limi
     total = sum(layer.bytes for layer in layers)
     greatest = rising[-1].bytes
     live = _live_bytes(layers, live_rows)
-    if settled and total > SPACE * greatest:
+    if settled and total > MAX_SPACE_AMPLIFICATION * greatest:
         return _merge(rising, "state has settled")
-    if REWRITTEN * (total - greatest) >= live:
+    if MAX_WRITE_AMPLIFICATION * (total - greatest) >= live:
         return _merge(rising, f"{total - greatest} bytes added to {greatest}")
     if len(layers) < limit:
         return None
@@ -114,13 +112,13 @@ def plan_durable(layers: Sequence[Sized], *, live_rows: int, settled: bool, limi
     return _merge(written, f"limit of {limit} reached")
 
 
-def _live_bytes(layers: Sequence[Sized], live_rows: int) -> float:
+def _live_bytes(layers: Sequence[LayerSize], live_rows: int) -> float:
     """What all layers merged would be, at most."""
     rows = max(1, sum(layer.rows for layer in layers))
     return sum(layer.bytes for layer in layers) * min(1.0, live_rows / rows)
 
 
-def _full_tier(layers: Sequence[Sized], fan: int) -> Sequence[Sized]:
+def _full_tier(layers: Sequence[LayerSize], fan: int) -> Sequence[LayerSize]:
     tiers = {layer.name: tier(layer.rows, fan=fan) for layer in layers}
     for level in sorted(set(tiers.values())):
         if sum(1 for found in tiers.values() if found == level) >= fan:
@@ -128,9 +126,9 @@ def _full_tier(layers: Sequence[Sized], fan: int) -> Sequence[Sized]:
     return []
 
 
-def _most_crowded(layers: Sequence[Sized], fan: int) -> Sequence[Sized]:
+def _most_crowded(layers: Sequence[LayerSize], fan: int) -> Sequence[LayerSize]:
     """Some of the smallest layers of the group that has most: not one many times as large only to be one layer less."""
-    groups: dict[int, list[Sized]] = {}
+    groups: dict[int, list[LayerSize]] = {}
     for layer in layers:
         groups.setdefault(layer.group, []).append(layer)
     crowded = max(groups.values(), key=len)
@@ -140,14 +138,14 @@ def _most_crowded(layers: Sequence[Sized], fan: int) -> Sequence[Sized]:
     return _cheapest(rising, lambda some: max(_SMALL_MERGE, sum(layer.rows for layer in some)))
 
 
-def _cheapest(rising: Sequence[Sized], cost: Callable[[Sequence[Sized]], float]) -> Sequence[Sized]:
+def _cheapest(rising: Sequence[LayerSize], cost: Callable[[Sequence[LayerSize]], float]) -> Sequence[LayerSize]:
     """The smallest layers, as many as cost least to merge for each layer that there will be less."""
     prefixes = (rising[:count] for count in range(2, len(rising) + 1))
     return min(prefixes, key=lambda some: cost(some) / (len(some) - 1))
 
 
-def _merge(layers: Sequence[Sized], reason: str) -> Merge:
-    return Merge(
+def _merge(layers: Sequence[LayerSize], reason: str) -> Compaction:
+    return Compaction(
         names=tuple(layer.name for layer in layers),
         level=1 + max(layer.level for layer in layers),
         reason=reason,

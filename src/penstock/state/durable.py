@@ -12,16 +12,13 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from penstock.clock import MIN_WATERMARK
 from penstock.errors import CheckpointAborted
 from penstock.handles import LayerRef, StateHandle
-from penstock.ids import BEGINNING
-from penstock.state.arranging import Arranger
-from penstock.state.blocks import framed
-from penstock.state.compaction import Merge, Sized, plan_durable
-from penstock.state.layer import Extent, Layer, union
-from penstock.state.scan import scan
-from penstock.state.slices import Slice, files_of
-from penstock.state.writer import LayerWriter, Rows, bounds, extent_of
+from penstock.spark.blocks import CachedUnion, frame_of_plan
+from penstock.state.compaction import Compaction, LayerSize, plan_durable_compaction
+from penstock.state.layers import Layer, LayerStats, union_layers
+from penstock.state.parquet import HashSlice, LayerWriter, SliceRows, files_of, scan_layers, stats_of, window_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,13 +26,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from penstock.handles import Json
-    from penstock.state.cover import Cover
+    from penstock.state.layers import SnapshotScope
     from penstock.state.stack import Stack
 
 SETTLED_AFTER, SETTLED_BELOW = 4, 0.01
 """So many snapshots have added less than that part of all bytes: then little changes any more."""
-
-
 MERGED_SHARE = 4
 """So many times as many rows has a slice of a merge: for each slice all of the small layers' files are read again."""
 
@@ -54,11 +49,11 @@ class DurableLayers:
     """
 
     def __init__(
-        self, stack: Stack, writer: LayerWriter, refs: Sequence[LayerRef] = (), *, horizon: int = BEGINNING
+        self, stack: Stack, writer: LayerWriter, refs: Sequence[LayerRef] = (), *, horizon: int = MIN_WATERMARK
     ) -> None:
         self._stack = stack
         self._writer = writer
-        self._arranger = Arranger(writer.session)
+        self._arranger = CachedUnion(writer.session)
         self._refs = tuple(refs)
         self._epoch = 0
         self._horizon: int = horizon
@@ -76,7 +71,7 @@ class DurableLayers:
         """The durable layers now."""
         return self._refs
 
-    def materialise(self, cover: Cover) -> StateHandle:
+    def materialise(self, cover: SnapshotScope) -> StateHandle:
         """Write what ``cover`` names and is not durable yet as one layer, and describe the whole state.
 
         Raises:
@@ -101,12 +96,12 @@ class DurableLayers:
         finally:
             self._stack.covered(cover, durable=durable)
 
-    def plan(self) -> Merge | None:
+    def plan(self) -> Compaction | None:
         """Which durable layers to merge next, if any; none while a restore reads them."""
         if self._stack.awaits:
             return None
-        sized = [Sized(name=ref.name, level=ref.level, rows=ref.rows, bytes=ref.bytes) for ref in self._refs]
-        return plan_durable(sized, live_rows=self._stack.rows, settled=self._has_settled())
+        sized = [LayerSize(name=ref.name, level=ref.level, rows=ref.rows, bytes=ref.bytes) for ref in self._refs]
+        return plan_durable_compaction(sized, live_rows=self._stack.rows, settled=self._has_settled())
 
     def compact(self) -> None:
         """Carry out what :meth:`plan` says: read some durable layers, write them as one, refer to that instead.
@@ -123,7 +118,7 @@ class DurableLayers:
                 self._merged = frozenset(plan.names)
             merged = None
             try:
-                extent = extent_of(members)
+                extent = stats_of(members)
                 extent = replace(extent, rows=min(extent.rows, self._stack.rows))
                 merged = self._writer.write(self._reading(members), extent, horizon=horizon, share=MERGED_SHARE)
             except Exception:
@@ -148,29 +143,29 @@ class DurableLayers:
 
     def _counts(self, ref: LayerRef) -> bool:
         is_read = ref.name in self._merged or ref.name in self._stack.awaits
-        return is_read or bool(ref.rows and bounds(ref)[1] > self._horizon)
+        return is_read or bool(ref.rows and window_bounds(ref)[1] > self._horizon)
 
     def _write(self, layers: Sequence[Layer], horizon: int) -> LayerRef:
-        extent = Extent(
+        extent = LayerStats(
             rows=sum(layer.rows for layer in layers),
             level=0,
             first_end=min(layer.first_end for layer in layers),
             last_end=max(layer.last_end for layer in layers),
         )
         plan = self._arranger.above([layer.frame for layer in layers])
-        rows = union(layers) if plan is None else framed(plan, self._writer.session)
+        rows = union_layers(layers) if plan is None else frame_of_plan(plan, self._writer.session)
         return self._writer.write(lambda _: rows, extent, horizon=horizon)
 
-    def _reading(self, refs: Sequence[LayerRef]) -> Rows:
+    def _reading(self, refs: Sequence[LayerRef]) -> SliceRows:
         """The rows of a slice, out of no more files than may have some."""
         by = self._writer.layers_format.sliced
 
-        def rows_of(part: Slice) -> DataFrame | None:
+        def rows_of(part: HashSlice) -> DataFrame | None:
             files = [(ref, found) for ref in refs if (found := files_of(ref, part, by))]
             if not files:
                 return None
             writer = self._writer
-            rows = scan(writer.layers_format, writer.filesystem, writer.session, files)
+            rows = scan_layers(writer.layers_format, writer.filesystem, writer.session, files)
             return rows.coalesce(writer.tasks)
 
         return rows_of
@@ -179,24 +174,24 @@ class DurableLayers:
         added = self._added
         return len(added) == SETTLED_AFTER and sum(added) <= SETTLED_BELOW * sum(ref.bytes for ref in self._refs)
 
-    def _handle(self, cover: Cover) -> StateHandle:
+    def _handle(self, cover: SnapshotScope) -> StateHandle:
         layers_format = self._writer.layers_format
-        horizon = None if cover.horizon == BEGINNING else cover.horizon
+        horizon = None if cover.horizon == MIN_WATERMARK else cover.horizon
         detail: dict[str, Json] = {"partitions": layers_format.partitions, "horizon": horizon, **cover.notes}
         if layers_format.table is not None:
             detail["table"] = layers_format.table
         return StateHandle(kind=layers_format.kind, schema=layers_format.ddl(), layers=self._refs, detail=detail)
 
-    def _check_order(self, cover: Cover) -> None:
+    def _check_order(self, cover: SnapshotScope) -> None:
         if cover.epoch <= self._epoch:
             msg = f"snapshot {cover.epoch} is overtaken: snapshot {self._epoch} is durable already"
             raise CheckpointAborted(msg, uid=self._writer.layers_format.uid)
 
 
 class PendingLayers:
-    """A snapshot by name; see :class:`penstock.operators.base.PendingState`."""
+    """A snapshot by name; see :class:`penstock.interfaces.operator.PendingSnapshot`."""
 
-    def __init__(self, durable: DurableLayers, stack: Stack, cover: Cover) -> None:
+    def __init__(self, durable: DurableLayers, stack: Stack, cover: SnapshotScope) -> None:
         self._durable = durable
         self._stack = stack
         self._cover = cover

@@ -10,17 +10,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from penstock.clock import MIN_WATERMARK
 from penstock.errors import CheckpointUnreadable, LayerMissing
-from penstock.ids import BEGINNING
-from penstock.state.arranging import Arranger
-from penstock.state.blocks import Figures, framed
-from penstock.state.changing import quoted
-from penstock.state.keeping import keep_rows
-from penstock.state.layer import EXTENT, Kept, LayerFormat
-from penstock.state.loading import Coming, Loading
-from penstock.state.scan import scan
-from penstock.state.slices import Slice, files_of, slices_of
-from penstock.state.writer import LayerWriter, bounds, extent_of
+from penstock.spark.blocks import CachedUnion, frame_of_plan
+from penstock.spark.plans import FrameObservation
+from penstock.spark.sql import quote_identifier
+from penstock.state.layers import STATS, CachedRows, LayerFormat, cache_rows
+from penstock.state.parquet import HashSlice, LayerWriter, files_of, scan_layers, slices_of, stats_of, window_bounds
+from penstock.state.stack import ExpectedLayer, LayerLoader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,21 +26,20 @@ if TYPE_CHECKING:
 
     from penstock.filesystem.base import FileSystem
     from penstock.handles import FileRef, LayerRef, StateHandle
-    from penstock.state.scan import Files
+    from penstock.state.parquet import Files
 
 ROWS_A_PART: Final = 1_000_000
 """Rows to load at once: a second or two of reading and merging."""
-
 READ_AGAIN: Final = 2
 """How many times all rows may be read, at most, in order to load them in small parts."""
 
 
 def horizon_of(handle: StateHandle) -> int:
-    """The horizon recorded in a handle: see :func:`moment_of`."""
-    return moment_of(handle, "horizon")
+    """The horizon recorded in a handle: see :func:`read_event_time`."""
+    return read_event_time(handle, "horizon")
 
 
-def moment_of(handle: StateHandle, name: str) -> int:
+def read_event_time(handle: StateHandle, name: str) -> int:
     """An event time recorded in a handle's detail; NULL there is the beginning of time.
 
     Raises:
@@ -52,7 +48,7 @@ def moment_of(handle: StateHandle, name: str) -> int:
     detail = handle.detail
     found = detail.get(name, "absent") if isinstance(detail, dict) else "absent"
     if found is None:
-        return BEGINNING
+        return MIN_WATERMARK
     if not isinstance(found, int) or isinstance(found, bool):
         msg = f"state of kind {handle.kind} has the detail {detail!r}, expected {name!r} in microseconds"
         raise CheckpointUnreadable(msg)
@@ -61,7 +57,7 @@ def moment_of(handle: StateHandle, name: str) -> int:
 
 def restore_layer(
     handle: StateHandle, writer: LayerWriter, session: SparkSession, *, name: str, turn: int = 0
-) -> Loading | None:
+) -> LayerLoader | None:
     """What brings the rows of a handle into memory, as one merged layer; ``None`` if nothing lives. No job.
 
     Args:
@@ -75,12 +71,12 @@ def restore_layer(
         LayerMissing: a named file is not there.
         CheckpointUnreadable: a file is not the one that was written.
     """
-    alive = [ref for ref in live_refs(handle) if ref.files]
+    alive = [ref for ref in live_layers(handle) if ref.files]
     check_files(alive, writer.filesystem, writer.layers_format.uid)
     if not alive:
         return None
-    extent = extent_of(alive)
-    coming = Coming(
+    extent = stats_of(alive)
+    coming = ExpectedLayer(
         name=name,
         level=extent.level,
         turn=turn,
@@ -91,16 +87,16 @@ def restore_layer(
     )
     rows = _Rows(refs=alive, writer=replace(writer, session=session), horizon=horizon_of(handle))
     layers_format = writer.layers_format
-    count = parts_of(alive, layers_format) if is_sliced_alike(layers_format) else None
+    count = parts_of(alive, layers_format) if same_hash_slices(layers_format) else None
     if count is None:
-        return Loading(coming, [rows.all], lambda frames: frames[0])
-    places, columns = layers_format.partitions, [quoted(name) for name in layers_format.sliced]
-    parts = [partial(rows.part, Slice(number, count)) for number in range(count)]
+        return LayerLoader(coming, [rows.all], lambda frames: frames[0])
+    places, columns = layers_format.partitions, [quote_identifier(name) for name in layers_format.sliced]
+    parts = [partial(rows.part, HashSlice(number, count)) for number in range(count)]
 
     def join(frames: Sequence[DataFrame]) -> DataFrame:
-        return framed(Arranger(session).beside(frames, columns, partitions=places), session)
+        return frame_of_plan(CachedUnion(session).beside(frames, columns, partitions=places), session)
 
-    return Loading(coming, parts, join)
+    return LayerLoader(coming, parts, join)
 
 
 def parts_of(refs: Sequence[LayerRef], layers_format: LayerFormat) -> int | None:
@@ -125,7 +121,7 @@ def parts_of(refs: Sequence[LayerRef], layers_format: LayerFormat) -> int | None
     return count
 
 
-def is_sliced_alike(layers_format: LayerFormat) -> bool:
+def same_hash_slices(layers_format: LayerFormat) -> bool:
     """Whether a row's slice says in which partition in memory it belongs.
 
     It does if one number divides the other, and if the function ``hash`` is that by which Spark places rows. For texts
@@ -145,14 +141,14 @@ class _Rows:
     writer: LayerWriter
     horizon: int
 
-    def part(self, part: Slice) -> Kept:
+    def part(self, part: HashSlice) -> CachedRows:
         """Those of one partition, merged by one task."""
         layers_format = self.writer.layers_format
         files = [(ref, files_of(ref, part, layers_format.sliced)) for ref in self.refs]
         found = self._scan(files).coalesce(1).where(part.condition(layers_format))
         return self._kept(layers_format.merged(found))
 
-    def all(self) -> Kept:
+    def all(self) -> CachedRows:
         """All of them, merged and exchanged."""
         layers_format = self.writer.layers_format
         found = self._scan([(ref, ref.files) for ref in self.refs])
@@ -160,12 +156,12 @@ class _Rows:
 
     def _scan(self, files: Files) -> DataFrame:
         return self.writer.layers_format.between(
-            scan(self.writer.layers_format, self.writer.filesystem, self.writer.session, files), self.horizon
+            scan_layers(self.writer.layers_format, self.writer.filesystem, self.writer.session, files), self.horizon
         )
 
-    def _kept(self, merged: DataFrame) -> Kept:
-        layers_format, figures = self.writer.layers_format, Figures(EXTENT)
-        kept = keep_rows(layers_format, figures.watch(merged, layers_format.extent), figures.read)
+    def _kept(self, merged: DataFrame) -> CachedRows:
+        layers_format, figures = self.writer.layers_format, FrameObservation(STATS)
+        kept = cache_rows(layers_format, figures.watch(merged, layers_format.extent), figures.read)
         try:
             self.writer.failpoint("state.part.loaded")
         except Exception:
@@ -174,10 +170,10 @@ class _Rows:
         return kept
 
 
-def live_refs(handle: StateHandle) -> tuple[LayerRef, ...]:
+def live_layers(handle: StateHandle) -> tuple[LayerRef, ...]:
     """The durable layers that hold windows not yet closed."""
     horizon = horizon_of(handle)
-    return tuple(ref for ref in handle.layers if bounds(ref)[1] > horizon)
+    return tuple(ref for ref in handle.layers if window_bounds(ref)[1] > horizon)
 
 
 def check_files(refs: Sequence[LayerRef], filesystem: FileSystem, uid: str) -> None:

@@ -1,43 +1,180 @@
-"""The layers of one step in memory: which there are, and are due, dead, covered or on their way; runs no job itself.
-
-Every layer has an *epoch*: the number of the snapshot that first covers it. Snapshots not yet durable are
-*boundaries*. Two layers may be merged only if no boundary lies between them: so every layer is wholly covered by a
-snapshot or not at all, whatever compaction does meanwhile. For a step that sends on what has changed there is one more:
-each layer has a *turn*, the number of the emission that first tells of it, and the last emission is a boundary too.
-"""
+"""The layers in memory: epochs, leases, restored parts on their way."""
 
 from __future__ import annotations
 
 import itertools
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock.elements import Lease
+from penstock.clock import MAX_WATERMARK, MIN_WATERMARK
+from penstock.elements import RefCount
 from penstock.errors import InternalError
-from penstock.ids import BEGINNING, END_OF_TIME
-from penstock.state.compaction import Sized
-from penstock.state.cover import Cover, Told
-from penstock.state.layer import Layer, release
+from penstock.state.compaction import LayerSize
+from penstock.state.layers import CachedRows, EmissionLayers, Layer, LayerStats, SnapshotScope, release_layers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pyspark.sql import DataFrame
 
     from penstock.handles import Json
-    from penstock.state.loading import Coming, Loading
 
-FAN = 16
+
+# ----------------------------------------------------------------------------------------------------
+# Brings durable rows back as one layer in memory, part by part: beside the data, or for whoever waits for them.
+#
+# Knows nothing of files, of how a part is read, or of the stack that the layer will lie in. Each part is one job.
+# Whoever needs the rows takes the parts that nobody has taken yet, and waits for those that somebody has.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ExpectedLayer(LayerStats):
+    """What is known of a layer before its rows are there.
+
+    Attributes:
+        name: of the layer.
+        turn: see :attr:`penstock.state.layers.Layer.turn`.
+        refs: names of the durable layers that it is made of.
+    """
+
+    name: str
+    turn: int
+    refs: frozenset[str]
+
+
+class LayerLoader:
+    """A layer on its way into memory.
+
+    Args:
+        coming: what is known of it.
+        parts: each brings the rows of one part into memory, in one job.
+        join: makes the frame of the whole of those of its parts, in order; no job.
+    """
+
+    def __init__(
+        self,
+        coming: ExpectedLayer,
+        parts: Sequence[Callable[[], CachedRows]],
+        join: Callable[[Sequence[DataFrame]], DataFrame],
+    ) -> None:
+        self.coming = coming
+        self._parts = parts
+        self._join = join
+        self._taken = 0
+        self._loaded: dict[int, CachedRows] = {}
+        self._error: BaseException | None = None
+        self._layer: Layer | None = None
+        self._is_taken = self._ended = False
+        self._changed = threading.Condition()
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether all parts are there: then :meth:`load` runs nothing."""
+        return len(self._loaded) == len(self._parts)
+
+    def step(self) -> bool:
+        """Load one part that nobody has taken; ``False`` if there is none.
+
+        Raises:
+            LayerMissing: a file is gone. Whoever waits for the layer is told, too.
+        """
+        with self._changed:
+            number = self._taken
+            if self._ended or self._error is not None or number == len(self._parts):
+                return False
+            self._taken += 1
+        try:
+            kept = self._parts[number]()
+        except BaseException as error:
+            if self._tell(error):
+                raise
+            return True
+        if not self._keep(number, kept):
+            kept.lease.release()
+        return True
+
+    def load(self) -> Layer | None:
+        """The layer, all of whose rows are there; ``None`` if it has none, or nobody wants it any more.
+
+        Raises:
+            LayerMissing: a file is gone.
+        """
+        while self.step():
+            pass
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._error is not None or self.is_loaded)
+            if self._error is not None:
+                raise self._error
+            if self._layer is None and not self._ended:
+                self._layer = self._made()
+            return self._layer
+
+    def hand_over(self) -> Layer | None:
+        """What :meth:`load` gave. From now on its lease says who needs it: :meth:`end` frees nothing any more."""
+        self._is_taken = self._layer is not None
+        return self._layer
+
+    def end(self) -> None:
+        """Nobody wants it any more: what is there is freed, and what is still being loaded will be. Called once."""
+        with self._changed:
+            self._ended = True
+            loaded = [] if self._is_taken else list(self._loaded.values())
+            self._changed.notify_all()
+        release_layers(loaded)
+
+    def _tell(self, error: BaseException) -> bool:
+        """Whether anybody cares: the files of what nobody wants any more may be gone."""
+        with self._changed:
+            if not self._ended:
+                self._error = error
+            self._changed.notify_all()
+            return not self._ended
+
+    def _keep(self, number: int, kept: CachedRows) -> bool:
+        with self._changed:
+            if not self._ended:
+                self._loaded[number] = kept
+            self._changed.notify_all()
+            return not self._ended
+
+    def _made(self) -> Layer | None:
+        parts = [self._loaded[number] for number in range(len(self._parts))]
+        if not any(part.rows for part in parts):
+            return None
+        coming = self.coming
+        return Layer(
+            name=coming.name,
+            level=coming.level,
+            epoch=0,
+            rows=sum(part.rows for part in parts),
+            first_end=min(part.first_end for part in parts if part.rows),
+            last_end=max(part.last_end for part in parts if part.rows),
+            frame=self._join([part.frame for part in parts]),
+            lease=RefCount(lambda: release_layers(parts)),
+            turn=coming.turn,
+        )
+
+
+# ----------------------------------------------------------------------------------------------------
+# The layers of one step in memory: which there are, and are due, dead, covered or on their way; runs no job itself.
+#
+# Every layer has an *epoch*: the number of the snapshot that first covers it. Snapshots not yet durable are
+# *boundaries*. Two layers may be merged only if no boundary lies between them: so every layer is wholly covered by a
+# snapshot or not at all, whatever compaction does meanwhile. For a step that sends on what has changed there is one
+# more: each layer has a *turn*, the number of the emission that first tells of it, and the last emission is a boundary
+# too.
+
+MERGE_FAN_IN = 16
 """Layers of about the same size that are merged into one. A layer more costs whoever reads them the time for its rows
 only, a merge is a job: with 4, each third batch of a small state paid for one.
 """
-
-CROWDED = 40
+SLOWDOWN_LIMIT = 40
 """Layers from which the background merges whatever it can."""
-
-LIMIT = 48
-"""Layers at which the data path merges by itself before it adds one. Above ``CROWDED``, so that a merge may take as
-long as a few batches; beginning to merge earlier instead rewrites each row several times as often.
+STOP_LIMIT = 48
+"""Layers at which the data path merges by itself before it adds one. Above ``SLOWDOWN_LIMIT``, so that a merge may
+take as long as a few batches; beginning to merge earlier instead rewrites each row several times as often.
 """
 
 
@@ -49,12 +186,12 @@ class Stack:
         restored: brings the layer made of the durable ones, if any; its epoch is 0.
     """
 
-    def __init__(self, *, horizon: int = BEGINNING, restored: Loading | None = None) -> None:
+    def __init__(self, *, horizon: int = MIN_WATERMARK, restored: LayerLoader | None = None) -> None:
         self._lock = threading.Lock()
         self._layers: list[Layer] = []
         self._awaited = restored
         self._is_whole = restored is None or len(restored.coming.refs) == 1
-        self._least = restored.coming.first_end if restored else END_OF_TIME
+        self._least = restored.coming.first_end if restored else MAX_WATERMARK
         self._horizon: int = horizon
         self._durable = 0
         self._base = 0
@@ -125,7 +262,7 @@ class Stack:
             layer.lease.release()
         return taken
 
-    def lease_due(self, first: int, last: int) -> tuple[tuple[Layer, ...], Lease]:
+    def lease_due(self, first: int, last: int) -> tuple[tuple[Layer, ...], RefCount]:
         """The layers that may have rows ending in ``[first, last]``, kept until the lease is released."""
         self._bring(first, last)
         with self._lock:
@@ -149,7 +286,7 @@ class Stack:
         with self._lock:
             return any(layer.turn == self._turn and layer.spans(first, last) for layer in self._all())
 
-    def tell(self, first: int, last: int, *coming: Layer) -> Told:
+    def tell(self, first: int, last: int, *coming: Layer) -> EmissionLayers:
         """All that may have rows ending in ``[first, last]``, what is new apart; from now on nothing is new.
 
         With them those that will be added, when what is told has been run.
@@ -160,7 +297,7 @@ class Stack:
             layers, lease = self._lease(found)
             turn, self._turn = self._turn, self._turn + 1
         new = tuple(layer for layer in layers if layer.turn == turn)
-        return Told(old=tuple(layer for layer in layers if layer.turn != turn), new=new, lease=lease)
+        return EmissionLayers(old=tuple(layer for layer in layers if layer.turn != turn), new=new, lease=lease)
 
     def close_windows(self, horizon: int) -> None:
         """Raise the horizon and let go of layers that are wholly below it."""
@@ -171,19 +308,19 @@ class Stack:
             awaited = self._awaited
             in_vain = awaited is not None and awaited.coming.last_end <= self._horizon
             self._awaited = None if in_vain else awaited
-        release(dead)
+        release_layers(dead)
         if awaited is not None and in_vain:
             awaited.end()
 
-    def sized(self) -> tuple[Sized, ...]:
+    def sized(self) -> tuple[LayerSize, ...]:
         """What the compaction policy looks at."""
         with self._lock:
             return tuple(
-                Sized(name=layer.name, level=layer.level, rows=layer.rows, group=self._group(layer))
+                LayerSize(name=layer.name, level=layer.level, rows=layer.rows, group=self._group(layer))
                 for layer in self._layers
             )
 
-    def lease_named(self, names: Sequence[str]) -> tuple[tuple[Layer, ...], Lease]:
+    def lease_named(self, names: Sequence[str]) -> tuple[tuple[Layer, ...], RefCount]:
         """Those of the named layers that are still there, kept until the lease is released."""
         with self._lock:
             return self._lease([layer for layer in self._layers if layer.name in names])
@@ -206,7 +343,7 @@ class Stack:
                 if merged and alive:
                     self._layers.append(merged)
         if taken:
-            release(replaced)
+            release_layers(replaced)
         if merged and not (taken and alive):
             merged.lease.release()
         return taken
@@ -222,13 +359,13 @@ class Stack:
             if taken:
                 self._layers = [replace(merged, epoch=self._epoch)] if merged else []
                 self._base = self._epoch
-                self._is_whole, self._least = True, merged.first_end if merged else END_OF_TIME
-        release(replaced)
+                self._is_whole, self._least = True, merged.first_end if merged else MAX_WATERMARK
+        release_layers(replaced)
         if merged and not taken:
             merged.lease.release()
         return taken
 
-    def cover(self, notes: Mapping[str, Json] | None = None) -> Cover:
+    def cover(self, notes: Mapping[str, Json] | None = None) -> SnapshotScope:
         """Name the layers that the next checkpoint must make durable, and begin a new epoch. Takes no time.
 
         Args:
@@ -238,11 +375,11 @@ class Stack:
             epoch, self._epoch = self._epoch, self._epoch + 1
             self._boundaries.append(epoch)
             layers, lease = self._lease([layer for layer in self._layers if layer.epoch > self._durable])
-            return Cover(
+            return SnapshotScope(
                 epoch=epoch, base=self._base, horizon=self._horizon, layers=layers, lease=lease, notes=notes or {}
             )
 
-    def covered(self, cover: Cover, *, durable: bool) -> None:
+    def covered(self, cover: SnapshotScope, *, durable: bool) -> None:
         """The snapshot was made durable, or given up: its boundary falls and its hold on layers ends."""
         with self._lock:
             if cover.epoch not in self._boundaries:
@@ -259,7 +396,7 @@ class Stack:
             self._closed = True
             layers, self._layers = self._layers, []
             awaited, self._awaited = self._awaited, None
-        release(layers)
+        release_layers(layers)
         if awaited is not None:
             awaited.end()
 
@@ -269,7 +406,7 @@ class Stack:
         if awaited is not None and awaited.coming.spans(first, last):
             self._take(awaited)
 
-    def _take(self, awaited: Loading) -> None:
+    def _take(self, awaited: LayerLoader) -> None:
         """Wait for the layer. Whoever is first puts it on the stack."""
         awaited.load()
         with self._lock:
@@ -281,7 +418,7 @@ class Stack:
         if layer is None:
             awaited.end()
 
-    def _all(self) -> Sequence[Layer | Coming]:
+    def _all(self) -> Sequence[Layer | ExpectedLayer]:
         return (*self._layers, *((self._awaited.coming,) if self._awaited else ()))
 
     def _group(self, layer: Layer) -> int:
@@ -292,7 +429,7 @@ class Stack:
         below = sum(1 for boundary in (self._durable, *self._boundaries) if layer.epoch > boundary)
         return below + (layer.turn == self._turn)
 
-    def _lease(self, layers: Sequence[Layer]) -> tuple[tuple[Layer, ...], Lease]:
+    def _lease(self, layers: Sequence[Layer]) -> tuple[tuple[Layer, ...], RefCount]:
         for layer in layers:
             layer.lease.share(1)
-        return tuple(layers), Lease(partial(release, tuple(layers)))
+        return tuple(layers), RefCount(partial(release_layers, tuple(layers)))

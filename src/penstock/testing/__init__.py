@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from penstock.testing.frames import assert_rows, same_rows
     from penstock.testing.operator_harness import OperatorHarness
     from penstock.testing.pipeline_run import PipelineRun, run
-    from penstock.testing.script import Crash, End, Idle, Pause
-    from penstock.testing.sinks import CollectSink
-    from penstock.testing.sources import ScriptedSource
+    from penstock.testing.sources import Crash, End, Idle, Pause, ScriptedSource
+    from penstock.testing.substitute import CollectSink
 
 __all__ = [
     "CollectSink",
@@ -39,15 +38,15 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "CollectSink": "sinks",
-    "Crash": "script",
-    "End": "script",
+    "CollectSink": "substitute",
+    "Crash": "sources",
+    "End": "sources",
     "FileSystemContract": "contracts",
-    "Idle": "script",
+    "Idle": "sources",
     "ManualClock": "clock",
     "MemoryFileSystem": "filesystem",
     "OperatorHarness": "operator_harness",
-    "Pause": "script",
+    "Pause": "sources",
     "PipelineRun": "pipeline_run",
     "ScriptedSource": "sources",
     "SinkContract": "contracts",

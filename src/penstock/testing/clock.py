@@ -5,10 +5,9 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import Final
 
-from penstock.durations import parse_duration
+from penstock.clock import MonotonicTime, WallTime, parse_duration
 from penstock.errors import HarnessError
-from penstock.ids import Instant, WallTime
-from penstock.testing.values import micros_of
+from penstock.testing.frames import micros_of
 
 START: Final = "2026-01-01T00:00:00Z"
 """Where the wall clock of a test stands unless told otherwise."""
@@ -33,9 +32,9 @@ class ManualClock:
         self._began = micros_of(wall)
         self._elapsed = 0
 
-    def now(self) -> Instant:
+    def now(self) -> MonotonicTime:
         """Microseconds since it was made."""
-        return Instant(self._elapsed)
+        return MonotonicTime(self._elapsed)
 
     def wall(self) -> WallTime:
         """Microseconds since the epoch."""
@@ -59,7 +58,7 @@ class ManualClock:
         """
         self._elapsed += parse_duration("duration", duration)
 
-    def move_to(self, instant: Instant) -> None:
+    def move_to(self, instant: MonotonicTime) -> None:
         """Move on to a later :meth:`now`.
 
         Raises:

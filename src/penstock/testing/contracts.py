@@ -1,26 +1,495 @@
-"""Test suites that implementations of penstock's protocols must pass; subclass one and give it a fixture.
-
-::
-
-    class TestMyFileSystem(FileSystemContract):
-        @pytest.fixture
-        def filesystem(self, tmp_path):
-            return MyFileSystem(tmp_path)
-"""
+"""Test suites for any source, sink, file system."""
 
 from __future__ import annotations
 
+import itertools
+import json
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from penstock.errors import CheckpointError, CheckpointUnreadable
+from penstock.checkpoint.entry_codec import read_committable, write_committable
+from penstock.clock import MonotonicTime, WallTime
+from penstock.connectors.staging import committer
+from penstock.elements import Batch
+from penstock.errors import CheckpointError, CheckpointUnreadable, StateIncompatible
 from penstock.filesystem.base import Created, FileSystem, Moved
-from penstock.testing.contract_sink import SinkContract
-from penstock.testing.contract_source import SourceContract
+from penstock.filesystem.local import LocalFileSystem
+from penstock.formats.text import struct_type
+from penstock.handles import CheckpointId, CommitOutcome, Committable, Generation, Guarantee, Position
+from penstock.interfaces.sink import Committer, Sink, SinkContext, SinkWriter
+from penstock.interfaces.source import (
+    CaughtUp,
+    Ended,
+    NoData,
+    PlannedBatch,
+    ReadLimit,
+    Source,
+    SourceContext,
+    SourceReader,
+    SupportsPartitions,
+    Until,
+)
+from penstock.testing.clock import ManualClock
+from penstock.testing.frames import Row, assert_rows, fit_rows, frame_of, rows_of
 
-__all__ = ["FileSystemContract", "SinkContract", "SourceContract"]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+
+# ----------------------------------------------------------------------------------------------------
+# What the runtime relies on in every exactly-once sink; :mod:`penstock.testing.contracts` tells how to run it.
+
+_GROUPS = itertools.count(1)
+DONE = frozenset({CommitOutcome.DONE, CommitOutcome.ALREADY_DONE})
+
+
+class SinkContract:
+    """What a writer and a committer must hold so that every row is seen once, whatever happens between them.
+
+    Give it the fixtures ``spark`` (a classic session) and ``sink`` (new and empty), and override :meth:`visible`.
+
+    Example::
+
+        class TestMySink(SinkContract):
+            @pytest.fixture
+            def sink(self, tmp_path):
+                return MySink(tmp_path / "out")
+
+            def visible(self, sink, spark):
+                return spark.read.parquet(sink.path) if ... else []
+    """
+
+    columns: ClassVar[str] = "id LONG, name STRING"
+    """What is written, as DDL; :meth:`row` makes rows of it."""
+
+    @pytest.fixture
+    def sink(self) -> Sink:
+        """The sink, with nothing in it."""
+        msg = "override the fixture 'sink'"
+        raise pytest.UsageError(msg)
+
+    @pytest.fixture
+    def filesystem(self, tmp_path: Path) -> LocalFileSystem:
+        """Of the job's directory."""
+        return LocalFileSystem(tmp_path / "state")
+
+    def visible(self, sink: Sink, spark: SparkSession) -> Sequence[Row]:
+        """What a reader of the sink sees now: rows as dictionaries."""
+        raise NotImplementedError
+
+    def row(self, number: int) -> Row:
+        """A row of :attr:`columns`."""
+        return {"id": number, "name": f"row {number}"}
+
+    # --------------------------------------------------------------------------------------------------------- writing
+
+    def schema(self, spark: SparkSession) -> StructType:
+        """Of :attr:`columns`."""
+        return struct_type(spark, self.columns)
+
+    def open(self, sink: Sink, spark: SparkSession, filesystem: LocalFileSystem, generation: int = 1) -> SinkWriter:
+        """A writer, as a start of the job makes it."""
+        return sink.writer(
+            SinkContext(
+                uid="out",
+                spark=spark,
+                schema=self.schema(spark),
+                log_id="0123456789abcdef0123456789abcdef",
+                job="contract",
+                generation=Generation(generation),
+                filesystem=filesystem,
+                staging=f"staged/out/{generation}",
+                cores=2,
+            )
+        )
+
+    def batch(self, spark: SparkSession, *numbers: int) -> Batch:
+        """Rows of these numbers."""
+        schema = self.schema(spark)
+        frame = frame_of(spark, fit_rows([self.row(number) for number in numbers or (0,)], schema, "contract"), schema)
+        return Batch(frame=frame if numbers else frame.where("1 = 0"), sequence=1)
+
+    def handed_over(self, writer: SinkWriter, checkpoint: int) -> list[Committable]:
+        """What a checkpoint gets, as it comes back from a manifest."""
+        items = writer.prepare(CheckpointId(checkpoint)).materialise()
+        texts = [json.dumps(write_committable(item)) for item in items]
+        return [read_committable(json.loads(text), "contract") for text in texts]
+
+    def committer(self, item: Committable, filesystem: LocalFileSystem) -> Committer:
+        """Whoever understands the committable, made anew as after a restart."""
+        return committer(item.kind, filesystem)
+
+    def commit(self, items: Sequence[Committable], filesystem: LocalFileSystem) -> list[CommitOutcome]:
+        """Publish, with a committer that has seen nothing before."""
+        return [self.committer(item, filesystem).commit(item) for item in items]
+
+    def void(self, items: Sequence[Committable], filesystem: LocalFileSystem) -> list[CommitOutcome]:
+        """See to it that they are never published."""
+        return [self.committer(item, filesystem).void(item) for item in items]
+
+    def expect(self, sink: Sink, spark: SparkSession, *numbers: int) -> None:
+        """A reader sees exactly these rows."""
+        assert_rows(self.visible(sink, spark), [self.row(number) for number in numbers])
+
+    # ------------------------------------------------------------------------------------------------------- the tests
+
+    def test_rows_are_seen_when_their_checkpoint_is_committed_and_not_before(
+        self, sink: Sink, spark: SparkSession, filesystem: LocalFileSystem
+    ) -> None:
+        """Neither written nor prepared rows are visible; committed ones all are."""
+        writer = self.open(sink, spark, filesystem)
+        writer.write(self.batch(spark, 1, 2))
+        writer.write(self.batch(spark, 3))
+        self.expect(sink, spark)
+        items = self.handed_over(writer, 1)
+        self.expect(sink, spark)
+        assert self.commit(items, filesystem) == [CommitOutcome.DONE] * len(items)
+        self.expect(sink, spark, 1, 2, 3)
+
+    def test_a_commit_that_is_repeated_publishes_nothing_more(
+        self, sink: Sink, spark: SparkSession, filesystem: LocalFileSystem
+    ) -> None:
+        """A restart commits what the log holds open, done or not."""
+        writer = self.open(sink, spark, filesystem)
+        writer.write(self.batch(spark, 1))
+        items = self.handed_over(writer, 1)
+        self.commit(items, filesystem)
+        assert self.commit(items, filesystem) == [CommitOutcome.ALREADY_DONE] * len(items)
+        self.expect(sink, spark, 1)
+
+    def test_checkpoints_are_published_one_after_another(
+        self, sink: Sink, spark: SparkSession, filesystem: LocalFileSystem
+    ) -> None:
+        """Rows written after the barrier belong to the next one, though the first is not yet durable."""
+        writer = self.open(sink, spark, filesystem)
+        writer.write(self.batch(spark, 1))
+        prepared = writer.prepare(CheckpointId(1))
+        writer.write(self.batch(spark, 2))
+        self.commit(prepared.materialise(), filesystem)
+        self.expect(sink, spark, 1)
+        self.commit(self.handed_over(writer, 2), filesystem)
+        self.expect(sink, spark, 1, 2)
+
+    def test_output_of_an_aborted_checkpoint_is_published_by_the_next(
+        self, sink: Sink, spark: SparkSession, filesystem: LocalFileSystem
+    ) -> None:
+        """What was handed over stays valid, however many checkpoints come to nothing."""
+        writer = self.open(sink, spark, filesystem)
+        items: list[Committable] = []
+        for number in (1, 2, 3):
+            writer.write(self.batch(spark, number))
+            items += self.handed_over(writer, number)
+        assert set(self.commit(items, filesystem)) <= DONE
+        self.expect(sink, spark, 1, 2, 3)
+
+    def test_a_restart_between_prepare_and_commit_loses_and_doubles_nothing(
+        self, sink: Sink, spark: SparkSession, filesystem: LocalFileSystem
+    ) -> None:
+        """The committable is enough; what a dead writer wrote after it was never in a checkpoint, and is never seen."""
+        dead = self.open(sink, spark, filesystem, generation=1)
+        dead.write(self.batch(spark, 1))
+        items = self.handed_over(dead, 1)
+        dead.write(self.batch(spark, 2))
+        assert self.commit(items, filesystem) == [CommitOutcome.DONE] * len(items)
+        alive = self.open(sink, spark, filesystem, generation=5)
+        alive.write(self.batch(spark, 2))
+        self.commit(self.handed_over(alive, 2), filesystem)
+        self.expect(sink, spark, 1, 2)
+
+    def test_what_is_voided_is_never_published(
+        self, sink: Sink, spark: SparkSession, filesystem: LocalFileSystem
+    ) -> None:
+        """A late commit of a zombie finds it done; voiding again is harmless; others are not touched."""
+        writer = self.open(sink, spark, filesystem)
+        writer.write(self.batch(spark, 1))
+        first = self.handed_over(writer, 1)
+        writer.write(self.batch(spark, 2))
+        second = self.handed_over(writer, 2)
+        assert set(self.void(second, filesystem)) == {CommitOutcome.DONE}
+        assert set(self.void(second, filesystem)) <= DONE
+        assert set(self.commit(second, filesystem)) == {CommitOutcome.ALREADY_DONE}
+        self.commit(first, filesystem)
+        self.expect(sink, spark, 1)
+
+    def test_what_is_published_can_no_longer_be_voided(
+        self, sink: Sink, spark: SparkSession, filesystem: LocalFileSystem
+    ) -> None:
+        """It says so, and the rows stay."""
+        writer = self.open(sink, spark, filesystem)
+        writer.write(self.batch(spark, 1))
+        items = self.handed_over(writer, 1)
+        self.commit(items, filesystem)
+        assert set(self.void(items, filesystem)) == {CommitOutcome.ALREADY_DONE}
+        self.expect(sink, spark, 1)
+
+    def test_no_rows_hand_nothing_over(self, sink: Sink, spark: SparkSession, filesystem: LocalFileSystem) -> None:
+        """Neither an epoch without batches, nor one whose batches had no rows."""
+        writer = self.open(sink, spark, filesystem)
+        assert self.handed_over(writer, 1) == []
+        assert writer.write(self.batch(spark)) in (0, None)
+        assert self.handed_over(writer, 2) == []
+
+    def test_a_batch_is_written_in_one_job(self, sink: Sink, spark: SparkSession, filesystem: LocalFileSystem) -> None:
+        """And the count of rows is right where it is told."""
+        context: Any = spark.sparkContext
+        writer, batch = self.open(sink, spark, filesystem), self.batch(spark, 1, 2, 3)
+        group = f"sink-contract-{next(_GROUPS)}"
+        context.setJobGroup(group, "a batch")
+        try:
+            assert writer.write(batch) in (3, None)
+            assert len(context.statusTracker().getJobIdsForGroup(group)) == 1
+        finally:
+            context.setLocalProperty("spark.jobGroup.id", None)
+
+    def test_closing_publishes_nothing_and_twice_is_harmless(
+        self, sink: Sink, spark: SparkSession, filesystem: LocalFileSystem
+    ) -> None:
+        """What was handed over before can still be committed."""
+        writer = self.open(sink, spark, filesystem)
+        writer.write(self.batch(spark, 1))
+        items = self.handed_over(writer, 1)
+        writer.write(self.batch(spark, 2))
+        writer.close()
+        writer.close()
+        self.expect(sink, spark)
+        self.commit(items, filesystem)
+        self.expect(sink, spark, 1)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What the runtime relies on in every source, as tests; :mod:`penstock.testing.contracts` tells how to run them.
+
+_MOST_POLLS = 1_000
+
+
+class SourceContract:
+    """What positions, plans and frames must hold. Give it a session and two fixtures.
+
+    ``spark`` is a classic session. ``source`` is a source in which everything is there already, of at least three
+    rows; ``expected`` is those rows, as dictionaries. It is read with :attr:`limits`, which should cut it into several
+    batches, and until :attr:`until`.
+
+    Example::
+
+        class TestMySource(SourceContract):
+            @pytest.fixture
+            def source(self, tmp_path):
+                return MySource(...)
+
+            @pytest.fixture
+            def expected(self):
+                return [{"id": n} for n in range(10)]
+    """
+
+    limits: ClassVar[ReadLimit] = ReadLimit(rows=2)
+    """How much each batch may hold."""
+
+    until: ClassVar[Until] = Until.CAUGHT_UP
+    """``STOPPED`` for a source that ends by itself and is never caught up before."""
+
+    @pytest.fixture
+    def source(self) -> Source:
+        """The source."""
+        msg = "override the fixture 'source'"
+        raise pytest.UsageError(msg)
+
+    @pytest.fixture
+    def expected(self) -> Sequence[Row]:
+        """All of its rows."""
+        msg = "override the fixture 'expected'"
+        raise pytest.UsageError(msg)
+
+    # --------------------------------------------------------------------------------------------------------- reading
+
+    def open(self, source: Source, spark: SparkSession, resume: Position | None = None) -> SourceReader:
+        """A reader, of a position as it comes back from a manifest."""
+        again = None if resume is None else Position(kind=resume.kind, detail=json.loads(json.dumps(resume.detail)))
+        return source.open(SourceContext(uid="in", spark=spark, until=self.until), again)
+
+    def batches(self, reader: SourceReader) -> Iterator[PlannedBatch]:
+        """All batches up to the end; where there is nothing, time passes until the reader wants to be asked again."""
+        clock = ManualClock()
+        for _ in range(_MOST_POLLS):
+            poll = reader.poll(now=clock.now(), wall=clock.wall(), limits=self.limits)
+            match poll:
+                case PlannedBatch():
+                    yield poll
+                case NoData():
+                    clock.move_to(max(poll.wake_at, clock.now()))
+                case CaughtUp() | Ended():
+                    return
+        msg = f"the reader did not come to an end in {_MOST_POLLS} polls"
+        raise AssertionError(msg)
+
+    def read(self, reader: SourceReader) -> list[Row]:
+        """All rows up to the end."""
+        return [row for plan in self.plans(reader) for row in rows_of(reader.frame(plan))]
+
+    def plans(self, reader: SourceReader) -> Iterator[object]:
+        """The plans alone."""
+        return (batch.plan for batch in self.batches(reader))
+
+    # ------------------------------------------------------------------------------------------------------- the tests
+
+    def test_every_row_comes_once(self, source: Source, spark: SparkSession, expected: Sequence[Row]) -> None:
+        """All rows, none twice, and then the end."""
+        assert_rows(self.read(self.open(source, spark)), expected)
+
+    def test_the_schema_is_that_of_every_frame(self, source: Source, spark: SparkSession) -> None:
+        """Steps are compiled for the declared columns before anything is read."""
+        reader = self.open(source, spark)
+        declared = [(field.name, field.dataType) for field in source.schema(spark).fields]
+        for plan in self.plans(reader):
+            assert [(field.name, field.dataType) for field in reader.frame(plan).schema.fields] == declared
+
+    def test_a_reader_goes_on_after_any_position(
+        self, source: Source, spark: SparkSession, expected: Sequence[Row]
+    ) -> None:
+        """Whatever position a checkpoint holds, what was read before it and what comes after it is everything once."""
+        _skip_unless_replayable(source)
+        reader = self.open(source, spark)
+        before: list[Row] = []
+        places = [(reader.position(), 0)]
+        for plan in self.plans(reader):
+            before += rows_of(reader.frame(plan))
+            places.append((reader.position(), len(before)))
+        assert len(places) > 2, "the limits should cut the rows into several batches"  # noqa: PLR2004
+        for position, count in places:
+            assert_rows([*before[:count], *self.read(self.open(source, spark, position))], expected)
+
+    def test_a_replay_gives_the_same_rows(self, source: Source, spark: SparkSession) -> None:
+        """Rows read again after a restart are the rows that were read before it."""
+        _skip_unless_replayable(source)
+        reader = self.open(source, spark)
+        start = reader.position()
+        plan = next(self.plans(reader))
+        first = rows_of(reader.frame(plan))
+        after = reader.position()
+        again = self.read(self.open(source, spark, start))
+        rest = self.read(self.open(source, spark, after))
+        assert_rows(again, [*first, *rest])
+
+    def test_a_position_is_json_and_stands_until_rows_are_planned(self, source: Source, spark: SparkSession) -> None:
+        """A manifest holds it as JSON; before the first batch it is the resolved start."""
+        reader = self.open(source, spark)
+        start = reader.position()
+        assert json.loads(json.dumps(start.detail)) == start.detail
+        assert reader.position() == start
+        again = self.open(source, spark, start)
+        assert again.position() == start
+
+    def test_a_plan_gives_the_same_rows_each_time(self, source: Source, spark: SparkSession) -> None:
+        """Each sink runs a batch for itself, and a failed job is run again, also after later batches were planned."""
+        reader = self.open(source, spark)
+        plans = list(self.plans(reader))
+        first = [rows_of(reader.frame(plan)) for plan in plans]
+        assert all(first), "a plan is never empty"
+        for plan, rows in zip(plans, first, strict=True):
+            assert_rows(rows_of(reader.frame(plan)), rows)
+
+    def test_a_frame_runs_twice(self, source: Source, spark: SparkSession) -> None:
+        """One frame, run by two jobs."""
+        reader = self.open(source, spark)
+        frame = reader.frame(next(self.plans(reader)))
+        assert_rows(frame, rows_of(frame))
+
+    def test_planning_runs_no_job(self, source: Source, spark: SparkSession) -> None:
+        """Polling and building a frame happen between batches, where a job would hold everything up."""
+        context: Any = spark.sparkContext
+        reader = self.open(source, spark)
+        context.setJobGroup("source-contract", "planning")
+        try:
+            for plan in self.plans(reader):
+                reader.frame(plan)
+            assert list(context.statusTracker().getJobIdsForGroup("source-contract")) == []
+        finally:
+            context.setLocalProperty("spark.jobGroup.id", None)
+
+    def test_a_batch_holds_no_more_than_is_allowed(self, source: Source, spark: SparkSession) -> None:
+        """Within the limit; where the reader says how many rows a batch has, it is true."""
+        reader = self.open(source, spark)
+        for batch in self.batches(reader):
+            rows = len(rows_of(reader.frame(batch.plan)))
+            assert batch.rows is None or batch.rows == rows
+            assert batch.rows is None or self.limits.rows is None or rows <= self.limits.rows
+
+    def test_paused_partitions_are_left_out_and_keep_their_place(
+        self, source: Source, spark: SparkSession, expected: Sequence[Row]
+    ) -> None:
+        """Sources wait for each other in event time: a partition that is ahead is read later, from where it was.
+
+        Also after a restart; and as long as it has rows, its source is neither idle nor at its end.
+        """
+        column = source.partition_column if isinstance(source, SupportsPartitions) else None
+        names = [] if column is None else sorted({str(row[column]) for row in expected})
+        if column is None or len(names) < 2:  # noqa: PLR2004 - none is ahead of another
+            pytest.skip("the source has no partitions to tell apart")
+        paused = replace(self.limits, paused=frozenset(names[1:]))
+        reader = self.open(source, spark)
+        early: list[Row] = []
+        polls, more = 0, len(expected) + 1
+        while more and polls < _MOST_POLLS:  # the first rows may take their time to come
+            polls, more = polls + 1, more - bool(early)
+            poll = reader.poll(now=MonotonicTime(0), wall=WallTime(0), limits=paused)
+            if isinstance(poll, NoData):
+                assert not poll.idle
+                continue
+            assert isinstance(poll, PlannedBatch)
+            assert poll.partitions is not None
+            assert paused.paused <= {*poll.partitions.names}
+            assert paused.paused <= poll.partitions.behind
+            early += rows_of(reader.frame(poll.plan))
+        assert early
+        assert {str(row[column]) for row in early} == {names[0]}
+        for again in (self.open(source, spark, reader.position()), reader):
+            assert_rows([*early, *self.read(again)], expected)
+
+    def test_a_completed_checkpoint_changes_nothing_that_is_read(
+        self, source: Source, spark: SparkSession, expected: Sequence[Row]
+    ) -> None:
+        """``committed`` is for monitoring: it may come late, and never for some checkpoints."""
+        reader = self.open(source, spark)
+        start = reader.position()
+        reader.committed(CheckpointId(0), start)
+        assert reader.position() == start
+        rows = self.read(reader)
+        reader.committed(CheckpointId(7), reader.position())
+        assert_rows(rows, expected)
+
+    def test_a_position_of_another_kind_is_refused(self, source: Source, spark: SparkSession) -> None:
+        """A uid that was given to another source: its position would mean something else."""
+        with pytest.raises(StateIncompatible):
+            self.open(source, spark, Position(kind="none-of-ours/1", detail={"next": 1}))
+
+    def test_closing_twice_is_harmless(self, source: Source, spark: SparkSession) -> None:
+        """Also after rows were planned."""
+        reader = self.open(source, spark)
+        next(self.plans(reader))
+        reader.close()
+        reader.close()
+
+
+def _skip_unless_replayable(source: Source) -> None:
+    if source.guarantee is Guarantee.AT_MOST_ONCE:
+        pytest.skip("an at-most-once source cannot be read again")
+
+
+# ----------------------------------------------------------------------------------------------------
+# Test suites that implementations of penstock's protocols must pass; subclass one and give it a fixture.
+#
+# ::
+#
+#     class TestMyFileSystem(FileSystemContract):
+#         @pytest.fixture
+#         def filesystem(self, tmp_path):
+#             return MyFileSystem(tmp_path)
 
 
 class FileSystemContract:

@@ -1,24 +1,272 @@
-"""Rows compared without regard to their order, and the difference said so that it can be read."""
+"""Rows to frames and back; assert_rows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from datetime import date, datetime
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal, InvalidOperation
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from penstock.errors import HarnessError
-from penstock.testing.values import Row, as_mapping, rows_of, time_of
+from penstock.errors import HarnessError, SchemaMismatch
+from penstock.spark.arrow import frame_of_arrow
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StructType
 
-Rows: TypeAlias = "Iterable[object] | DataFrame"
 
+# ----------------------------------------------------------------------------------------------------
+# Rows that a test writes down, made fit for a schema; what does not fit is told by column and value.
+
+Row: TypeAlias = "dict[str, Any]"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_BITS: Final = {"byte": 8, "short": 16, "integer": 32, "long": 64}
+_FRACTION: Final = re.compile(r"(?<=:\d\d)\.(\d{1,6})(?!\d)")
+"""Of a second; Python 3.10 reads three digits or six."""
+
+
+class Unfit(Exception):
+    """A value that its column cannot hold; the caller knows which column of which row."""
+
+
+def time_of(value: str | datetime) -> datetime:
+    """A time in UTC, from a ``datetime`` or ISO text; without an offset it is UTC already.
+
+    >>> str(time_of("2026-01-01T02:00:00+02:00"))
+    '2026-01-01 00:00:00+00:00'
+    """
+    if isinstance(value, str):
+        value = datetime.fromisoformat(_FRACTION.sub(_six_digits, value.strip().replace("Z", "+00:00")))
+    return value.replace(tzinfo=timezone.utc) if value.tzinfo is None else value.astimezone(timezone.utc)
+
+
+def _six_digits(fraction: re.Match[str]) -> str:
+    return f".{fraction[1]:0<6}"
+
+
+def micros_of(value: object) -> int:
+    """Microseconds since the epoch, of a ``datetime``, ISO text, or the number itself.
+
+    Raises:
+        HarnessError: it is no time.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    try:
+        return (time_of(value) - _EPOCH) // _MICROSECOND  # type: ignore[arg-type]
+    except (TypeError, ValueError, AttributeError) as error:
+        msg = f"{value!r} is no time: write a datetime, or text such as '2026-01-01T00:00:00Z'"
+        raise HarnessError(msg) from error
+
+
+def fit_rows(rows: Iterable[object], schema: StructType, what: str) -> list[Row]:
+    """Rows (mappings or Spark ``Row``) as dictionaries of values that the columns hold.
+
+    A column that a row leaves out is ``NULL``. Times and dates may be ISO text, decimals text or whole numbers.
+
+    Args:
+        rows: in order.
+        schema: of the source.
+        what: begins each message, for example ``send('orders')``.
+
+    Raises:
+        SchemaMismatch: a row has another column, or a value that its column cannot hold.
+    """
+    return [_fit_row(row, schema, f"{what}: row {number}") for number, row in enumerate(rows, start=1)]
+
+
+def _fit_row(row: object, schema: StructType, place: str) -> Row:
+    given = as_mapping(row)
+    if given is None:
+        msg = f"{place} is {row!r}, but rows are dictionaries by column"
+        raise SchemaMismatch(msg)
+    names = schema.fieldNames()
+    for name in given:
+        if name not in names:
+            near = get_close_matches(str(name), names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+            msg = f"{place} has a column {name!r}, which the source has not; {hint}"
+            raise SchemaMismatch(msg)
+    fitted = {}
+    for field in schema.fields:
+        value = given.get(field.name)
+        try:
+            if value is None and not field.nullable:
+                raise Unfit
+            fitted[field.name] = fit(value, field.dataType)
+        except Unfit as error:
+            kind = field.dataType.simpleString().upper() + ("" if field.nullable else " NOT NULL")
+            shown = "NULL" if value is None else f"{value!r} ({type(value).__name__})"
+            msg = f"{place}: column {field.name!r} is {kind} and cannot hold {shown}"
+            raise SchemaMismatch(msg) from error
+    return fitted
+
+
+def as_mapping(row: object) -> Mapping[str, Any] | None:
+    """A dictionary or a Spark ``Row`` as a mapping; ``None`` for anything else."""
+    if isinstance(row, Mapping):
+        return row
+    as_dict: Callable[[], Mapping[str, Any]] | None = getattr(row, "asDict", None)
+    return as_dict() if as_dict is not None else None
+
+
+def fit(value: Any, kind: DataType) -> Any:
+    """The value as Arrow takes it for a type.
+
+    Raises:
+        Unfit: the type cannot hold it.
+    """
+    if value is None:
+        return None
+    name = kind.typeName()
+    return _NESTED[name](value, kind) if name in _NESTED else _fit_plain(value, name)
+
+
+def _fit_plain(value: Any, name: str) -> Any:
+    if name in _BITS:
+        bound = 2 ** (_BITS[name] - 1)
+        if not isinstance(value, int) or isinstance(value, bool) or not -bound <= value < bound:
+            raise Unfit
+        return value
+    for names, types in _PLAIN:
+        if name in names:
+            if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+                raise Unfit
+            return float(cast("float", value)) if name in ("float", "double") else value
+    return value  # a rare type: Arrow has the last word
+
+
+_PLAIN: Final[Sequence[tuple[tuple[str, ...], tuple[type, ...]]]] = (
+    (("string", "char", "varchar"), (str,)),
+    (("boolean",), (bool,)),
+    (("float", "double"), (int, float)),
+    (("binary",), (bytes, bytearray)),
+)
+
+
+def _fit_decimal(value: Any, kind: Any) -> Decimal:
+    if isinstance(value, bool) or not isinstance(value, (int, str, Decimal)):
+        raise Unfit
+    try:
+        number = Decimal(value)
+        fits = number.is_finite() and number == round(number, kind.scale)
+    except InvalidOperation as error:
+        raise Unfit from error
+    if not fits or abs(number) >= Decimal(10) ** (kind.precision - kind.scale):
+        raise Unfit
+    return number
+
+
+def _fit_time(value: Any, kind: Any) -> datetime:
+    if not isinstance(value, (str, datetime)):
+        raise Unfit
+    try:
+        at = time_of(value)
+    except ValueError as error:
+        raise Unfit from error
+    return at.replace(tzinfo=None) if kind.typeName() == "timestamp_ntz" else at
+
+
+def _fit_date(value: Any, _kind: Any) -> date:
+    if isinstance(value, str):
+        try:
+            return date.fromisoformat(value)
+        except ValueError as error:
+            raise Unfit from error
+    if not isinstance(value, date) or isinstance(value, datetime):
+        raise Unfit
+    return value
+
+
+def _fit_array(value: Any, kind: Any) -> list[Any]:
+    if not isinstance(value, (list, tuple)):
+        raise Unfit
+    return [fit(each, kind.elementType) for each in value]
+
+
+def _fit_map(value: Any, kind: Any) -> list[tuple[Any, Any]]:
+    if not isinstance(value, Mapping):
+        raise Unfit
+    return [(fit(key, kind.keyType), fit(each, kind.valueType)) for key, each in value.items()]
+
+
+def _fit_struct(value: Any, kind: Any) -> Row:
+    given = as_mapping(value)
+    if given is None or not set(given) <= set(kind.fieldNames()):
+        raise Unfit
+    return {field.name: fit(given.get(field.name), field.dataType) for field in kind.fields}
+
+
+_NESTED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
+    "decimal": _fit_decimal,
+    "timestamp": _fit_time,
+    "timestamp_ntz": _fit_time,
+    "date": _fit_date,
+    "array": _fit_array,
+    "map": _fit_map,
+    "struct": _fit_struct,
+}
+
+
+def table_of(rows: Sequence[Row], schema: StructType) -> pa.Table:
+    """Fitted rows as an Arrow table. Columns are taken by name; a row need not have all."""
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return pa.Table.from_pylist(list(rows), schema=to_arrow_schema(schema, timezone="UTC"))
+
+
+def frame_of(spark: SparkSession, rows: Sequence[Row], schema: StructType) -> DataFrame:
+    """Fitted rows as a frame with exactly this schema."""
+    return frame_of_arrow(spark, table_of(rows, schema), schema)
+
+
+def rows_of(frame: DataFrame) -> list[Row]:
+    """The rows of a frame as dictionaries, in one job; times are in UTC."""
+    return rows_in(frame.toArrow())
+
+
+def rows_in(table: pa.Table) -> list[Row]:
+    """The rows of an Arrow table as dictionaries; a map is a dictionary too, where Arrow has a list of pairs."""
+    rows: list[Row] = table.to_pylist()
+    for field in table.schema:
+        if _has_map(field.type):
+            for row in rows:
+                row[field.name] = _with_maps(row[field.name], field.type)
+    return rows
+
+
+def _has_map(kind: pa.DataType) -> bool:
+    return "map<" in str(kind)
+
+
+def _with_maps(value: Any, kind: Any) -> Any:
+    import pyarrow.types as is_type
+
+    if value is None:
+        return None
+    if is_type.is_map(kind):
+        return {key: _with_maps(each, kind.item_type) for key, each in value}
+    if is_type.is_struct(kind):
+        return {kind.field(i).name: _with_maps(value[kind.field(i).name], kind.field(i).type) for i in range(len(kind))}
+    if is_type.is_list(kind) or is_type.is_large_list(kind):
+        return [_with_maps(each, kind.value_type) for each in value]
+    return value
+
+
+# ----------------------------------------------------------------------------------------------------
+# Rows compared without regard to their order, and the difference said so that it can be read.
+
+TestRows: TypeAlias = "Iterable[object] | DataFrame"
 _MOST_SHOWN = 20
 
 
-def same_rows(actual: Rows, expected: Rows) -> bool:
+def same_rows(actual: TestRows, expected: TestRows) -> bool:
     """Whether both hold the same rows, each as often, in any order.
 
     Rows are dictionaries or Spark ``Row``; a DataFrame is run. Times and dates may be written as ISO text on one side.
@@ -30,7 +278,7 @@ def same_rows(actual: Rows, expected: Rows) -> bool:
     return not _difference(listed(actual), listed(expected))
 
 
-def assert_rows(actual: Rows, expected: Rows) -> None:
+def assert_rows(actual: TestRows, expected: TestRows) -> None:
     """As :func:`same_rows`, but raises, saying which rows are missing, which nobody expected, and where they differ.
 
     Raises:
@@ -47,7 +295,7 @@ def assert_rows(actual: Rows, expected: Rows) -> None:
         raise AssertionError(found)
 
 
-def listed(rows: Rows) -> list[Row]:
+def listed(rows: TestRows) -> list[Row]:
     """Rows as a list of dictionaries.
 
     Raises:

@@ -10,20 +10,20 @@ from contextlib import nullcontext
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
-from penstock import formats
+from penstock.api.pipeline import PipelineDefinition
+from penstock.clock import MIN_WATERMARK, EventTime
+from penstock.compiler.analysis import analyze
 from penstock.elements import Batch
 from penstock.errors import HarnessError
 from penstock.failpoints import failpoint
 from penstock.filesystem.local import LocalFileSystem
-from penstock.graph.analyze import analyze
+from penstock.formats import text
 from penstock.graph.nodes import Keyed
-from penstock.graph.pipeline import PipelineDefinition
-from penstock.ids import BEGINNING, CheckpointId, EventTime, Generation
-from penstock.operators.base import MAIN, OperatorContext, OperatorSpec, Ticking
+from penstock.handles import CheckpointId, Generation
+from penstock.interfaces.operator import MAIN_PORT, OperatorContext, OperatorSpec, ProcessingTimeOperator
 from penstock.testing.clock import ManualClock
-from penstock.testing.frames import in_order
+from penstock.testing.frames import Row, fit_rows, frame_of, in_order, micros_of, rows_of
 from penstock.testing.substitute import nearest
-from penstock.testing.values import Row, fit_rows, frame_of, micros_of, rows_of
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -73,10 +73,10 @@ class OperatorHarness:
     ) -> None:
         self.counters: Counter[str] = Counter()
         self.clock = ManualClock()
-        self.watermark = BEGINNING
+        self.watermark = MIN_WATERMARK
         self._spec = spec
         self._spark = spark
-        self._inputs = tuple(formats.struct_type(spark, each) if isinstance(each, str) else each for each in inputs)
+        self._inputs = tuple(text.struct_type(spark, each) if isinstance(each, str) else each for each in inputs)
         self._partitions = partitions
         self._consumed = None if consumed is None else frozenset(consumed)
         self._given = filesystem
@@ -125,7 +125,7 @@ class OperatorHarness:
     # ----------------------------------------------------------------------------------------------------- what goes in
 
     def send(self, rows: Iterable[object] | DataFrame, *, source: int = 0) -> None:
-        """Process a batch: rows as in :meth:`PipelineRun.send <penstock.testing.PipelineRun.send>`, or a DataFrame.
+        """Process a batch: rows as in :meth:`PipelineRun.send`, or a DataFrame.
 
         Raises:
             SchemaMismatch: a row does not fit the input.
@@ -166,7 +166,7 @@ class OperatorHarness:
         """
         self.clock.advance(duration)
         operator = self._running
-        if isinstance(operator, Ticking):
+        if isinstance(operator, ProcessingTimeOperator):
             operator.tick(emit=self._emit)
 
     # ----------------------------------------------------------------------------------------------------------- state
@@ -207,7 +207,7 @@ class OperatorHarness:
 
     # ---------------------------------------------------------------------------------------------------- what came out
 
-    def rows(self, *columns: str, port: str = MAIN) -> list[Row]:
+    def rows(self, *columns: str, port: str = MAIN_PORT) -> list[Row]:
         """What was sent on by a port since this was asked last, as dictionaries, sorted; runs and releases it.
 
         Args:
@@ -266,7 +266,7 @@ class OperatorHarness:
         if self._folder is not None:
             self._folder.cleanup()
 
-    def _emit(self, batch: Batch, port: str = MAIN) -> None:
+    def _emit(self, batch: Batch, port: str = MAIN_PORT) -> None:
         self._sent.append((port, batch))
 
     def _count(self, name: str, amount: int) -> None:

@@ -1,35 +1,241 @@
-"""A user's pipeline under test: rows in, rows out, time by hand, crashes where the test says.
-
-Everything between the scripted sources and the collecting sinks is the product itself, with its log and its state in
-a temporary directory, stepped on the calling thread.
-"""
+"""ps.testing.run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta, timezone
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.checkpoint.control import check_savepoint_name
-from penstock.checkpoint.renaming import check_rename
-from penstock.durations import parse_duration
+from penstock.api.pipeline import PipelineDefinition
+from penstock.checkpoint.events import CheckpointRequested, RequestOutcome, StopRequested
+from penstock.checkpoint.recovery import check_rename
+from penstock.clock import MAX_WATERMARK, MIN_WATERMARK, MonotonicTime, parse_duration
+from penstock.errors import CheckpointAborted, HarnessError, RequestRefused
+from penstock.facts import Fact, JobStarted, WatermarkAdvanced
 from penstock.graph.nodes import Graph
-from penstock.graph.pipeline import PipelineDefinition
-from penstock.ids import CheckpointId, Instant
+from penstock.handles import CheckpointId, check_savepoint_name
+from penstock.observability.report import Report, ReportCollector
 from penstock.settings import read_settings
-from penstock.testing.asking import restart_later, stop_job, take_checkpoint, until_over
 from penstock.testing.clock import ManualClock
-from penstock.testing.life import Life
-from penstock.testing.outcome import Outcome
-from penstock.testing.script import End, Idle
-from penstock.testing.stepping import Running
-from penstock.testing.substitute import Cast
+from penstock.testing.driver import JobUnderTest, SteppedAttempt
+from penstock.testing.frames import Row
+from penstock.testing.sources import End, Idle
+from penstock.testing.substitute import StandIns, nearest
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from pyspark.sql import DataFrame, SparkSession
     from typing_extensions import Self
+
+
+# ----------------------------------------------------------------------------------------------------
+# Asks a running job for a checkpoint or its end, and sees it through, whatever crashes and restarts come between.
+
+_NUMBERS: Final = itertools.count(1)
+_PATIENCE: Final = 500 * 86_400_000_000
+"""Microseconds that a job may take to its end: what is due later than that would never come."""
+
+
+def take_checkpoint(life: JobUnderTest, name: str | None, *, wait: bool) -> CheckpointId | None:
+    """Have a checkpoint taken, pinned under a name if there is one; ``None`` if it is pending, or the job died of it.
+
+    Raises:
+        CheckpointAborted: it was aborted.
+        RequestRefused: the name is taken.
+        HarnessError: the job is dead, or the checkpoint never completes.
+    """
+    while True:
+        request, number = f"test-{next(_NUMBERS)}", life.number
+
+        def ask(_: SteppedAttempt, request: str = request) -> None:
+            at, wall = life.clock.now(), life.clock.wall()
+            asked = CheckpointRequested(at=at, wall=wall, request=request, name=name, owner="test")
+            life.requests.submit(asked, lambda reply: life.answers.__setitem__(request, reply))
+
+        life.move(ask)
+        if life.number == number:
+            break  # else it died and began again, and knows nothing of what was asked
+    if not life.is_alive:
+        return None
+    answer = life.answers.get(request)
+    if answer is None:
+        if not wait:
+            return None
+        msg = f"the checkpoint does not complete: {_told(life.running)}"
+        raise HarnessError(msg)
+    if answer.answer is RequestOutcome.REFUSED:
+        raise RequestRefused(answer.message)
+    if answer.answer is not RequestOutcome.DONE:
+        raise CheckpointAborted(answer.message)
+    return answer.checkpoint
+
+
+def stop_job(life: JobUnderTest) -> None:
+    """Have the job stop in order.
+
+    Raises:
+        HarnessError: it is dead, or does not come to its end.
+    """
+
+    def ask(running: SteppedAttempt) -> None:
+        at, wall = life.clock.now(), life.clock.wall()
+        running.supervisor.request(StopRequested(at=at, wall=wall, request=f"test-{next(_NUMBERS)}"))
+
+    until_over(life, "stop()", ask)
+
+
+def restart_later(life: JobUnderTest, *, is_new: bool) -> None:
+    """A restart is asked for while the job runs: it follows the crash that is armed.
+
+    Raises:
+        HarnessError: none is, one was asked for already, or a new version of the pipeline is to begin with it.
+    """
+    if life.point is None:
+        msg = "the job runs, and no crash is armed: crash(), stop() or end() it first"
+        raise HarnessError(msg)
+    if life.restarts_then or is_new:
+        why = "a new version begins when the job has died" if is_new else "the restart waits for the crash"
+        msg = f"{why}: {life.point.story()}"
+        raise HarnessError(msg)
+    life.restarts_then = True
+
+
+def until_over(life: JobUnderTest, what: str, ask: Callable[[SteppedAttempt], None]) -> None:
+    """Ask each attempt for the end and let time pass until it has come, or the job is dead with no restart to follow.
+
+    Raises:
+        HarnessError: the job is dead, or does not come to its end.
+    """
+    asked, latest = -1, life.clock.now() + _PATIENCE
+    while True:
+        if life.number != asked:
+            asked = life.number
+            life.move(ask)
+        if not life.is_alive:
+            return
+        if life.number != asked:
+            continue  # it died and began again
+        due = life.running.next_due
+        if due is None or due > latest:
+            msg = f"{what} does not come to its end: {_told(life.running)}"
+            raise HarnessError(msg)
+        life.move(lambda running, due=due: running.advance_to(due))  # type: ignore[misc]
+
+
+def _told(running: SteppedAttempt) -> str:
+    return "; ".join(f"'{task}' is {doing}" for task, doing in running.doing.items())
+
+
+# ----------------------------------------------------------------------------------------------------
+# What came out of a pipeline under test: rows by sink, watermarks, counters, facts. Moves nothing.
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_ROLES: Final = ("source", "sink")
+_LAST: Final = datetime.max.replace(tzinfo=timezone.utc)
+
+
+class Outcome:
+    """Reads what stand-ins and facts tell; sources, steps and sinks are addressed by their uid.
+
+    Attributes:
+        facts: everything that the runtime reported, in order.
+    """
+
+    def __init__(self, cast: StandIns) -> None:
+        self.facts: list[Fact] = []
+        self._cast = cast
+        self._watermarks: dict[str, int] = {}
+
+    def rows(self, uid: str, *columns: str) -> list[Row]:
+        """Published rows of a sink as dictionaries; times are ``datetime`` in UTC.
+
+        They come checkpoint by checkpoint, those of one checkpoint sorted by their columns from left to right.
+
+        Args:
+            uid: of the sink; side outputs are sinks like any other.
+            columns: only these, in this order.
+
+        Raises:
+            HarnessError: there is no such sink or column.
+        """
+        return _chosen(self._cast.sink(uid).rows, columns, uid)
+
+    def staged(self, uid: str, *columns: str) -> list[Row]:
+        """Rows that a sink has written and not published, sorted: their checkpoint is not complete.
+
+        Raises:
+            HarnessError: there is no such sink or column.
+        """
+        return _chosen(self._cast.sink(uid).staged, columns, uid)
+
+    def watermark(self, uid: str) -> datetime | None:
+        """How far event time has come at a step or sink, in UTC.
+
+        ``None`` before it has begun, ``datetime.max`` (in UTC) after its sources have ended.
+
+        Raises:
+            HarnessError: there is no such step or sink.
+        """
+        roles = self._cast.roles
+        if roles.get(uid) not in ("step", "sink"):
+            what = "a source has no watermark, ask a step or a sink" if uid in roles else nearest(uid, roles)
+            msg = f"no watermark of {uid!r}: {what or 'there is no such step'}"
+            raise HarnessError(msg)
+        at = self._watermarks.get(uid, MIN_WATERMARK)
+        if at in (MIN_WATERMARK, MAX_WATERMARK):
+            return None if at == MIN_WATERMARK else _LAST
+        return _EPOCH + timedelta(microseconds=at)
+
+    def counters(self, uid: str) -> dict[str, int]:
+        """What a step has counted (``late``, ``fired`` …), by name. Rows that were redone after a restart count again.
+
+        Raises:
+            HarnessError: there is no such step.
+        """
+        if uid not in self._cast.roles:
+            msg = f"no counters of {uid!r}: {nearest(uid, self._cast.roles) or 'there is no such step'}"
+            raise HarnessError(msg)
+        return {name: amount for (step, name), amount in self.report().counters.items() if step == uid}
+
+    def report(self) -> Report:
+        """The sums so far, as of :meth:`penstock.Job.report`."""
+        named = {role: frozenset(uid for uid, of in self._cast.roles.items() if of == role) for role in _ROLES}
+        tally = ReportCollector(sources=named["source"], sinks=named["sink"])
+        for fact in self.facts:
+            tally(fact)
+        return tally.report()
+
+    def _take(self, fact: Fact) -> None:
+        """The listener of every attempt."""
+        self.facts.append(fact)
+        if isinstance(fact, JobStarted):
+            self._watermarks.clear()  # each task announces what it was restored with
+        elif isinstance(fact, WatermarkAdvanced):
+            self._watermarks[fact.task] = fact.at
+
+
+def _chosen(rows: list[Row], columns: Sequence[str], uid: str) -> list[Row]:
+    if not columns:
+        return rows
+    for row in rows[:1]:
+        for name in columns:
+            if name not in row:
+                near = get_close_matches(name, row, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(row)}"
+                msg = f"sink {uid!r} has no column {name!r}; {hint}"
+                raise HarnessError(msg)
+    return [{name: row[name] for name in columns} for row in rows]
+
+
+# ----------------------------------------------------------------------------------------------------
+# A user's pipeline under test: rows in, rows out, time by hand, crashes where the test says.
+#
+# Everything between the scripted sources and the collecting sinks is the product itself, with its log and its state in
+# a temporary directory, stepped on the calling thread.
 
 _SELDOM: Final = "1000 days"
 """Between periodic checkpoints unless the test asks for them: a test says itself when there is one."""
@@ -80,12 +286,12 @@ class PipelineRun(Outcome):
     def __init__(
         self, pipeline: PipelineDefinition, spark: SparkSession, *, clock: ManualClock, settings: Mapping[str, object]
     ) -> None:
-        super().__init__(Cast())
+        super().__init__(StandIns())
         self.clock = clock
         self._pipeline = pipeline
         self._spark = spark
         self._settings = read_settings({"checkpoint_every": _SELDOM, **settings}, environment={})
-        self._life = Life(spark, self._settings, clock, self._take)
+        self._life = JobUnderTest(spark, self._settings, clock, self._take)
 
     def __enter__(self) -> Self:
         try:
@@ -156,7 +362,7 @@ class PipelineRun(Outcome):
             GraphError: it is no length of time.
             PenstockError: the job failed meanwhile.
         """
-        target = Instant(self.clock.now() + parse_duration("duration", duration))
+        target = MonotonicTime(self.clock.now() + parse_duration("duration", duration))
         while self._life.is_alive and self.clock.now() < target:
             self._life.move(lambda running: running.advance_to(target))
         if self.clock.now() < target:
@@ -224,7 +430,7 @@ class PipelineRun(Outcome):
         goes on. A point that is never reached fails the test at the end of the ``with`` block.
 
         Args:
-            at: one of :data:`penstock.failpoints.KNOWN`, for example ``"checkpoint.manifest.written"``.
+            at: one of :data:`penstock.failpoints.FAILPOINTS`, for example ``"checkpoint.manifest.written"``.
             hit: die when the point is reached for the ``hit``-th time from now on.
 
         Raises:
@@ -277,7 +483,7 @@ class PipelineRun(Outcome):
         """The state directory, gone after the ``with`` block."""
         return self._life.folder
 
-    def _let_go(self, running: Running) -> None:
+    def _let_go(self, running: SteppedAttempt) -> None:
         for uid in self._cast.sources:
             running.hold(uid, is_held=False)
             running.wake(uid)

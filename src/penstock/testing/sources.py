@@ -1,23 +1,163 @@
-"""A source that reads what a test wrote: rows, and between them faults, pauses, idleness and the end."""
+"""ScriptedSource: rows, crashes, pauses, the end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, cast
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from penstock import formats
-from penstock.elements import Measure, Partitions
-from penstock.errors import HarnessError, StateIncompatible
-from penstock.handles import Guarantee, Position
-from penstock.ids import CheckpointId, Instant, WallTime
-from penstock.sources.base import CaughtUp, Ended, Limits, Nothing, Poll, Rows, SourceContext, Until
-from penstock.testing.script import SENTINELS, Crash, End, Idle, Pause, Script, Sentinel
-from penstock.testing.values import fit_rows, frame_of, rows_of
+from penstock.clock import MonotonicTime, WallTime, parse_duration
+from penstock.elements import ObservedMetrics, SourcePartitions
+from penstock.errors import HarnessError, SourceUnavailable, StateIncompatible
+from penstock.formats import text
+from penstock.handles import CheckpointId, Guarantee, Position
+from penstock.interfaces.source import (
+    CaughtUp,
+    Ended,
+    NoData,
+    PlannedBatch,
+    PollResult,
+    ReadLimit,
+    SourceContext,
+    Until,
+)
+from penstock.testing.frames import fit_rows, frame_of, rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+
+# ----------------------------------------------------------------------------------------------------
+# What a scripted source will do, row by row, faults and pauses among them; knows no Spark and no clock.
+#
+# A script only grows: what stands at a place stays there, so a position in it is a number and a replay gives the same.
+
+
+class CrashRow(SourceUnavailable):
+    """A scripted source came to a :class:`Crash`: the attempt fails, and a restart may help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """A row at which the job dies, the first time that it is read; later readings pass it by.
+
+    In :func:`penstock.testing.pipeline_run.run` the job dies as if killed; in a :class:`penstock.Job` the attempt fails
+    and the job restarts.
+
+    >>> Crash()
+    Crash()
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A row that stands for time without rows. A pause begins anew after a restart.
+
+    Args:
+        duration: how long nothing comes, by the job's clock: ``"5 seconds"``. ``"0 seconds"`` only ends the batch.
+
+    Raises:
+        GraphError: it is no length of time.
+
+    >>> Pause("5 seconds").micros
+    5000000
+    """
+
+    duration: str = "0 seconds"
+
+    def __post_init__(self) -> None:
+        parse_duration("duration", self.duration)
+
+    @property
+    def micros(self) -> int:
+        """The duration in microseconds."""
+        return parse_duration("duration", self.duration)
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """A row that says that the source is idle: until its next rows it does not hold back the watermarks of others.
+
+    >>> Idle()
+    Idle()
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A row that says that no others follow: the source ends by itself, and its watermark goes to the end of time.
+
+    >>> End()
+    End()
+    """
+
+
+Sentinel: TypeAlias = Crash | Pause | Idle | End
+SENTINELS: Final = (Crash, Pause, Idle, End)
+
+
+@dataclass(eq=False, slots=True)
+class Script:
+    """The items of one source, and which crashes have happened; safe for several threads.
+
+    >>> script = Script()
+    >>> script.add([{"n": 1}, {"n": 2}, End()])
+    >>> script.rows_between(0, 2), script.at(2), script.at(3)
+    ([{'n': 1}, {'n': 2}], End(), None)
+    """
+
+    _items: list[dict[str, Any] | Sentinel] = field(default_factory=list)
+    _crashed: set[int] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has an :class:`End`."""
+        with self._lock:
+            return any(isinstance(item, End) for item in self._items)
+
+    @property
+    def ends_with_row(self) -> bool:
+        """Whether the next row would come in one batch with the last one."""
+        with self._lock:
+            return bool(self._items) and isinstance(self._items[-1], dict)
+
+    def add(self, items: Iterable[dict[str, Any] | Sentinel]) -> None:
+        """Append rows and sentinels."""
+        with self._lock:
+            self._items += items
+
+    def at(self, place: int) -> dict[str, Any] | Sentinel | None:
+        """What stands at a place; ``None`` beyond the end."""
+        with self._lock:
+            return self._items[place] if place < len(self._items) else None
+
+    def rows_between(self, first: int, end: int | None) -> Sequence[dict[str, Any]]:
+        """The rows in a range of places, ``None`` being the end."""
+        with self._lock:
+            return [item for item in self._items[first:end] if isinstance(item, dict)]
+
+    def crash_once(self, place: int) -> None:
+        """Come to a :class:`Crash`.
+
+        Raises:
+            CrashRow: for the first time.
+        """
+        with self._lock:
+            if place in self._crashed:
+                return
+            self._crashed.add(place)
+        msg = f"the script crashes here, at its item {place + 1}"
+        raise CrashRow(msg)
+
+
+# ----------------------------------------------------------------------------------------------------
+# A source that reads what a test wrote: rows, and between them faults, pauses, idleness and the end.
 
 KIND: Final = "scripted/1"
 
@@ -86,7 +226,7 @@ class ScriptedSource:
         """
         if self._known is None:
             declared = self._declared
-            self._known = formats.struct_type(spark, declared) if isinstance(declared, str) else declared
+            self._known = text.struct_type(spark, declared) if isinstance(declared, str) else declared
             unchecked, self._unchecked = self._unchecked, []
             self._add(unchecked, self._known)
         return self._known
@@ -171,10 +311,10 @@ class ScriptedReader:
         self._at = at
         self._left = left  # rows before that place, of partitions that were paused
         self._wait = wait
-        self._paused_until: Instant | None = None
+        self._paused_until: MonotonicTime | None = None
         self._is_idle = False
 
-    def poll(self, *, now: Instant, wall: WallTime, limits: Limits) -> Poll:
+    def poll(self, *, now: MonotonicTime, wall: WallTime, limits: ReadLimit) -> PollResult:
         """The rows up to the next sentinel, or what the sentinel says.
 
         Raises:
@@ -187,8 +327,8 @@ class ScriptedReader:
                 return answer
             self._at += 1
         self._is_idle = False
-        known = Measure.known({"rows": len(places), "bytes": 0})
-        return Rows(
+        known = ObservedMetrics.known({"rows": len(places), "bytes": 0})
+        return PlannedBatch(
             plan=_Pick(tuple(places)),
             rows=len(places),
             bytes=0,
@@ -196,7 +336,7 @@ class ScriptedReader:
             partitions=self._partitions(),
         )
 
-    def _readable(self, limits: Limits) -> list[int]:
+    def _readable(self, limits: ReadLimit) -> list[int]:
         """What was left and is not paused any more, else the rows up to the next sentinel that are not paused."""
         again = [place for place in self._left if not self._is_paused(place, limits)][: limits.rows]
         if again:
@@ -208,7 +348,7 @@ class ScriptedReader:
             self._at += 1
         return found
 
-    def _is_paused(self, place: int, limits: Limits) -> bool:
+    def _is_paused(self, place: int, limits: ReadLimit) -> bool:
         return bool(limits.paused) and self._partition(self._row(place)) in limits.paused
 
     def _row(self, place: int) -> dict[str, Any]:
@@ -218,18 +358,18 @@ class ScriptedReader:
         value = row[self._partition_column] if self._partition_column is not None else None
         return None if value is None else str(value)
 
-    def _partitions(self) -> Partitions | None:
+    def _partitions(self) -> SourcePartitions | None:
         if self._partition_column is None:
             return None
         names = map(self._partition, self._script.rows_between(0, None))
         waiting = [*map(self._row, self._left), *self._script.rows_between(self._at, None)]
-        return Partitions(
+        return SourcePartitions(
             names=tuple(dict.fromkeys(name for name in names if name is not None)),
             behind=frozenset(name for name in map(self._partition, waiting) if name is not None),
             column=self._partition_column,
         )
 
-    def _at_sentinel(self, item: Sentinel | None, now: Instant) -> Poll | None:
+    def _at_sentinel(self, item: Sentinel | None, now: MonotonicTime) -> PollResult | None:
         """What to answer there; ``None`` to go past it."""
         match item:
             case None:
@@ -245,30 +385,30 @@ class ScriptedReader:
             case Idle():
                 return self._idle(now)
 
-    def _all_but_left(self, now: Instant) -> Nothing:
+    def _all_but_left(self, now: MonotonicTime) -> NoData:
         partitions = self._partitions()
         assert partitions is not None  # else nothing could have been left
-        return Nothing(
-            wake_at=Instant(now + self._wait), ended=frozenset(partitions.names).difference(partitions.behind)
+        return NoData(
+            wake_at=MonotonicTime(now + self._wait), ended=frozenset(partitions.names).difference(partitions.behind)
         )
 
-    def _pause(self, pause: Pause, now: Instant) -> Poll | None:
+    def _pause(self, pause: Pause, now: MonotonicTime) -> PollResult | None:
         if self._paused_until is None:
-            self._paused_until = Instant(now + pause.micros)
+            self._paused_until = MonotonicTime(now + pause.micros)
         if now < self._paused_until:
-            return Nothing(wake_at=self._paused_until, idle=self._is_idle and not self._left)
+            return NoData(wake_at=self._paused_until, idle=self._is_idle and not self._left)
         self._paused_until = None
         return None
 
-    def _idle(self, now: Instant) -> Poll | None:
+    def _idle(self, now: MonotonicTime) -> PollResult | None:
         """The place is left only for something behind it, so that a restart is idle again."""
         if self._is_idle and self._script.at(self._at + 1) is not None:
             return None
         self._is_idle = True
         return self._nothing(now)
 
-    def _nothing(self, now: Instant) -> Nothing:
-        return Nothing(wake_at=Instant(now + self._wait), idle=self._is_idle and not self._left)
+    def _nothing(self, now: MonotonicTime) -> NoData:
+        return NoData(wake_at=MonotonicTime(now + self._wait), idle=self._is_idle and not self._left)
 
     def frame(self, plan: object) -> DataFrame:
         """The rows of a plan, sent to the executors once more each time that it is asked for."""

@@ -1,31 +1,131 @@
-"""A user's pipeline with its sources scripted and its sinks collecting; all other steps stay as they are."""
+"""CollectSink; stand-ins for a pipeline's sources and sinks."""
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from penstock.api.pipeline import PipelineDefinition
+from penstock.compiler.steps import explain_build_errors
+from penstock.connectors import memory
 from penstock.errors import HarnessError
-from penstock.graph.nodes import Graph, Keyed, Node, Read, Write
-from penstock.graph.pace import at_once
-from penstock.graph.pipeline import PipelineDefinition
-from penstock.graph.trouble import told
+from penstock.graph.nodes import Graph, Keyed, Node, Read, Write, without_pause
 from penstock.graph.validate import validate_mode
 from penstock.handles import Guarantee
-from penstock.sources.base import Partitioned
-from penstock.testing.sinks import CollectSink
+from penstock.interfaces.source import SupportsPartitions
+from penstock.testing.frames import Row, in_order, rows_in
 from penstock.testing.sources import ScriptedSource
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import pyarrow as pa
     from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+    from penstock.interfaces.sink import Sink, SinkContext
+
+
+# ----------------------------------------------------------------------------------------------------
+# A sink that keeps rows for a test: what is staged and what is published apart, checkpoint by checkpoint.
+
+_NUMBERS: Final = itertools.count(1)
+
+
+class CollectSink(memory.Sink):
+    """Rows in this process, two-phase as in a sink of a database: staged, then published by their checkpoint.
+
+    Exactly-once: the output of a checkpoint is published once, however often that is tried. Rows that a pipeline made
+    twice are there twice.
+
+    >>> out = CollectSink()
+    >>> out.rows, out.staged
+    ([], [])
+    """
+
+    def __init__(self) -> None:
+        name = f"collected-{next(_NUMBERS)}"
+        super().__init__(name)
+        self._stands_for: Sink | None = None
+        self._writer: _Writer | None = None
+        self._generation: int | None = None
+        weakref.finalize(self, memory.clear_rows, name)
+
+    def stand_for(self, sink: Sink) -> None:
+        """Take the place of another sink, which still refuses the columns that it cannot write."""
+        self._stands_for = sink
+
+    @property
+    def rows(self) -> list[Row]:
+        """Published rows, in the order of checkpoints; those of one checkpoint sorted, see :func:`in_order`."""
+        return [row for epoch in self.epochs for row in epoch]
+
+    @property
+    def epochs(self) -> list[list[Row]]:
+        """Published rows by checkpoint, in the order of publishing."""
+        with self._store.lock:
+            published = [list(epoch) for epoch in self._store.published.values()]
+        return [_sorted(epoch) for epoch in published]
+
+    @property
+    def staged(self) -> list[Row]:
+        """Rows of the newest attempt that are written and not published, sorted.
+
+        A crash takes them away, unless their checkpoint is in the log: then the restart publishes them.
+        """
+        with self._store.lock:
+            waiting = [
+                table
+                for identity, epoch in self._store.staged.items()
+                if identity.split("/")[-2] == str(self._generation)
+                for table in epoch
+            ]
+        return _sorted([*waiting, *(self._writer.tables if self._writer is not None else ())])
+
+    def check(self, schema: StructType) -> None:
+        """What the sink that it stands for refuses, and what Arrow cannot hold.
+
+        Raises:
+            GraphError: with the column and the remedy.
+        """
+        if self._stands_for is not None:
+            self._stands_for.check(schema)
+        super().check(schema)
+
+    def writer(self, context: SinkContext) -> memory.MemoryWriter:
+        """A writer that stages in this process."""
+        self._generation = context.generation
+        self._writer = _Writer(self._name, context)
+        return self._writer
+
+    def describe(self) -> str:
+        """For people."""
+        return "collected" if self._stands_for is None else f"collected, in place of {self._stands_for.describe()}"
+
+
+class _Writer(memory.MemoryWriter):
+    @property
+    def tables(self) -> list[pa.Table]:
+        """What the open epoch holds."""
+        return list(self._epoch)
+
+
+def _sorted(tables: Iterable[Any]) -> list[Row]:
+    return in_order(row for table in tables for row in rows_in(table))
+
+
+# ----------------------------------------------------------------------------------------------------
+# A user's pipeline with its sources scripted and its sinks collecting; all other steps stay as they are.
 
 _T = TypeVar("_T")
 
 
 @dataclass(slots=True)
-class Cast:
+class StandIns:
     """Who stands in for which source and sink, by uid. A new version of the pipeline keeps those whose uid it keeps.
 
     Attributes:
@@ -69,7 +169,7 @@ class Cast:
     def _node(self, node: Node, spark: SparkSession) -> Node:
         match node:
             case Read():
-                return replace(node, source=self._source(node, spark), pace=at_once)
+                return replace(node, source=self._source(node, spark), pace=without_pause)
             case Write():
                 sink = self.sinks.get(node.uid) or CollectSink()
                 sink.stand_for(node.sink)
@@ -79,10 +179,10 @@ class Cast:
                 return node
 
     def _source(self, node: Read, spark: SparkSession) -> ScriptedSource:
-        with told(node):
+        with explain_build_errors(node):
             schema = node.source.schema(spark)
         source = self._known.get(node.uid) or ScriptedSource(schema, poll_interval_ms=0, name=f"send({node.uid!r})")
-        column = node.source.partition_column if isinstance(node.source, Partitioned) else None
+        column = node.source.partition_column if isinstance(node.source, SupportsPartitions) else None
         source.redeclare(schema, column)
         self.sources[node.uid] = source
         return source

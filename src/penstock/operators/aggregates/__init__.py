@@ -11,14 +11,18 @@ Any of them can be named, with ``.alias("name")``, and restricted to some rows, 
 
 from __future__ import annotations
 
-from penstock.operators.aggregates.base import Aggregate, Part
-from penstock.operators.aggregates.distinct import approx_count_distinct, count_distinct
-from penstock.operators.aggregates.known import check_aggregate
-from penstock.operators.aggregates.moments import stddev, stddev_pop, var_pop, variance
-from penstock.operators.aggregates.ordered import collect, first, last
-from penstock.operators.aggregates.percentiles import approx_percentile, percentile
-from penstock.operators.aggregates.simple import avg, count, max, min, sum  # noqa: A004 - Spark's words; users write ps.agg.sum
-from penstock.operators.aggregates.user_defined import custom
+from penstock.operators.aggregates.base import Aggregate, Part, check_aggregate
+from penstock.operators.aggregates.basic import avg, count, max, min, stddev, stddev_pop, sum, var_pop, variance  # noqa: A004 - Spark's words; users write ps.agg.sum
+from penstock.operators.aggregates.custom import custom
+from penstock.operators.aggregates.values import (
+    approx_count_distinct,
+    approx_percentile,
+    collect,
+    count_distinct,
+    first,
+    last,
+    percentile,
+)
 
 __all__ = [
     "Aggregate",

@@ -1,4 +1,4 @@
-"""What every aggregate is made of; knows nothing of any one of them."""
+"""Aggregate: partial, merge, finish; which aggregates there are."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 
     from penstock.handles import Json
 
-Given: TypeAlias = "str | Column"
-"""What users write for a column: its name, SQL, or a Column."""
 
+# ----------------------------------------------------------------------------------------------------
+# What every aggregate is made of; knows nothing of any one of them.
+
+ColumnOrName: TypeAlias = "str | Column"
+"""What users write for a column: its name, SQL, or a Column."""
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
 _UNORDERED: Final = re.compile(r"\b(map<|variant\b)")
 _COLLATED: Final = re.compile(r"\bstring collate (?!UTF8_BINARY\b)")
@@ -67,12 +70,12 @@ class Aggregate:
     """
 
     function: str
-    of: tuple[Given, ...]
+    of: tuple[ColumnOrName, ...]
     parts: tuple[Part, ...]
     finish: Callable[[Mapping[str, Column], DataType], Column]
-    by: Given | None = None
+    by: ColumnOrName | None = None
     shape: Callable[[Sequence[Column], Column], Column] = _only
-    conditions: tuple[Given, ...] = ()
+    conditions: tuple[ColumnOrName, ...] = ()
     check: Callable[[DataFrame, Column], None] | None = None
     name: str | None = None
     parameters: Mapping[str, Json] | None = field(default_factory=dict)
@@ -81,7 +84,7 @@ class Aggregate:
         """The same aggregate, its result called ``name``."""
         return replace(self, name=name)
 
-    def where(self, condition: Given) -> Aggregate:
+    def where(self, condition: ColumnOrName) -> Aggregate:
         """The same aggregate over the rows for which ``condition`` holds, as SQL's ``FILTER (WHERE …)``.
 
         A key and window whose rows do not match at all still has its row, with what the function gives for no rows:
@@ -90,7 +93,7 @@ class Aggregate:
         Args:
             condition: SQL text or a Column over the step's input; unknown counts as false.
 
-        >>> from penstock.operators.aggregates import sum
+        >>> from penstock.operators.aggregates.basic import sum
         >>> sum("amount").where("amount > 0").where("NOT refunded").alias("paid").conditions
         ('amount > 0', 'NOT refunded')
         """
@@ -111,7 +114,7 @@ class Aggregate:
                 raise GraphError(msg)
         return "_".join((self.function, *map(str, self.of)))
 
-    def input(self, column_of: Callable[[Given], Column], time: Column) -> Column:
+    def input(self, column_of: Callable[[ColumnOrName], Column], time: Column) -> Column:
         """The one column that partials are computed from.
 
         Args:
@@ -127,7 +130,7 @@ class Aggregate:
         return column
 
 
-def once(merge: Callable[[Column], Column]) -> Callable[[Column], Column]:
+def merge_once(merge: Callable[[Column], Column]) -> Callable[[Column], Column]:
     """``merge``, with what it made of a column kept.
 
     Spark's functions that take a function (``F.reduce``, ``F.filter``) name its arguments anew at each call, and these
@@ -144,7 +147,7 @@ def once(merge: Callable[[Column], Column]) -> Callable[[Column], Column]:
     return merged
 
 
-def refusal(function: str, data_type: DataType, why: str, remedy: str) -> GraphError:
+def unsupported_input(function: str, data_type: DataType, why: str, remedy: str) -> GraphError:
     """The error for an input that a function cannot take."""
     msg = f"ps.agg.{function} cannot take {data_type.simpleString()}, {why}: {remedy}"
     return GraphError(msg)
@@ -158,7 +161,7 @@ def check_ordered(function: str, data_type: DataType) -> None:
     """
     if not is_ordered(data_type):
         remedy = "give it a field of the value, or its text, as in to_json(…)"
-        raise refusal(function, data_type, "which has no order", remedy)
+        raise unsupported_input(function, data_type, "which has no order", remedy)
 
 
 def is_ordered(data_type: DataType) -> bool:
@@ -174,3 +177,65 @@ def is_collated(data_type: DataType) -> bool:
     (True, False)
     """
     return _COLLATED.search(data_type.simpleString()) is not None
+
+
+# ----------------------------------------------------------------------------------------------------
+# Which aggregates there are, and what to use instead of Spark's own; knows nothing of how they work.
+
+FUNCTIONS: Final = (
+    "approx_count_distinct",
+    "approx_percentile",
+    "avg",
+    "collect",
+    "count",
+    "count_distinct",
+    "first",
+    "last",
+    "max",
+    "min",
+    "percentile",
+    "stddev",
+    "stddev_pop",
+    "sum",
+    "var_pop",
+    "variance",
+)
+"""What ``ps.agg`` has, besides ``custom``."""
+_INSTEAD: Final = {
+    "any_value": "first(…, ignore_nulls=…)",
+    "array_agg": "collect(…)",
+    "collect_list": "collect(…)",
+    "collect_set": "collect(…), and array_distinct on the result",
+    "count_if": 'count().where("…")',
+    "first_value": "first(…)",
+    "hll_sketch_agg": "approx_count_distinct(…)",
+    "last_value": "last(…)",
+    "max_by": "last(…, by=…)",
+    "mean": "avg(…)",
+    "median": "percentile(…, 0.5)",
+    "min_by": "first(…, by=…)",
+    "percentile_approx": "approx_percentile(…, 0.5)",
+    "std": "stddev(…)",
+    "stddev_samp": "stddev(…)",
+    "var_samp": "variance(…)",
+}
+
+
+def check_aggregate(value: object) -> Aggregate:
+    """``value`` if it is one of ``ps.agg``.
+
+    Raises:
+        GraphError: it is not; the message has the name to use.
+    """
+    if isinstance(value, Aggregate):
+        return value
+    found = re.search(r"'(\w+)\(", str(value))
+    name = found[1].lower() if found else ""
+    if name in FUNCTIONS:
+        use = f"ps.agg.{name}(…)"
+    elif name in _INSTEAD:
+        use = f"ps.agg.{_INSTEAD[name]}"
+    else:
+        use = "one of " + ", ".join(f"ps.agg.{word}" for word in FUNCTIONS) + ", or ps.agg.custom for one of your own"
+    msg = f"agg() was given {value!r} ({type(value).__name__}), which cannot be merged over batches: use {use}"
+    raise GraphError(msg)

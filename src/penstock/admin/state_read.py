@@ -1,0 +1,425 @@
+"""ps.read_state; state of two checkpoints compared."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from penstock.checkpoint import paths
+from penstock.checkpoint.entries import Manifest, StepRole
+from penstock.checkpoint.history import resolve_checkpoint
+from penstock.control.client import JobDirectory, jobs_in, root_of
+from penstock.errors import (
+    CondemnedWhileRead,
+    LayerMissing,
+    PenstockError,
+    StateIncompatible,
+    UnknownName,
+    did_you_mean,
+)
+from penstock.job.failures import to_penstock_error
+from penstock.spark.session import active_session, clone_session, default_parallelism, set_active_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from penstock.api.pipeline import PipelineDefinition
+    from penstock.checkpoint.history import History
+    from penstock.filesystem.base import FileSystem
+    from penstock.handles import CheckpointId, FileRef, StateHandle, TaskSnapshot
+    from penstock.operators.windows.frames import WindowFrames
+    from penstock.operators.windows.table import StateTable
+    from penstock.state.layers import LayerFormat
+
+
+# ----------------------------------------------------------------------------------------------------
+# Which job, checkpoint and step a person means who wants to see state, and what of it lies where. Loads no Spark.
+#
+# What is shown comes from the log alone, so it is there for running and dead jobs alike.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepState:
+    """The state of one step at a checkpoint.
+
+    Attributes:
+        uid: of the step.
+        kind: name and version of the format.
+        schema: the columns of its layers, as Spark DDL.
+        rows: of all layers, before rows of one key are merged: an upper bound.
+        bytes: of all files.
+        layers: how many.
+        files: below the job's directory, oldest layer first.
+        written: who wrote it by hand, when and on what, if the checkpoint was made so.
+    """
+
+    uid: str
+    kind: str
+    schema: str
+    rows: int
+    bytes: int
+    layers: int
+    files: tuple[FileRef, ...]
+    written: object = None
+
+
+def open_job(state: str | Path, job: str | None = None) -> JobDirectory:
+    """The job that is meant by its own directory, by the folder of all jobs and its name, or by the only one there.
+
+    Raises:
+        UnknownName: there is none, or several and no name.
+    """
+    root = root_of(state)
+    if job is not None or root is None:
+        return JobDirectory(state, job or "")
+    folder = Path(os.path.abspath(root))
+    if (folder / paths.LOG).is_dir():
+        return JobDirectory(folder.parent, folder.name)
+    names = jobs_in(state)
+    if len(names) > 1:
+        msg = f"{root} holds the state of several jobs: {', '.join(names)}; say which, as in job={names[0]!r}"
+        raise UnknownName(msg)
+    return JobDirectory(state, names[0] if names else folder.name)
+
+
+def resolve_manifest(history: History, at: int | str | None) -> Manifest:
+    """The checkpoint that is meant: by number, by a savepoint's name, or that which the next start continues.
+
+    Raises:
+        UnknownName: there is none, or its files may be gone; with those there are.
+    """
+    if at is not None:
+        return history.manifests[resolve_checkpoint(history, str(at))][1]
+    point = history.restore_point
+    if point is None:
+        known = ", ".join(map(str, history.restorable)) or "none"
+        msg = f"job {history.job!r} would start empty, there is no newest checkpoint; restorable are: {known}"
+        raise UnknownName(msg)
+    return point
+
+
+def snapshot_of(manifest: Manifest, uid: str) -> TaskSnapshot:
+    """What a step that holds state contributed to a checkpoint.
+
+    Raises:
+        UnknownName: it holds none, or is not there; with those that do.
+    """
+    for snapshot in manifest.tasks:
+        if snapshot.task == uid and snapshot.state is not None:
+            return snapshot
+    raise UnknownName(_why_none(manifest, uid))
+
+
+def state_of(manifest: Manifest, uid: str) -> StateHandle:
+    """The state of a step at a checkpoint; raises as :func:`snapshot_of`."""
+    state = snapshot_of(manifest, uid).state
+    assert state is not None
+    return state
+
+
+def _why_none(manifest: Manifest, uid: str) -> str:
+    roles = {step.uid: step.role for step in manifest.steps}
+    holders = [snapshot.task for snapshot in manifest.tasks if snapshot.state is not None]
+    there = f"state is held by: {', '.join(sorted(holders)) or 'no step at all'}"
+    match roles.get(uid):
+        case StepRole.SOURCE:
+            return f"{uid!r} is a source: a checkpoint has its position, which is no table; {there}"
+        case StepRole.SINK:
+            return f"{uid!r} is a sink, which keeps no state; {there}"
+        case StepRole.STEP:
+            return f"step {uid!r} keeps no state; {there}"
+        case _:
+            return f"checkpoint {manifest.checkpoint} has no step {uid!r}{did_you_mean(uid, holders) or '; ' + there}"
+
+
+def states_of(manifest: Manifest) -> tuple[StepState, ...]:
+    """All state that a checkpoint has, by the steps' order."""
+    found = []
+    for snapshot in manifest.tasks:
+        state = snapshot.state
+        if state is None:
+            continue
+        found.append(
+            StepState(
+                uid=snapshot.task,
+                kind=state.kind,
+                schema=state.schema,
+                rows=state.rows,
+                bytes=state.bytes,
+                layers=len(state.layers),
+                files=state.files,
+                written=state.detail.get("written") if isinstance(state.detail, dict) else None,
+            )
+        )
+    return tuple(found)
+
+
+def require_still_restorable(job: JobDirectory, checkpoint: CheckpointId) -> None:
+    """Look at the log again, after reading: was the checkpoint restorable all the time (rule G4)?
+
+    What is condemned stays so, and only what is condemned is deleted: if it is restorable now, its files were there.
+
+    Raises:
+        CondemnedWhileRead: it was not.
+    """
+    if checkpoint not in job.read().restorable:
+        msg = (
+            f"checkpoint {checkpoint} of job {job.job!r} was condemned while it was read, so some of its files may "
+            "have been gone: read a newer one, or give it a name before (penstock savepoint create)"
+        )
+        raise CondemnedWhileRead(msg)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What became of a step's state from one checkpoint to another, as a change stream tells it. Reads; decides nothing.
+
+_BEFORE, _AFTER, _SIDE, _ROW = (f"__penstock_{name}" for name in ("before", "after", "side", "row"))
+CHANGES: Final = ("delete", "insert", "update_before", "update_after")
+
+
+def diff_state(reader: StateReader, history: History, uid: str, before: int | str, after: int | str) -> DataFrame:
+    """Rows that came, went or changed, each with what happened to it in ``_change``.
+
+    A row is the same row if key and window are (of a counted window that is not full: the key). One that changed is
+    there twice, as ``update_before`` and ``update_after``; one that did not is not there.
+
+    Args:
+        reader: of the job.
+        history: what its log says.
+        uid: the step.
+        before: a checkpoint's number or a savepoint's name.
+        after: likewise; it may be the older one.
+
+    Raises:
+        UnknownName: no such checkpoint or step.
+        StateIncompatible: the two have other columns.
+        CondemnedWhileRead: one was cleaned up meanwhile.
+    """
+    manifests = [resolve_manifest(history, at) for at in (before, after)]
+    old, new = (reader.rows(manifest, uid) for manifest in manifests)
+    if [(field.name, field.dataType) for field in old.schema] != [(field.name, field.dataType) for field in new.schema]:
+        msg = (
+            f"at {before} the table has {old.schema.simpleString()}, at {after} {new.schema.simpleString()}; look at "
+            "each with --at"
+        )
+        raise StateIncompatible(msg, uid=uid)
+    return _changes(old, new, reader.identity(manifests[1], uid))
+
+
+def _changes(old: DataFrame, new: DataFrame, identity: tuple[str, ...]) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    from penstock.operators.windows.frames import CHANGE_COLUMN
+    from penstock.spark.sql import quote_identifier
+
+    keys = [F.col(quote_identifier(name)) for name in identity]
+    values = F.struct(*(F.col(quote_identifier(name)) for name in old.columns if name not in identity))
+    sides = [frame.select(*keys, values.alias(_ROW), F.lit(side).alias(_SIDE)) for side, frame in enumerate((old, new))]
+    row_of = [F.first(F.when(F.col(_SIDE) == side, F.col(_ROW)), ignorenulls=True) for side in (0, 1)]
+    both = sides[0].union(sides[1]).groupBy(*keys).agg(row_of[0].alias(_BEFORE), row_of[1].alias(_AFTER))
+    was, is_now = F.col(_BEFORE), F.col(_AFTER)
+    changed = both.where(~_comparable(both, _BEFORE).eqNullSafe(_comparable(both, _AFTER)))
+    kinds = (
+        F.when(was.isNull(), F.array(_told("insert", is_now)))
+        .when(is_now.isNull(), F.array(_told("delete", was)))
+        .otherwise(F.array(_told("update_before", was), _told("update_after", is_now)))
+    )
+    found = changed.select(*keys, F.explode(kinds).alias(_ROW)).select(*keys, f"{_ROW}.row.*", f"{_ROW}.change")
+    return found.withColumnRenamed("change", CHANGE_COLUMN).select(*map(quote_identifier, old.columns), CHANGE_COLUMN)
+
+
+def _told(change: str, row: Column) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.struct(row.alias("row"), F.lit(change).alias("change"))
+
+
+def _comparable(frame: DataFrame, name: str) -> Column:
+    """The row, or as text what Spark cannot compare."""
+    from pyspark.sql import functions as F
+
+    from penstock.operators.aggregates.base import is_ordered
+
+    return F.col(name) if is_ordered(frame.schema[name].dataType) else F.to_json(F.col(name))
+
+
+# ----------------------------------------------------------------------------------------------------
+# State of a step as a DataFrame: ``ps.read_state``. Claims nothing, writes nothing, works on a dead job's directory.
+#
+# The rows are copied into Spark's cache and the log is looked at again before anybody gets them (rule G4): a reader is
+# told that it came too late, and never gets a part. A pin would need an entry, and so a claim of a job that is stopped.
+
+
+def read_state(
+    spark: SparkSession,
+    state: str | Path,
+    uid: str,
+    *,
+    job: str | None = None,
+    at: int | str | None = None,
+    raw: bool = False,
+    pipeline: PipelineDefinition | None = None,
+) -> DataFrame:
+    """The state of a step at a checkpoint, as a table of finished rows; of a job that runs, is stopped, or died.
+
+    One row for each key and open window: the key columns, ``window_start`` and ``window_end`` where there are windows,
+    and the aggregates under their names. Closed windows are not in it, nor is anything that was superseded. An
+    aggregate of one's own (``ps.agg.custom``) is code, which no checkpoint holds: without ``pipeline`` its parts are
+    shown, ``<name>__<part>``, each as a list of what is still to be merged.
+
+    The rows are copied first, in one Spark job or a few, so that nothing that is cleaned up later takes them away.
+
+    Args:
+        spark: a classic session; it is left as it was.
+        state: the job's own directory, such as ``"./state/orders"``, or the folder that holds the state of jobs.
+        uid: of the step.
+        job: the job's name, if ``state`` is the folder of several.
+        at: a checkpoint's number or a savepoint's name; that which the next start continues unless given.
+        raw: partial aggregates as the layers hold them, merged, with panes instead of windows that overlap.
+        pipeline: finish with its code instead of what the checkpoint recorded.
+
+    Raises:
+        UnknownName: no such job, checkpoint or step, or one that holds no state; with the nearest.
+        CondemnedWhileRead: the checkpoint was cleaned up meanwhile.
+        StateIncompatible: its state is no table, or that of another pipeline.
+        CheckpointUnreadable: a file is not the one that was written.
+
+    Example::
+
+        totals = ps.read_state(spark, "./state/orders", "totals", at="before-v2")
+        totals.where("amount > 1000").show()
+    """
+    directory = open_job(state, job)
+    manifest = resolve_manifest(directory.read(), at)
+    return StateReader(spark, directory, pipeline=pipeline).rows(manifest, uid, raw=raw)
+
+
+@dataclass(frozen=True, slots=True)
+class StateReader:
+    """Reads state of one job, finished by what the checkpoints recorded, or by a pipeline."""
+
+    spark: SparkSession
+    directory: JobDirectory
+    pipeline: PipelineDefinition | None = None
+
+    def rows(self, manifest: Manifest, uid: str, *, raw: bool = False) -> DataFrame:
+        """The rows of a step at a checkpoint: all of them, or an error; raises as :func:`read_state`."""
+        from penstock.spark.blocks import with_session
+        from penstock.state.schema import migrated
+
+        handle = state_of(manifest, uid)
+        try:
+            with reading_session(self.spark) as session:
+                table = self.table(session, handle, uid)
+                if self.pipeline is not None:
+                    handle = migrated(handle, table.layers_format.ddl())
+                kept = _table(session, self.directory.filesystem, handle, table, raw=raw)
+                kept = kept.localCheckpoint(eager=True)
+        except LayerMissing:
+            require_still_restorable(self.directory, manifest.checkpoint)
+            raise
+        except PenstockError:
+            raise
+        except Exception as error:
+            require_still_restorable(self.directory, manifest.checkpoint)
+            raise to_penstock_error(error) from error
+        require_still_restorable(self.directory, manifest.checkpoint)
+        return with_session(kept, self.spark)
+
+    def identity(self, manifest: Manifest, uid: str) -> tuple[str, ...]:
+        """The columns by which a row is the same row at another checkpoint."""
+        with reading_session(self.spark) as session:
+            return self.table(session, state_of(manifest, uid), uid).identity
+
+    def table(self, session: SparkSession, handle: StateHandle, uid: str) -> StateTable:
+        """How the rows of its layers become a table."""
+        from penstock.operators.windows.table import table_of_record, table_of_step
+        from penstock.state.schema import resolve_schema
+
+        if self.pipeline is None:
+            return table_of_record(handle, uid=uid, partitions=default_parallelism(session))
+        plan = plan_of(self.pipeline, uid, session)
+        resolve_schema(handle, plan.keeps, uid=uid)
+        return table_of_step(plan)
+
+
+def plan_of(pipeline: PipelineDefinition, uid: str, session: SparkSession) -> WindowFrames:
+    """What a step of a pipeline does to frames.
+
+    Raises:
+        UnknownName: it has no such step that keeps state; with the nearest.
+        StateIncompatible: its state is no table.
+        GraphError: the pipeline is refused.
+    """
+    from penstock.compiler.analysis import analyze
+    from penstock.graph.nodes import Keyed, PortRef
+    from penstock.operators.windows.aggregate import WindowAggregate
+
+    graph = pipeline.graph()
+    steps = {node.uid: node for node in graph.nodes if isinstance(node, Keyed)}
+    node = steps.get(uid)
+    if node is None:
+        msg = f"pipeline {graph.name!r} has no step {uid!r} that keeps state{did_you_mean(uid, steps)}"
+        raise UnknownName(msg)
+    spec = node.spec
+    if not isinstance(spec, WindowAggregate):
+        tables = sorted(each for each, step in steps.items() if isinstance(step.spec, WindowAggregate))
+        msg = (
+            f"its state is of kind {spec.kind!r}, which is no table; tables of pipeline {graph.name!r} are: "
+            f"{', '.join(tables) or 'none'}. Read one of these, or the files that penstock state show {graph.name} "
+            "--json names"
+        )
+        raise StateIncompatible(msg, uid=uid)
+    analysis = analyze(graph, session, only=PortRef(node.id))
+    try:
+        given = analysis.schema(node.inputs[0])
+        return spec.plan(uid=uid, schema=given, session=session, partitions=default_parallelism(session))
+    finally:
+        analysis.close()
+
+
+@contextmanager
+def reading_session(spark: SparkSession) -> Iterator[SparkSession]:
+    """A session of our own beside the user's, active on this thread; afterwards that is as it was."""
+    session = clone_session(spark)
+    before = active_session() or spark
+    set_active_session(session)
+    try:
+        yield session
+    finally:
+        set_active_session(before)
+
+
+def _table(
+    session: SparkSession, filesystem: FileSystem, handle: StateHandle, table: StateTable, *, raw: bool
+) -> DataFrame:
+    from penstock.state.restore import read_event_time
+
+    horizon = read_event_time(handle, "horizon")
+    rows = scan_live(session, filesystem, handle, table.layers_format)
+    if raw:
+        return table.partials(rows, horizon=horizon)
+    return table.finished(rows, horizon=horizon, closed=read_event_time(handle, "closed"))
+
+
+def scan_live(
+    session: SparkSession, filesystem: FileSystem, handle: StateHandle, layers_format: LayerFormat
+) -> DataFrame:
+    """The rows of all layers that hold any that live, with the columns that the handle says; each file is looked at.
+
+    Raises:
+        LayerMissing: a file is not there.
+        CheckpointUnreadable: a file is not the one that was written.
+    """
+    from penstock.operators.windows.table import schema_of
+    from penstock.state.parquet import scan_layers
+    from penstock.state.restore import check_files, live_layers
+
+    refs = live_layers(handle)
+    check_files(refs, filesystem, layers_format.uid)
+    as_kept = replace(layers_format, schema=schema_of(handle))
+    return scan_layers(as_kept, filesystem, session, [(ref, ref.files) for ref in refs])

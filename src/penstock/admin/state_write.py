@@ -1,0 +1,271 @@
+"""State made of a table, as a savepoint of its own: ``ps.write_state``. For a job that is stopped, or has yet to begin.
+
+The table is checked before anything is claimed. Under the claim its rows become a layer in a folder of this generation,
+and one entry makes it count: all other steps as they were at a checkpoint, this one's state, and the name. A crash
+before that entry leaves files that nobody names, which the next owner sweeps, and the job as it was; after it, all is
+done. Nothing that waits to be published is forgotten: the entry lists it, and whoever starts publishes it first.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.admin.state_read import open_job, plan_of, reading_session, resolve_manifest
+from penstock.checkpoint import paths
+from penstock.checkpoint.entries import Manifest, Pin, StepRecord, StepRole
+from penstock.checkpoint.history import abandoned_ids, name_conflict
+from penstock.clock import MIN_WATERMARK
+from penstock.control.client import JobDirectory, process_name, root_of
+from penstock.elements import CheckpointKind
+from penstock.errors import JobIsRunning, RequestRefused, StateIncompatible, UnknownName
+from penstock.failpoints import failpoint
+from penstock.filesystem import resolve
+from penstock.handles import StateHandle, TaskSnapshot, check_savepoint_name
+from penstock.spark.session import default_parallelism
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from penstock.api.pipeline import PipelineDefinition
+    from penstock.checkpoint.history import History
+    from penstock.checkpoint.log import OwnedLog
+    from penstock.clock import WallTime
+    from penstock.handles import CheckpointId, Json, LayerRef
+    from penstock.operators.windows.table import StateTable
+
+
+def write_state(
+    spark: SparkSession,
+    state: str | Path,
+    uid: str,
+    frame: DataFrame,
+    *,
+    name: str,
+    job: str | None = None,
+    at: int | str | None = None,
+    pipeline: PipelineDefinition | None = None,
+) -> CheckpointId:
+    """Make a savepoint in which the state of one step is this table; the next start continues it.
+
+    Everything else in it (positions, other steps, watermarks) is as it was at a checkpoint. If that is not the newest,
+    this is a rewind too: rows read since then are read and published again. A job that has no checkpoint begins with
+    this state, its sources where they begin; then the pipeline must be given.
+
+    The columns are those of :func:`read_state`: key columns, ``window_start`` and ``window_end`` where there are
+    windows, and each aggregate, finished (``sum``, ``count``, ``min``, ``max``) or as its parts, which
+    ``read_state(…, raw=True)`` gives. NULL is a key like any other. What was sent before is not taken back.
+
+    Args:
+        spark: a classic session; it is left as it was.
+        state: the job's own directory, or the folder that holds the state of jobs.
+        uid: of the step.
+        frame: all of its rows: those that are not in it are gone. Read once.
+        name: of the savepoint, never given before.
+        job: the job's name, if ``state`` is the folder of several.
+        at: where all else comes from: a checkpoint's number or a savepoint's name; the restore point unless given.
+        pipeline: for a step that the checkpoint does not have, for changed code, or for an aggregate of one's own.
+
+    Returns:
+        The number of the new checkpoint.
+
+    Raises:
+        JobIsRunning: stop it first.
+        SchemaMismatch: columns or rows are not those of the step's state; nothing was changed.
+        StateIncompatible: the step's state is no table, or the pipeline is needed.
+        UnknownName: no such job, checkpoint or step.
+        RequestRefused: the name is taken, or a discard is not finished.
+        GenerationFenced: somebody else took the job meanwhile.
+
+    Example::
+
+        fixed = ps.read_state(spark, "./state/orders", "totals").where("user <> 'test'")
+        ps.write_state(spark, "./state/orders", "totals", fixed, name="without-test-users")
+    """
+    check_savepoint_name(name)
+    directory = _directory(state, job, pipeline)
+    if directory.owner() is not None:
+        msg = f"job {directory.job!r} is running: stop it first (penstock stop {directory.job})"
+        raise JobIsRunning(msg)
+    history = directory.log.read()
+    _refuse_unfit(history, name)
+    with reading_session(spark) as session:
+        target = _Target.of(history, uid, at, pipeline, session)
+        rows = _checked(target, frame, session)
+        with directory.own(expect_tail=history.tail) as owned:
+            is_new = owned.history.restore_point is None and not owned.history.manifests
+            _refuse_unfit(owned.history, name)
+            by = ManualWrite(name=name, owner=process_name(), at=directory.now())
+            handle = target.handle(_write(directory, owned, target, rows, session), by)
+            manifest = manifest_with(owned.history, target.base, uid, handle, by)
+            owned.append(manifest)
+            if is_new:
+                directory.rest(owned)
+    return manifest.checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManualWrite:
+    """Who writes, when, and the name of the savepoint."""
+
+    name: str
+    owner: str
+    at: WallTime
+
+
+def manifest_with(history: History, base: Manifest | None, uid: str, handle: StateHandle, by: ManualWrite) -> Manifest:
+    """The entry: all of ``base`` but one step's state, under a new id and a name. Pure.
+
+    All that is open now is open in it (rule R5), its id is above all (R4), and it condemns nothing.
+    """
+    checkpoint = history.next_checkpoint
+    record = StepRecord(uid=uid, role=StepRole.STEP, kind=handle.kind, schema=handle.schema)
+    steps = base.steps if base is not None else ()
+    tasks = base.tasks if base is not None else ()
+    had = next((task for task in tasks if task.task == uid), TaskSnapshot(task=uid))
+    snapshot = replace(had, state=handle)
+    manifest = Manifest(
+        checkpoint=checkpoint,
+        kind=CheckpointKind.WRITTEN,
+        parent=base.checkpoint if base is not None else None,
+        triggered=by.at,
+        completed=by.at,
+        steps=tuple({**{step.uid: step for step in steps}, uid: record}.values()),
+        tasks=tuple({**{task.task: task for task in tasks}, uid: snapshot}.values()),
+        open=history.open_committables,
+        pins=(Pin(name=by.name, checkpoint=checkpoint, at=by.at, owner=by.owner),),
+        deleted=history.deleted,
+        floor=history.floor,
+        settings=base.settings if base is not None else {},
+    )
+    return replace(manifest, undone=abandoned_ids(manifest, history))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Target:
+    """What is written: of which step, in which form, on top of what."""
+
+    uid: str
+    base: Manifest | None
+    table: StateTable
+    detail: dict[str, Json]
+
+    @classmethod
+    def of(
+        cls,
+        history: History,
+        uid: str,
+        at: int | str | None,
+        pipeline: PipelineDefinition | None,
+        session: SparkSession,
+    ) -> _Target:
+        from penstock.operators.windows.table import table_of_record, table_of_step
+
+        base = resolve_manifest(history, at) if at is not None or history.restore_point is not None else None
+        held = next((task.state for task in base.tasks if task.task == uid), None) if base is not None else None
+        if pipeline is not None:
+            table = table_of_step(plan_of(pipeline, uid, session))
+        elif held is not None:
+            table = table_of_record(held, uid=uid, partitions=default_parallelism(session))
+        else:
+            msg = f"no checkpoint says what the state of step {uid!r} looks like: give the pipeline that has it"
+            raise UnknownName(msg)
+        if table.lists:
+            names = ", ".join(table.lists)
+            msg = f"{names}: of an aggregate of one's own no checkpoint says how it is merged: give the pipeline"
+            raise StateIncompatible(msg, uid=uid)
+        return cls(uid=uid, base=base, table=table, detail=_detail(held, table))
+
+    @property
+    def horizon(self) -> int:
+        found = self.detail["horizon"]
+        return found if isinstance(found, int) else MIN_WATERMARK
+
+    def handle(self, layers: tuple[LayerRef, ...], by: ManualWrite) -> StateHandle:
+        layers_format = self.table.layers_format
+        written: dict[str, Json] = {
+            "by": by.owner,
+            "at": by.at,
+            "on": self.base.checkpoint if self.base is not None else None,
+            "rows": sum(layer.rows for layer in layers),
+        }
+        detail = {**self.detail, "written": written}
+        return StateHandle(kind=layers_format.kind, schema=layers_format.ddl(), layers=layers, detail=detail)
+
+
+def _detail(held: StateHandle | None, table: StateTable) -> dict[str, Json]:
+    """What stands beside the layers: how far the step had come, if it was the same step."""
+    layers_format, window = table.layers_format, table.plan.window
+    detail: dict[str, Json] = {"horizon": None, "fired": None, "closed": None, "emit": "final"}
+    if held is not None and held.kind == layers_format.kind and isinstance(held.detail, dict):
+        detail |= held.detail
+        closed = detail["closed"]
+        if detail.get("window") != window.describe() and isinstance(closed, int):
+            detail["horizon"] = window.dead(closed)
+    own: dict[str, Json] = {"partitions": layers_format.partitions, "window": window.describe()}
+    return detail | own | {"table": layers_format.table}
+
+
+def _directory(state: str | Path, job: str | None, pipeline: PipelineDefinition | None) -> JobDirectory:
+    """The job that is meant; with a pipeline it may be one that has yet to begin."""
+    if pipeline is None:
+        return open_job(state, job)
+    name = pipeline.graph().name
+    if job not in (None, name):
+        msg = f"the pipeline is of job {name!r}, not of {job!r}"
+        raise UnknownName(msg)
+    root = root_of(state)
+    if root is None or (root / paths.LOG).is_dir() or (root / name / paths.LOG).is_dir():
+        return open_job(state, None if root is not None and (root / paths.LOG).is_dir() else name)
+    folder = root.absolute().parent if root.absolute().name == name else root
+    resolve(f"{folder}/{name}")
+    return JobDirectory(folder, name, begin=True)
+
+
+def _refuse_unfit(history: History, name: str) -> None:
+    msg = name_conflict(history, name)
+    if msg is not None:
+        raise RequestRefused(msg)
+    if history.to_void:
+        msg = f"a rewind of job {history.job!r} discarded output and was cut short; penstock settle ends it"
+        raise RequestRefused(msg)
+
+
+def _checked(target: _Target, frame: DataFrame, session: SparkSession) -> DataFrame:
+    """The rows as layers have them, read once and checked."""
+    from penstock.operators.windows.table import check_rows, to_layer_rows
+    from penstock.spark.blocks import with_session
+
+    rows = to_layer_rows(target.table, with_session(frame, session))
+    kept = target.table.layers_format.hashed(rows).localCheckpoint(eager=True)
+    check_rows(target.table, kept, horizon=target.horizon)
+    return kept
+
+
+def _write(
+    directory: JobDirectory, owned: OwnedLog, target: _Target, rows: DataFrame, session: SparkSession
+) -> tuple[LayerRef, ...]:
+    """The rows as one durable layer; none if there are no rows."""
+    from penstock.spark.session import state_session
+    from penstock.state.layers import LayerStats
+    from penstock.state.parquet import LayerWriter
+
+    layers_format = target.table.layers_format
+    found = rows.agg(*layers_format.extent).collect()[0]
+    if not found["rows"]:
+        return ()
+    tasks = default_parallelism(session)
+    writer = LayerWriter(
+        layers_format=layers_format,
+        filesystem=directory.filesystem,
+        folder=paths.state_folder(target.uid, owned.generation),
+        prefix=f"g{owned.generation}-",
+        session=state_session(session, tasks=tasks),
+        tasks=tasks,
+        background=nullcontext,
+        failpoint=failpoint,
+    )
+    extent = LayerStats(rows=found["rows"], level=0, first_end=found["first"], last_end=found["last"])
+    return (writer.write(lambda _part: rows, extent, horizon=target.horizon),)

@@ -1,0 +1,120 @@
+"""What methods of pipelines and streams take, and how it is refused; knows nothing of what becomes of it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from penstock.errors import GraphError
+from penstock.graph.nodes import CallSite, Every, GraphBuilder, PortRef, WhenReady, defined_at, is_column
+from penstock.handles import check_name
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Sequence
+
+    from pyspark.sql import Column
+
+
+_ALIASED: Final = re.compile(r"(?s)(.+?)\s+AS\s+([A-Za-z_]\w*|`[^`]+`)\s*", re.IGNORECASE)
+
+
+def check_pace(pace: object, uid: str, origin: CallSite) -> None:
+    """Refuse what is no pace of a source."""
+    if not isinstance(pace, (WhenReady, Every)):
+        msg = f'read() takes pace=ps.every("1 second"), ps.linger("20 ms") or ps.when_ready, got {pace!r}'
+        raise GraphError(msg, uid=uid, where=str(origin))
+
+
+def check_same(ours: GraphBuilder, theirs: GraphBuilder, origin: CallSite) -> None:
+    """Refuse a stream or table of another pipeline."""
+    if ours is not theirs:
+        msg = f"a stream or table of pipeline {theirs.name!r} is used in pipeline {ours.name!r}; read it there too"
+        raise GraphError(msg, where=str(origin))
+
+
+def check_columns(verb: str, columns: tuple[object, ...], origin: CallSite) -> None:
+    """Refuse what is neither SQL nor a Column, and nothing at all."""
+    if not columns:
+        msg = f"{verb}() needs at least one column"
+        raise GraphError(msg, where=str(origin))
+    for column in columns:
+        if not isinstance(column, str) and not is_column(column):
+            msg = f"{verb}() takes SQL text or a Column, got {column!r} ({type(column).__name__})"
+            raise GraphError(msg, where=str(origin))
+
+
+def column_text(column: object) -> str:
+    """A column as people know it."""
+    return column if isinstance(column, str) else str(column).removeprefix("Column<'").removesuffix("'>")
+
+
+def split_alias(text: str) -> tuple[str, str | None]:
+    """An expression and the name that it is given with ``AS``, if it is.
+
+    >>> split_alias("a + b AS `c`"), split_alias("CAST(a AS INT)")
+    (('a + b', 'c'), ('CAST(a AS INT)', None))
+    """
+    found = _ALIASED.fullmatch(text)
+    return (found[1], found[2].strip("`")) if found else (text, None)
+
+
+def redefined_columns(columns: tuple[str | Column, ...]) -> list[str]:
+    """The names that items of a ``select`` give to something else than the column of that name."""
+    items = (split_alias(column_text(column)) for column in columns)
+    return [name for expression, name in items if name is not None and expression.strip().strip("`") != name]
+
+
+def check_function(function: object, origin: CallSite) -> None:
+    """Refuse what cannot be called."""
+    if not callable(function):
+        msg = f"transform() needs a function from DataFrame to DataFrame, got {function!r}"
+        raise GraphError(msg, where=str(origin))
+
+
+def check_choice(
+    name: str, value: object, choices: tuple[str, ...], origin: CallSite, *, uid: str | None = None
+) -> None:
+    """Refuse what is none of a few words."""
+    if value not in choices:
+        *others, last = map(repr, choices)
+        msg = f"{name} is {value!r}, but must be {', '.join(others)} or {last}"
+        raise GraphError(msg, uid=uid, where=str(origin))
+
+
+def check_united(refs: Sequence[PortRef], origin: CallSite) -> None:
+    """Refuse a union of one stream, and of a stream with itself."""
+    if len(refs) == 1:
+        msg = "union() needs at least one other stream"
+        raise GraphError(msg, where=str(origin))
+    if len(set(refs)) < len(refs):
+        msg = "union() was given one stream twice, which would double its rows; put a step between to mean it"
+        raise GraphError(msg, where=str(origin))
+
+
+def check_time_kept(time: str | None, names: Container[str], origin: CallSite) -> None:
+    """Refuse another meaning for the event time."""
+    if time is not None and time in names:
+        msg = (
+            f"column {time!r} is the event time that the watermark speaks of; change it before "
+            "with_watermark(), or use another name"
+        )
+        raise GraphError(msg, where=str(origin))
+
+
+def check_column_name(verb: str, column: object, origin: CallSite) -> None:
+    """Refuse what is no name."""
+    if not isinstance(column, str):
+        msg = f"{verb}() takes the name of a column, got {column!r}; make it with with_column() first"
+        raise GraphError(msg, where=str(origin))
+
+
+def check_pipeline_name(name: object, origin: CallSite) -> None:
+    """Refuse ``@ps.pipeline`` without a name, and impossible names, with the line."""
+    if callable(name):
+        msg = 'write @ps.pipeline("name"): the name addresses the state of the job'
+        raise GraphError(msg, where=defined_at(name) or str(origin))
+    try:
+        check_name("name of a pipeline", name)
+    except GraphError as error:
+        error.where = str(origin)
+        raise

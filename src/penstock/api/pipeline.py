@@ -1,0 +1,224 @@
+"""Names a job and collects the nodes that its function makes; knows neither Spark nor how anything is run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from penstock.api.arguments import check_pace, check_pipeline_name, check_same
+from penstock.api.stream import Stream
+from penstock.clock import parse_duration
+from penstock.errors import GraphError, PenstockError, UserFunctionError
+from penstock.graph.nodes import (
+    CallSite,
+    Graph,
+    Node,
+    NodeT,
+    Pace,
+    PortRef,
+    Read,
+    RowWise,
+    Table,
+    TableRef,
+    call_site,
+    check_uid,
+    raised_at,
+    when_ready,
+)
+from penstock.graph.validate import validate
+from penstock.handles import check_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from penstock.interfaces.source import Source
+
+_FIELD = re.compile(r"\{(\w+)")
+
+
+class Pipeline:
+    """What a pipeline's function gets: makes streams, and keeps what they are made of.
+
+    Every method adds frozen data; nothing is read or run.
+    """
+
+    def __init__(self, name: str, origin: CallSite | None = None) -> None:
+        self.name = check_name("name of a pipeline", name)
+        self._origin = origin or call_site()
+        self._nodes: list[Node] = []
+        self._tables: dict[str, Table] = {}
+
+    def read(self, uid: str, source: Source, *, pace: Pace = when_ready) -> Stream:
+        """The rows of a source.
+
+        Args:
+            uid: names the source's position in checkpoints; unique in the pipeline, and never changed lightly.
+            source: for example ``ps.files.Source("in/", schema="id LONG")``.
+            pace: ``ps.every("1 second")`` for one batch in each second; by default as soon as there is data.
+
+        >>> import penstock as ps
+        >>> p = ps.Pipeline("demo")
+        >>> p.read("numbers", ps.rate.Source(rows_per_second=10))
+        <Stream of read 'numbers'>
+        """
+        origin = call_site()
+        check_uid(uid, origin)
+        if not hasattr(source, "open"):
+            msg = f"read() needs a source such as ps.files.Source(…), got {source!r}"
+            raise GraphError(msg, uid=uid, where=str(origin))
+        check_pace(pace, uid, origin)
+        return self.add(lambda number: Read(id=number, origin=origin, uid=uid, source=source, pace=pace))
+
+    def table(self, name: str, query: str, *, refresh: str | None = None) -> TableRef:
+        """A static table that row-wise steps may join.
+
+        Args:
+            name: for people and messages.
+            query: SQL that reads it, for example ``"SELECT * FROM lake.countries"``.
+            refresh: how old it may get before it is read again, for example ``"10 minutes"``. Without it, it is read
+                once when the job starts.
+
+        >>> import penstock as ps
+        >>> ps.Pipeline("demo").table("countries", "SELECT 'DE' AS country", refresh="10 minutes")
+        TableRef('countries')
+        """
+        origin = call_site()
+        if name in self._tables:
+            msg = f"table {name!r} is declared twice, before at {self._tables[name].origin}; give it another name"
+            raise GraphError(msg, where=str(origin))
+        micros = None if refresh is None else parse_duration("refresh", refresh, least=1)
+        self._tables[name] = Table(name=check_name("table", name), query=query, refresh=micros, origin=origin)
+        return TableRef(self, self._tables[name])
+
+    def sql(self, query: str, **parts: Stream | TableRef) -> Stream:
+        """A row-wise SQL query over exactly one stream and any declared tables.
+
+        Args:
+            query: with the parts in braces: ``"SELECT o.*, c.country FROM {o} o LEFT JOIN {c} c USING (user)"``.
+            **parts: the stream and the tables, by their names in braces.
+
+        >>> import penstock as ps
+        >>> p = ps.Pipeline("demo")
+        >>> numbers = p.read("numbers", ps.rate.Source(rows_per_second=10))
+        >>> p.sql("SELECT value * 2 AS twice FROM {n}", n=numbers)
+        <Stream of sql>
+        """
+        origin = call_site()
+        streams = {name: part for name, part in parts.items() if isinstance(part, Stream)}
+        tables = {name: part for name, part in parts.items() if isinstance(part, TableRef)}
+        self._check_parts(query, parts, streams, tables, origin)
+        ((stream_name, stream),) = streams.items()
+
+        def build(frame: DataFrame, *frames: DataFrame) -> DataFrame:
+            given: dict[str, Any] = {**dict(zip(tables, frames, strict=True)), stream_name: frame}
+            return frame.sparkSession.sql(query, **given)
+
+        return stream.add(
+            lambda number: RowWise(
+                id=number,
+                origin=origin,
+                inputs=(stream.ref,),
+                verb="sql",
+                text=" ".join(query.split()),
+                build=build,
+                tables=tuple(part.table for part in tables.values()),
+                checked=True,
+            )
+        )
+
+    def _check_parts(
+        self,
+        query: str,
+        parts: dict[str, Stream | TableRef],
+        streams: dict[str, Stream],
+        tables: dict[str, TableRef],
+        origin: CallSite,
+    ) -> None:
+        where = str(origin)
+        for name, part in parts.items():
+            if name not in streams and name not in tables:
+                msg = f"sql() takes streams and tables of p.table(…), but {name!r} is {part!r}"
+                raise GraphError(msg, where=where)
+            check_same(self, part.pipeline, origin)
+        if len(streams) != 1:
+            msg = f"sql() needs exactly one stream, got {len(streams)}; tables come from p.table(…)"
+            raise GraphError(msg, where=where)
+        named = set(_FIELD.findall(query))
+        if named != set(parts):
+            wrong = ", ".join(sorted("{" + name + "}" for name in named ^ set(parts)))
+            msg = f"sql() must name each part in braces once handed in, and no other: see {wrong}"
+            raise GraphError(msg, where=where)
+
+    def add(self, make: Callable[[int], Node]) -> Stream:
+        """Keep the node made for the next number; the stream of its main output."""
+        return Stream(self, PortRef(self.keep(make).id))
+
+    def keep(self, make: Callable[[int], NodeT]) -> NodeT:
+        """Keep the node made for the next number."""
+        node = make(len(self._nodes))
+        self._nodes.append(node)
+        return node
+
+    def graph(self) -> Graph:
+        """What was made so far, unchecked."""
+        return Graph(name=self.name, origin=self._origin, nodes=tuple(self._nodes), tables=tuple(self._tables.values()))
+
+
+class PipelineDefinition:
+    """A pipeline's name and the function that describes it. Calling it calls the function."""
+
+    def __init__(self, name: str, function: Callable[[Pipeline], None], origin: CallSite) -> None:
+        self.name = check_name("name of a pipeline", name)
+        self.function = function
+        self.origin = origin
+        self.__doc__ = function.__doc__
+
+    def __call__(self, p: Pipeline) -> None:
+        """Add this pipeline's nodes to ``p``."""
+        self.function(p)
+
+    def __repr__(self) -> str:
+        return f"<pipeline {self.name!r} at {self.origin}>"
+
+    def graph(self) -> Graph:
+        """The pipeline as frozen data, checked.
+
+        Raises:
+            GraphError: what can be refused before anything runs, with the line and the step.
+            UserFunctionError: the function raised; the original is chained.
+        """
+        p = Pipeline(self.name, self.origin)
+        try:
+            self.function(p)
+        except PenstockError as error:
+            error.where = error.where or raised_at(error)
+            raise
+        except Exception as error:
+            if isinstance(error, TypeError) and "required positional argument" in str(error):
+                msg = f"{error}; every source, stateful step and sink is given its uid first, then what it is"
+                raise GraphError(msg, where=raised_at(error) or str(self.origin)) from error
+            msg = f"the function of pipeline {self.name!r} raised {type(error).__name__}: {error}"
+            raise UserFunctionError(msg, where=raised_at(error) or str(self.origin)) from error
+        graph = p.graph()
+        validate(graph)
+        return graph
+
+
+def pipeline(name: str) -> Callable[[Callable[[Pipeline], None]], PipelineDefinition]:
+    """Make a pipeline of a function that gets a :class:`Pipeline`.
+
+    Args:
+        name: the job's name. It addresses the job's state, so renaming the file or the function orphans nothing.
+
+    >>> import penstock as ps
+    >>> @ps.pipeline("demo")
+    ... def demo(p: ps.Pipeline) -> None:
+    ...     numbers = p.read("numbers", ps.rate.Source(rows_per_second=10))
+    ...     numbers.where("value % 2 = 0").write("even", ps.console.Sink())
+    >>> [type(node).__name__ for node in demo.graph().nodes]
+    ['Read', 'RowWise', 'Write']
+    """
+    origin = call_site()
+    check_pipeline_name(name, origin)
+    return lambda function: PipelineDefinition(name, function, origin)

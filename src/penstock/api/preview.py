@@ -1,0 +1,164 @@
+"""Schema and preview without running."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from penstock.compiler.analysis import analyze
+from penstock.compiler.steps import explain_build_errors
+from penstock.errors import GraphError
+from penstock.formats import text
+from penstock.graph.nodes import (
+    BAD_PORT,
+    Graph,
+    GraphBuilder,
+    Keyed,
+    Node,
+    ParseJson,
+    PortRef,
+    Read,
+    RowWise,
+    Union,
+    WithWatermark,
+    Write,
+    describe_step,
+)
+from penstock.graph.queries import ancestors
+from penstock.spark.session import current_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+
+# ----------------------------------------------------------------------------------------------------
+# What can be seen of a stream without running the job: its columns, and what it makes of a few rows.
+
+
+class Previewable:
+    """An output of a pipeline."""
+
+    def __init__(self, pipeline: GraphBuilder, ref: PortRef) -> None:
+        self.pipeline = pipeline
+        self.ref = ref
+
+    @property
+    def schema(self) -> StructType:
+        """The columns. Uses the active Spark session, or starts a local one; nothing of the job runs."""
+        from penstock.compiler.analysis import analyze
+
+        analysis = analyze(self.pipeline.graph(), local_session(), only=self.ref)
+        analysis.close()
+        return analysis.schema(self.ref)
+
+    def print_schema(self) -> None:
+        """Print the columns as Spark does."""
+        print(self.schema.treeString())  # noqa: T201 - it is what was asked for
+
+    def preview(self, rows: Sequence[Mapping[str, object]] | Mapping[str, Sequence[Mapping[str, object]]]) -> DataFrame:
+        """What these steps make of some rows, as a Spark DataFrame; nothing of the job runs.
+
+        Args:
+            rows: of the source, as dictionaries. Where there are several sources, a dictionary of them by uid.
+
+        >>> import penstock as ps
+        >>> lines = ps.Pipeline("demo").read("lines", ps.files.Source("in/", format="text"))
+        >>> lines.select("length(value) AS n").preview([{"value": "hello"}]).collect()
+        [Row(n=5)]
+        """
+        return preview(self.pipeline.graph(), self.ref, rows)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What stateless steps make of a few rows that somebody wrote down: an ordinary frame, no job of penstock's.
+
+PreviewRows: TypeAlias = Sequence[Mapping[str, object]]
+
+
+def local_session() -> SparkSession:
+    """The session that is there, or a new local one."""
+    from pyspark.sql import SparkSession
+
+    there = current_session()
+    if there is not None:
+        return there
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else the workers are whatever PATH calls python3
+    return SparkSession.builder.appName("penstock preview").getOrCreate()
+
+
+def preview(graph: Graph, ref: PortRef, rows: PreviewRows | Mapping[str, PreviewRows]) -> DataFrame:
+    """A frame of what an output would hold for these rows.
+
+    Raises:
+        GraphError: a keyed step is on the way, or the rows do not fit the source.
+    """
+    spark = local_session()
+    wanted = ancestors(graph, ref)
+    sources = [node for node in graph.nodes if node.id in wanted and isinstance(node, Read)]
+    given = _by_uid(rows, sources)
+    analyze(graph, spark, only=ref).close()
+    frames: dict[PortRef, DataFrame] = {}
+    for node in graph.nodes:
+        if node.id in wanted:
+            with explain_build_errors(node):
+                _visit(node, frames, given, spark)
+    return frames[ref]
+
+
+def _by_uid(rows: PreviewRows | Mapping[str, PreviewRows], sources: Sequence[Read]) -> Mapping[str, PreviewRows]:
+    if isinstance(rows, Mapping):
+        missing = sorted({source.uid for source in sources} ^ set(rows))
+        if missing:
+            msg = f"preview() needs rows of every source by its uid, and of no other: see {', '.join(missing)}"
+            raise GraphError(msg)
+        return rows
+    if len(sources) != 1:
+        names = ", ".join(source.uid for source in sources)
+        msg = f"preview() needs rows of each of the sources {names}: hand in a dictionary of them by uid"
+        raise GraphError(msg)
+    return {sources[0].uid: rows}
+
+
+def _visit(node: Node, frames: dict[PortRef, DataFrame], given: Mapping[str, PreviewRows], spark: SparkSession) -> None:
+    here = PortRef(node.id)
+    match node:
+        case Read():
+            schema = node.source.schema(spark)
+            values = [_values(row, schema.fieldNames()) for row in given[node.uid]]
+            frames[here] = spark.createDataFrame(values, schema)
+        case RowWise():
+            tables = [spark.sql(table.query) for table in node.tables]
+            frames[here] = cast("DataFrame", node.build(frames[node.inputs[0]], *tables))
+        case ParseJson():
+            _parse(node, frames, spark)
+        case WithWatermark():
+            frames[here] = frames[node.inputs[0]]
+        case Union():
+            first, *others = (frames[ref] for ref in node.inputs)
+            for other in others:
+                first = first.unionAll(other)
+            frames[here] = first
+        case Keyed() | Write():
+            step = describe_step(node)
+            msg = f"preview() shows stateless steps only, and {step} keeps state: test it with ps.testing.run"
+            raise GraphError(msg)
+
+
+def _parse(node: ParseJson, frames: dict[PortRef, DataFrame], spark: SparkSession) -> None:
+    record = text.struct_type(spark, node.schema)
+    decoded = text.decode_json(frames[node.inputs[0]], node.column, record)
+    opened = {"fail": text.failfast, "null": text.permissive, "split": text.drop_malformed}[node.on_error]
+    frames[PortRef(node.id)] = opened(decoded, node.column)
+    if node.on_error == "split":
+        frames[PortRef(node.id, BAD_PORT)] = text.malformed(decoded)
+
+
+def _values(row: Mapping[str, object], names: Sequence[str]) -> tuple[object, ...]:
+    unknown = sorted(set(row) - set(names))
+    if unknown:
+        msg = f"a row of preview() has {', '.join(unknown)}, but the source has {', '.join(names)}"
+        raise GraphError(msg)
+    return tuple(row.get(name) for name in names)

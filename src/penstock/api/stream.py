@@ -1,0 +1,560 @@
+"""Stream, GroupedStream, WindowedResult."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast, get_args, overload
+
+from penstock.api.arguments import (
+    check_choice,
+    check_column_name,
+    check_columns,
+    check_function,
+    check_same,
+    check_time_kept,
+    check_united,
+    column_text,
+    redefined_columns,
+    split_alias,
+)
+from penstock.api.preview import Previewable
+from penstock.clock import parse_duration
+from penstock.dead_letters.letters import VERB, provenance, to_letters
+from penstock.dead_letters.store import DeadLetterSink
+from penstock.errors import GraphError
+from penstock.graph import nodes
+from penstock.graph.nodes import (
+    BAD_PORT,
+    CallSite,
+    GraphBuilder,
+    Keyed,
+    Node,
+    ParseJson,
+    PortRef,
+    RowWise,
+    TableRef,
+    Union,
+    WithWatermark,
+    Write,
+    call_site,
+    check_uid,
+    is_column,
+)
+from penstock.graph.validate import window_shift
+from penstock.handles import Guarantee, check_name
+from penstock.interfaces.operator import LATE_PORT
+from penstock.operators.windows.assigners import CountWindow, GlobalWindow
+from penstock.operators.windows.emit_strategy import ON_WINDOW_CLOSE, emit_strategy
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+    from penstock.interfaces.sink import Sink
+    from penstock.operators.aggregates.base import Aggregate
+    from penstock.operators.windows.aggregate import WindowAggregate
+    from penstock.operators.windows.emit_strategy import EmitStrategy
+    from penstock.operators.windows.panes import Window
+
+
+# ----------------------------------------------------------------------------------------------------
+# The row-wise steps that are penstock's own, as functions from frame to frame, and how steps are named for people.
+
+Build: TypeAlias = "Callable[..., DataFrame]"
+
+
+def select(columns: tuple[str | Column, ...]) -> Build:
+    """Columns and expressions, in order."""
+    return lambda frame: frame.select(*map(_column, columns))
+
+
+def where(condition: str | Column) -> Build:
+    """A filter."""
+    return lambda frame: frame.where(condition)
+
+
+def with_columns(columns: Mapping[str, str | Column]) -> Build:
+    """Columns added or replaced."""
+    kept = dict(columns)
+    return lambda frame: frame.withColumns({name: _column(value) for name, value in kept.items()})
+
+
+def drop(names: tuple[str, ...]) -> Build:
+    """Without some columns. One that is not there is an error: Spark would pass over a misspelt name."""
+
+    def build(frame: DataFrame) -> DataFrame:
+        frame.select(*(_column(name) for name in names))
+        return frame.drop(*names)
+
+    return build
+
+
+def call(function: Callable[..., DataFrame], args: tuple[object, ...], kwargs: Mapping[str, object]) -> Build:
+    """The user's function; tables among its arguments are replaced by the frames that follow, in order."""
+    kept = dict(kwargs)
+    handed = list(dict.fromkeys(part.table for part in (*args, *kept.values()) if isinstance(part, TableRef)))
+
+    def build(frame: DataFrame, *frames: DataFrame) -> DataFrame:
+        by_name = {table.name: given for table, given in zip(handed, frames, strict=True)}
+
+        def resolved(part: object) -> object:
+            return by_name[part.table.name] if isinstance(part, TableRef) else part
+
+        return function(frame, *map(resolved, args), **{name: resolved(part) for name, part in kept.items()})
+
+    return build
+
+
+def _column(value: str | Column) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.expr(value) if isinstance(value, str) else value
+
+
+# ----------------------------------------------------------------------------------------------------
+# Where dead letters are added to a graph, what is known of them there, and which source may read them again.
+#
+# A letter has the row as it was, why it is one, and where it came from, in columns that are the same for all pipelines.
+
+
+def add_dead_letters(stream: Stream, uid: str, cause: str | None, origin: CallSite) -> None:
+    """Add dead letters: one step that makes letters of rows, and a sink.
+
+    Raises:
+        GraphError: the uid or the cause is no name, or late and undecoded rows were given another cause.
+    """
+    check_uid(uid, origin)
+    pipeline, ref = stream.pipeline, stream.ref
+    if cause is not None:
+        _check_cause(cause, ref, uid, origin)
+
+    def build(frame: DataFrame) -> DataFrame:
+        # Only now the graph is whole: who else reads the rows decides whether they may be read again.
+        return to_letters(frame, provenance(pipeline.graph(), ref, cause=cause, time=stream.time))
+
+    made = pipeline.keep(
+        lambda number: RowWise(id=number, origin=origin, inputs=(ref,), verb=VERB, text=uid, build=build)
+    )
+    pipeline.keep(
+        lambda number: Write(id=number, origin=origin, inputs=(PortRef(made.id),), uid=uid, sink=DeadLetterSink())
+    )
+
+
+def _check_cause(cause: str, ref: PortRef, uid: str, origin: CallSite) -> None:
+    if ref.port in (BAD_PORT, LATE_PORT):
+        known = "late" if ref.port == LATE_PORT else "not decoded"
+        msg = f"cause is {cause!r}, but these rows have one: they are {known}"
+        raise GraphError(msg, uid=uid, where=str(origin))
+    try:
+        check_name("cause", cause)
+    except GraphError as error:
+        error.uid, error.where = uid, str(origin)
+        raise
+
+
+# ----------------------------------------------------------------------------------------------------
+# What a pipeline's function works with: each method adds exactly one frozen node and returns a new stream.
+#
+# Knows nothing of how anything is run; what needs Spark (``schema``, ``preview``) asks for it when it is called.
+
+OnError = Literal["fail", "split", "null"]
+GuaranteeName = Literal["at-most-once", "at-least-once", "exactly-once"]
+
+
+class Stream(Previewable):
+    """Rows without end. Immutable: methods return new streams.
+
+    Columns are given as SQL text or as Spark's ``Column``. A text is an expression everywhere: ``"amount * 2 AS x"``.
+    """
+
+    def __init__(self, pipeline: GraphBuilder, ref: PortRef, *, time: str | None = None) -> None:
+        super().__init__(pipeline, ref)
+        self.time = time
+        """The event-time column, once a watermark is known."""
+
+    def __repr__(self) -> str:
+        return f"<Stream of {nodes.describe_step(self.pipeline.graph().node(self.ref.node))}>"
+
+    def select(self, *columns: str | Column) -> Stream:
+        """Only these columns, in this order.
+
+        >>> import penstock as ps
+        >>> numbers = ps.Pipeline("demo").read("numbers", ps.rate.Source(rows_per_second=10))
+        >>> numbers.select("value", "value * 2 AS twice")
+        <Stream of select value, value * 2 AS twice>
+        """
+        check_columns("select", columns, origin := call_site())
+        check_time_kept(self.time, redefined_columns(columns), origin)
+        return self._row_wise("select", ", ".join(map(column_text, columns)), select(columns), origin)
+
+    def where(self, condition: str | Column) -> Stream:
+        """Only the rows for which the condition is true."""
+        check_columns("where", (condition,), origin := call_site())
+        return self._row_wise("where", column_text(condition), where(condition), origin)
+
+    def with_column(self, name: str, value: str | Column) -> Stream:
+        """With one column added or replaced."""
+        return self.with_columns({name: value})
+
+    def with_columns(self, columns: Mapping[str, str | Column]) -> Stream:
+        """With several columns added or replaced; each sees the columns of before."""
+        check_columns("with_columns", tuple(columns.values()), origin := call_site())
+        check_time_kept(self.time, columns, origin)
+        text = ", ".join(f"{column_text(value)} AS {name}" for name, value in columns.items())
+        return self._row_wise("with_columns", text, with_columns(columns), origin)
+
+    def drop(self, *names: str) -> Stream:
+        """Without these columns."""
+        check_columns("drop", names, origin := call_site())
+        check_time_kept(self.time, names, origin)
+        return self._row_wise("drop", ", ".join(names), drop(names), origin)
+
+    def transform(self, function: Callable[..., DataFrame], *args: object, **kwargs: object) -> Stream:
+        """Any row-wise function from DataFrame to DataFrame, as in PySpark.
+
+        It is called once, when the job is built, on an empty frame; its plan is checked and reused for every batch.
+        It may join tables of ``p.table(…)`` that are handed in as arguments. A function that draws random numbers
+        is called for each batch. Whether it leaves the event time as it is, nobody checks.
+
+        Args:
+            function: gets the frame first, then the arguments. Must not run a job and must see no more than a row.
+            *args: handed on; tables arrive as frames.
+            **kwargs: handed on; tables arrive as frames.
+
+        >>> import penstock as ps
+        >>> numbers = ps.Pipeline("demo").read("numbers", ps.rate.Source(rows_per_second=10))
+        >>> def twice(frame, column):
+        ...     return frame.withColumn("twice", frame[column] * 2)
+        >>> numbers.transform(twice, column="value").schema.names
+        ['value', 'at', 'twice']
+        """
+        origin = call_site()
+        check_function(function, origin)
+        handed = [part for part in (*args, *kwargs.values()) if isinstance(part, TableRef)]
+        for part in handed:
+            check_same(self.pipeline, part.pipeline, origin)
+        return self.add(
+            lambda number: RowWise(
+                id=number,
+                origin=origin,
+                inputs=(self.ref,),
+                verb="transform",
+                text=nodes.call_text(function, args, kwargs),
+                build=call(function, args, kwargs),
+                tables=tuple(dict.fromkeys(part.table for part in handed)),
+                checked=True,
+            )
+        )
+
+    def union(self, *others: Stream) -> Stream:
+        """These streams as one. All have the same columns in the same order."""
+        origin = call_site()
+        for other in others:
+            check_same(self.pipeline, other.pipeline, origin)
+        check_united(refs := (self.ref, *(other.ref for other in others)), origin)
+        times = {self.time, *(other.time for other in others)}
+        node = self.pipeline.keep(lambda number: Union(id=number, origin=origin, inputs=refs))
+        return Stream(self.pipeline, PortRef(node.id), time=self.time if len(times) == 1 else None)
+
+    @overload
+    def parse_json(
+        self, column: str, schema: str | StructType, on_error: Literal["split"]
+    ) -> tuple[Stream, Stream]: ...
+
+    @overload
+    def parse_json(
+        self, column: str, schema: str | StructType, on_error: Literal["fail", "null"] = "fail"
+    ) -> Stream: ...
+
+    def parse_json(
+        self, column: str, schema: str | StructType, on_error: OnError = "fail"
+    ) -> Stream | tuple[Stream, Stream]:
+        """Decode a column of JSON text: the record's fields take its place.
+
+        Args:
+            column: text or bytes, one JSON object each.
+            schema: the fields wanted, as DDL or as a ``StructType``.
+            on_error: ``"fail"`` the job at the first bad record; ``"null"`` in all its fields; or ``"split"``: a pair
+                of streams, the good rows, and the bad ones unchanged with the reason in ``_error``.
+
+        >>> import penstock as ps
+        >>> lines = ps.Pipeline("demo").read("lines", ps.files.Source("in/", format="text"))
+        >>> lines.parse_json("value", "id LONG", on_error="split")
+        (<Stream of parse_json value>, <Stream of parse_json value>)
+        """
+        origin = call_site()
+        check_choice("on_error", on_error, get_args(OnError), origin)
+        text = schema if isinstance(schema, str) else nodes.to_ddl(schema)
+        check_column_name("parse_json", column, origin)
+        node = self.pipeline.keep(
+            lambda number: ParseJson(
+                id=number, origin=origin, inputs=(self.ref,), column=column, schema=text, on_error=on_error
+            )
+        )
+        parsed = Stream(self.pipeline, PortRef(node.id), time=self.time)
+        return (parsed, Stream(self.pipeline, PortRef(node.id, BAD_PORT))) if on_error == "split" else parsed
+
+    def with_watermark(
+        self,
+        column: str,
+        delay: str,
+        *,
+        idle_after: str | None = None,
+        max_ahead: str | None = "1 day",
+        max_drift: str | None = None,
+    ) -> Stream:
+        """Say which column is event time, and how late rows may come.
+
+        Args:
+            column: a TIMESTAMP.
+            delay: the watermark is the largest event time seen, less this.
+            idle_after: without a batch for so long, this stream no longer holds others back.
+            max_ahead: event times further than this ahead of the wall clock do not move the watermark, so that one
+                wrong clock cannot make everybody else late; such rows are counted and otherwise treated like any
+                other. ``None`` believes every row.
+            max_drift: how far ahead of the slowest these rows may be read, in event time. The slowest is that of the
+                partitions of their source, and of the streams that they meet in a union or a step with several inputs,
+                idle ones aside. Whoever is further ahead is not read on until the others come after, so that what is
+                read early does not pile up in state. ``None`` never waits; others may wait for it.
+
+        Raises:
+            GraphError: a duration is none, or (when the job is built) ``max_drift`` is set behind a step that keeps
+                state: only sources can pause.
+
+        >>> import penstock as ps
+        >>> numbers = ps.Pipeline("demo").read("numbers", ps.rate.Source(rows_per_second=10))
+        >>> numbers.with_watermark("at", delay="5 seconds", max_drift="1 minute")
+        <Stream of with_watermark at, delay 5 seconds>
+        """
+        origin = call_site()
+        check_column_name("with_watermark", column, origin)
+        node = self.pipeline.keep(
+            lambda number: WithWatermark(
+                id=number,
+                origin=origin,
+                inputs=(self.ref,),
+                column=column,
+                delay=parse_duration("delay", delay),
+                idle_after=None if idle_after is None else parse_duration("idle_after", idle_after, least=1),
+                max_ahead=None if max_ahead is None else parse_duration("max_ahead", max_ahead),
+                max_drift=None if max_drift is None else parse_duration("max_drift", max_drift),
+            )
+        )
+        return Stream(self.pipeline, PortRef(node.id), time=column)
+
+    def group_by(self, *keys: str | Column | Window) -> GroupedStream:
+        """Group rows by columns and a window over event time; ``agg`` follows.
+
+        Args:
+            *keys: names of columns, and last a window such as ``ps.tumbling("1 minute")``.
+
+        >>> import penstock as ps
+        >>> numbers = ps.Pipeline("demo").read("numbers", ps.rate.Source(rows_per_second=10))
+        >>> timed = numbers.with_watermark("at", delay="5 seconds")
+        >>> timed.group_by("value", ps.tumbling("1 minute")).agg("counts", ps.agg.count())
+        <WindowedResult of 'counts'>
+        """
+        return group_stream(self, keys, call_site())
+
+    def write(self, uid: str, sink: Sink, *, guarantee: GuaranteeName | None = None) -> None:
+        """Send the rows to a sink.
+
+        Args:
+            uid: names the sink's output in checkpoints; unique in the pipeline, and never changed lightly.
+            sink: for example ``ps.files.Sink("out/", format="parquet")``.
+            guarantee: what is needed; refused if the sink, or a source of these rows, cannot give it.
+        """
+        origin = call_site()
+        check_uid(uid, origin)
+        if not hasattr(sink, "writer"):
+            msg = f"write() needs a sink such as ps.files.Sink(…), got {sink!r}"
+            raise GraphError(msg, uid=uid, where=str(origin))
+        if guarantee is not None:
+            check_choice("guarantee", guarantee, get_args(GuaranteeName), origin, uid=uid)
+        asked = None if guarantee is None else Guarantee(guarantee)
+        self.pipeline.keep(
+            lambda number: Write(id=number, origin=origin, inputs=(self.ref,), uid=uid, sink=sink, guarantee=asked)
+        )
+
+    def dead_letter(self, uid: str, *, cause: str | None = None) -> None:
+        """Keep rows that the pipeline gives up on, beside the job's state, with why and where they came from.
+
+        ``penstock deadletter list | show | replay`` reads them, and has rows that could not be decoded read again by
+        the pipeline as it is then. They are published exactly-once, as by a files sink.
+
+        Args:
+            uid: names them, in checkpoints too; unique in the pipeline, and never changed lightly.
+            cause: a short name of why, such as ``"no-such-user"``. Late rows and those that could not be decoded have
+                theirs: ``late`` and ``decode``.
+
+        Raises:
+            GraphError: the uid or the cause is no name.
+
+        >>> import penstock as ps
+        >>> lines = ps.Pipeline("demo").read("lines", ps.files.Source("in/", format="text"))
+        >>> parsed, bad = lines.parse_json("value", "id LONG", on_error="split")
+        >>> bad.dead_letter("bad-lines")
+        """
+        add_dead_letters(self, uid, cause, call_site())
+
+    def add(self, make: Callable[[int], Node]) -> Stream:
+        """The stream of a node made for the next number; event time goes on."""
+        return Stream(self.pipeline, PortRef(self.pipeline.keep(make).id), time=self.time)
+
+    def _row_wise(self, verb: str, text: str, build: Callable[[DataFrame], DataFrame], origin: CallSite) -> Stream:
+        return self.add(
+            lambda number: RowWise(id=number, origin=origin, inputs=(self.ref,), verb=verb, text=text, build=build)
+        )
+
+
+# ----------------------------------------------------------------------------------------------------
+# Grouped streams and windowed results: where a keyed step is added to the graph; knows nothing of how it is run.
+
+WINDOW_END: Final = "window_end"
+"""The event time of a windowed result: so it can be windowed again."""
+_NAME: Final = re.compile(r"[A-Za-z_]\w*|`[^`]+`")
+
+
+class GroupedStream:
+    """A stream, the columns and the window that its rows are grouped by."""
+
+    def __init__(self, stream: Stream, keys: tuple[tuple[str, str | Column], ...], window: Window, time: str) -> None:
+        self._stream = stream
+        self._keys = keys
+        self._window = window
+        self._time = time
+
+    def agg(
+        self,
+        uid: str,
+        *aggregates: Aggregate,
+        emit: Literal["final", "updates"] = "final",
+        emit_every: str | None = None,
+        early: str | None = None,
+    ) -> WindowedResult:
+        """Aggregate each group; one row for each key and window, when the watermark passes the window's end.
+
+        Args:
+            uid: names the step's state in checkpoints; unique in the pipeline, and never changed lightly.
+            *aggregates: of ``ps.agg``, for example ``ps.agg.sum("amount").alias("amount")``.
+            emit: ``"final"``: each window at its end, and again when rows within the allowed lateness have changed it.
+                ``"updates"``: a change stream, whose rows say in ``_change`` what they are: ``insert``,
+                ``update_before`` (the result that no longer holds), ``update_after``, or ``delete`` (of a session that
+                is part of another now).
+            emit_every: with ``"updates"``, at most one emission in so much processing time, at its multiples; without
+                it each batch sends what it changed. What waits is sent before each checkpoint in any case.
+            early: with ``"final"``, send preliminary results of windows that have changed, at most so often. Results
+                then say in ``_timing`` whether they are ``early``, ``on_time`` or ``late``.
+
+        >>> import penstock as ps
+        >>> numbers = ps.Pipeline("demo").read("numbers", ps.rate.Source(rows_per_second=10))
+        >>> by_value = numbers.with_watermark("at", delay="5 seconds").group_by("value", ps.tumbling("1 hour"))
+        >>> by_value.agg("counts", ps.agg.count().alias("n"))
+        <WindowedResult of 'counts'>
+        """
+        origin = call_site()
+        check_uid(uid, origin)
+        try:
+            spec = self._spec(aggregates, emit_strategy(emit, emit_every, early))
+        except GraphError as error:
+            error.uid, error.where = uid, str(origin)
+            raise
+        pipeline, inputs = self._stream.pipeline, (self._stream.ref,)
+        node = pipeline.keep(lambda number: Keyed(id=number, origin=origin, inputs=inputs, uid=uid, spec=spec))
+        return WindowedResult(pipeline, PortRef(node.id), time=WINDOW_END if _keeps_time(self._window) else None)
+
+    def _spec(self, aggregates: tuple[Aggregate, ...], sends: EmitStrategy) -> WindowAggregate:
+        from penstock.operators.aggregates.base import check_aggregate
+        from penstock.operators.windows.aggregate import WindowAggregate
+
+        if not aggregates:
+            msg = "agg() needs at least one aggregate, for example ps.agg.count()"
+            raise GraphError(msg)
+        if isinstance(self._window, CountWindow) and sends != ON_WINDOW_CLOSE:
+            what = (
+                "global_window(every_rows=…) sends each key with so many rows"
+                if self._window.is_running
+                else "count_window() sends each window when it is full"
+            )
+            msg = f"{what}: leave emit and early out, or take global_window()"
+            raise GraphError(msg)
+        checked = tuple(map(check_aggregate, aggregates))
+        for aggregate in checked:
+            aggregate.label  # noqa: B018 - refuses one without a name
+        if sends.updates and any(aggregate.function == "approx_percentile" for aggregate in checked):
+            msg = (
+                'ps.agg.approx_percentile draws lots, and emit="updates" could not say again what it sent before: '
+                'take ps.agg.percentile, or emit="final"'
+            )
+            raise GraphError(msg)
+        stream = self._stream
+        shift = 0 if self._window.is_processing else window_shift(stream.pipeline.graph(), stream.ref)
+        return WindowAggregate(
+            keys=self._keys, time=self._time, window=self._window, aggregates=checked, shift=shift, emission=sends
+        )
+
+
+class WindowedResult(Stream):
+    """Group columns, ``window_start``, ``window_end``, aggregates. It can be windowed again as it is.
+
+    Its event time is the last moment within a window, ``window_end`` less a microsecond: so the minute that ends at
+    13:00 belongs to the hour that ends at 13:00.
+    """
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("<Stream", "<WindowedResult")
+
+    @property
+    def late(self) -> Stream:
+        """The rows that came after their window was closed, with the columns they came with."""
+        return Stream(self.pipeline, PortRef(self.ref.node, LATE_PORT))
+
+
+def group_stream(stream: Stream, keys: tuple[str | Column | Window, ...], origin: CallSite) -> GroupedStream:
+    """Take keys apart into group columns and the one window.
+
+    Raises:
+        GraphError: there is no watermark, not one window, or a key without a name.
+    """
+    where = str(origin)
+    windows = [key for key in keys if _is_window(key)]
+    if len(windows) != 1:
+        msg = f'group_by() needs exactly one window such as ps.tumbling("1 minute"), got {len(windows)}'
+        raise GraphError(msg, where=where)
+    window = cast("Window", windows[0])
+    if stream.time is None and isinstance(window, (CountWindow, GlobalWindow)):
+        window = replace(window, is_processing=True)
+    if stream.time is None and not getattr(window, "is_processing", False):
+        msg = (
+            "group_by() needs a watermark, which says when a window is complete: put "
+            '.with_watermark("<time column>", delay="5 seconds") before it'
+        )
+        raise GraphError(msg, where=where)
+    columns = tuple(_key(key, where) for key in keys if not _is_window(key))
+    return GroupedStream(stream, columns, window, stream.time or "")
+
+
+def _keeps_time(window: Window) -> bool:
+    """Whether the watermark of the input says which results are still to come, too."""
+    return not window.is_processing and not isinstance(window, (CountWindow, GlobalWindow))
+
+
+def _is_window(key: object) -> bool:
+    """Asks the type: a Column takes any name for that of a field."""
+    return hasattr(type(key), "due")
+
+
+def _key(key: object, where: str) -> tuple[str, str | Column]:
+    if not isinstance(key, str) and not is_column(key):
+        msg = f"group_by() takes columns and a window, got {key!r} ({type(key).__name__})"
+        raise GraphError(msg, where=where)
+    text = column_text(key)
+    expression, name = split_alias(text)
+    if name is not None:
+        return name, cast("str | Column", key) if is_column(key) else expression
+    if _NAME.fullmatch(text):
+        return text.strip("`"), cast("str | Column", key)
+    msg = f"the key {text!r} has no name: write \"{text} AS name\", or .alias('name') on a Column"
+    raise GraphError(msg, where=where)

@@ -1,0 +1,260 @@
+"""Options that commands share; the pipeline by module:name; a session."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import pkgutil
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+
+from cyclopts import App, Parameter
+
+import penstock
+from penstock.checkpoint.recovery import check_rename
+from penstock.cli.output import Output, UsageError, table
+from penstock.clock import parse_duration
+from penstock.errors import GraphError, PenstockError, did_you_mean
+from penstock.spark.jvm import log_jvm_to_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from types import ModuleType
+
+    from pyspark.sql import SparkSession
+
+    from penstock.api.pipeline import PipelineDefinition
+
+
+# ----------------------------------------------------------------------------------------------------
+# What all commands share: the state folder, flags, and where a help text ends. Knows no command.
+
+STATE: Final = ".penstock"
+EPILOGUE: Final = f"""\
+Every command takes --traceback: show all frames of an error.
+
+Exit codes:
+{table()}"""
+
+
+def _jobs(context: Any) -> list[str]:
+    """What Tab offers for a job's name: those in the folder of ``--state``."""
+    from penstock.control.client import jobs_in
+
+    given = context.get("--state")
+    return jobs_in((given.raw if given is not None else None) or STATE)
+
+
+_BY_TAB: Final[dict[str, Any]] = {"completer": _jobs} if "completer" in inspect.signature(Parameter).parameters else {}
+"""Nothing where the command line library is too old for it (on Python 3.10)."""
+Flag: Final = Parameter(negative="", show_default=False)
+State: TypeAlias = Annotated[str, Parameter(help="Folder that holds the state of jobs.")]
+JobName: TypeAlias = Annotated[str, Parameter(help='Name of the job, as in @ps.pipeline("orders").', **_BY_TAB)]
+AsJson: TypeAlias = Annotated[
+    bool,
+    Parameter(
+        name="--json", negative="", show_default=False, help="For scripts: one document with a versioned schema."
+    ),
+]
+PipelineName: TypeAlias = Annotated[str, Parameter(help="module:pipeline, also from the current folder.")]
+Begin: Final = Parameter(
+    name="--from", help="Savepoint or checkpoint to begin at, or an exported folder (with a slash)."
+)
+Claim: TypeAlias = Annotated[bool, Flag, Parameter(help="Take the exported folder's files over.")]
+Fresh: TypeAlias = Annotated[bool, Flag, Parameter(help="Begin empty, beside the state that is there.")]
+LeaveState: TypeAlias = Annotated[
+    bool, Flag, Parameter(help="Leave state unused whose step the pipeline no longer has.")
+]
+MaxRows: TypeAlias = Annotated[int | None, Parameter(help="Most rows of a batch.")]
+Master: TypeAlias = Annotated[str | None, Parameter(help="Spark master; all cores of this machine by default.")]
+Rename: TypeAlias = Annotated[
+    tuple[str, ...],
+    Parameter(negative="", show_default=False, help="OLD=NEW: a step goes on with the state of its old uid."),
+]
+Timeout: TypeAlias = Annotated[
+    str | None, Parameter(help="How long to wait for the job's answer, such as 30s; for ever by default.")
+]
+Yes: TypeAlias = Annotated[bool, Parameter(negative="", show_default=False, help="Do not ask; for scripts.")]
+Add: TypeAlias = Callable[[App, Output], None]
+"""Adds a command, or a family of them, to the application."""
+
+
+def epilogue(examples: str) -> str:
+    """The end of a command's help."""
+    return f"{examples}\n\n{EPILOGUE}"
+
+
+def seconds_of(text: str | None, option: str = "--timeout") -> float | None:
+    """A duration that was given on the command line.
+
+    Raises:
+        UsageError: it is none; with the option's name.
+    """
+    if text is None:
+        return None
+    try:
+        return parse_duration(option, text) / 1_000_000
+    except GraphError as error:
+        raise UsageError(str(error)) from error
+
+
+def settings_of(
+    checkpoint_every: str | None, stop_timeout: str | None, max_rows_per_batch: int | None, retained: int | None
+) -> dict[str, object]:
+    """The settings that ``run`` and ``plan`` take as options; ``None`` leaves one as it is set elsewhere."""
+    return {
+        "checkpoint_every": checkpoint_every,
+        "stop_timeout": stop_timeout,
+        "max_rows_per_batch": max_rows_per_batch,
+        "retained": retained,
+    }
+
+
+# ----------------------------------------------------------------------------------------------------
+# Finds ``module:pipeline`` from the current folder on, and says what is there when it is not. Runs nothing.
+
+_NOT_THE_USERS: Final = (
+    str(Path(penstock.__file__).parent),
+    sysconfig.get_path("stdlib"),
+    sysconfig.get_path("purelib"),
+    "<frozen",
+)
+
+
+def load_pipeline(target: str) -> PipelineDefinition:
+    """The pipeline that ``module:name`` names; the current folder is searched first.
+
+    Raises:
+        UsageError: no such module, or no such pipeline in it; with the nearest names.
+        GraphError: the module's own code raised; with the user's line.
+    """
+    name, colon, attribute = target.partition(":")
+    if not colon or not name or not attribute:
+        raise UsageError(_shape(target))
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    module = _import(name, target)
+    found = getattr(module, attribute, None)
+    if found is None:
+        here = _pipelines(module)
+        msg = f"module {name!r} has no pipeline {attribute!r}{_hint(attribute, here, 'it has no pipeline at all')}"
+        raise UsageError(msg)
+    if not _is_pipeline(found):
+        msg = f'{target} is a {type(found).__name__}, not a pipeline; put @ps.pipeline("{attribute}") above it'
+        raise UsageError(msg)
+    return found  # type: ignore[no-any-return]
+
+
+def _shape(target: str) -> str:
+    path = Path(target.partition(":")[0])
+    example = f"{path.stem}:{target.partition(':')[2] or 'orders'}" if path.suffix == ".py" else f"{target}:orders"
+    return f"{target!r} is not module:pipeline; write for example {example}"
+
+
+def _import(name: str, target: str) -> ModuleType:
+    if name.endswith(".py") or "/" in name:
+        raise UsageError(_shape(target))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            raise user_code_error(error) from error
+        near = [module.name for module in pkgutil.iter_modules([os.getcwd()])]
+        msg = f"there is no module {name!r} in {os.getcwd()} or on the path"
+        raise UsageError(msg + _hint(name, near, "this folder has no modules")) from None
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise user_code_error(error) from error
+
+
+def user_code_error(error: BaseException) -> GraphError:
+    """What the user's own code raised while it was read, with the user's line and no other frame."""
+    what = f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError) and error.filename:
+        return GraphError(f"SyntaxError: {error.msg}", where=f"{_short(error.filename)}:{error.lineno}")
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_the_users(frame.filename)]
+    if not frames:
+        return GraphError(what)
+    return GraphError(f"in {frames[-1].name}: {what}", where=f"{_short(frames[-1].filename)}:{frames[-1].lineno}")
+
+
+def _is_the_users(filename: str) -> bool:
+    return not filename.startswith(_NOT_THE_USERS) and "site-packages" not in filename
+
+
+def _short(filename: str) -> str:
+    path = os.path.relpath(filename)
+    return filename if path.startswith("..") else path
+
+
+def _pipelines(module: ModuleType) -> list[str]:
+    return [name for name, value in vars(module).items() if _is_pipeline(value)]
+
+
+def _is_pipeline(value: object) -> bool:
+    from penstock.api.pipeline import PipelineDefinition
+
+    return isinstance(value, PipelineDefinition)
+
+
+def _hint(name: str, there: Iterable[str], none: str) -> str:
+    return did_you_mean(name, there) or f"; {none}"
+
+
+# ----------------------------------------------------------------------------------------------------
+# Which uid stands for which older one, as ``--rename`` says it, of run, plan and shadow alike. Knows no graph.
+
+
+def renames_of(pairs: Sequence[str]) -> dict[str, str]:
+    """What ``--rename OLD=NEW`` says, as often as it was given.
+
+    Raises:
+        UsageError: it is not written so.
+
+    >>> renames_of(["totals=sums", "in=orders"])
+    {'totals': 'sums', 'in': 'orders'}
+    """
+    found: dict[str, str] = {}
+    for pair in pairs:
+        old, is_there, new = pair.partition("=")
+        if not (old and is_there and new) or old in found:
+            msg = f"--rename {pair}: write each as OLD=NEW, such as --rename totals=sums, and each old uid once"
+            raise UsageError(msg)
+        found[old] = new
+    return check_rename(found)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The Spark session of a command that reads but runs no job: what is there, or one for a while. Knows no command.
+
+
+@contextmanager
+def session_for(output: Output, purpose: str) -> Iterator[SparkSession]:
+    """The session that is there, left as it was; or one of our own, whose log goes to a file that is thrown away.
+
+    Args:
+        output: is told that Spark starts, for that takes its time.
+        purpose: what a session of our own is called: ``state query``.
+    """
+    from penstock.spark.session import current_session, make_session
+
+    there = current_session()
+    if there is not None:
+        yield there.newSession()
+        return
+    output.note("starting Spark …", style="dim")
+    with TemporaryDirectory(prefix="penstock-") as folder:
+        log_jvm_to_file(purpose.replace(" ", "-"), folder)
+        made = make_session(purpose)
+        try:
+            yield made
+        finally:
+            made.stop()

@@ -1,0 +1,1 @@
+"""From the graph to what runs."""

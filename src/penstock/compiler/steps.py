@@ -1,0 +1,432 @@
+"""Each stateless step compiled once; build errors in the user's words."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
+
+from penstock.compiler.tables import StaticTables, TableSnapshot
+from penstock.errors import GraphError, PenstockError, SchemaMismatch, UserFunctionError
+from penstock.formats import text
+from penstock.graph.nodes import BAD_PORT, CallSite, Node, ParseJson, RowWise, WithWatermark, describe_step, raised_at
+from penstock.interfaces.source import DECODED_RECORD
+from penstock.spark.blocks import JavaObject
+from penstock.spark.plan_check import JobWatch, PlanCheck
+from penstock.spark.plans import (
+    AHEAD_BOUND,
+    PER_PARTITION,
+    ObservationSpec,
+    PlanEditor,
+    PlanLeaf,
+    PlanObserver,
+    analyzed_plan,
+    is_frame,
+    observe_sql,
+    optimized_plan,
+    per_partition_array,
+    scala_items,
+)
+from penstock.spark.sql import quote_identifier, variable_literal
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+
+# ----------------------------------------------------------------------------------------------------
+# Says in the user's words what went wrong while a step was built: line, step, nearest columns; no trace of the JVM.
+
+_LOGGERS: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+_COLUMNS_SHOWN: Final = 20
+
+
+@contextmanager
+def explain_build_errors(node: Node, columns: Sequence[str] = ()) -> Iterator[None]:
+    """Around the building of a step: whatever is raised becomes an error with the step and the user's line."""
+    try:
+        with _quiet():
+            yield
+    except PenstockError as error:
+        error.where = error.where or str(node.origin)
+        error.uid = error.uid or getattr(node, "uid", None)
+        raise
+    except Exception as error:
+        raise _explained(error, node, columns) from error
+
+
+def _explained(error: Exception, node: Node, columns: Sequence[str]) -> PenstockError:
+    from pyspark.errors import AnalysisException, ParseException
+
+    uid, where = getattr(node, "uid", None), str(node.origin)
+    inside = raised_at(error)
+    place = f" ({inside})" if inside and getattr(node, "verb", None) == "transform" else ""
+    if isinstance(error, (AnalysisException, ParseException)):
+        missing = _missing_column(error)
+        if missing is not None:
+            return SchemaMismatch(f"{describe_step(node)}: {_no_column(missing, columns)}{place}", uid=uid, where=where)
+        return GraphError(f"{describe_step(node)}: {_first_line(error)}{place}", uid=uid, where=where)
+    msg = f"{describe_step(node)} raised {type(error).__name__}: {_first_line(error)}{place}"
+    return UserFunctionError(msg, uid=uid, where=where)
+
+
+def _missing_column(error: Exception) -> str | None:
+    condition = getattr(error, "getCondition", lambda: None)() or ""
+    if not condition.startswith(("UNRESOLVED_COLUMN", "UNRESOLVED_USING_COLUMN", "FIELD_NOT_FOUND")):
+        return None
+    given: dict[str, str] = getattr(error, "getMessageParameters", dict)() or {}
+    name = given.get("objectName") or given.get("colName") or given.get("fieldName")
+    return str(name).replace("`", "") if name else None
+
+
+def _no_column(name: str, columns: Sequence[str]) -> str:
+    near = get_close_matches(name.rpartition(".")[2], columns, n=3, cutoff=0.6)
+    meant = f"; did you mean {' or '.join(near)}?" if near else ";"
+    shown = ", ".join(columns[:_COLUMNS_SHOWN]) + (", …" if len(columns) > _COLUMNS_SHOWN else "")
+    return f"there is no column {name!r}{meant} there are {shown}" if columns else f"there is no column {name!r}"
+
+
+def _first_line(error: Exception) -> str:
+    """Without Spark's codes and the plan that follows."""
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    first = lines[0] if lines else "no message"
+    return re.sub(r"\s*SQLSTATE: \w+", "", re.sub(r"^\[[A-Z_.0-9]+\]\s*", "", first)).strip(" ;")[:500]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """PySpark logs each failed analysis with the JVM's whole trace; here the failure is told in a better way."""
+    from pyspark.logger import PySparkLogger
+
+    thread = threading.get_ident()
+
+    def passes(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    loggers: list[logging.Logger] = [PySparkLogger.getLogger(name) for name in _LOGGERS]
+    for logger in loggers:
+        logger.addFilter(passes)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(passes)
+
+
+@contextmanager
+def explain_table_errors(name: str, origin: CallSite) -> Iterator[None]:
+    """Around the reading of a declared table."""
+    try:
+        with _quiet():
+            yield
+    except PenstockError as error:
+        error.where = error.where or str(origin)
+        raise
+    except Exception as error:
+        msg = f"table {name!r} cannot be read: {_first_line(error)}"
+        raise GraphError(msg, where=str(origin)) from error
+
+
+# ----------------------------------------------------------------------------------------------------
+# Builds each stateless step once, over an empty leaf of its input's columns, checks it, and keeps its plan.
+#
+# Knows nothing of batches: :mod:`penstock.graph.segment` hangs pieces onto them.
+
+
+class PortSelection(Protocol):
+    """Takes one port of a decoded, split ``parse_json``."""
+
+    @property
+    def node(self) -> ParseJson:
+        """The step."""
+        ...
+
+    @property
+    def port(self) -> str:
+        """``out`` or ``bad``."""
+        ...
+
+
+StatelessStep: TypeAlias = RowWise | ParseJson | WithWatermark | PortSelection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledStep:
+    """One step's plan over a leaf of its own.
+
+    Attributes:
+        leaf: where it is cut off.
+        plan: analysed.
+        schema: of its result.
+        gauge: what to observe above it.
+        rebuild: builds it anew over another frame; only for plans that hold a random seed.
+    """
+
+    leaf: PlanLeaf
+    plan: JavaObject
+    schema: StructType
+    gauge: ObservationSpec | None = None
+    rebuild: Callable[[DataFrame], DataFrame] | None = None
+
+
+class StepCompiler:
+    """Makes pieces and keeps them, so that a user's function runs once however often its step is asked for.
+
+    A step with tables is built again when one of them was read again.
+    """
+
+    def __init__(self, spark: SparkSession, tables: StaticTables) -> None:
+        self.spark = spark
+        self.tables = tables
+        self.grafter = PlanEditor(spark)
+        self.observer = PlanObserver(self.grafter)
+        self.decoded: set[int] = set()
+        """The ``parse_json`` steps whose source decodes: it sends records (``DECODED_RECORD``) with its rows."""
+        self._lock = threading.RLock()
+        self._made: dict[tuple[int, str, bool], tuple[tuple[int, ...], tuple[CompiledStep, ...]]] = {}
+
+    def of(
+        self, step: StatelessStep, schema: StructType, readings: Mapping[str, TableSnapshot], *, whole: bool = False
+    ) -> tuple[CompiledStep, ...]:
+        """The pieces of a step whose input has these columns, in order; each but the last ends in a gauge.
+
+        ``whole``: for batches that have all their records from the source, so that there is nothing left to decode.
+        """
+        node = step if isinstance(step, (RowWise, ParseJson, WithWatermark)) else step.node
+        whole = whole and node.id in self.decoded
+        key = (node.id, "" if step is node else cast("PortSelection", step).port, whole)
+        used = tuple(readings[table.name].rdd for table in tables_of(step))
+        with self._lock:
+            made = self._made.get(key)
+            if made is None or made[0] != used:
+                with explain_build_errors(node, schema.fieldNames()):
+                    make = self._make_whole if whole else self._make
+                    made = (used, make(step, _nullable(schema), readings))
+                self._made[key] = made
+            return made[1]
+
+    def rows_gauge(self, schema: StructType) -> ObservationSpec:
+        """Counts the rows of a source's frame. It looks at no column, so it fits any plan."""
+        return observe_sql(self.grafter.leaf(schema).frame, "rows", {"rows": "count(1)"})
+
+    def _make(
+        self, step: StatelessStep, schema: StructType, readings: Mapping[str, TableSnapshot]
+    ) -> tuple[CompiledStep, ...]:
+        match step:
+            case RowWise():
+                return (self._row_wise(step, schema, readings),)
+            case ParseJson():
+                return self._parse(step, schema)
+            case WithWatermark():
+                return (self._watermark(step, schema),)
+            case _:
+                return (self._port(step, schema),)
+
+    def _row_wise(self, node: RowWise, schema: StructType, readings: Mapping[str, TableSnapshot]) -> CompiledStep:
+        frames = [readings[table.name].frame for table in node.tables]
+        leaf = self.grafter.leaf(schema)
+        built = self._watched(node, leaf.frame, frames)
+        plan = self.grafter.without_ctes(analyzed_plan(built))
+        check = PlanCheck(leaf.rdd, {readings[table.name].rdd for table in node.tables})
+        try:
+            check.check(plan)
+        except GraphError as error:
+            msg = f"{describe_step(node)}: {error}"
+            raise GraphError(msg) from None
+        _distinct(built.schema)
+
+        def rebuild(frame: DataFrame) -> DataFrame:
+            return cast("DataFrame", node.build(frame, *frames))
+
+        return CompiledStep(leaf=leaf, plan=plan, schema=built.schema, rebuild=rebuild if check.is_volatile else None)
+
+    def _watched(self, node: RowWise, frame: DataFrame, frames: Sequence[DataFrame]) -> DataFrame:
+        with JobWatch(self.spark) as watch:
+            built = node.build(frame, *frames)
+        if watch.jobs:
+            msg = (
+                f"{describe_step(node)}: it ran {watch.jobs} Spark job{'s' * (watch.jobs > 1)} while it was built "
+                "(collect, count, rdd, localCheckpoint, …), on an empty frame; "
+                "it may only describe what to do with a row"
+            )
+            raise GraphError(msg)
+        if not is_frame(built):
+            forgot = "; is a return missing?" if built is None else ""
+            msg = f"{describe_step(node)} returned {type(built).__name__} instead of a DataFrame{forgot}"
+            raise UserFunctionError(msg)
+        return cast("DataFrame", built)
+
+    def _parse(self, node: ParseJson, schema: StructType) -> tuple[CompiledStep, ...]:
+        record = text.struct_type(self.spark, node.schema)
+        done = DECODED_RECORD if node.id in self.decoded else None
+        text.parsed_schema(_without(schema, done), node.column, record)
+        leaf = self.grafter.leaf(schema)
+        decoded = text.decode_json(leaf.frame, node.column, record, done=done)
+        if node.on_error == "fail":
+            return (_piece(leaf, text.failfast(decoded, node.column)),)
+        measure, figure = node.bad_rows
+        gauge = observe_sql(decoded, measure, {figure: f"count_if({text.REASON} IS NOT NULL)"})
+        wide = _piece(leaf, decoded, gauge)
+        if node.on_error == "split":
+            return (wide,)
+        above = self.grafter.leaf(_nullable(wide.schema))
+        return (wide, _piece(above, text.permissive(above.frame, node.column)))
+
+    def _port(self, step: PortSelection, schema: StructType) -> CompiledStep:
+        leaf = self.grafter.leaf(schema)
+        if step.port == BAD_PORT:
+            return _piece(leaf, text.malformed(leaf.frame))
+        return _piece(leaf, text.drop_malformed(leaf.frame, step.node.column))
+
+    def _make_whole(
+        self, step: StatelessStep, schema: StructType, readings: Mapping[str, TableSnapshot]
+    ) -> tuple[CompiledStep, ...]:
+        """The same of rows that are good, all of them: a split one gives its good rows, and bad ones are never run."""
+        leaf = self.grafter.leaf(schema)
+        if isinstance(step, ParseJson):
+            return (_piece(leaf, _opened(leaf.frame, step.column)),)
+        step = cast("PortSelection", step)
+        if step.port == BAD_PORT:
+            (usual,) = self.of(step, schema, readings)
+            return (_piece(leaf, _none_of(leaf.frame, usual.schema, step.node.column)),)
+        return (_piece(leaf, leaf.frame),)
+
+    def _watermark(self, node: WithWatermark, schema: StructType) -> CompiledStep:
+        from pyspark.sql.types import TimestampType
+
+        if node.column not in schema.fieldNames():
+            leaf = self.grafter.leaf(schema)
+            leaf.frame.select(quote_identifier(node.column))  # Spark's own error has the nearest names
+        elif not isinstance(schema[node.column].dataType, TimestampType):
+            kind = schema[node.column].dataType.simpleString()
+            msg = (
+                f"{describe_step(node)}: event time must be TIMESTAMP, but {node.column!r} is {kind}; "
+                f'convert it before, for example .with_column("{node.column}", "CAST({node.column} AS TIMESTAMP)")'
+            )
+            raise SchemaMismatch(msg)
+        leaf = self.grafter.leaf(schema)
+        return _piece(leaf, leaf.frame, _time_gauge(node, leaf))
+
+
+def tables_of(step: StatelessStep) -> tuple[Any, ...]:
+    """The declared tables that a step reads."""
+    return step.tables if isinstance(step, RowWise) else ()
+
+
+def _time_gauge(node: WithWatermark, leaf: PlanLeaf) -> ObservationSpec:
+    @lru_cache(maxsize=2)  # partitions come and go seldom
+    def among(column: str, names: tuple[str, ...]) -> ObservationSpec:
+        each = {PER_PARTITION: per_partition_array(_greatest(node, "{mine} AND "), column, names, leaf.schema)}
+        return observe_sql(
+            leaf.frame, f"time:{node.id}", _time_figures(node) | each, max_ahead=node.max_ahead, names=names
+        )
+
+    return observe_sql(leaf.frame, f"time:{node.id}", _time_figures(node), max_ahead=node.max_ahead, among=among)
+
+
+def _time_figures(node: WithWatermark) -> dict[str, str]:
+    column = quote_identifier(node.column)
+    ahead = f"count_if(unix_micros({column}) > {_bound(node)})" if node.max_ahead is not None else "count_if(false)"
+    return {"max": _greatest(node), "ahead": ahead, "missing": f"count_if({column} IS NULL)"}
+
+
+def _greatest(node: WithWatermark, condition: str = "") -> str:
+    """The greatest event time of the rows that are believed, and for which the condition holds."""
+    micros = f"unix_micros({quote_identifier(node.column)})"
+    believed = f"{micros} <= {_bound(node)}" if node.max_ahead is not None else "true"
+    return f"max(CASE WHEN {condition}{believed} THEN {micros} END)"
+
+
+def _bound(node: WithWatermark) -> str:
+    return variable_literal(AHEAD_BOUND, beside=node.column)
+
+
+def passes_through(piece: CompiledStep, column: str) -> bool:
+    """Whether a column of what comes into a step goes out of it as it came."""
+    before, after = (_attribute(plan, column) for plan in (piece.leaf.plan, piece.plan))
+    return before is not None and before == after
+
+
+def _attribute(plan: JavaObject, column: str) -> int | None:
+    """The expression id of a plan's column."""
+    found = (each.exprId().id() for each in scala_items(plan.output()) if each.name() == column)
+    return next(found, None)
+
+
+def _piece(leaf: PlanLeaf, frame: DataFrame, gauge: ObservationSpec | None = None) -> CompiledStep:
+    return CompiledStep(leaf=leaf, plan=analyzed_plan(frame), schema=frame.schema, gauge=gauge)
+
+
+def _distinct(schema: StructType) -> None:
+    seen: set[str] = set()
+    for name in schema.fieldNames():
+        if name.lower() in seen:
+            msg = f"column {name!r} stands twice in the result (case does not count): drop or rename one"
+            raise SchemaMismatch(msg)
+        seen.add(name.lower())
+
+
+def _opened(frame: DataFrame, column: str) -> DataFrame:
+    """Rows whose records are all there: a projection and no more."""
+    kept = [quote_identifier(name) for name in frame.columns if name not in (column, DECODED_RECORD)]
+    return frame.selectExpr(*kept, f"{DECODED_RECORD}.*")
+
+
+def _none_of(frame: DataFrame, schema: StructType, column: str) -> DataFrame:
+    """No bad rows, but their columns: those of before, the parsed one too, and the reason."""
+    from pyspark.sql import functions as F
+
+    gone = (column, text.ERROR)
+    columns = (
+        F.lit(None).cast(f.dataType).alias(f.name) if f.name in gone else quote_identifier(f.name)
+        for f in schema.fields
+    )
+    return frame.where("false").select(*columns)
+
+
+def _without(schema: StructType, column: str | None) -> StructType:
+    from pyspark.sql.types import StructType
+
+    return StructType([field for field in schema.fields if field.name != column])
+
+
+def _nullable(schema: StructType) -> StructType:
+    """The same columns, any of which may be NULL: what is below a leaf may then be either."""
+    from pyspark.sql.types import StructField, StructType
+
+    return StructType([StructField(f.name, f.dataType, True, f.metadata) for f in schema.fields])
+
+
+# ----------------------------------------------------------------------------------------------------
+# Which columns of a source anybody looks at: what Spark's optimiser leaves of the steps behind it. Runs no job.
+#
+# Knows nothing of batches and of what a source does with the answer.
+
+
+def columns_used(grafter: PlanEditor, pieces: Sequence[CompiledStep]) -> frozenset[str]:
+    """The columns of the first piece's input that the pieces, in this order, use or pass on."""
+    first, *others = pieces
+    plan = first.plan
+    for piece in others:
+        plan = grafter.hang(piece.plan, piece.leaf, plan)
+    optimized = optimized_plan(grafter.frame(plan))
+    used = set(_attributes(optimized.outputSet().toSeq()))
+    for node in _nodes(optimized):
+        used.update(_attributes(node.references().toSeq()))
+    return frozenset(each.name() for each in scala_items(first.leaf.plan.output()) if each.exprId().id() in used)
+
+
+def _nodes(plan: JavaObject) -> Iterator[JavaObject]:
+    yield plan
+    for child in scala_items(plan.children()):
+        yield from _nodes(child)
+
+
+def _attributes(attributes: JavaObject) -> Iterator[int]:
+    return (each.exprId().id() for each in scala_items(attributes))

@@ -1,0 +1,344 @@
+"""The files sink and its writer: staged beside the target."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from penstock.connectors import staging
+from penstock.errors import GraphError, InternalError, SinkIdentityConflict, StorageFailed
+from penstock.handles import Committable, FileRef, Guarantee
+from penstock.spark import jvm
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+    from penstock.elements import Batch
+    from penstock.handles import CheckpointId, Json
+    from penstock.interfaces.sink import SinkContext
+
+
+# ----------------------------------------------------------------------------------------------------
+# Stages batches beside the target and turns an epoch of them into files; publishes nothing, knows no other sink.
+
+KIND: Final = "files/1"
+HIDDEN: Final = ".penstock"
+"""Folder below the target where output waits; Spark and most readers ignore such names."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    folder: str
+    rows: int
+
+
+class FilesWriter:
+    """Stages batches and turns an epoch of them into files. Made by :meth:`Sink.writer`."""
+
+    def __init__(self, sink: Sink, context: SinkContext) -> None:
+        refuse_another_log(sink.target, context)
+        self._sink = sink
+        self._context = context
+        self._root = "/".join([sink.target, HIDDEN, context.log_id, context.uid, str(context.generation)])
+        self._lock = threading.Lock()
+        self._epoch: list[_Staged] = []
+        self._batches = 0
+        self._folders = 0
+
+    def write(self, batch: Batch) -> int:
+        """Stage a batch as Parquet, losslessly, in one job; then settle its measures."""
+        folder = f"{self._root}/{self._batches}"
+        self._batches += 1  # also after a failure: a folder is never used again
+        rows = staging.write_staged(cast("DataFrame", batch.frame), _url(folder))
+        batch.settle()
+        if rows is None:  # Spark removed the counter, most likely with all the rows
+            rows = sum(staging.rows_in(path) for path in self._content(folder))
+        if rows == 0:
+            self._remove([_Staged(folder, rows)])
+            return rows
+        with self._lock:
+            self._epoch.append(_Staged(folder, rows))
+        return rows
+
+    def prepare(self, checkpoint: CheckpointId) -> PreparedFiles:
+        """Close the epoch; nothing is read or written."""
+        with self._lock:
+            epoch, self._epoch = self._epoch, []
+        return PreparedFiles(self, checkpoint, epoch)
+
+    def close(self) -> None:
+        """Nothing is held; staged rows of no checkpoint stay where they are, never to be seen."""
+
+    def materialise(self, checkpoint: CheckpointId, epoch: Sequence[_Staged]) -> Sequence[Committable]:
+        """Turn staged batches into files; if that fails, they go into the next epoch."""
+        if not epoch:
+            return ()
+        try:
+            return (self._files(checkpoint, epoch),)
+        except BaseException:
+            with self._lock:
+                self._epoch[:0] = epoch
+            raise
+
+    def _files(self, checkpoint: CheckpointId, epoch: Sequence[_Staged]) -> Committable:
+        filesystem = self._context.filesystem
+        listed = [path for part in epoch for path in self._content(part.folder)]
+        as_they_are = self._publishable() and len(listed) <= self._sink.files_per_checkpoint
+        folder = ""
+        if not as_they_are:
+            folder = f"{self._root}/files-{checkpoint}-{self._next_folder()}"
+            self._convert(epoch, listed, folder)
+            listed = self._content(folder)
+        if not listed:
+            rows = sum(part.rows for part in epoch)
+            msg = f"checkpoint {checkpoint} has {rows} rows staged, and Spark's job wrote no file of them"
+            raise InternalError(msg, uid=self._context.uid)
+        refs = [filesystem.settle(path) for path in listed]
+        staging.sync_folders(listed, self._sink.target)
+        if not as_they_are:
+            self._remove(epoch)
+        return self._committable(checkpoint, refs, folder)
+
+    def _publishable(self) -> bool:
+        """Whether staged files are what is to be published."""
+        return self._sink.format == "parquet" and not self._sink.partition_by and not self._sink.options
+
+    def _convert(self, epoch: Sequence[_Staged], listed: Sequence[str], folder: str) -> None:
+        context, sink = self._context, self._sink
+        size = sum(os.path.getsize(path) for path in listed)
+        parts = max(sink.files_per_checkpoint, -(-size // sink.target_file_bytes))
+        urls = [_url(part.folder) for part in epoch]
+        options = {name: str(value) for name, value in sink.options.items()}
+        with context.background():
+            frame = staging.read_staged(context.spark, urls, context.schema)
+            if sink.partition_by and parts > 1:
+                frame = frame.repartition(parts, *sink.partition_by)
+            else:
+                frame = frame.coalesce(parts)
+            staging.write(frame, _url(folder), sink.format, sink.partition_by, options)
+
+    def _content(self, folder: str) -> list[str]:
+        """The files that Spark's job committed in a folder, in a stable order."""
+        found = self._context.filesystem.list(folder)
+        below = [(path, path[len(folder) :].strip("/").split("/")) for path in found]
+        return sorted(path for path, names in below if not any(_is_hidden(name) for name in names))
+
+    def _committable(self, checkpoint: CheckpointId, refs: Sequence[FileRef], folder: str) -> Committable:
+        context = self._context
+        name = f"part-{context.log_id[:8]}-{context.uid}-{checkpoint}-{context.generation}"
+        moves: dict[str, Json] = {}
+        for number, ref in enumerate(refs):
+            where, _, file = ref.path.rpartition("/")
+            below = where[len(folder) :].strip("/") if folder else ""
+            ending = file.partition(".")[2]
+            final = f"{name}-{number:02d}.{ending}"
+            moves[ref.path] = "/".join(part for part in (self._sink.target, below, final) if part)
+        if len(set(moves.values())) != len(refs):
+            msg = f"two files of checkpoint {checkpoint} would have one name: {moves}"
+            raise InternalError(msg, uid=context.uid)
+        return Committable(
+            uid=context.uid,
+            kind=KIND,
+            checkpoint=checkpoint,
+            target=self._sink.target,
+            files=tuple(refs),
+            detail={"moves": moves, "format": self._sink.format},
+        )
+
+    def _remove(self, epoch: Sequence[_Staged]) -> None:
+        jvm.delete_folders(self._context.spark, [_url(part.folder) for part in epoch])
+
+    def _next_folder(self) -> int:
+        with self._lock:
+            self._folders += 1
+            return self._folders
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedFiles:
+    """One epoch of staged batches."""
+
+    writer: FilesWriter
+    checkpoint: CheckpointId
+    epoch: Sequence[_Staged]
+
+    def materialise(self) -> Sequence[Committable]:
+        """Make files of it: one background job, then fsync and checksum."""
+        return self.writer.materialise(self.checkpoint, self.epoch)
+
+
+def refuse_another_log(target: str, context: SinkContext) -> None:
+    """A state directory that was lost must not publish its whole input again beside what is there (rule S4).
+
+    A log that has staged here before is known: another job that publishes beside it disturbs nobody.
+
+    Raises:
+        SinkIdentityConflict: only under the id of another log has a sink of this uid staged here.
+        StorageFailed: the target cannot be looked at.
+    """
+    top = os.path.join(target, HIDDEN)
+    try:
+        logs = sorted(os.listdir(top)) if os.path.isdir(top) else []
+    except OSError as error:
+        msg = f"{top} cannot be looked at: {error.strerror}"
+        raise StorageFailed(msg, uid=context.uid) from error
+    if os.path.isdir(os.path.join(top, context.log_id, context.uid)):
+        return
+    others = [log for log in logs if log != context.log_id and os.path.isdir(os.path.join(top, log, context.uid))]
+    if others:
+        folder = os.path.join(top, others[0], context.uid)
+        msg = (
+            f"{target} holds output of a sink '{context.uid}' that another log remembers ({others[0]}), not this "
+            f"one ({context.log_id}): the state directory was lost or changed, or another job writes here too. What it "
+            "published would be published again. Give the job its old state directory, or the sink another path or "
+            f"uid; to begin anew beside what is there, and only if no other job writes here, delete {folder}"
+        )
+        raise SinkIdentityConflict(msg, uid=context.uid)
+
+
+def _is_hidden(name: str) -> bool:
+    """Whether Spark's readers skip a file or folder of that name; ``_column=value`` they read."""
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
+
+
+def _url(path: str) -> str:
+    """For Spark, which takes a path as it stands: not percent-encoded."""
+    return f"file://{path}"
+
+
+# ----------------------------------------------------------------------------------------------------
+# Files as a sink: staged beside the target, published by rename. Knows nothing of the log or of other sinks.
+
+FORMATS: Final = ("csv", "json", "parquet", "text")
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """Files below a directory, a few for each checkpoint, however many batches. Exactly-once.
+
+    A batch is staged below ``<path>/.penstock`` in one job. At a checkpoint one background job turns the staged
+    batches into files of the format; once the checkpoint is in the log they are renamed into place, under names that
+    are never used again: ``part-<log>-<uid>-<checkpoint>-<generation>-<number>.<ending>``. A reader may take a file
+    away as soon as it sees it. The files of one checkpoint appear one after another, not at once. No rows, no file.
+
+    Do not delete ``.penstock``: while a folder of it is missing, as on a target that is not mounted, the job cannot
+    tell what was published, and waits for it.
+
+    Args:
+        path: the directory, on a local disk or one that all executors have mounted. Made if absent.
+        format: ``"parquet"``, ``"json"``, ``"csv"`` or ``"text"`` (one ``STRING`` column).
+        partition_by: columns whose values become folders ``column=value/``. A name may begin with ``_``: Spark's
+            readers (not all others) look into such folders. Not with ``.``.
+        files_per_checkpoint: at least so many files a checkpoint (for each folder, if partitioned, at most).
+        target_file_bytes: more files if the staged rows are larger than this, in bytes of staged Parquet.
+        options: of Spark's writer (``compression``, ``header``, ``sep``, …).
+
+    Raises:
+        GraphError: an argument is impossible.
+
+    >>> Sink("out", format="json").describe().endswith("out (json)")
+    True
+    """
+
+    path: str | os.PathLike[str]
+    format: str = field(default="parquet", kw_only=True)
+    partition_by: Sequence[str] = field(default=(), kw_only=True)
+    files_per_checkpoint: int = field(default=1, kw_only=True)
+    target_file_bytes: int = field(default=256 * 1024 * 1024, kw_only=True)
+    options: Mapping[str, object] = field(default_factory=dict, kw_only=True)
+
+    def __post_init__(self) -> None:
+        local = os.fspath(self.path).removeprefix("file://")
+        if "://" in local:
+            msg = f"path {self.path!r}: output is published by rename, which needs a local or mounted file system"
+            raise GraphError(msg)
+        object.__setattr__(self, "path", os.path.abspath(local))
+        if isinstance(self.partition_by, str):
+            object.__setattr__(self, "partition_by", (self.partition_by,))
+        object.__setattr__(self, "partition_by", tuple(self.partition_by))
+        if self.format not in FORMATS:
+            msg = f"format {self.format!r} is not one of {', '.join(FORMATS)}"
+            raise GraphError(msg)
+        if self.files_per_checkpoint < 1 or self.target_file_bytes < 1:
+            msg = "files_per_checkpoint and target_file_bytes must be at least 1"
+            raise GraphError(msg)
+
+    @property
+    def target(self) -> str:
+        """The directory, as an absolute path."""
+        return os.fspath(self.path)
+
+    @property
+    def accepts_changes(self) -> bool:
+        """Rows are kept as they come, ``_change`` among their columns."""
+        return True
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The rename is the commit, and what was renamed is gone from where it was."""
+        return Guarantee.EXACTLY_ONCE
+
+    def check(self, schema: StructType) -> None:
+        """Refuse columns that the format cannot hold.
+
+        Raises:
+            GraphError: with the column and the remedy.
+        """
+        names = [name.lower() for name in schema.fieldNames()]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            msg = f"columns {', '.join(twice)} stand twice (case does not count): rename one of each"
+            raise GraphError(msg)
+        missing = [name for name in self.partition_by if name not in schema.fieldNames()]
+        if missing:
+            msg = f"partition_by names {', '.join(missing)}; the columns are {', '.join(schema.fieldNames())}"
+            raise GraphError(msg)
+        content = [f for f in schema.fields if f.name not in self.partition_by]
+        if not content:
+            msg = "every column is in partition_by: nothing is left to write into files"
+            raise GraphError(msg)
+        for column in schema.fields:
+            _check_column(column, self.format, partition=column.name in self.partition_by)
+        if self.format == "text" and [f.dataType.typeName() for f in content] != ["string"]:
+            msg = (
+                f"format 'text' writes one STRING column, there are {schema.simpleString()}: select one, or use 'json'"
+            )
+            raise GraphError(msg)
+
+    def writer(self, context: SinkContext) -> FilesWriter:
+        """A writer that stages in a folder of this generation.
+
+        Raises:
+            SinkIdentityConflict: a sink of this uid has published here under another log.
+        """
+        return FilesWriter(self, context)
+
+    def stages_in(self, log_id: str, uid: str) -> Sequence[str]:  # noqa: ARG002 - it may have had another
+        """Beside the target, so that publishing is a rename; whatever the sink was called when it did."""
+        return (f"{self.target}/{HIDDEN}/{log_id}",)
+
+    def describe(self) -> str:
+        """For people, with the path as it was resolved."""
+        return f"files {self.path} ({self.format})"
+
+
+def _check_column(column: Any, form: str, *, partition: bool) -> None:
+    kind = column.dataType.typeName()
+    flat = kind not in ("array", "map", "struct", "variant", "binary")
+    if kind in ("void", "null", "interval"):
+        msg = f"column {column.name!r} is {kind}, which no file can hold: cast or drop it"
+        raise GraphError(msg)
+    if partition and column.name.startswith("."):
+        msg = f"column {column.name!r} would name hidden folders, which readers skip: rename it"
+        raise GraphError(msg)
+    if partition and not flat:
+        msg = f"column {column.name!r} is {kind}, which cannot name a folder: partition by a simple value"
+        raise GraphError(msg)
+    if form == "csv" and not flat:
+        msg = f"column {column.name!r} is {kind}, which csv cannot hold: use to_json(...) on it, or format='json'"
+        raise GraphError(msg)

@@ -1,0 +1,6 @@
+"""``ps.kafka``: topics of a Kafka cluster, and references to the secrets of its clients."""
+
+from penstock.connectors.kafka.source import Source
+from penstock.connectors.secrets import env, file
+
+__all__ = ["Source", "env", "file"]

@@ -1,0 +1,1 @@
+"""Rows given up on, kept and read again."""

@@ -1,0 +1,491 @@
+"""JSON to Arrow where Spark's from_json would give the same."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from functools import lru_cache
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType, StructType
+
+
+# ----------------------------------------------------------------------------------------------------
+# Types of JSON records in Arrow: how ``pyarrow.json`` is to read each, and of which values Spark has the same idea.
+#
+# Knows nothing of text and blocks. Where a type is read otherwise by Spark, it is read here as something wider and only
+# those values are certain for which both were found to agree; see :func:`certain`.
+
+Array: TypeAlias = Any
+"""An Arrow array; pyarrow has no types."""
+Exactness: TypeAlias = Any
+"""A boolean array without nulls: for each value whether it is certain. ``None``: all are."""
+_SIMPLE: Final = {
+    "BooleanType": pa.bool_(),
+    "ByteType": pa.int8(),
+    "ShortType": pa.int16(),
+    "IntegerType": pa.int32(),
+    "LongType": pa.int64(),
+    "FloatType": pa.float32(),
+    "DoubleType": pa.float64(),
+    "BinaryType": pa.binary(),
+    "DateType": pa.date32(),
+    "TimestampType": pa.timestamp("us", "UTC"),
+    "TimestampNTZType": pa.timestamp("us"),
+}
+_DATE: Final = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+_TIME: Final = _DATE + r"[T ]([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?"
+_IS_DATE: Final = f"^{_DATE}$"
+_IS_LOCAL: Final = f"^{_TIME}$"
+# pyarrow takes offsets up to a day and leaves out minutes and seconds, Spark does not.
+_IS_ZONED: Final = f"^{_TIME}(Z|[+-](0[0-9]|1[0-7]):[0-5][0-9])$"
+
+
+def arrow_type(kind: DataType) -> pa.DataType | None:
+    """The Arrow type that Spark has for a type; ``None`` if values of it cannot be read here with certainty."""
+    from pyspark.sql.types import ArrayType, DecimalType, StringType, StructType
+
+    if isinstance(kind, StructType):
+        return _struct_type(kind)
+    if isinstance(kind, ArrayType):
+        element = arrow_type(kind.elementType)
+        return None if element is None else pa.list_(pa.field("element", element))
+    if isinstance(kind, DecimalType):
+        return pa.decimal128(kind.precision, kind.scale)
+    if kind == StringType():  # not CHAR, VARCHAR, nor one with a collation
+        return pa.string()
+    return _SIMPLE.get(type(kind).__name__)
+
+
+def _struct_type(kind: StructType) -> pa.DataType | None:
+    names = {name.lower() for name in kind.fieldNames()}
+    types = [arrow_type(field.dataType) if field.nullable else None for field in kind.fields]
+    if not types or None in types or len(names) < len(types):
+        return None
+    return pa.struct(list(zip(kind.fieldNames(), types, strict=True)))
+
+
+def read_type(kind: pa.DataType) -> pa.DataType:
+    """As what ``pyarrow.json`` is to read values of an Arrow type."""
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, read_type(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(read_type(kind.value_type))
+    if pa.types.is_integer(kind):
+        return pa.int64()  # one that is too big for a smaller type does not spoil the block then
+    if pa.types.is_decimal(kind):
+        # 128 bits overflow without a word when a number of many digits gets the scale of the type. 38 digits and a
+        # scale of up to 38 always fit into 256 bits.
+        return pa.decimal256(38, kind.scale)
+    if pa.types.is_temporal(kind) or pa.types.is_binary(kind):
+        return pa.string()
+    return kind
+
+
+def exact_values(array: Array, kind: pa.DataType, *, is_utc: bool) -> tuple[Array, Exactness]:
+    """Values as they were read, as the type they are to have, and which of them are what Spark would give.
+
+    Args:
+        array: of the type that :func:`read_type` tells.
+        kind: the Arrow type wanted.
+        is_utc: whether times without a zone are meant in UTC.
+
+    Raises:
+        pyarrow.ArrowInvalid: one is of no use, no telling which: a day that a month does not have.
+
+    >>> numbers, sure = exact_values(pa.array([1, 1000, None]), pa.int8(), is_utc=False)
+    >>> numbers.to_pylist(), sure.to_pylist()
+    ([1, None, None], [True, False, True])
+    """
+    for is_kind, convert in _CONVERSIONS:
+        if is_kind(kind):
+            return convert(array, kind, is_utc=is_utc)
+    return array, None
+
+
+def exact_in_both(first: Exactness, second: Exactness) -> Exactness:
+    """What is certain in both."""
+    if first is None or second is None:
+        return second if first is None else first
+    return pc.and_(first, second)
+
+
+def _struct(array: Array, kind: pa.DataType, *, is_utc: bool) -> tuple[Array, Exactness]:
+    sure = None
+    children = []
+    for place, field in enumerate(kind):
+        child, child_sure = exact_values(array.field(place), field.type, is_utc=is_utc)
+        children.append(child)
+        sure = exact_in_both(sure, child_sure)
+    mask = array.is_null() if array.null_count else None
+    return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask), sure
+
+
+def _list(array: Array, kind: pa.DataType, *, is_utc: bool) -> tuple[Array, Exactness]:
+    values, sure = exact_values(array.values, kind.value_type, is_utc=is_utc)
+    mask = array.is_null() if array.null_count else None
+    lists = pa.ListArray.from_arrays(array.offsets, values, type=kind, mask=mask)
+    if sure is None:
+        return lists, None
+    unsure = pc.list_parent_indices(lists).filter(pc.invert(sure))
+    return lists, pc.invert(pc.is_in(pa.array(range(len(lists)), unsure.type), value_set=unsure))
+
+
+def _integers(array: Array, kind: pa.DataType, *, is_utc: bool) -> tuple[Array, Exactness]:
+    del is_utc
+    half = 2 ** (kind.bit_width - 1)
+    return _within(array, kind, -half, half - 1)
+
+
+def _decimals(array: Array, kind: pa.DataType, *, is_utc: bool) -> tuple[Array, Exactness]:
+    del is_utc
+    most = Decimal((0, (9,) * kind.precision, -kind.scale))
+    return _within(array, kind, -most, most)
+
+
+def _within(array: Array, kind: pa.DataType, least: int | Decimal, most: int | Decimal) -> tuple[Array, Exactness]:
+    try:
+        return array.cast(kind), None
+    except pa.ArrowInvalid:
+        low, high = pa.scalar(least, array.type), pa.scalar(most, array.type)
+        return _only(array, pc.and_(pc.greater_equal(array, low), pc.less_equal(array, high)), kind)
+
+
+def _floats(array: Array, kind: pa.DataType, *, is_utc: bool) -> tuple[Array, Exactness]:
+    """Numbers; Spark makes a positive zero of ``-0``, but not of ``-0.0``."""
+    del kind, is_utc
+    minus_zero = -(2 ** (array.type.bit_width - 1))
+    bits = array.view(pa.int64() if pa.types.is_float64(array.type) else pa.int32())
+    usual = pc.and_(pc.is_finite(array), pc.not_equal(bits, minus_zero))
+    return array, None if pc.all(usual).as_py() is not False else pc.fill_null(usual, True)
+
+
+def _times(array: Array, kind: pa.DataType, *, is_utc: bool) -> tuple[Array, Exactness]:
+    if pa.types.is_date(kind):
+        return _only(array, pc.match_substring_regex(array, _IS_DATE), kind)
+    if kind.tz is None:
+        return _only(array, pc.match_substring_regex(array, _IS_LOCAL), kind)
+    zoned = pc.match_substring_regex(array, _IS_ZONED)
+    if is_utc and pc.all(zoned).as_py() is False:
+        local = pc.match_substring_regex(array, _IS_LOCAL)
+        array = pc.if_else(local, pc.binary_join_element_wise(array, "Z", ""), array)
+        zoned = pc.or_(zoned, local)
+    return _only(array, zoned, kind)
+
+
+def _bytes(array: Array, kind: pa.DataType, *, is_utc: bool) -> tuple[Array, Exactness]:
+    del kind, is_utc
+    values = [None if text is None else _decoded(text) for text in array.to_pylist()]
+    found = pa.array(values, pa.binary())
+    return found, None if found.null_count == array.null_count else pc.or_(found.is_valid(), array.is_null())
+
+
+def _decoded(text: str) -> bytes | None:
+    """Base64 in the one way that a value can be written; ``None`` otherwise."""
+    try:
+        value = base64.b64decode(text, validate=True)
+    except ValueError:
+        return None
+    return value if base64.b64encode(value).decode() == text else None
+
+
+def _only(array: Array, sure: Array, kind: pa.DataType) -> tuple[Array, Exactness]:
+    """The values that are certain, as the type wanted; nulls are."""
+    if pc.all(sure).as_py() is not False:
+        return array.cast(kind), None
+    sure = pc.fill_null(sure, True)
+    return pc.if_else(sure, array, None).cast(kind), sure
+
+
+_CONVERSIONS: Final = (
+    (pa.types.is_struct, _struct),
+    (pa.types.is_list, _list),
+    (pa.types.is_floating, _floats),
+    (pa.types.is_integer, _integers),
+    (pa.types.is_decimal, _decimals),
+    (pa.types.is_temporal, _times),
+    (pa.types.is_binary, _bytes),
+)
+
+
+# ----------------------------------------------------------------------------------------------------
+# JSON text to Arrow structs, many values at once, where Spark's ``from_json`` is certain to give the same; no source.
+#
+# For sources that implement :class:`penstock.sources.base.DecodesJson`::
+#
+#     decoder = decoder_of(record)       # in the driver, in Source.decoding; None: this record cannot be decoded here
+#     decoded = decoder.decode(values)   # anywhere, also in Python workers: a list of bytes and None
+#     decoded.records                    # the column RECORD: a struct for each value, NULL where Spark is to decide
+#     decoded.rest                       # the text's column: the value where Spark is to decide, NULL elsewhere
+#     decoded.missing                    # rows without a record: those for Spark, and null values (UNDECIDED)
+#
+# A decoder is a small frozen value that can be pickled; ``decoder.record`` is the Arrow type of the column ``RECORD``.
+#
+# The text is read by ``pyarrow.json`` in blocks. It is no ``from_json``: it takes what Spark refuses, gives other
+# values for some texts, and one bad value spoils its block, or even the process. So values are screened before, what a
+# reading is not sure of is looked at after (:mod:`penstock.sources.json_values`), and a block that cannot be read is
+# cut.
+
+"""An Arrow array; pyarrow has no types."""
+_BLOCK_ROWS: Final = 16_384  # pyarrow takes no more than 100,000
+_BLOCK_BYTES: Final = 4 * 1024 * 1024
+_LONGEST: Final = 32 * 1024
+"""Bytes; longer values are left to Spark. So no name has more than the 50,000 characters that Jackson takes."""
+_MOST: Final = 900
+"""Levels, and digits of a number; Jackson takes 1,000, and our envelope is a level of its own."""
+_UTC: Final = frozenset({"UTC", "Etc/UTC", "GMT", "Etc/GMT", "Z", "Zulu", "+00:00"})
+_SPACE: Final = b" \t\r\n"
+_LOOK_BACK: Final = 32
+_DIGITS: Final = bytes(48 if chr(code) in "0123456789.eE+-" else 32 for code in range(256))
+# pyarrow takes more such words for numbers than Jackson does, also in fields that are not wanted.
+_WORDS: Final = (re.compile(b"NaN"), re.compile(b"Inf"))  # both in one take ten times as long
+_BEFORE_VALUE: Final = (b":", b"[", b",", b"")
+# What pyarrow says of a block: which row it cannot take, or which text it cannot make a number of.
+_ROW: Final = re.compile(r" in row (\d+)$")
+_NUMBER: Final = re.compile(r"(?:parse:|\d\): |string ')([-+.0-9eE]+)")
+_FAILURES: Final = 16
+"""Readings of a block, or of a part of it, that may fail before the rest is left to Spark …"""
+_ROWS_PER_FAILURE: Final = 200
+"""… and one more for so many that were read: a failure costs two readings, each as long as 200 rows take."""
+_PATIENCE: Final = 5
+"""Readings that fail may look at so many times the rows of the block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What became of some values, in their order.
+
+    Attributes:
+        records: a struct array; null where there is no record.
+        rest: a binary array: the values that are Spark's to decode, null elsewhere.
+        missing: how many have no record. Zero: every value is good.
+    """
+
+    records: Array
+    rest: Array
+    missing: int
+
+
+@dataclass(frozen=True, slots=True)
+class JsonDecoder:
+    """Decodes JSON objects of one schema.
+
+    Attributes:
+        record: the Arrow type of the records, as Spark has it.
+        is_utc: whether the session's time zone is UTC, so that times without a zone can be read here.
+    """
+
+    record: Any
+    is_utc: bool = False
+
+    def in_zone(self, zone: str | None) -> JsonDecoder:
+        """The same for a session of this time zone (``spark.sql.session.timeZone``)."""
+        return replace(self, is_utc=zone in _UTC)
+
+    def decode(self, values: Sequence[bytes | None]) -> Decoded:
+        """Decode as many values as are certain.
+
+        >>> decoder = JsonDecoder(pa.struct([("id", pa.int64())]))
+        >>> decoded = decoder.decode([b'{"id": 1}', b"{", None])
+        >>> decoded.records.to_pylist(), decoded.rest.to_pylist(), decoded.missing
+        ([{'id': 1}, None, None], [None, b'{', None], 2)
+        """
+        blocks = [self._block(block) for block in _blocks(values)]
+        records = blocks[0] if len(blocks) == 1 else pa.concat_arrays([pa.array([], self.record), *blocks])
+        if not records.null_count:
+            return Decoded(records, pa.nulls(len(values), pa.binary()), 0)
+        rest = pc.if_else(records.is_null(), pa.array(values, pa.binary()), None)
+        return Decoded(records, rest, records.null_count)
+
+    def _block(self, values: Sequence[bytes | None]) -> Array:
+        """The records of some values, null where there is none."""
+        places: Sequence[int]
+        texts: Sequence[bytes]
+        if _can_be_read(values):
+            places, texts = range(len(values)), values  # type: ignore[assignment]  # none is null
+        else:
+            places, texts = _readable(values)
+        parts = [pa.array([], self.record)]
+        taken: list[int | None] = [None] * len(values)
+        count = 0
+        for start, records in self._runs(texts):
+            if len(records) == len(values):
+                return records
+            parts.append(records)
+            for number, place in enumerate(places[start : start + len(records)], start=count):
+                taken[place] = number
+            count += len(records)
+        return pa.concat_arrays(parts).take(pa.array(taken, pa.int64()))
+
+    def _runs(self, texts: Sequence[bytes]) -> Iterator[tuple[int, Array]]:
+        """Records of texts that were read together, and where they begin.
+
+        A text that cannot be read costs itself, and its block a few readings more. Where there are many of them, that
+        would cost more than it saves: what is left of the block then is Spark's.
+        """
+        pieces = [(0, len(texts))] if texts else []
+        failures, rows = _FAILURES, _PATIENCE * len(texts)
+        while pieces and failures > 0 and rows > 0:
+            start, end = pieces.pop()
+            try:
+                records = self._read(texts[start:end])
+            except pa.ArrowInvalid as error:
+                is_syntax, bad = _bad_row(str(error), texts[start:end])
+                failures -= 1
+                rows -= bad if bad is not None and is_syntax else end - start
+                pieces += _cut(start, end, bad)
+            else:
+                yield start, records
+                failures += (end - start) // _ROWS_PER_FAILURE
+
+    def _read(self, texts: Sequence[bytes]) -> Array:
+        """The records of texts that :func:`_can_be_read`, null where one is not certain.
+
+        Raises:
+            pyarrow.ArrowInvalid: one of them spoils it for all.
+        """
+        joined = b"\n".join([*texts, b""])
+        table = pj.read_json(
+            pa.BufferReader(joined),
+            read_options=pj.ReadOptions(use_threads=False, block_size=len(joined) + 1),
+            parse_options=_parse_options(self.record),
+        )
+        if table.num_rows != len(texts):
+            msg = "two objects in one value"
+            raise pa.ArrowInvalid(msg)
+        columns = [column.combine_chunks() for column in table.columns]
+        read = pa.StructArray.from_arrays(columns, names=table.column_names)
+        records, sure = exact_values(read, self.record, is_utc=self.is_utc)
+        return records if sure is None else pc.if_else(sure, records, None)
+
+
+def decoder_of(record: StructType) -> JsonDecoder | None:
+    """A decoder of a record with these fields, or ``None`` if there is a type among them that is Spark's alone.
+
+    Those are ``MAP``, ``VARIANT``, intervals, ``TIME``, ``CHAR``, ``VARCHAR``, collated strings, structs without
+    fields, with two fields of one name (case does not count) or one that is ``NOT NULL``, and types of a user's own.
+    ``BINARY`` is base64.
+
+    Within the others, some values are left to Spark: a number or an object for a ``STRING``; anything but
+    ``yyyy-MM-dd`` for a ``DATE``; anything but ``yyyy-MM-ddTHH:mm:ss[.ffffff]`` with ``Z`` or ``+hh:mm`` for a
+    ``TIMESTAMP`` (without a zone too where the session is in UTC), and without a zone for a ``TIMESTAMP_NTZ``; a
+    decimal that would be rounded; a negative zero; ``NaN`` and ``Infinity``; a field that stands twice; and records
+    that are long (32 KiB) or deep.
+    """
+    kind = arrow_type(record)
+    return None if kind is None else JsonDecoder(kind)
+
+
+@lru_cache(maxsize=64)
+def _parse_options(record: pa.DataType) -> Any:
+    fields = [(field.name, read_type(field.type)) for field in record]
+    return pj.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore")
+
+
+def _blocks(values: Sequence[bytes | None]) -> Iterator[Sequence[bytes | None]]:
+    """Runs of values of a size that is read at once."""
+    pieces = [(start, min(start + _BLOCK_ROWS, len(values))) for start in range(0, len(values), _BLOCK_ROWS)]
+    pieces.reverse()
+    while pieces:
+        start, end = pieces.pop()
+        block = values[start:end]
+        if end - start > 1 and sum(map(len, filter(None, block))) > _BLOCK_BYTES:
+            pieces += _cut(start, end, None)
+        else:
+            yield block
+
+
+def _readable(values: Sequence[bytes | None]) -> tuple[Sequence[int], Sequence[bytes]]:
+    """Those of some values that can be read together, and their places."""
+    present = [(place, value.strip(_SPACE)) for place, value in enumerate(values) if value is not None]
+    places, texts = [place for place, _ in present], [text for _, text in present]
+    found: list[int] = []
+    pieces = [(0, len(texts))] if texts else []
+    while pieces:
+        start, end = pieces.pop()
+        if _can_be_read(texts[start:end]):
+            found += range(start, end)
+        elif end - start > 1:
+            pieces += _cut(start, end, None)
+    return [places[number] for number in found], [texts[number] for number in found]
+
+
+def _can_be_read(values: Sequence[bytes | None]) -> bool:
+    """Whether some values, at least one, can be read together; nulls cannot.
+
+    A block of nothing but ``null`` ends the process, hence the braces. They also make sure that two values are not
+    taken for one: between the last brace of one and the first of the next, anything but the end of an object is an
+    error, so each value is one object or more.
+    """
+    texts: Sequence[bytes] = values  # type: ignore[assignment]  # a null value has no length
+    try:
+        longest = max(map(len, texts))
+        first, last = set(map(itemgetter(0), texts)), set(map(itemgetter(-1), texts))
+    except (TypeError, IndexError):
+        return False
+    if first != {ord("{")} or last != {ord("}")} or longest > _LONGEST:
+        return False
+    joined = b"\n".join(texts)
+    if b"\0" in joined or _has_bare_word(joined):
+        return False
+    if longest > _MOST and (b"0" * _MOST in joined.translate(_DIGITS) or max(map(_levels, texts)) > _MOST):
+        return False
+    return _is_utf8(joined)
+
+
+def _has_bare_word(text: bytes) -> bool:
+    """Whether such a word may stand for a number; within a text, only behind what looks like the beginning of one."""
+    for word in _WORDS:
+        for found in word.finditer(text):
+            before = text[max(0, found.start() - _LOOK_BACK) : found.start()].rstrip(_SPACE + b"-")
+            if before[-1:] in _BEFORE_VALUE:
+                return True
+    return False
+
+
+def _levels(text: bytes) -> int:
+    """At most so many levels."""
+    return text.count(b"{") + text.count(b"[")
+
+
+def _is_utf8(text: bytes) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _cut(start: int, end: int, bad: int | None) -> list[tuple[int, int]]:
+    """What is to be read of a piece that could not be: all but the bad row if that is known; the first part last."""
+    if bad is None and end - start > 1:
+        middle = (start + end) // 2
+        return [(middle, end), (start, middle)]
+    middle = start + (bad or 0)
+    return [(cut, stop) for cut, stop in ((middle + 1, end), (start, middle)) if cut < stop]
+
+
+def _bad_row(message: str, texts: Sequence[bytes]) -> tuple[bool, int | None]:
+    """Whether a block was read no further than to what spoils it, and which text that is, as far as can be told.
+
+    A mistake costs a good text its reading here, no more.
+    """
+    if found := _ROW.search(message):
+        row = int(found[1])
+        return True, row if row < len(texts) else None
+    if found := _NUMBER.search(message):
+        told = found[1].encode()
+        number = re.compile(rb"(?<![-+.0-9eE])" + re.escape(told) + rb"(?![-+.0-9eE])")
+        return False, next((place for place, text in enumerate(texts) if told in text and number.search(text)), None)
+    return False, None

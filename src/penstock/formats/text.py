@@ -1,0 +1,285 @@
+"""Records to columns: text lines and payloads decoded as pure column expressions; knows no source, sink or file.
+
+Every decoding here has the same three properties. A record is decoded once, however often its columns are used. A
+record that is not wholly what the schema says is *bad*, never half read: a field of the wrong type, something after
+the record, ``null`` in place of a record. And nothing in the generated code changes from batch to batch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.errors import DecodeError, GraphError, SchemaMismatch
+from penstock.spark.session import parse_ddl
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StructType
+
+DECODED: Final = "_parsed"
+"""Column of a decoded frame: the record as a struct, ``NULL`` or incomplete where it is bad."""
+REASON: Final = "_bad"
+"""Column of a decoded frame: why the record is bad, ``NULL`` where it is good."""
+ERROR: Final = "_error"
+"""Column of rejected rows: why the record is bad."""
+DECODE_MARK: Final = "penstock.decode:"
+"""Stands before what our code tells of a bad record in an exception's text, as JSON."""
+MAX_SHOWN_CHARS: Final = 300
+"""Characters of a bad record that an error shows."""
+_CORRUPT = "_penstock_corrupt"
+_OURS = frozenset({"mode", "columnnameofcorruptrecord", "lineseparator", "linesep", "multiline", "encoding", "charset"})
+# Jackson stops at strings of 20 million characters unless told otherwise.
+_JSON = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, "maxStringLen": str(2**31 - 1)}
+_CSV = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+
+
+def check_options(options: Mapping[str, object]) -> dict[str, str]:
+    """The options of a decoder as Spark takes them.
+
+    Raises:
+        GraphError: an option would change what a record or a bad record is.
+    """
+    for name in options:
+        if name.lower() in _OURS:
+            msg = (
+                f"option {name!r} cannot be set: a record is one line of UTF-8, and bad records have their "
+                "own way out (parse_json(..., on_error=...)); records of several lines are not supported"
+            )
+            raise GraphError(msg)
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+
+
+def struct_type(spark: SparkSession, schema: str | StructType) -> StructType:
+    """A declared schema as Spark's type, every column nullable.
+
+    Args:
+        spark: the session whose parser reads the text.
+        schema: columns as DDL (``"id LONG, user STRING"``) or as a ``StructType``.
+
+    Raises:
+        GraphError: the text is no list of columns, or a name stands twice.
+    """
+    from pyspark.errors import PySparkException
+    from pyspark.sql.types import StructField, StructType
+
+    if isinstance(schema, str):
+        try:
+            parsed = StructType.fromJson(json.loads(parse_ddl(spark, schema)))
+        except Exception as error:
+            if not isinstance(error, PySparkException) and "ParseException" not in str(error):
+                raise
+            msg = f"schema {schema!r} is no list of columns such as 'id LONG, user STRING': {_first_line(error)}"
+            raise GraphError(msg) from error
+    else:
+        parsed = schema
+    seen: set[str] = set()
+    for name in parsed.fieldNames():
+        if name.lower() in seen:
+            msg = (
+                f"column {name!r} stands twice in the schema {parsed.simpleString()} (case does not count): rename one"
+            )
+            raise GraphError(msg)
+        seen.add(name.lower())
+    return StructType([StructField(f.name, f.dataType, True, f.metadata) for f in parsed.fields])
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def decode_json(
+    frame: DataFrame,
+    column: str,
+    schema: StructType,
+    options: Mapping[str, object] | None = None,
+    *,
+    done: str | None = None,
+) -> DataFrame:
+    """``frame`` with two columns more: the record (:data:`DECODED`) and why it is bad (:data:`REASON`).
+
+    Lazy; decodes each record once. Hand the result to :func:`drop_malformed`, :func:`malformed`, :func:`failfast` or
+    :func:`permissive`; an observation of ``count_if(_bad IS NOT NULL)`` may be put between. Written as SQL text, which
+    takes a third of the time of building columns.
+
+    ``done`` is a column of records of that schema, which goes: where it is not ``NULL``, whoever read the row has
+    decoded it, and Spark does not.
+
+    >>> decoded = decode_json(frame, "value", schema)  # doctest: +SKIP
+    >>> parsed, bad = drop_malformed(decoded, "value"), malformed(decoded)  # doctest: +SKIP
+    """
+    record = _json_envelope(column, schema, options)
+    return _staged(frame, column, record, f"{DECODED}.v", "JSON", schema, done=done)
+
+
+def _json_envelope(column: str, schema: StructType, options: Mapping[str, object] | None) -> str:
+    """Decode inside an object of our own: what follows the record, or a bare ``null``, then is an error too."""
+    wrapped = f"concat('{{\"v\":', CAST({_quoted(column)} AS STRING), '}}')"
+    columns = string_literal(f"v {_sql_type(schema)}, {_CORRUPT} STRING")
+    return f"from_json({wrapped}, {columns}, {_options(options, _JSON)})"
+
+
+def decode_csv(
+    frame: DataFrame, column: str, schema: StructType, options: Mapping[str, object] | None = None
+) -> DataFrame:
+    """The same for one line of CSV. Too few or too many fields are bad too; a quoted line break is not supported."""
+    outer = ", ".join([*(f"{_quoted(f.name)} {_sql_type(f.dataType)}" for f in schema.fields), f"{_CORRUPT} STRING"])
+    record = f"from_csv(CAST({_quoted(column)} AS STRING), {string_literal(outer)}, {_options(options, _CSV)})"
+    return _staged(frame, column, record, DECODED, "CSV", schema)
+
+
+def _staged(
+    frame: DataFrame, column: str, record: str, inner: str, what: str, schema: StructType, *, done: str | None = None
+) -> DataFrame:
+    """The decoding on one level of the plan, what is made of it on the next: so it is run once."""
+    kept = [_quoted(name) for name in frame.columns if name != done]
+    why = _reason(column, inner, f"{DECODED}.{_CORRUPT}", what, schema)
+    if done is None:
+        staged = frame.selectExpr(*kept, f"{record} AS {DECODED}")
+    else:
+        is_left = f"{_quoted(done)} IS NULL AND {_quoted(column)} IS NOT NULL"
+        staged = frame.selectExpr(*kept, _quoted(done), f"CASE WHEN {is_left} THEN {record} END AS {DECODED}")
+        inner = f"coalesce({_quoted(done)}, {inner})"
+        why = f"CASE WHEN {_quoted(done)} IS NULL THEN {why} END"
+    return staged.selectExpr(*kept, f"{inner} AS {DECODED}", f"{why} AS {REASON}")
+
+
+def _reason(column: str, record: str, corrupt: str, what: str, schema: StructType) -> str:
+    value = _quoted(column)
+    text = f"CAST({value} AS STRING)"
+    whole = f"make_valid_utf8({text})"  # bytes that are no text are kept in the column itself
+    clipped = f"concat(left({whole}, {MAX_SHOWN_CHARS}), '…')"
+    shown = f"CASE WHEN length({text}) > {MAX_SHOWN_CHARS} THEN {clipped} ELSE {whole} END"
+    told = string_literal(f"malformed {what}, or a field that is not of its declared type ({schema.simpleString()}): ")
+    bad = f"WHEN {record} IS NULL OR {corrupt} IS NOT NULL THEN concat({told}, {shown})"
+    return f"CASE WHEN {value} IS NULL THEN 'null value' {bad} END"
+
+
+def drop_malformed(decoded: DataFrame, column: str) -> DataFrame:
+    """The good rows: the columns of before without ``column``, then the record's. Bad rows are left out."""
+    return _opened(decoded, f"CASE WHEN {REASON} IS NULL THEN array({DECODED}) ELSE array() END", column)
+
+
+def malformed(decoded: DataFrame) -> DataFrame:
+    """The bad rows: all columns of before, unchanged, and :data:`ERROR` with the reason."""
+    kept = [_quoted(name) for name in decoded.columns if name not in (DECODED, REASON)]
+    why = f"CASE WHEN {REASON} IS NULL THEN array() ELSE array({REASON}) END"  # a filter would be pushed below decoding
+    return decoded.selectExpr(*kept, f"explode({why}) AS {ERROR}")
+
+
+def permissive(decoded: DataFrame, column: str) -> DataFrame:
+    """All rows; the record's columns are all ``NULL`` where it is bad."""
+    return _opened(decoded, f"array(CASE WHEN {REASON} IS NULL THEN {DECODED} END)", column)
+
+
+def failfast(
+    decoded: DataFrame, column: str, *, place: str = "NULL", skip: str = "false", alone: bool = False
+) -> DataFrame:
+    """The good rows; the first bad one fails the job, whatever columns are used later (see :func:`explain`).
+
+    Args:
+        decoded: from :func:`decode_json` or :func:`decode_csv`.
+        column: the decoded column, which goes.
+        place: SQL for where the row came from, as text.
+        skip: SQL condition of rows that are neither good nor bad (blank lines).
+        alone: leave out the other columns.
+    """
+    told = f"concat('{DECODE_MARK}', to_json(named_struct('place', {place}, 'reason', {REASON})))"
+    rows = f"WHEN {REASON} IS NOT NULL THEN raise_error({told}) ELSE array({DECODED}) END"
+    return _opened(decoded, f"CASE WHEN {skip} THEN array() {rows}", column, alone=alone)
+
+
+def _opened(decoded: DataFrame, records: str, column: str, *, alone: bool = False) -> DataFrame:
+    """One row for each record of an array, with the record's fields as columns.
+
+    A generator, not a filter and a projection: the optimiser would push either below the decoding and decode twice,
+    or drop the check of a row whose columns nobody uses.
+    """
+    kept = [] if alone else [_quoted(n) for n in decoded.columns if n not in (DECODED, REASON, column)]
+    rows = decoded.selectExpr(*kept, f"inline({records})")
+    return rows.drop(_CORRUPT) if _CORRUPT in rows.columns else rows
+
+
+def parsed_schema(rows: StructType, column: str, record: StructType) -> StructType:
+    """Columns after a parse: those of ``rows`` without ``column``, then those of ``record``.
+
+    Raises:
+        SchemaMismatch: there is no such column, it is no text, or a name would stand twice.
+    """
+    from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+
+    if column not in rows.fieldNames():
+        msg = f"there is no column {column!r} to parse; there are {', '.join(rows.fieldNames())}"
+        raise SchemaMismatch(msg)
+    if not isinstance(rows[column].dataType, (StringType, BinaryType)):
+        msg = f"column {column!r} is {rows[column].dataType.simpleString()}, only STRING or BINARY can be parsed"
+        raise SchemaMismatch(msg)
+    kept = [field for field in rows.fields if field.name != column]
+    taken = {field.name.lower() for field in kept}
+    twice = sorted(name for name in record.fieldNames() if name.lower() in taken)
+    if twice:
+        msg = f"parsing {column!r} would make {', '.join(twice)} stand twice: drop or rename the column before it"
+        raise SchemaMismatch(msg)
+    return StructType([*kept, *(StructField(f.name, f.dataType, True, f.metadata) for f in record.fields)])
+
+
+def explain(exception: BaseException) -> DecodeError | None:
+    """What a failed Spark job says about a bad record, or ``None`` if it failed for another reason."""
+    for told in parse_marked(exception, DECODE_MARK):
+        place = told.get("place") or "a payload"
+        remedy = told.get("remedy") or (
+            "to keep such rows aside instead of failing, read them as text and use "
+            "parse_json('value', schema, on_error='split')"
+        )
+        return DecodeError(f"{place}: {told.get('reason')}; {remedy}")
+    return None
+
+
+def parse_marked(exception: BaseException, mark: str) -> Iterator[dict[str, Any]]:
+    """The JSON objects that our own code put behind ``mark`` into an exception's text, wherever it was raised."""
+    seen: set[int] = set()
+    link: BaseException | None = exception
+    decoder = json.JSONDecoder()
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        text = str(link)
+        for hit in re.finditer(re.escape(mark), text):
+            try:
+                value, _ = decoder.raw_decode(text, hit.end())
+            except ValueError:
+                continue  # the mark in a quoted source line
+            if isinstance(value, dict):
+                yield value
+        link = link.__cause__ or link.__context__
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _sql_type(kind: DataType) -> str:
+    """A type as SQL, with the names of fields quoted."""
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if isinstance(kind, StructType):
+        return f"STRUCT<{', '.join(f'{_quoted(f.name)}: {_sql_type(f.dataType)}' for f in kind.fields)}>"
+    if isinstance(kind, ArrayType):
+        return f"ARRAY<{_sql_type(kind.elementType)}>"
+    if isinstance(kind, MapType):
+        return f"MAP<{_sql_type(kind.keyType)}, {_sql_type(kind.valueType)}>"
+    return kind.simpleString()
+
+
+def _options(given: Mapping[str, object] | None, ours: Mapping[str, str]) -> str:
+    pairs = {**check_options(given or {}), **ours}
+    return f"map({', '.join(f'{string_literal(name)}, {string_literal(value)}' for name, value in pairs.items())})"
+
+
+def string_literal(text: str) -> str:
+    """A string literal that means the same whatever the parser makes of backslashes and quotes."""
+    if re.fullmatch(r"[^'\\]*", text) and text.isprintable():
+        return f"'{text}'"
+    return f"decode(X'{text.encode().hex()}', 'UTF-8')"

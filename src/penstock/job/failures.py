@@ -1,0 +1,124 @@
+"""Turns whatever was raised into one of our errors: whose fault, can a retry help, without a py4j trace first."""
+
+from __future__ import annotations
+
+import errno
+import re
+from typing import Final
+
+from penstock.errors import (
+    EngineDied,
+    EngineFailed,
+    InternalError,
+    LayerMissing,
+    PenstockError,
+    StorageFailed,
+    UserFunctionError,
+)
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE})
+_FULL_TEXT: Final = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system")
+_STOPPED: Final = re.compile(r"stopped SparkContext|SparkContext was shut down|SparkContext has been shutdown")
+_USER_STATE: Final = re.compile(r"SQLSTATE: (?:22|42)\w{3}")
+_PYTHON_FRAME: Final = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+
+
+def to_penstock_error(error: BaseException) -> PenstockError:
+    """The same failure as a :class:`PenstockError`; the caller chains the original.
+
+    >>> to_penstock_error(OSError(28, "No space left on device")).retry
+    True
+    """
+    if isinstance(error, PenstockError):
+        return error
+    text = str(error)
+    told = (
+        _engine(error)
+        or _storage(error, text)
+        or _lost_block(error)
+        or _decoded(error)
+        or _function(error, text)
+        or _data(text)
+    )
+    if told is not None:
+        return told
+    if _is_spark(error):
+        return EngineFailed(f"a Spark job failed: {_first_line(text)}")
+    return InternalError(f"{type(error).__name__}: {_first_line(text)}. This is a bug of penstock, please report it")
+
+
+def _engine(error: BaseException) -> PenstockError | None:
+    is_broken_wire = type(error).__name__ == "Py4JNetworkError" or (
+        isinstance(error, ConnectionError) and _passed_py4j(error)
+    )
+    if is_broken_wire or _STOPPED.search(str(error)[:2_000]):
+        return EngineDied("the JVM under Spark, or its context, is gone; the job begins again in a new process")
+    return None
+
+
+def _passed_py4j(error: BaseException) -> bool:
+    """Whether the connection that broke was the one to the JVM, not one of a sink or of standard output."""
+    frame = error.__traceback__
+    while frame is not None:
+        if "py4j" in frame.tb_frame.f_code.co_filename:
+            return True
+        frame = frame.tb_next
+    return False
+
+
+def _data(text: str) -> PenstockError | None:
+    """A row that an expression cannot be computed for (SQLSTATE 22), or a plan that cannot be (42): the same again."""
+    if not _USER_STATE.search(text):
+        return None
+    return UserFunctionError(f"an expression of the pipeline cannot be computed: {_first_line(text)}")
+
+
+def _storage(error: BaseException, text: str) -> PenstockError | None:
+    if _FULL_TEXT.search(text) or (isinstance(error, OSError) and error.errno in _FULL):
+        return StorageFailed(f"storage refused a write: {_first_line(text)}; free space or make it writable")
+    return None
+
+
+def _lost_block(error: BaseException) -> PenstockError | None:
+    from penstock.spark.blocks import is_lost_block
+
+    if is_lost_block(error):
+        return LayerMissing("a cached block of state is gone (a lost executor?); restoring from the durable layers")
+    return None
+
+
+def _function(error: BaseException, text: str) -> PenstockError | None:
+    if type(error).__name__ == "PythonException" or "PythonException" in text[:2_000]:
+        return UserFunctionError(f"a function of the pipeline raised in a Spark worker: {_python_failure(text)}")
+    return None
+
+
+def _decoded(error: BaseException) -> PenstockError | None:
+    from penstock.connectors.files import ranges
+    from penstock.connectors.kafka import client as kafka_errors
+
+    return kafka_errors.explain(error) or ranges.explain(error)
+
+
+def _is_spark(error: BaseException) -> bool:
+    modules = {cls.__module__.split(".")[0] for cls in type(error).__mro__}
+    return bool(modules & {"py4j", "pyspark"})
+
+
+def _first_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if not line.startswith(("An error occurred while calling", ": "))]
+    return ((telling or lines or ["no message"])[0])[:400]
+
+
+def _python_failure(text: str) -> str:
+    """The user's own line, and what was raised there."""
+    frames = [
+        frame
+        for frame in _PYTHON_FRAME.findall(text)
+        if "/pyspark/" not in frame[0] and "/site-packages/" not in frame[0]
+    ]
+    raised = [line.strip() for line in text.splitlines() if re.match(r"\s*[A-Za-z_.]*(?:Error|Exception)\b", line)]
+    place = f"{frames[-1][0]}:{frames[-1][1]} in {frames[-1][2]}: " if frames else ""
+    wanted = [line for line in raised if "PythonException" not in line and "SparkException" not in line]
+    return place + (wanted[-1] if wanted else _first_line(text))[:400]

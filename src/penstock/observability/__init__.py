@@ -1,0 +1,1 @@
+"""Folds facts; decides nothing."""

@@ -1,0 +1,183 @@
+"""What a run did, folded from its facts: the numbers that `run` prints last and that tests compare. Decides nothing."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from penstock.clock import EventTime
+from penstock.facts import (
+    BatchDone,
+    BatchRead,
+    CheckpointCompleted,
+    CheckpointFailed,
+    Counted,
+    Fact,
+    JobEnded,
+    JobStarted,
+    Listener,
+    Published,
+    Restarting,
+    RowsLate,
+    RowsRead,
+    SourceLag,
+    WatermarkAdvanced,
+    WatermarkHeld,
+)
+from penstock.handles import CheckpointId
+
+log = logging.getLogger("penstock")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The sums of one run, restarts included. Rows of batches that were redone after a restart count again.
+
+    Attributes:
+        state: how it ended (``stopped``, ``failed`` …), or what it is now.
+        restored: the checkpoint that the first attempt continued, ``None`` for an empty start.
+        batches: by source.
+        rows_read: by source, as far as known.
+        rows_written: by sink.
+        counters: by step and name, for example ``("totals", "late")``.
+        checkpoints: completed ones.
+        failed_checkpoints: aborted ones.
+        last_checkpoint: the newest completed one.
+        published: by sink, checkpoints whose output was made visible.
+        restarts: by how many failures the run was interrupted.
+        lag: how far each source that knows it is behind, by partition too, and when nothing will be waiting; as it was
+            told last, about a second ago while the job runs.
+        late_by: late rows by step and source partition (``("totals", "orders/3")``), where rows say which they are of.
+        watermarks: event time of each step and sink.
+        held_by: what holds a step's event time back: a partition of a source (``orders/3``), or a source or step;
+            nothing where there is no choice.
+        last_failure: the newest of all that went wrong, restarts and failed checkpoints, in words.
+    """
+
+    state: str
+    restored: CheckpointId | None = None
+    batches: Mapping[str, int] = field(default_factory=dict)
+    rows_read: Mapping[str, int] = field(default_factory=dict)
+    rows_written: Mapping[str, int] = field(default_factory=dict)
+    counters: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    checkpoints: int = 0
+    failed_checkpoints: int = 0
+    last_checkpoint: CheckpointId | None = None
+    published: Mapping[str, int] = field(default_factory=dict)
+    restarts: int = 0
+    lag: Mapping[str, SourceLag] = field(default_factory=dict)
+    late_by: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    watermarks: Mapping[str, EventTime] = field(default_factory=dict)
+    held_by: Mapping[str, str] = field(default_factory=dict)
+    last_failure: str | None = None
+
+
+class ReportCollector:
+    """A listener that adds up; any thread may report to it."""
+
+    def __init__(self, *, sources: frozenset[str], sinks: frozenset[str]) -> None:
+        self._sources = sources
+        self._sinks = sinks
+        self._lock = threading.Lock()
+        self._batches: Counter[str] = Counter()
+        self._read: Counter[str] = Counter()
+        self._written: Counter[str] = Counter()
+        self._counters: Counter[tuple[str, str]] = Counter()
+        self._published: Counter[str] = Counter()
+        self._events: Counter[str] = Counter()
+        self._late_by: Counter[tuple[str, str]] = Counter()
+        self._lag: dict[str, SourceLag] = {}
+        self._watermarks: dict[str, EventTime] = {}
+        self._held_by: dict[str, str] = {}
+        self._failure: str | None = None
+        self._state = "created"
+        self._restored: CheckpointId | None = None
+        self._last: CheckpointId | None = None
+
+    def __call__(self, fact: Fact) -> None:
+        """Add a fact."""
+        with self._lock:
+            self._add(fact)
+
+    def _add(self, fact: Fact) -> None:
+        match fact:
+            case BatchRead():
+                self._batches[fact.task] += 1
+            case RowsRead():
+                self._read[fact.task] += fact.rows
+            case BatchDone():
+                if fact.task in self._sinks:
+                    self._written[fact.task] += fact.rows or 0
+            case Counted():
+                self._counters[fact.task, fact.name] += fact.amount
+            case Published():
+                self._published[fact.task] += fact.outcome in {"done", "already done"}
+            case RowsLate():
+                self._late_by[fact.task, fact.partition] += fact.rows
+            case SourceLag():
+                self._lag[fact.task] = fact
+            case WatermarkAdvanced():
+                self._watermarks[fact.task] = fact.at
+            case WatermarkHeld():
+                self._held_by[fact.task] = fact.by
+            case _:
+                self._add_of_job(fact)
+
+    def _add_of_job(self, fact: Fact) -> None:
+        match fact:
+            case JobStarted():
+                self._state = "running"
+                self._watermarks.clear()  # those of the attempt before: this one begins where its checkpoint stands
+                self._held_by.clear()
+                if fact.attempt == 1:
+                    self._restored = fact.restored
+            case CheckpointCompleted():
+                self._events["completed"] += 1
+                self._last = fact.checkpoint
+            case CheckpointFailed():
+                self._events["failed"] += 1
+                reason = f"{fact.reason.replace('_', ' ')}: {fact.message}" if fact.message else fact.reason
+                self._failure = f"checkpoint {fact.checkpoint} failed: {reason}"
+            case Restarting():
+                self._events["restarts"] += 1
+                self._failure = fact.cause
+            case JobEnded():
+                self._state = fact.state
+                self._failure = fact.cause or self._failure
+            case _:
+                pass
+
+    def report(self) -> Report:
+        """The sums so far."""
+        with self._lock:
+            return Report(
+                state=self._state,
+                restored=self._restored,
+                batches=dict(self._batches),
+                rows_read=dict(self._read),
+                rows_written=dict(self._written),
+                counters=dict(self._counters),
+                checkpoints=self._events["completed"],
+                failed_checkpoints=self._events["failed"],
+                last_checkpoint=self._last,
+                published=dict(self._published),
+                restarts=self._events["restarts"],
+                lag=dict(self._lag),
+                late_by=dict(self._late_by),
+                watermarks=dict(self._watermarks),
+                held_by=dict(self._held_by),
+                last_failure=self._failure,
+            )
+
+
+def notify_listener(listener: Listener | None, fact: Fact) -> None:
+    """Hand a fact to a user's listener, if there is one; whatever it raises is no reason to fail a job."""
+    if listener is None:
+        return
+    try:
+        listener(fact)
+    except Exception:
+        log.exception("a listener raised on %s; it is ignored", type(fact).__name__)

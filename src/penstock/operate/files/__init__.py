@@ -1,1 +1,0 @@
-"""Files of a job: whose each is, whether it is what was written, which are needed."""

@@ -1,1 +1,0 @@
-"""Dead letters of a job: which there are, what they say, and having them read again."""

@@ -1,1 +1,0 @@
-"""What a start would do: gathered, decided as one value, told as a document."""

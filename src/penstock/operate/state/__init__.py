@@ -1,1 +1,0 @@
-"""State of steps as tables: found, read, compared, written."""

@@ -1,0 +1,98 @@
+"""What a windowed aggregate sends, and when: a pure description; knows nothing of layers or frames."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.clock import MAX_WATERMARK, MIN_WATERMARK, format_duration, parse_duration
+from penstock.errors import GraphError
+from penstock.operators.windows.panes import floor
+
+MIN_EMIT_INTERVAL: Final = 10_000
+"""Microseconds between two emissions, at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmitStrategy:
+    """What is sent, and when. Made by :func:`emit_strategy`.
+
+    Attributes:
+        updates: changes are sent, as rows with ``_change``; else whole results.
+        early: whole results are sent before a window's end too, and say in ``_timing`` when they were sent.
+        every: at most one emission in so many microseconds of processing time, at its multiples; ``None``: each batch.
+    """
+
+    updates: bool = False
+    early: bool = False
+    every: int | None = None
+
+    def describe(self) -> str:
+        """In a few words, for people; nothing for plain final results."""
+        if not self.updates and not self.early:
+            return ""
+        pace = "with each batch" if self.every is None else f"every {format_duration(self.every)}"
+        return f", {'changes' if self.updates else 'early results'} {pace}"
+
+
+ON_WINDOW_CLOSE: Final = EmitStrategy()
+
+
+def emit_strategy(emit: str, emit_every: str | None, early: str | None) -> EmitStrategy:
+    """What ``agg(emit=…, emit_every=…, early=…)`` means.
+
+    Raises:
+        GraphError: it means nothing.
+
+    >>> emit_strategy("updates", "1 second", None).every
+    1000000
+    """
+    if emit not in ("final", "updates"):
+        msg = f'emit is {emit!r}, but must be "final" (each window at its end) or "updates" (each change)'
+        raise GraphError(msg)
+    if emit == "updates" and early is not None:
+        msg = 'emit="updates" sends every change as it comes: leave early out, or set emit_every to have fewer'
+        raise GraphError(msg)
+    if emit == "final" and emit_every is not None:
+        msg = 'emit_every goes with emit="updates"; for preliminary results beside final ones write early="10 seconds"'
+        raise GraphError(msg)
+    if emit == "updates":
+        every = None if emit_every is None else parse_duration("emit_every", emit_every, least=MIN_EMIT_INTERVAL)
+        return EmitStrategy(updates=True, every=every)
+    return (
+        ON_WINDOW_CLOSE
+        if early is None
+        else EmitStrategy(early=True, every=parse_duration("early", early, least=MIN_EMIT_INTERVAL))
+    )
+
+
+class EmitTimer:
+    """When an emission is due, in processing time: at multiples of its interval, the first at the first of them.
+
+    >>> rhythm = EmitTimer(10)
+    >>> [rhythm.beats(now) for now in (17, 19, 20, 25, 47, 49)]
+    [False, False, True, False, True, False]
+    """
+
+    def __init__(self, every: int | None) -> None:
+        self._every = every
+        self._last: int | None = None
+
+    def beats(self, now: int) -> bool:
+        """Whether a beat has passed since it was last asked and said so."""
+        if self._every is None:
+            return True
+        beat = floor(now, self._every, 0)
+        last, self._last = self._last, beat
+        return last is not None and beat > last
+
+
+def closed_until(watermark: int, lateness: int) -> int:
+    """Windows that end at or before this are closed. The two ends of time stay what they are.
+
+    >>> closed_until(100, 10)
+    90
+    """
+    if watermark in (MIN_WATERMARK, MAX_WATERMARK):
+        return watermark
+    return max(watermark - lateness, MIN_WATERMARK)

@@ -1,0 +1,477 @@
+"""Columns and SQL of the step: late rows, partials, checks."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from penstock.errors import GraphError
+from penstock.interfaces.operator import StateSchema
+from penstock.operators.aggregates.base import is_ordered, merge_once
+from penstock.operators.windows.assigners import CountWindow, GlobalWindow, SessionWindow
+from penstock.operators.windows.panes import PanedWindow
+from penstock.operators.windows.record import to_record
+from penstock.spark.plans import per_partition_array
+from penstock.spark.session import empty_frame
+from penstock.spark.sql import nullable, quote_identifier, variable_literal
+from penstock.state.layers import WINDOW_END, WINDOW_START, LayerFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StructType
+
+    from penstock.operators.aggregates.base import Aggregate
+    from penstock.operators.windows.panes import Window
+
+
+# ----------------------------------------------------------------------------------------------------
+# What a windowed aggregate refuses, and how it says so; knows nothing of frames beyond their columns.
+
+INTERNAL: Final = "__penstock_"
+"""Begins the names of columns that a frame has only inside a step."""
+CHANGE_COLUMN, TIMING_COLUMN = "_change", "_timing"
+"""Columns that some results have besides: what a row does to the one before, and when it was sent."""
+PANE_START, PANE_END = "pane_start", "pane_end"
+
+
+def check_time(schema: StructType, time: str | None) -> None:
+    """Refuse an event time that is not there, or is no TIMESTAMP; without one there is nothing to refuse."""
+    from pyspark.sql.types import TimestampType
+
+    if time is None:
+        return
+    if time not in schema.names:
+        msg = f"the event-time column {time!r} is not in the input; {nearest_columns(time, schema.names)}"
+        raise GraphError(msg)
+    kind = schema[time].dataType
+    if not isinstance(kind, TimestampType):
+        msg = (
+            f"the event-time column {time!r} is {kind.simpleString()}, but windows need a TIMESTAMP: "
+            f'convert it first, as in .with_column("{time}", "to_timestamp({time})")'
+        )
+        raise GraphError(msg)
+
+
+def check_gap(given: DataFrame, by: str, schema: StructType) -> None:
+    """Refuse a gap that cannot be computed from the step's input, or is no length of time."""
+    from pyspark.sql.types import DayTimeIntervalType
+
+    found = explain_analysis(lambda: given.selectExpr("*", f"({by}) AS {INTERNAL}gap"), "gap of the sessions", schema)
+    kind = found.schema.fields[-1].dataType
+    if not isinstance(kind, DayTimeIntervalType):
+        msg = (
+            f"the gap {by!r} is {kind.simpleString()}, but sessions need an INTERVAL DAY TO SECOND: write "
+            "INTERVAL 5 MINUTES, or make one of a number of seconds with make_dt_interval(0, 0, 0, seconds)"
+        )
+        raise GraphError(msg)
+
+
+def check_names(keys: Sequence[tuple[str, str | Column]], aggregates: Sequence[Aggregate], schema: StructType) -> None:
+    """Refuse two columns of one name, in results or state, and names that are penstock's own."""
+    if not aggregates:
+        msg = "agg() needs at least one aggregate, as in ps.agg.count()"
+        raise GraphError(msg)
+    group = [*(name for name, _ in keys), WINDOW_START, WINDOW_END]
+    marks = [*group, CHANGE_COLUMN, TIMING_COLUMN]
+    state = [*group, PANE_START, PANE_END]
+    results = [aggregate.label for aggregate in aggregates]
+    partials = [partial_name(aggregate, part.name) for aggregate in aggregates for part in aggregate.parts]
+    for names, what in (([*marks, *results], "columns of the result"), ([*state, *partials], "columns of the state")):
+        seen: set[str] = set()
+        for name in names:
+            if name.casefold() in seen:
+                msg = f"two {what} would be called {name!r}: name one of them otherwise with .alias(…)"
+                raise GraphError(msg)
+            seen.add(name.casefold())
+    for name in (*schema.names, *group, *results):
+        if name.casefold().startswith(INTERNAL):
+            msg = f"column {name!r}: names that begin with {INTERNAL} are penstock's own; rename it"
+            raise GraphError(msg)
+
+
+def check_keys(types: Mapping[str, DataType]) -> None:
+    """Refuse keys that Spark cannot group by."""
+    for name, data_type in types.items():
+        kind = data_type.simpleString()
+        if re.search(r"\b(map<|variant\b)", kind):
+            msg = (
+                f"key {name!r} is {kind}, which Spark cannot group by: use a field of it, "
+                f"or its text as in to_json({name})"
+            )
+            raise GraphError(msg)
+
+
+def partial_name(aggregate: Aggregate, part: str) -> str:
+    """The column of layers that holds a part of an aggregate."""
+    return f"{aggregate.label}__{part}"
+
+
+def explain_analysis(make: Callable[[], DataFrame], what: str, schema: StructType) -> DataFrame:
+    """What ``make`` makes, or the analyser's complaint in the user's words."""
+    from pyspark.errors import AnalysisException
+
+    try:
+        return make()
+    except AnalysisException as error:
+        parameters = error.getMessageParameters() or {}
+        unknown = parameters.get("objectName", "").replace("`", "")
+        if (error.getCondition() or "").startswith("UNRESOLVED_COLUMN"):
+            msg = f"column {unknown!r} is not in the input; {nearest_columns(unknown, schema.names)}"
+        else:
+            msg = f"the {what} cannot be computed from the input: {error}"
+        raise GraphError(msg) from error
+
+
+def nearest_columns(name: str, known: Sequence[str]) -> str:
+    """The names most like ``name``, as part of a message.
+
+    >>> nearest_columns("amuont", ["amount", "user"])
+    "did you mean 'amount'?"
+    """
+    near = difflib.get_close_matches(name, known, n=3)
+    if near:
+        return "did you mean " + " or ".join(repr(word) for word in near) + "?"
+    return "it has " + ", ".join(known)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What is counted over a batch's flagged rows, by the way in its job: aggregates, and what one wants of them.
+#
+# Knows nothing of layers, and of what is done with the figures.
+
+TIMELINESS: Final = f"{INTERNAL}code"
+"""Column of flagged rows: whether one is on time, late, or without an event time."""
+PANE: Final = f"{INTERNAL}pane"
+"""Column of flagged rows: the end of its pane."""
+ROW_ON_TIME, ROW_LATE, ROW_WITHOUT_TIME = 0, 1, 2
+FIRST, LAST = "first", "last"
+BY_PARTITION: Final = "late_by_partition"
+"""The figure that tells late rows apart by source partition, as a JSON array."""
+LARGEST_PARTITION: Final = "heaviest"
+"""The figure that says how many rows on time the fullest place gets."""
+
+
+class WantedFigures(NamedTuple):
+    """What is to be told of a batch besides how many rows are ``on_time``, ``late`` and ``missing`` a time.
+
+    Attributes:
+        apart: the column that tells source partitions apart, and their names: late rows of each, :data:`BY_PARTITION`.
+        places: among so many, how many rows on time the fullest gets: :data:`LARGEST_PARTITION`.
+        reach: where the first and the last pane of rows on time end: :data:`FIRST` and :data:`LAST`.
+    """
+
+    apart: tuple[str, tuple[str, ...]] | None = None
+    places: int = 0
+    reach: bool = False
+
+
+def figures_of(wanted: WantedFigures, keys: Sequence[str], schema: StructType) -> dict[str, Column]:
+    """Aggregates over flagged rows, by name.
+
+    Args:
+        wanted: which.
+        keys: plain columns of the rows.
+        schema: of the rows.
+    """
+    from pyspark.sql import functions as F
+
+    codes = {"on_time": ROW_ON_TIME, "late": ROW_LATE, "missing": ROW_WITHOUT_TIME}
+    figures = {name: F.expr(f"count_if({TIMELINESS} = {code})") for name, code in codes.items()}
+    if wanted.reach:
+        for name, extreme in ((FIRST, "min"), (LAST, "max")):
+            figures[name] = F.expr(f"{extreme}(CASE WHEN {TIMELINESS} = {ROW_ON_TIME} THEN {PANE} END)")
+    if wanted.places:
+        figures[LARGEST_PARTITION] = _heaviest(keys, wanted.places)
+    if wanted.apart is not None:
+        column, names = wanted.apart
+        figure = f"count_if({{mine}} AND {TIMELINESS} <> {ROW_ON_TIME})"
+        figures[BY_PARTITION] = F.expr(per_partition_array(figure, column, names, schema))
+    return figures
+
+
+def _heaviest(keys: Sequence[str], places: int) -> Column:
+    from pyspark.sql import functions as F
+
+    by = ", ".join(map(quote_identifier, keys))
+    place = f"CASE WHEN {TIMELINESS} = {ROW_ON_TIME} THEN pmod(CAST(hash({by}) AS BIGINT), {places}L) END"
+    return F.greatest(*(F.expr(f"count_if({place} = {number}L)") for number in range(places)))
+
+
+# ----------------------------------------------------------------------------------------------------
+# The frames that a windowed aggregate makes of a batch: which rows are late, and partials of the others; runs no job.
+#
+# Everything that does not change from batch to batch is made once, here, when the step is opened.
+
+_ARRIVAL = f"{INTERNAL}arrival"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WindowFrames:
+    """What the step does to frames.
+
+    Attributes:
+        micros: the event time, as SQL; in processing time the moment of the batch's arrival.
+        window: how times fall into windows.
+        layers_format: the rows of its layers.
+        output: the schema of its results.
+        inputs: keys and inputs of aggregates, as columns over the step's input, under names of the step's own. A key
+            must not keep its input's name here: the optimiser would drop the alias, and the layer's partitioning
+            would then name a column that the layer does not have.
+        groups: group columns over ``inputs``, under their own names.
+        partials: aggregates over a batch's rows.
+        bounds: columns of a result: group columns, start and end of the window.
+        finishes: columns of a result: aggregates, over merged partials.
+        plain_keys: the columns of the input that are the keys; none if some key is computed, or rows cannot be folded.
+    """
+
+    micros: str
+    window: Window
+    layers_format: LayerFormat
+    output: StructType
+    inputs: tuple[Column, ...]
+    groups: tuple[Column, ...]
+    partials: tuple[Column, ...]
+    bounds: tuple[Column, ...]
+    finishes: tuple[Column, ...]
+    plain_keys: tuple[str, ...]
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether Spark can compare results."""
+        return all(is_ordered(field.dataType) for field in self.output.fields)
+
+    @property
+    def keeps(self) -> StateSchema:
+        """What its state looks like: a restore compares it."""
+        layers_format = self.layers_format
+        return StateSchema(kind=layers_format.kind, schema=layers_format.ddl(), window=self.window.describe())
+
+    def flagged(self, frame: DataFrame, horizon: int, mark: int, arrival: int | None = None) -> DataFrame:
+        """``frame`` with a code for each row: on time, late (its windows are closed), or without an event time.
+
+        Args:
+            frame: the step's input.
+            horizon: all windows of panes that end at or before it are closed.
+            arrival: the time of all rows, in processing time.
+            mark: makes the plan unlike that of any other batch, so that its cache entry is its own.
+        """
+        closed = variable_literal(horizon, beside=PANE, mark=mark)
+        late = f"WHEN {PANE} <= {closed} THEN {ROW_LATE}"
+        code = f"CASE WHEN {PANE} IS NULL THEN {ROW_WITHOUT_TIME} {late} ELSE {ROW_ON_TIME} END"
+        given = frame if arrival is None else frame.selectExpr("*", f"{variable_literal(arrival)} AS {_ARRIVAL}")
+        return given.selectExpr("*", f"{self.window.pane(self.micros)} AS {PANE}").selectExpr(
+            "*", f"{code} AS {TIMELINESS}"
+        )
+
+    def on_time(self, flagged: DataFrame, *more: str) -> DataFrame:
+        """Keys, stretches of time and inputs of aggregates of the rows that are on time, and columns named besides."""
+        return flagged.where(f"{TIMELINESS} = {ROW_ON_TIME}").select(*self.inputs, *more)
+
+    @property
+    def places(self) -> int:
+        """Among how many places rows are shared out by their keys; one if nobody can tell, or nothing could be done.
+
+        Keys that are no plain columns would have to be computed for late rows too, and some a second time.
+        """
+        return self.layers_format.partitions if self.plain_keys else 1
+
+    def partial(self, flagged: DataFrame, *, fold: bool = False) -> DataFrame:
+        """One row for each key and pane of the rows that are on time, placed as layers are.
+
+        Rows go to their places first and are aggregated there, in one exchange. To ``fold``, or without keys, where
+        there would be one place for each pane, each task aggregates its own rows first and only the partials travel:
+        twice, since Spark brings those of a group together by key and pane.
+        """
+        rows = self.on_time(flagged)
+        layers_format = self.layers_format
+        if fold or not layers_format.keys:
+            return layers_format.hashed(rows.groupBy(*self.groups).agg(*self.partials))
+        places = [_key(place) for place in range(len(layers_format.keys))]
+        return rows.repartition(layers_format.partitions, *places).groupBy(*self.groups).agg(*self.partials)
+
+    def late(self, flagged: DataFrame) -> DataFrame:
+        """The rows that are not on time, as they came."""
+        return flagged.where(f"{TIMELINESS} <> {ROW_ON_TIME}").drop(TIMELINESS, PANE, _ARRIVAL)
+
+
+class WindowedStep(Protocol):
+    """What frames need of a windowed aggregate; see :class:`penstock.operators.windows.aggregate.WindowAggregate`."""
+
+    @property
+    def keys(self) -> tuple[tuple[str, str | Column], ...]:
+        """Name and expression of each group column."""
+
+    @property
+    def time(self) -> str:
+        """The event-time column."""
+
+    @property
+    def window(self) -> Window:
+        """The window that rows are assigned to."""
+
+    @property
+    def aggregates(self) -> tuple[Aggregate, ...]:
+        """What is computed for each key and window."""
+
+    @property
+    def shift(self) -> int:
+        """Microseconds added to event times."""
+
+
+def make_frames(
+    step: WindowedStep, *, uid: str, schema: StructType, session: SparkSession, partitions: int
+) -> WindowFrames:
+    """Check a step against its input and make its plan; analyses, but runs nothing.
+
+    Raises:
+        GraphError: a column is missing or has an impossible type, or two columns have one name.
+    """
+    window, aggregates = step.window, step.aggregates
+    check_time(schema, None if window.is_processing else step.time)
+    check_names(step.keys, aggregates, schema)
+    inputs = _inputs(step, schema)
+    given = empty_frame(session, schema)
+    given = given.selectExpr("*", f"0L AS {_ARRIVAL}") if window.is_processing else given
+    if isinstance(window, SessionWindow) and window.by is not None:
+        check_gap(given, window.by, schema)
+    rows = _rows(given.selectExpr("*", f"{window.pane(_micros(step))} AS {PANE}"), inputs, step.keys, schema)
+    types = _types(rows, aggregates)
+    partials, merges = _partials(aggregates, types)
+    names, ends = tuple(name for name, _ in step.keys), _ends(window)
+    groups = (*(_column(_key(place)).alias(name) for place, name in enumerate(names)), *map(_column, ends))
+    partial = explain_analysis(lambda: rows.groupBy(*groups).agg(*partials), "aggregates", schema)
+    bounds = (*(_column(quote_identifier(name)) for name in names), *_window_columns(window))
+    finishes = tuple(_finishes(aggregates, types))
+    kept = nullable(partial.schema)
+    skips = all(part.skips_null for aggregate in aggregates for part in aggregate.parts)
+    windowed = LayerFormat(uid=uid, keys=names, schema=kept, merges=merges, partitions=partitions, skips_null=skips)
+    windowed = replace(windowed, table=to_record(window, aggregates, types))
+    layers_format = replace(windowed, start=ends[0], end=ends[1], scattered=not window.is_paned)
+    output = explain_analysis(lambda: _whole(layers_format, session).select(*bounds, *finishes), "aggregates", schema)
+    return WindowFrames(
+        micros=_micros(step),
+        window=window,
+        layers_format=layers_format,
+        output=nullable(output.schema),
+        inputs=tuple(inputs),
+        groups=groups,
+        partials=tuple(partials),
+        bounds=bounds,
+        finishes=finishes,
+        plain_keys=_plain(step.keys, schema),
+    )
+
+
+def _plain(keys: Sequence[tuple[str, str | Column]], schema: StructType) -> tuple[str, ...]:
+    names = tuple(key for _, key in keys if isinstance(key, str) and key in schema.names)
+    return names if len(names) == len(keys) else ()
+
+
+def _whole(layers_format: LayerFormat, session: SparkSession) -> DataFrame:
+    """An empty frame of merged partials in windows."""
+    merged = layers_format.merged(empty_frame(session, layers_format.schema))
+    return merged.withColumnsRenamed({layers_format.start: WINDOW_START, layers_format.end: WINDOW_END})
+
+
+def _micros(step: WindowedStep) -> str:
+    if step.window.is_processing:
+        return _ARRIVAL
+    micros = f"unix_micros({quote_identifier(step.time)})"
+    return f"try_add({micros}, {step.shift}L)" if step.shift else micros
+
+
+def _ends(window: Window) -> tuple[str, str]:
+    """Names of the columns of layers that say where a stretch of time starts and ends."""
+    return (PANE_START, PANE_END) if window.is_paned else (WINDOW_START, WINDOW_END)
+
+
+def _window_columns(window: Window) -> tuple[Column, Column]:
+    """Start and end of the window in results; all time has neither."""
+    from pyspark.sql import functions as F
+
+    if isinstance(window, GlobalWindow) or (isinstance(window, CountWindow) and window.is_running):
+        return F.expr("CAST(NULL AS TIMESTAMP)").alias(WINDOW_START), F.expr("CAST(NULL AS TIMESTAMP)").alias(
+            WINDOW_END
+        )
+    return F.col(WINDOW_START), F.col(WINDOW_END)
+
+
+def _rows(
+    ended: DataFrame, inputs: Sequence[Column], keys: Sequence[tuple[str, str | Column]], schema: StructType
+) -> DataFrame:
+    """Keys and inputs of aggregates, over a frame that knows where windows end; the keys can be grouped by."""
+    rows = explain_analysis(lambda: ended.select(*inputs), "keys and aggregates", schema)
+    check_keys({name: rows.schema[_key(place)].dataType for place, (name, _) in enumerate(keys)})
+    return rows
+
+
+def _types(rows: DataFrame, aggregates: Sequence[Aggregate]) -> list[DataType]:
+    """The types of the aggregates' inputs, which the aggregates can take."""
+    for place, aggregate in enumerate(aggregates):
+        if aggregate.check:
+            aggregate.check(rows, _column(_in(place)))
+    return [rows.schema[_in(place)].dataType for place in range(len(aggregates))]
+
+
+def _inputs(step: WindowedStep, schema: StructType) -> list[Column]:
+    from pyspark.sql import functions as F
+
+    columns = [_expression(expression, schema).alias(_key(place)) for place, (_, expression) in enumerate(step.keys)]
+    start, end = _ends(step.window)
+    micros = step.window.pane_start(PANE) if isinstance(step.window, PanedWindow) else _micros(step)
+    columns.append(F.expr(f"timestamp_micros({micros})").alias(start))
+    columns.append(F.expr(f"timestamp_micros({PANE})").alias(end))
+    time = (
+        F.expr(f"timestamp_micros({_ARRIVAL})") if step.window.is_processing else _column(quote_identifier(step.time))
+    )
+    for place, aggregate in enumerate(step.aggregates):
+        of = aggregate.input(lambda value: _expression(value, schema), time)
+        columns.append(of.alias(_in(place)))
+    return columns
+
+
+def _partials(
+    aggregates: Sequence[Aggregate], types: Sequence[DataType]
+) -> tuple[list[Column], dict[str, Callable[[Column], Column]]]:
+    columns: list[Column] = []
+    merges: dict[str, Callable[[Column], Column]] = {}
+    for place, (aggregate, kind) in enumerate(zip(aggregates, types, strict=True)):
+        for part in aggregate.parts:
+            name = partial_name(aggregate, part.name)
+            columns.append(part.partial(_column(_in(place)), kind).alias(name))
+            merges[name] = merge_once(part.merge)
+    return columns, merges
+
+
+def _finishes(aggregates: Sequence[Aggregate], types: Sequence[DataType]) -> list[Column]:
+    columns = []
+    for aggregate, kind in zip(aggregates, types, strict=True):
+        parts = {part.name: _column(quote_identifier(partial_name(aggregate, part.name))) for part in aggregate.parts}
+        columns.append(aggregate.finish(parts, kind).alias(aggregate.label))
+    return columns
+
+
+def _key(place: int) -> str:
+    return f"{INTERNAL}key_{place}"
+
+
+def _in(place: int) -> str:
+    return f"{INTERNAL}in_{place}"
+
+
+def _column(name: str) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.col(name)
+
+
+def _expression(value: str | Column, schema: StructType) -> Column:
+    from pyspark.sql import functions as F
+
+    if not isinstance(value, str):
+        return value
+    return F.col(quote_identifier(value)) if value in schema.names else F.expr(value)

@@ -1,0 +1,159 @@
+"""What it takes besides the layers to read a windowed aggregate as a table, without its pipeline: to JSON and back.
+
+A checkpoint holds no code. It holds which windows rows were cut for, and of each aggregate of ``ps.agg`` the function,
+the type of its input and its parameters: from these its ``merge`` and ``finish`` are made again. What users wrote
+themselves (``ps.agg.custom``) is code, so of that only the partials can be shown. Knows nothing of files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from penstock.errors import CheckpointUnreadable
+from penstock.operators.windows.assigners import CountWindow, GlobalWindow, SessionWindow
+from penstock.operators.windows.panes import CumulativeWindow, SlidingWindow, TumblingWindow, ZonedWindow
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql.types import DataType
+
+    from penstock.handles import Json
+    from penstock.operators.aggregates.base import Aggregate
+    from penstock.operators.windows.panes import FixedWindow, Window
+
+_KINDS: Final[Mapping[str, type[Any]]] = {
+    "tumbling": TumblingWindow,
+    "sliding": SlidingWindow,
+    "cumulative": CumulativeWindow,
+    "session": SessionWindow,
+    "counted": CountWindow,
+    "global": GlobalWindow,
+}
+"""By the name in the record; never renamed once released."""
+_ZONED: Final = "zoned"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RecordedAggregate:
+    """An aggregate as a checkpoint recorded it.
+
+    Attributes:
+        name: of the result column.
+        parts: names of its parts; each is the column ``<name>__<part>`` of the layers.
+        of: the type of its input.
+        aggregate: finishes and merges its partials; ``None`` for one that a user wrote.
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    of: DataType
+    aggregate: Aggregate | None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Its columns in the layers."""
+        return tuple(f"{self.name}__{part}" for part in self.parts)
+
+
+def to_record(window: Window, aggregates: Sequence[Aggregate], types: Sequence[DataType]) -> Mapping[str, Json]:
+    """What a checkpoint keeps of a step, by which its layers can be read as a table.
+
+    >>> from pyspark.sql.types import LongType
+    >>> from penstock.operators.aggregates.basic import sum
+    >>> to_record(TumblingWindow(size=10), [sum("n")], [LongType()])["results"]
+    [{'name': 'sum_n', 'function': 'sum', 'of': 'bigint', 'parts': ['sum'], 'with': {}}]
+    """
+    results: list[Json] = [
+        {
+            "name": aggregate.label,
+            "function": aggregate.function,
+            "of": kind.simpleString(),
+            "parts": [part.name for part in aggregate.parts],
+            "with": None if aggregate.parameters is None else dict(aggregate.parameters),
+        }
+        for aggregate, kind in zip(aggregates, types, strict=True)
+    ]
+    return {"window": _write_window(window), "results": results}
+
+
+def read_window(record: Json) -> Window:
+    """The windows of a record.
+
+    Raises:
+        CheckpointUnreadable: they are of a kind that this penstock does not know.
+
+    >>> read_window(to_record(ZonedWindow(TumblingWindow(size=3_600_000_000), "Europe/Berlin"), [], [])).describe()
+    'tumbling 1 hour, Europe/Berlin'
+    """
+    match record:
+        case {"window": window}:
+            return _read_window(window)
+        case _:
+            raise _strange(record)
+
+
+def read_aggregates(record: Json) -> tuple[RecordedAggregate, ...]:
+    """The aggregates of a record, in their order. Asks Spark's parser for their types, so there must be a session.
+
+    Raises:
+        CheckpointUnreadable: one is of a kind that this penstock does not know.
+    """
+    match record:
+        case {"results": list(results)}:
+            return tuple(_read_result(result) for result in results)
+        case _:
+            raise _strange(record)
+
+
+def _write_window(window: Window) -> Json:
+    if isinstance(window, ZonedWindow):
+        return {"kind": _ZONED, "zone": window.zone, "local": _write_window(window.local)}
+    kind = next(name for name, made in _KINDS.items() if made is type(window))
+    made: Any = window  # each of them is a dataclass of plain values
+    return {"kind": kind, **dataclasses.asdict(made)}
+
+
+def _read_window(record: Json) -> Window:
+    match record:
+        case {"kind": str(kind), "zone": str(zone), "local": local} if kind == _ZONED:
+            return ZonedWindow(cast("FixedWindow", _read_window(local)), zone)
+        case {"kind": str(kind), **given} if kind in _KINDS:
+            known = {field.name: given[field.name] for field in dataclasses.fields(_KINDS[kind]) if field.name in given}
+            if len(known) == len(given):
+                made: Window = _KINDS[kind](**known)
+                return made
+    raise _strange(record)
+
+
+def _read_result(record: Json) -> RecordedAggregate:
+    from pyspark.sql.types import StructType
+
+    match record:
+        case {"name": str(name), "function": str(function), "of": str(of), "parts": list(parts), "with": parameters}:
+            kind = cast("StructType", StructType.fromDDL(f"given {of}"))[0].dataType
+            return RecordedAggregate(
+                name=name, parts=tuple(map(str, parts)), of=kind, aggregate=_made(name, function, parameters)
+            )
+    raise _strange(record)
+
+
+def _made(name: str, function: str, parameters: Json) -> Aggregate | None:
+    """The aggregate over any column; ``None`` if a user wrote it."""
+    from penstock.operators import aggregates
+    from penstock.operators.aggregates.base import FUNCTIONS
+
+    if parameters is None:
+        return None
+    if function not in FUNCTIONS:
+        raise _strange({"name": name, "function": function})
+    made: Aggregate = getattr(aggregates, function)("given", **cast("Mapping[str, Any]", parameters))
+    return made.alias(name)
+
+
+def _strange(record: object) -> CheckpointUnreadable:
+    msg = (
+        f"the checkpoint says {record!r} of its state's table, which this penstock does not know: read it with a newer"
+    )
+    return CheckpointUnreadable(msg)

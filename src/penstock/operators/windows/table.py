@@ -1,0 +1,371 @@
+"""State as a table: read, and written by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from penstock.clock import MAX_WATERMARK, MIN_WATERMARK
+from penstock.errors import SchemaMismatch, StateIncompatible
+from penstock.operators.aggregates.base import merge_once
+from penstock.operators.windows import counts, sessions
+from penstock.operators.windows.assigners import FIRST, LAST, CountWindow, GlobalWindow, SessionWindow
+from penstock.operators.windows.frames import PANE_END, PANE_START, WindowFrames, nearest_columns
+from penstock.operators.windows.panes import PanedWindow
+from penstock.operators.windows.record import read_aggregates, read_window
+from penstock.operators.windows.results import PaneResults, bounds_of
+from penstock.spark.sql import quote_identifier
+from penstock.state import layers
+from penstock.state.layers import WINDOW_END, WINDOW_START, LayerFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+    from penstock.handles import Json, StateHandle
+    from penstock.operators.windows.panes import Window
+    from penstock.operators.windows.record import RecordedAggregate
+
+
+# ----------------------------------------------------------------------------------------------------
+# State of a windowed aggregate as a table: layers merged, panes put into windows, aggregates finished. Runs no job.
+#
+# Knows nothing of files and checkpoints. What is dead or superseded is not in the table: rows at or below the horizon,
+# and rows of one key and window in several layers, which are merged.
+
+KINDS: Final = (layers.KIND, sessions.KIND, counts.KIND)
+"""The kinds of state that are tables here."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StateTable:
+    """How the rows of a step's layers become a table.
+
+    Attributes:
+        plan: windows, the layers' rows, and how results are finished; from the pipeline, or made again from a record.
+        lists: partial columns whose merge is not known, for a user wrote it: lists of what is to be merged.
+        written: the aggregates, by what a checkpoint records of them.
+    """
+
+    plan: WindowFrames
+    lists: tuple[str, ...] = ()
+    written: tuple[RecordedAggregate, ...] = ()
+
+    @property
+    def layers_format(self) -> LayerFormat:
+        """The rows of the layers."""
+        return self.plan.layers_format
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether rows have bounds that mean something: all time has none."""
+        window = self.plan.window
+        return not (isinstance(window, GlobalWindow) or (isinstance(window, CountWindow) and window.is_running))
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """The columns by which a finished row is the same row in another checkpoint: key and window.
+
+        Of a counted window that is not full the bounds move with its rows, and each key has one.
+        """
+        keys = self.layers_format.keys
+        return (
+            (*keys, WINDOW_START, WINDOW_END)
+            if self.has_windows and not isinstance(self.plan.window, CountWindow)
+            else keys
+        )
+
+    def partials(self, rows: DataFrame, *, horizon: int) -> DataFrame:
+        """One row for each key and stretch of time above the horizon, with its partial aggregates.
+
+        Args:
+            rows: of layers.
+            horizon: rows whose stretch ends at or before it are dead.
+        """
+        layers_format = self.layers_format
+        merged = layers_format.merged(layers_format.between(self._listed(rows), horizon))
+        return merged.select(*map(quote_identifier, layers_format.schema.names))
+
+    def finished(self, rows: DataFrame, *, horizon: int, closed: int) -> DataFrame:
+        """One row for each key and open window: key columns, bounds where there are some, finished aggregates.
+
+        Args:
+            rows: of layers.
+            horizon: rows whose stretch ends at or before it are dead.
+            closed: windows that end at or before it lack rows.
+        """
+        window, layers_format = self.plan.window, self.layers_format
+        if not window.is_paned:
+            return self._chosen(layers_format.merged(layers_format.between(self._listed(rows), horizon)))
+        due = window.due(closed, MAX_WATERMARK)
+        found = layers_format.between(self._listed(rows), horizon)
+        if due is None:
+            return self._chosen(layers_format.merged(found.limit(0)).withColumnsRenamed(_RENAMED))
+        return PaneResults(self.plan).finished(found, bounds_of(due))
+
+    def _listed(self, rows: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        return rows.withColumns({name: F.array(quote_identifier(name)) for name in self.lists}) if self.lists else rows
+
+    def _chosen(self, merged: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        bounds = (WINDOW_START, WINDOW_END) if self.has_windows else ()
+        keys = (F.col(quote_identifier(name)) for name in self.layers_format.keys)
+        return merged.select(*keys, *bounds, *self.plan.finishes)
+
+
+_RENAMED: Final = {PANE_START: WINDOW_START, PANE_END: WINDOW_END}
+
+
+def table_of_step(plan: WindowFrames) -> StateTable:
+    """The table of a step of a pipeline."""
+    return StateTable(plan=plan, written=read_aggregates(plan.layers_format.table))
+
+
+def table_of_record(handle: StateHandle, *, uid: str, partitions: int) -> StateTable:
+    """The table of a step as a checkpoint recorded it, without its pipeline.
+
+    Raises:
+        StateIncompatible: the kind of state is no table, or too little was recorded of it.
+        CheckpointUnreadable: what was recorded is not known here.
+    """
+    record = _record(handle, uid)
+    window, results = read_window(record), read_aggregates(record)
+    schema = schema_of(handle)
+    start, end = (PANE_START, PANE_END) if window.is_paned else (WINDOW_START, WINDOW_END)
+    keys = tuple(schema.names[: schema.names.index(start)])
+    lists = tuple(name for result in results if result.aggregate is None for name in result.columns)
+    plain = LayerFormat(
+        uid=uid,
+        keys=keys,
+        schema=_with_lists(schema, lists),
+        merges=_merges(results),
+        partitions=partitions,
+        start=start,
+        end=end,
+        scattered=not window.is_paned,
+        kind=handle.kind,
+        table=record,
+    )
+    shown = (
+        results[:-1] if isinstance(window, CountWindow) else results
+    )  # the last one counts rows, for the step itself
+    return StateTable(plan=_plan(window, _of_kind(plain, window), shown), lists=lists, written=results)
+
+
+def _record(handle: StateHandle, uid: str) -> Mapping[str, Json]:
+    if handle.kind not in KINDS:
+        msg = f"its state is of kind {handle.kind!r}, which is no table; there are tables of {', '.join(KINDS)}"
+        raise StateIncompatible(msg, uid=uid)
+    if not isinstance(handle.detail, dict) or "table" not in handle.detail:
+        msg = (
+            "its state was written by an older penstock, which did not say how it is finished: give the pipeline, as "
+            "in ps.read_state(spark, state, uid, pipeline=orders)"
+        )
+        raise StateIncompatible(msg, uid=uid)
+    return cast("Mapping[str, Json]", handle.detail["table"])
+
+
+def schema_of(handle: StateHandle) -> StructType:
+    """The columns of the layers. Spark's parser reads them, so there must be a session."""
+    from pyspark.sql.types import StructType
+
+    return cast("StructType", StructType.fromDDL(handle.schema))
+
+
+def _with_lists(schema: StructType, lists: Sequence[str]) -> StructType:
+    from pyspark.sql.types import ArrayType, StructField, StructType
+
+    return StructType(
+        [StructField(field.name, ArrayType(field.dataType)) if field.name in lists else field for field in schema]
+    )
+
+
+def _merges(results: Sequence[RecordedAggregate]) -> Mapping[str, Callable[[Column], Column]]:
+    merges: dict[str, Callable[[Column], Column]] = {}
+    for result in results:
+        if result.aggregate is None:
+            merges |= dict.fromkeys(result.columns, _together)
+        else:
+            merges |= {
+                name: merge_once(part.merge) for name, part in zip(result.columns, result.aggregate.parts, strict=True)
+            }
+    return merges
+
+
+def _together(lists: Column) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.flatten(F.collect_list(lists))
+
+
+def _of_kind(plain: LayerFormat, window: Window) -> LayerFormat:
+    given: dict[str, Any] = {name: getattr(plain, name) for name in plain.__dataclass_fields__}
+    if isinstance(window, SessionWindow):
+        return sessions.SessionFormat(**{**given, "scattered": False})
+    if isinstance(window, CountWindow):
+        made = counts.RunningFormat if window.is_running else counts.CountFormat
+        return made(**{**given, "scattered": False, "size": window.size})
+    return replace(plain)
+
+
+def _plan(window: Window, layers_format: LayerFormat, results: Sequence[RecordedAggregate]) -> WindowFrames:
+    from pyspark.sql import functions as F
+
+    finishes: list[Column] = []
+    for result in results:
+        partials = [F.col(quote_identifier(name)) for name in result.columns]
+        if result.aggregate is None:
+            finishes += partials
+        else:
+            parts = dict(zip(result.parts, partials, strict=True))
+            finishes.append(result.aggregate.finish(parts, result.of).alias(result.name))
+    bounds = (*(F.col(quote_identifier(name)) for name in layers_format.keys), F.col(WINDOW_START), F.col(WINDOW_END))
+    return WindowFrames(
+        micros="",
+        window=window,
+        layers_format=layers_format,
+        output=layers_format.schema,
+        inputs=(),
+        groups=(),
+        partials=(),
+        bounds=bounds,
+        finishes=tuple(finishes),
+        plain_keys=(),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# Rows of layers out of a table that a person made: which columns it must have, and which rows it may have.
+#
+# Knows nothing of files, checkpoints or who asks. A table holds an aggregate's partial columns, or the finished one
+# where the partial is the same value: of ``sum``, ``count``, ``min`` and ``max``.
+
+_INVERTIBLE: Final = frozenset({"sum", "count", "min", "max"})
+_SHOWN: Final = 3
+
+
+def to_layer_rows(table: StateTable, frame: DataFrame) -> DataFrame:
+    """``frame`` with the columns of the layers, in their order; no job.
+
+    Raises:
+        SchemaMismatch: a column is missing, is not known, or has another type; with the remedy.
+    """
+    layers_format = table.layers_format
+    sources = _sources(table, frame)
+    unknown = [name for name in frame.columns if name not in sources.values()]
+    if unknown:
+        msg = f"column {unknown[0]!r} is none of the state's; {nearest_columns(unknown[0], [*sources.values()])}"
+        raise SchemaMismatch(msg, uid=layers_format.uid)
+    given = {field.name: field.dataType for field in frame.schema}
+    for field in layers_format.schema:
+        name = sources.get(field.name)
+        if name is not None and given[name] != field.dataType:
+            kind = field.dataType.simpleString()
+            msg = (
+                f"column {name!r} is {given[name].simpleString()}, the state has {kind}: "
+                f'cast it, as in .withColumn("{name}", F.col("{name}").cast("{kind}"))'
+            )
+            raise SchemaMismatch(msg, uid=layers_format.uid)
+    return frame.select(*(_column(field.name, sources) for field in layers_format.schema))
+
+
+def _sources(table: StateTable, frame: DataFrame) -> Mapping[str, str]:
+    """Which column of the frame each column of the layers is; all time's bounds are none."""
+    layers_format, there = table.layers_format, frame.columns
+    found = {name: name for name in layers_format.keys}
+    bounds = (layers_format.start, layers_format.end)
+    if not isinstance(table.plan.window, GlobalWindow) or all(name in there for name in bounds):
+        found |= {name: name for name in bounds}
+    missing = [name for name in found if name not in there]
+    if missing:
+        raise SchemaMismatch(_missing(table, missing), uid=layers_format.uid)
+    for result in table.written:
+        found |= _of_result(table, result, there)
+    return found
+
+
+def _missing(table: StateTable, missing: list[str]) -> str:
+    needed = [*table.layers_format.keys]
+    if not isinstance(table.plan.window, GlobalWindow):
+        needed += [table.layers_format.start, table.layers_format.end]
+    panes = ""
+    if table.plan.window.is_paned:
+        panes = "; windows that overlap are kept as panes, which ps.read_state(…, raw=True) gives"
+    return f"there is no column {missing[0]!r}: it takes {', '.join(needed)} and the aggregates{panes}"
+
+
+def _of_result(table: StateTable, result: RecordedAggregate, there: list[str]) -> Mapping[str, str]:
+    if all(name in there for name in result.columns):
+        return {name: name for name in result.columns}
+    function = result.aggregate.function if result.aggregate is not None else "custom"
+    is_same = function in _INVERTIBLE
+    if is_same and result.name in there:
+        return {result.columns[0]: result.name}
+    wanted = f"{result.name!r}, or " if is_same else ""
+    parts = " and ".join(map(repr, result.columns))
+    why = "" if is_same else f": a finished {function} does not say what it was made of"
+    msg = f"aggregate {result.name!r} is missing: it takes {wanted}{parts}{why}; ps.read_state(…, raw=True) gives them"
+    raise SchemaMismatch(msg, uid=table.layers_format.uid)
+
+
+def _column(name: str, sources: Mapping[str, str]) -> Column:
+    from pyspark.sql import functions as F
+
+    if name in sources:
+        return F.col(quote_identifier(sources[name])).alias(name)
+    is_start = name.endswith("_start")
+    return F.expr(f"timestamp_micros({FIRST if is_start else LAST}L)").alias(name)
+
+
+def check_rows(table: StateTable, rows: DataFrame, *, horizon: int) -> None:
+    """Refuse rows that the step could not have made; a few jobs. NULL is a key like any other.
+
+    Raises:
+        SchemaMismatch: bounds are NULL, the wrong way round or none of the step's windows'; a window is closed already;
+            two rows have one key and window, or sessions of one key overlap. With the first such rows.
+    """
+    layers_format = table.layers_format
+    for condition, what in _wrong(table, horizon):
+        _refuse(rows.where(f"NOT coalesce({condition}, false)"), what, layers_format.uid)
+    count = rows.count()
+    merged = layers_format.merged(rows).count()
+    if merged != count:
+        together = ", ".join((*layers_format.keys, layers_format.start, layers_format.end))
+        if isinstance(table.plan.window, CountWindow):
+            together = ", ".join(layers_format.keys) or "it all"
+        msg = f"{count - merged} of {count} rows have the key and window of another ({together}), or overlap with it"
+        raise SchemaMismatch(msg, uid=layers_format.uid)
+
+
+def _wrong(table: StateTable, horizon: int) -> list[tuple[str, str]]:
+    """What must hold of each row, as SQL, and what is wrong with one of which it does not."""
+    window, layers_format = table.plan.window, table.layers_format
+    start, end = quote_identifier(layers_format.start), quote_identifier(layers_format.end)
+    first, last = f"unix_micros({start})", f"unix_micros({end})"
+    found = [
+        (f"{start} IS NOT NULL AND {end} IS NOT NULL", "a bound that is NULL"),
+        (f"{start} < {end}", f"a {layers_format.end} that is not after {layers_format.start}"),
+    ]
+    if isinstance(window, PanedWindow):
+        on_grid = f"{last} = {window.pane(first)} AND {first} = {window.pane_start(last)}"
+        found.append((on_grid, f"bounds that are none of the step's, which are {window.describe()}"))
+    if isinstance(window, CountWindow):
+        rows = quote_identifier("_rows__count")
+        full = "true" if window.is_running else f"{rows} < {window.size}L"
+        found.append((f"{rows} >= 1 AND {full}", f"a number of rows that no open window of {window.size} rows has"))
+    elif horizon > MIN_WATERMARK:
+        found.append((f"{last} > {horizon}L", "a window that is closed: the step would drop it unseen"))
+    return found
+
+
+def _refuse(wrong: DataFrame, what: str, uid: str) -> None:
+    found = wrong.limit(_SHOWN).collect()
+    if found:
+        shown = "; ".join(", ".join(f"{name}={value}" for name, value in row.asDict().items()) for row in found)
+        msg = f"{wrong.count()} rows have {what}, such as {shown}"
+        raise SchemaMismatch(msg, uid=uid)

@@ -1,0 +1,268 @@
+"""Barrier alignment (exactly-once) and barrier counting (at-least-once)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Protocol, TypeAlias
+
+from penstock.elements import Barrier, CancelBarrier
+from penstock.errors import InternalError, assert_never
+from penstock.handles import CheckpointId
+
+# ----------------------------------------------------------------------------------------------------
+# Barrier alignment over the inputs of one task, exactly-once: a pure machine. Knows neither channels nor operators.
+#
+# The first barrier of a new checkpoint blocks its input; when the barrier came on every live input, the task snapshots,
+# and all inputs go on. One checkpoint is aligned at a time: a newer barrier abandons the older one.
+# (Flink: ``SingleCheckpointBarrierHandler``; scenarios 71-79.)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarrierArrived:
+    """A barrier was taken from an input."""
+
+    source: int
+    barrier: Barrier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelArrived:
+    """A cancel barrier was taken from an input."""
+
+    source: int
+    cancel: CancelBarrier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputEnded:
+    """An input ended: no barrier will come from it, so it counts as aligned."""
+
+    source: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeSnapshot:
+    """All live inputs have brought the barrier: snapshot, then forward it."""
+
+    barrier: Barrier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortAlignment:
+    """This checkpoint will not be aligned here any more: forward the cancellation."""
+
+    checkpoint: CheckpointId
+
+
+AlignmentEvent: TypeAlias = BarrierArrived | CancelArrived | InputEnded
+AlignmentEffect: TypeAlias = TakeSnapshot | AbortAlignment
+
+
+class BarrierHandler(Protocol):
+    """Follows the barriers of one task: :class:`AlignedBarrierHandler` waits, ``BarrierTracker`` only counts."""
+
+    @property
+    def blocked(self) -> frozenset[int]:
+        """Inputs that must not be read for now."""
+        ...
+
+    @property
+    def aligning(self) -> CheckpointId | None:
+        """The checkpoint whose barriers are being waited for."""
+        ...
+
+    def handle(self, event: AlignmentEvent) -> list[AlignmentEffect]:
+        """Take in one event; return what to do, in order."""
+        ...
+
+
+class AlignedBarrierHandler:
+    """Decides which inputs wait and when to snapshot. :meth:`handle` is the only way to change it."""
+
+    def __init__(self, inputs: int) -> None:
+        self._live = set(range(inputs))
+        self._arrived: set[int] = set()
+        self._current: Barrier | None = None
+        self._latest = CheckpointId(-1)
+        """The newest checkpoint that was aligned, abandoned or cancelled here: nothing up to it starts again."""
+
+    @property
+    def blocked(self) -> frozenset[int]:
+        """Inputs that must not be read until the alignment ends."""
+        return frozenset(self._arrived)
+
+    @property
+    def aligning(self) -> CheckpointId | None:
+        """The checkpoint whose barriers are being waited for."""
+        return self._current.checkpoint if self._current else None
+
+    def handle(self, event: AlignmentEvent) -> list[AlignmentEffect]:
+        """Take in one event; return what to do, in order."""
+        match event:
+            case BarrierArrived():
+                return self._barrier(event)
+            case CancelArrived():
+                return self._cancel(event.cancel.checkpoint)
+            case InputEnded():
+                self._live.discard(event.source)
+                self._arrived.discard(event.source)
+                return self._complete()
+            case _:
+                assert_never(event)
+
+    def _barrier(self, event: BarrierArrived) -> list[AlignmentEffect]:
+        barrier = event.barrier
+        if event.source not in self._live or barrier.checkpoint <= self._latest:
+            return []
+        effects: list[AlignmentEffect] = []
+        current = self._current
+        if current is not None and barrier.checkpoint < current.checkpoint:
+            return []
+        if current is not None and barrier.checkpoint > current.checkpoint:
+            effects += self._abandon(current.checkpoint)
+            current = None
+        if current is None:
+            self._current = barrier
+        elif event.source in self._arrived:
+            msg = f"input {event.source} brought the barrier of checkpoint {barrier.checkpoint} twice"
+            raise InternalError(msg)
+        self._arrived.add(event.source)
+        return effects + self._complete()
+
+    def _cancel(self, checkpoint: CheckpointId) -> list[AlignmentEffect]:
+        if checkpoint <= self._latest:
+            return []
+        if self._current is not None and checkpoint < self._current.checkpoint:
+            return []
+        effects: list[AlignmentEffect] = []
+        if self._current is not None and checkpoint > self._current.checkpoint:
+            effects += self._abandon(self._current.checkpoint)
+        return effects + self._abandon(checkpoint)
+
+    def _abandon(self, checkpoint: CheckpointId) -> list[AlignmentEffect]:
+        self._latest = checkpoint
+        self._current = None
+        self._arrived.clear()
+        return [AbortAlignment(checkpoint=checkpoint)]
+
+    def _complete(self) -> list[AlignmentEffect]:
+        current = self._current
+        if current is None or self._live - self._arrived:
+            return []
+        self._latest = current.checkpoint
+        self._current = None
+        self._arrived.clear()
+        return [TakeSnapshot(barrier=current)]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Barrier counting over the inputs of one task, at-least-once: a pure machine. Knows neither channels nor operators.
+#
+# Nothing is ever blocked, so rows behind an early barrier are in the snapshot too and come again after a restart.
+# Barriers are counted for each checkpoint; several may be under way at a time. A checkpoint whose last awaited barrier
+# came is snapshotted, and it and all older ones are over.
+# (Flink: ``CheckpointBarrierTracker``; scenarios 80-85.)
+
+MAX_TRACKED: Final = 50
+"""Checkpoints that are counted at a time. One more, and the oldest is forgotten: it will not be snapshotted here."""
+
+
+@dataclass(slots=True)
+class _Count:
+    """The inputs that are through with a checkpoint: their barrier or its cancellation came."""
+
+    arrived: set[int] = field(default_factory=set)
+    barrier: Barrier | None = None
+    is_aborted: bool = False
+
+
+class BarrierTracker:
+    """Decides when to snapshot, never what waits. :meth:`handle` is the only way to change it."""
+
+    def __init__(self, inputs: int) -> None:
+        self._live = set(range(inputs))
+        self._counts: dict[CheckpointId, _Count] = {}  # oldest first
+        self._latest = CheckpointId(-1)  # the newest checkpoint seen: nothing up to it is begun again
+
+    @property
+    def blocked(self) -> frozenset[int]:
+        """No input ever waits."""
+        return frozenset()
+
+    @property
+    def aligning(self) -> CheckpointId | None:
+        """The oldest checkpoint whose barriers are still to come."""
+        return next((id for id, count in self._counts.items() if not count.is_aborted), None)
+
+    @property
+    def pending(self) -> tuple[CheckpointId, ...]:
+        """The checkpoints that are counted, oldest first; aborted ones stay until all their barriers were seen."""
+        return tuple(self._counts)
+
+    def handle(self, event: AlignmentEvent) -> list[AlignmentEffect]:
+        """Take in one event; return what to do, in order.
+
+        Raises:
+            InternalError: a second barrier of a checkpoint on one input; nothing has changed.
+        """
+        match event:
+            case BarrierArrived():
+                return self._barrier(event.source, event.barrier)
+            case CancelArrived():
+                return self._cancel(event.source, event.cancel.checkpoint)
+            case InputEnded():
+                self._live.discard(event.source)
+                return self._complete()
+            case _:
+                assert_never(event)
+
+    def _barrier(self, source: int, barrier: Barrier) -> list[AlignmentEffect]:
+        if source not in self._live or self._is_over(barrier.checkpoint):
+            return []
+        count = self._count(barrier.checkpoint)
+        if source in count.arrived and not count.is_aborted:
+            msg = f"input {source} brought the barrier of checkpoint {barrier.checkpoint} twice"
+            raise InternalError(msg)
+        count.barrier = barrier
+        count.arrived.add(source)
+        return self._complete()
+
+    def _cancel(self, source: int, checkpoint: CheckpointId) -> list[AlignmentEffect]:
+        if self._is_over(checkpoint):
+            return []
+        effects: list[AlignmentEffect] = []
+        for older in [id for id in self._counts if id < checkpoint]:
+            effects += self._abort(older)
+            del self._counts[older]
+        self._count(checkpoint).arrived.add(source)
+        return effects + self._abort(checkpoint) + self._complete()
+
+    def _abort(self, checkpoint: CheckpointId) -> list[AlignmentEffect]:
+        """Told once for each checkpoint."""
+        count = self._counts[checkpoint]
+        if count.is_aborted:
+            return []
+        count.is_aborted = True
+        return [AbortAlignment(checkpoint=checkpoint)]
+
+    def _is_over(self, checkpoint: CheckpointId) -> bool:
+        return checkpoint <= self._latest and checkpoint not in self._counts
+
+    def _count(self, checkpoint: CheckpointId) -> _Count:
+        """The count of a checkpoint that is not over; begun if it is new."""
+        if checkpoint not in self._counts:
+            self._latest = checkpoint
+            self._counts[checkpoint] = _Count()
+            if len(self._counts) > MAX_TRACKED:
+                del self._counts[min(self._counts)]
+        return self._counts[checkpoint]
+
+    def _complete(self) -> list[AlignmentEffect]:
+        """Forget what all live inputs are through with; snapshot the newest of it that is not aborted."""
+        through = [id for id, count in self._counts.items() if not self._live - count.arrived]
+        counts = [self._counts.pop(id) for id in through]
+        barrier = next((count.barrier for count in reversed(counts) if not count.is_aborted), None)
+        if barrier is None:
+            return []
+        self._counts = {id: count for id, count in self._counts.items() if id > barrier.checkpoint}
+        return [TakeSnapshot(barrier=barrier)]

@@ -1,1 +1,0 @@
-"""Where rows go."""

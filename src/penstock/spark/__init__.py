@@ -1,0 +1,1 @@
+"""The only room where Spark's internals are touched."""

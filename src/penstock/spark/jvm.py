@@ -1,0 +1,171 @@
+"""The JVM: started, its log, its death, its folders deleted."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import tempfile
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from penstock.errors import SettingsError, StateDirectoryRefused, StorageFailed
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Sequence
+
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
+
+
+# ----------------------------------------------------------------------------------------------------
+# The JVM under a job, seen from outside: where its log goes, and whether it is alive. Knows nothing of the job.
+
+_OPTIONS: Final = "SPARK_SUBMIT_OPTS"
+"""Options that Spark gives its JVM in client mode, besides those of its configuration."""
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What an operator mends without another folder."""
+
+
+def log_jvm_to_file(job: str, state: str, *, option: str = "--state") -> Path:
+    """Let the next JVM write its log into a file beside the state, so that errors of ours come first; its path.
+
+    Args:
+        job: whose log it is.
+        state: the folder; made if absent.
+        option: which of the command line names the folder, or one below it.
+
+    Raises:
+        StateDirectoryRefused: the folder cannot be made, or nothing can be written there.
+        StorageFailed: there is no room for it.
+    """
+    folder = Path(tempfile.gettempdir()) if "://" in state else Path(state)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = (folder / f"{job}.engine.log").resolve()
+        if not os.access(path if path.exists() else folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise _no_folder(folder, option, error) from error
+    ours = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()} "
+    ours += f"-Dpenstock.engine.log={shlex.quote(str(path))}"
+    os.environ[_OPTIONS] = " ".join(filter(None, (os.environ.get(_OPTIONS), ours)))
+    return path
+
+
+def _no_folder(folder: Path, option: str, error: OSError) -> StateDirectoryRefused | StorageFailed:
+    reason = error.strerror or str(error)
+    if error.errno in _FULL:
+        return StorageFailed(f"cannot make {folder} of {option}: {reason}; free some space")
+    msg = f"cannot write in {folder} of {option}: {reason}; make it a writable folder, or give {option} another one"
+    return StateDirectoryRefused(msg)
+
+
+class JvmWatch:
+    """Notices the death of this process's JVM, also while nobody asks anything of it.
+
+    Args:
+        died: called on a thread of its own when the JVM ended although nobody called :meth:`release`.
+    """
+
+    def __init__(self, died: Callable[[], None]) -> None:
+        self._died = died
+        self._process: subprocess.Popen[bytes] | None = None
+        self._released = threading.Event()
+
+    def begin(self) -> None:
+        """Watch the JVM that this process has now; harmless if it is watched already or is another's."""
+        if self._process is not None:
+            return
+        self._process = _jvm()
+        if self._process is not None:
+            threading.Thread(target=self._wait, name="engine-watch", daemon=True).start()
+
+    def release(self) -> None:
+        """From now on it may end."""
+        self._released.set()
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the JVM that was watched has ended."""
+        return self._process is not None and self._process.poll() is not None
+
+    def _wait(self) -> None:
+        assert self._process is not None  # the thread is started only with one
+        self._process.wait()
+        if not self._released.is_set():
+            self._died()
+
+
+def _jvm() -> subprocess.Popen[bytes] | None:
+    from pyspark import SparkContext
+
+    gateway: Any = SparkContext._gateway  # noqa: SLF001 - there is no public way to ask
+    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+    return process
+
+
+# ----------------------------------------------------------------------------------------------------
+# The Spark session a job runs on: made here with what the engine needs, or taken over and left as it was.
+#
+# Knows nothing of pipelines. A session that penstock did not make is never stopped and its settings are not touched:
+# the job works on a clone that shares the SparkContext, temporary views included.
+
+_ASKED_FOR: Final = {
+    "PythonUtils": ("org.apache.spark.api.python.PythonUtils", ("toSeq", "toArray")),
+    "functions": ("org.apache.spark.sql.functions", ("col", "expr")),
+    "org.apache.spark.sql.functions": ("org.apache.spark.sql.functions", ("col", "expr", "lit")),
+    "org.apache.spark.sql.classic.Dataset": ("org.apache.spark.sql.classic.Dataset", ("ofRows",)),
+    "org.apache.spark.sql.classic.SparkSession": ("org.apache.spark.sql.classic.SparkSession", ("setActiveSession",)),
+    "org.apache.spark.sql.Observation": ("org.apache.spark.sql.Observation", ()),
+    "scala.concurrent.Await": ("scala.concurrent.Await", ("result", "ready")),
+    "scala.concurrent.duration.Duration": ("scala.concurrent.duration.Duration", ("create",)),
+}
+"""Under the name that it is asked for by: the class, and those of its static methods that are asked for too."""
+LONGEST_SOCKET_FOLDER: Final = 60
+"""Characters of the folder for temporary files beyond which a Unix socket in it may have too long a name."""
+
+
+def _start_jvm(conf: SparkConf) -> Any:
+    """A JVM in a process group of its own.
+
+    Raises:
+        SettingsError: there is no Java that Spark can use.
+    """
+    from pyspark.java_gateway import launch_gateway
+
+    try:
+        return cast("Any", launch_gateway)(conf, popen_kwargs={"start_new_session": True})
+    except Exception as error:
+        java = os.environ.get("JAVA_HOME")
+        where = f"JAVA_HOME is {java!r}" if java else "JAVA_HOME is not set, so java is taken from PATH"
+        msg = f"Spark could not start a JVM: it needs Java 17 or newer, and {where}; what it said: {error}"
+        raise SettingsError(msg) from error
+
+
+def _remember_classes(spark: SparkSession) -> None:
+    """Keep classes that PySpark asks the JVM for several times with each frame where it looks first.
+
+    Each time costs two calls, and for a class known by its last name a search of every jar: up to 2 ms.
+    """
+    jvm: Any = cast("Any", spark)._jvm  # noqa: SLF001 - there is no public way
+    for name, (whole, members) in _ASKED_FOR.items():
+        if name not in vars(jvm):
+            found = getattr(jvm, whole)
+            for member in members:
+                setattr(found, member, getattr(found, member))
+            setattr(jvm, name, found)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The Spark side of sinks: counted writes, and removal of what only this process wrote; knows no checkpoint.
+
+
+def delete_folders(spark: SparkSession, urls: Sequence[str]) -> None:
+    """Delete whole folders. Only for what this process wrote and no committable names; absent is fine."""
+    context: Any = spark.sparkContext
+    for url in urls:
+        path = getattr(context._jvm, "org.apache.hadoop.fs.Path")(url)  # noqa: SLF001
+        path.getFileSystem(context._jsc.hadoopConfiguration()).delete(path, True)  # noqa: SLF001

@@ -1,0 +1,151 @@
+"""FAIR pools, job tags, background slots, persisted batches."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, cast
+
+from penstock.elements import Batch, FirstRunGate, RefCount
+from penstock.spark.blocks import unpersist
+from penstock.spark.session import set_active_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+# ----------------------------------------------------------------------------------------------------
+# Who may run a Spark job beside the data path, and when. Knows neither Spark nor what the jobs do.
+
+
+class BackgroundSlots:
+    """The background's share of the cores: at most ``cores - 1`` jobs at a time, for Spark never preempts a task.
+
+    On one core a background job runs between batches: it and the data path take turns. A snapshot takes several jobs,
+    and while it is under way no more than one piece of other work begins: a checkpoint waits for what runs and for one
+    merge, not for one between each two of its jobs. One it does wait for, or merges would never have their turn where
+    snapshot follows snapshot.
+    """
+
+    def __init__(self, cores: int) -> None:
+        self._free = max(1, cores - 1)
+        self._changed = threading.Condition()
+        self._snapshots = 0
+        self._others = 0  # that may still begin beside the snapshots under way
+        self._thread = threading.local()
+        self._turns = threading.Lock() if cores == 1 else None
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """What this thread does in the background belongs to a snapshot."""
+        with self._changed:
+            self._snapshots += 1
+            self._others = 1
+        self._thread.is_ahead = True
+        try:
+            yield
+        finally:
+            self._thread.is_ahead = False
+            with self._changed:
+                self._snapshots -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def background(self) -> Iterator[None]:
+        """Hold a slot."""
+        self._take(is_ahead=getattr(self._thread, "is_ahead", False))
+        try:
+            with self.foreground():
+                yield
+        finally:
+            with self._changed:
+                self._free += 1
+                self._changed.notify_all()
+
+    def _take(self, *, is_ahead: bool) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._free and (is_ahead or not self._snapshots or self._others))
+            self._free -= 1
+            if not is_ahead and self._snapshots:
+                self._others -= 1
+
+    @contextmanager
+    def foreground(self) -> Iterator[None]:
+        """Hold the data path's turn, where there are turns."""
+        if self._turns is None:
+            yield
+        else:
+            with self._turns:
+                yield
+
+
+# ----------------------------------------------------------------------------------------------------
+# How the runtime's threads meet Spark: job tags and pools for each thread, batches kept at branch points.
+#
+# Knows neither the log nor the graph.
+
+DATA_POOL: Final = "penstock-data"
+BACKGROUND_POOL: Final = "penstock-background"
+
+
+class SparkPools:
+    """The Spark side of one attempt."""
+
+    def __init__(self, spark: SparkSession, *, job: str, generation: int, cores: int) -> None:
+        self.spark = spark
+        self._context = spark.sparkContext
+        self._tag = f"penstock-{job}-{generation}"
+        self._slots = BackgroundSlots(cores)
+
+    @contextmanager
+    def around(self, task: str) -> Iterator[None]:
+        """Around a task's thread: its jobs bear the task's name and run in the data pool."""
+        with self._marked(DATA_POOL, f"penstock-{task}", task):
+            yield
+
+    @contextmanager
+    def _background(self, name: str) -> Iterator[None]:
+        with self._slots.background(), self._marked(BACKGROUND_POOL, f"penstock-{name}-background", name):
+            yield
+
+    def background(self, name: str) -> Callable[[], AbstractContextManager[None]]:
+        """What a step enters around each of its background jobs."""
+        return lambda: self._background(name)
+
+    def snapshot(self) -> AbstractContextManager[None]:
+        """Around a snapshot: its background jobs go ahead of others."""
+        return self._slots.snapshot()
+
+    def foreground(self) -> AbstractContextManager[None]:
+        """Around a step of a task: takes turns with the background where there is only one core."""
+        return self._slots.foreground()
+
+    @contextmanager
+    def _marked(self, pool: str, group: str, description: str) -> Iterator[None]:
+        context = self._context
+        set_active_session(self.spark)
+        context.setLocalProperty("spark.scheduler.pool", pool)
+        context.setJobGroup(group, description, interruptOnCancel=False)
+        context.addJobTag(self._tag)
+        yield
+
+    def cancel(self) -> None:
+        """Cancel every running Spark job of this attempt; a dead JVM has none."""
+        with suppress(Exception):
+            self._context.cancelJobsWithTag(self._tag)
+
+    def keep(self, batch: Batch, readers: int) -> Batch:
+        """Persist a batch that ``readers`` branches will run; freed when each of them has released it."""
+        from pyspark import StorageLevel
+
+        frame = cast("DataFrame", batch.frame).persist(StorageLevel.MEMORY_AND_DISK)
+
+        def free() -> None:
+            unpersist(frame)
+            batch.release()
+
+        return replace(
+            batch, frame=frame, leases=(RefCount(free, holders=readers),), firsts=(*batch.firsts, FirstRunGate())
+        )

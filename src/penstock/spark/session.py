@@ -1,0 +1,284 @@
+"""The sessions: made, cloned, for state, with a trimmed optimiser."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from penstock.errors import SettingsError
+from penstock.spark.jvm import LONGEST_SOCKET_FOLDER, _remember_classes, _start_jvm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+
+# ----------------------------------------------------------------------------------------------------
+# The sessions that plans are made in: a thread's own, and twins of it for layers. Knows nothing of jobs.
+#
+# The JVM knows an active session for each thread. PySpark keeps one for the whole process besides, and that is what its
+# ``getActiveSession`` gives: whichever ``createDataFrame`` was last called on, by whatever thread. An engine that works
+# on a session of its own beside the user's must neither believe that note nor write it.
+
+STATE_SETTINGS: Final = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.unionOutputPartitioning": "true",
+    "spark.sql.codegen.useIdInClassName": "false",  # the number of a stage rises with the layers below it
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.sql.session.timeZone": "UTC",
+}
+"""What the plans of layers rely on."""
+
+
+def active_session() -> SparkSession | None:
+    """The session that is active on this thread; ``None`` if none is."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    context: Any = SparkContext._active_spark_context  # noqa: SLF001 - there is no public way to ask
+    if context is None:
+        return None
+    active = getattr(context._jvm, "org.apache.spark.sql.classic.SparkSession").getActiveSession()  # noqa: SLF001
+    return SparkSession(context, active.get()) if active.isDefined() else None
+
+
+def current_session() -> SparkSession | None:
+    """The session of this thread, else the one that the process began with; ``None`` if there is no Spark yet."""
+    from pyspark.sql import SparkSession
+
+    began: Any = SparkSession._instantiatedSession  # noqa: SLF001 - there is no public way to ask without beginning one
+    lives = began is not None and began._sc._jsc is not None  # noqa: SLF001
+    return active_session() or (began if lives else None)
+
+
+def sibling_session(session: SparkSession) -> SparkSession:
+    """A session beside ``session`` with the same settings of SQL."""
+    child = session.newSession()
+    for name, value in _chosen(session).items():
+        child.conf.set(name, value)
+    return child
+
+
+def state_session(session: SparkSession, *, tasks: int) -> SparkSession:
+    """A session beside the user's, with its settings, and over them those that writing and merging layers needs.
+
+    A new session knows what was set for the context, not what was set later: without ANSI a merge that overflows must
+    do as the rest of the job does.
+
+    Timestamps become INT96 in Parquet by default, which other readers lose beyond the years 1677 to 2262.
+    """
+    child = sibling_session(session)
+    for name, value in (STATE_SETTINGS | {"spark.sql.shuffle.partitions": str(tasks)}).items():
+        child.conf.set(name, value)
+    return child
+
+
+def _chosen(session: SparkSession) -> dict[str, str]:
+    """A session's settings of SQL that may be set on another one."""
+    conf = session.conf
+    return {k: v for k, v in conf.getAll.items() if k.startswith("spark.sql.") and conf.isModifiable(k)}
+
+
+def is_classic(session: object) -> bool:
+    """Whether a session has a JVM of its own: Spark Connect gives no access to plans and cached blocks."""
+    return hasattr(session, "_jsparkSession")
+
+
+def parse_type(session: SparkSession, schema: StructType) -> Any:
+    """A schema as the JVM's ``StructType``."""
+    return cast("Any", session)._jsparkSession.parseDataType(schema.json())  # noqa: SLF001
+
+
+def parse_ddl(session: SparkSession, ddl: str) -> str:
+    """The JSON of the schema that a DDL text declares.
+
+    ``StructType.fromDDL`` of PySpark asks for the one active session, so the JVM is asked directly.
+    """
+    types = cast("Any", session)._jvm.org.apache.spark.sql.types  # noqa: SLF001
+    return str(types.StructType.fromDDL(ddl).json())
+
+
+def empty_frame(session: SparkSession, schema: StructType) -> DataFrame:
+    """A frame with these columns and no rows."""
+    from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+
+    inner: Any = session
+    columns = inner._jsparkSession.parseDataType(schema.json())  # noqa: SLF001
+    none = getattr(inner._jvm, "java.util.ArrayList")()  # noqa: SLF001
+    return ClassicDataFrame(inner._jsparkSession.createDataFrame(none, columns), session)  # noqa: SLF001
+
+
+# ----------------------------------------------------------------------------------------------------
+# The Spark session a job runs on: made here with what the engine needs, or taken over and left as it was.
+#
+# Knows nothing of pipelines. A session that penstock did not make is never stopped and its settings are not touched:
+# the job works on a clone that shares the SparkContext, temporary views included.
+
+SQL_SETTINGS: Final = STATE_SETTINGS | {
+    "spark.sql.execution.arrow.localRelationThreshold": "0",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.sources.partitionOverwriteMode": "static",
+    "spark.sql.files.maxPartitionBytes": "128m",
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
+}
+"""What the engine's plans rely on; set on our own session or on our clone of the user's."""
+CONTEXT_SETTINGS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.scheduler.mode": "FAIR",
+    "spark.locality.wait": "0",
+    "spark.python.worker.reuse": "true",
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
+    "spark.hadoop.dfs.client.read.shortcircuit": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.ui.explainMode": "simple",  # every query's plan is told as text to listeners, formatted at some length
+    "spark.sql.codegen.cache.maxEntries": "2000",  # 100 unless set: one step with its stack of layers needs more
+    "spark.python.sql.dataFrameDebugging.enabled": "false",  # asks the JVM six times for each Column that is made
+}
+"""What can be set only before the context exists; on another's session some of this may be missing."""
+
+
+def make_session(name: str, *, master: str | None = None) -> SparkSession:
+    """A session of our own, its JVM in a process group of its own.
+
+    A signal to the whole group of the job (Ctrl-C, a container's stop) then leaves the JVM alive for the last
+    checkpoint; it ends by itself when this process does, since its standard input closes.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    cores = os.cpu_count() or 1
+    master = master or os.environ.get("PENSTOCK_MASTER") or "local[*]"
+    conf = SparkConf().setAppName(f"penstock {name}").setMaster(master)
+    for key, value in (CONTEXT_SETTINGS | SQL_SETTINGS).items():
+        conf.setIfMissing(key, value)
+    if master.startswith("local"):
+        conf.setIfMissing("spark.sql.shuffle.partitions", str(cores))
+        conf.setIfMissing("spark.default.parallelism", str(cores))
+    if len(tempfile.gettempdir()) > LONGEST_SOCKET_FOLDER:
+        conf.set("spark.python.unix.domain.socket.enabled", "false")
+    if SparkContext._active_spark_context is None:  # noqa: SLF001 - there is no public way to ask
+        gateway = _start_jvm(conf)
+        SparkContext(conf=conf, gateway=gateway)
+    made = SparkSession.builder.config(conf=conf).getOrCreate()
+    _remember_classes(made)
+    return made
+
+
+def clone_session(spark: SparkSession) -> SparkSession:
+    """A clone of the user's session on the same context, with the SQL settings that the engine's plans rely on.
+
+    Raises:
+        SettingsError: it is a Spark Connect session, which gives no access to plans, jobs and cached blocks.
+    """
+    from pyspark.sql import SparkSession
+
+    if type(spark).__module__.startswith("pyspark.sql.connect") or not is_classic(spark):
+        msg = (
+            "this is a Spark Connect session; penstock needs a classic one, for it works with plans, Spark jobs and "
+            "cached blocks, which Connect does not show. Build it with master(...) instead of remote(...)"
+        )
+        raise SettingsError(msg)
+    inner = cast("Any", spark)._jsparkSession.cloneSession()  # noqa: SLF001 - there is no public way
+    ours = SparkSession(spark.sparkContext, inner)
+    configure(ours)
+    _remember_classes(ours)
+    return ours
+
+
+def set_active_session(spark: SparkSession) -> None:
+    """Make it this thread's active session: Spark's analyser asks for it, and a new thread has none."""
+    inner = cast("Any", spark)
+    getattr(inner._jvm, "org.apache.spark.sql.classic.SparkSession").setActiveSession(inner._jsparkSession)  # noqa: SLF001 - there is no public way
+
+
+def configure(spark: SparkSession) -> None:
+    """Set what the engine's plans rely on."""
+    for key, value in SQL_SETTINGS.items():
+        if spark.conf.get(key, None) != value:
+            spark.conf.set(key, value)
+    spark.conf.set("spark.sql.shuffle.partitions", str(default_parallelism(spark)))
+
+
+def default_parallelism(spark: SparkSession) -> int:
+    """How many tasks run at a time; also ``n`` of the merge way."""
+    return max(1, int(spark.sparkContext.defaultParallelism))
+
+
+# ----------------------------------------------------------------------------------------------------
+# A session beside another, whose optimiser goes without the rules that had nothing to do in plans of one shape.
+#
+# Planning takes the driver a good part of what a small batch costs, and most of Spark's rules look through each plan
+# for joins, subqueries, limits, which a plan that comes again and again never has. Knows no step, and not what plans
+# mean.
+
+LEARNING_PLANS: Final = 3
+"""Plans that are made with all rules before some are left out."""
+RELEARN_AFTER: Final = 256
+"""After so many plans it learns anew: rows may come from elsewhere now, by another plan."""
+_EXCLUDED: Final = "spark.sql.optimizer.excludedRules"
+_TOLD: Final = re.compile(r"([\w.$]+) -> RuleSummary\(\d+, \d+, (\d+)\)")
+
+
+class LeanSession:
+    """Learns from the first plans which rules change them, and has later ones made with those alone.
+
+    Only rules that Spark lets a user exclude are left out: without them a plan gives the same rows, at worst more
+    slowly, until it is learned anew. Rules that the user has excluded stay so.
+
+    Args:
+        of: a session; this one has its settings.
+
+    Attributes:
+        session: to make plans of one shape in, one at a time.
+        left_out: rules that the next plan is made without, besides those that the user has excluded.
+    """
+
+    def __init__(self, of: SparkSession) -> None:
+        self.session = sibling_session(of)
+        self.left_out: frozenset[str] = frozenset()
+        self._users: str = self.session.conf.get(_EXCLUDED, None) or ""
+        optimizer: Any = cast("Any", self.session)._jsparkSession.sessionState().optimizer()  # noqa: SLF001
+        required = optimizer.nonExcludableRules()
+        self._required = frozenset(required.apply(place) for place in range(required.size()))
+        self._rules: frozenset[str] = frozenset()
+        self._useful: frozenset[str] = frozenset()
+        self._made = 0
+
+    @contextmanager
+    def planning(self, frame: DataFrame) -> Iterator[None]:
+        """Around what has the session optimise the plan of ``frame``, once."""
+        place = self._made % RELEARN_AFTER
+        self._made += 1
+        if place == 0:
+            self._rules = self._useful = frozenset()
+        if place in {0, LEARNING_PLANS}:
+            self._leave_out(self._rules - self._useful - self._required)
+        yield
+        if place < LEARNING_PLANS:
+            self._learn(frame)
+
+    def _learn(self, frame: DataFrame) -> None:
+        tracker: Any = cast("Any", frame)._jdf.queryExecution().tracker()  # noqa: SLF001 - there is no public way
+        told = _TOLD.findall(tracker.rules().toString())
+        self._rules |= {name for name, _ in told if ".optimizer." in name or ".datasources." in name}
+        self._useful |= {name for name, effective in told if effective != "0"}
+
+    def _leave_out(self, rules: frozenset[str]) -> None:
+        if rules == self.left_out:
+            return
+        self.left_out = rules
+        self.session.conf.set(_EXCLUDED, ",".join(filter(None, (self._users, *sorted(rules)))))

@@ -1,0 +1,298 @@
+"""Layers as Parquet files: written, scanned, cut into hash slices."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+
+from penstock.errors import StorageFailed
+from penstock.handles import ColumnAction, FileRef, LayerRef
+from penstock.spark.blocks import explain_lost_blocks, with_session
+from penstock.spark.plans import FrameObservation
+from penstock.spark.session import empty_frame
+from penstock.spark.sql import escape_glob, filter_text, quote_identifier, spark_type, variable_literal
+from penstock.state.layers import LayerFormat, LayerStats
+from penstock.state.schema import column_changes, layer_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from penstock.filesystem.base import FileSystem
+    from penstock.handles import ColumnChange
+
+
+# ----------------------------------------------------------------------------------------------------
+# Reads the files of durable layers as rows of the format, whatever columns they were written with.
+#
+# Knows nothing of which files to read, and of whether their columns may become those of the format: see ``migration``.
+
+if TYPE_CHECKING:
+    Files: TypeAlias = Sequence[tuple[LayerRef, Sequence[FileRef]]]
+STRICT_READ: Final = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false"}
+"""A file that is gone or damaged fails the job, whatever the session says."""
+
+
+def scan_layers(layers_format: LayerFormat, filesystem: FileSystem, session: SparkSession, files: Files) -> DataFrame:
+    """The rows of exactly these files of each layer, whatever else lies in their folders; none may be left out. No job.
+
+    One scan for all layers that were written with the same columns.
+    """
+    by_schema: dict[str | None, list[FileRef]] = {}
+    for ref, found in files:
+        if found:
+            by_schema.setdefault(layer_columns(ref), []).extend(found)
+    frames = []
+    for schema, found in by_schema.items():
+        moves = column_changes(schema, layers_format.ddl()) if schema is not None else ()
+        paths = [escape_glob(filesystem.url(file.path)) for file in found]
+        frame = session.read.schema(_as_written(moves, layers_format)).options(**STRICT_READ).parquet(*paths)
+        frames.append(frame.select(*_moved(moves, layers_format)) if moves else frame)
+    if not frames:
+        return empty_frame(session, layers_format.schema)
+    return reduce(lambda left, right: left.union(right), frames)
+
+
+def _as_written(moves: Sequence[ColumnChange], layers_format: LayerFormat) -> StructType:
+    """The columns to read; those of the format, unless there are moves."""
+    from pyspark.sql.types import DataType, StructType
+
+    if not moves:
+        return layers_format.schema
+    made = StructType()
+    for move in moves:
+        if move.recorded is None or move.declared is None:
+            continue
+        if move.act is ColumnAction.KEEP:
+            made.add(move.recorded.name, layers_format.schema[move.declared.name].dataType)
+        else:
+            made.add(move.recorded.name, DataType.fromDDL(spark_type(move.recorded.type)))
+    return made
+
+
+def _moved(moves: Sequence[ColumnChange], layers_format: LayerFormat) -> list[Column]:
+    """The declared columns, made of what was read; NULL if one is new, which no merge counts."""
+    from pyspark.sql import functions as F
+
+    made = []
+    for move in moves:
+        if move.declared is None:
+            continue
+        of = F.lit(None) if move.recorded is None else F.col(quote_identifier(move.recorded.name))
+        kind = layers_format.schema[move.declared.name].dataType
+        made.append((of if move.act is ColumnAction.KEEP else of.cast(kind)).alias(move.declared.name))
+    return made
+
+
+# ----------------------------------------------------------------------------------------------------
+# Parts of the hash of the keys: which rows are in one, and which files of a durable layer have such rows.
+#
+# A layer is written in slices, each in a folder of its own; each row falls into exactly one. Knows nothing of how rows
+# are read or written.
+
+
+@dataclass(frozen=True, slots=True)
+class HashSlice:
+    """Part ``number`` of ``count``, by the hash of :attr:`LayerFormat.sliced`; ``count`` is a power of two.
+
+    So the rows of one of 8 slices are in one of 2, and one of 2 holds those of four of 8.
+    """
+
+    number: int
+    count: int
+
+    def meets(self, other: HashSlice) -> bool:
+        """Whether a row may be in both.
+
+        >>> [HashSlice(5, 8).meets(HashSlice(number, 2)) for number in range(2)]
+        [False, True]
+        """
+        least = min(self.count, other.count)
+        return self.number % least == other.number % least
+
+    def condition(self, layers_format: LayerFormat) -> str:
+        """In SQL, that a row is in it; its numbers change and compile nothing."""
+        columns = ", ".join(quote_identifier(column) for column in layers_format.sliced)
+        modulus, wanted = (variable_literal(value, beside=layers_format.end) for value in (self.count, self.number))
+        return filter_text(f"pmod(CAST(hash({columns}) AS BIGINT), {modulus}) = {wanted}") if columns else "true"
+
+
+def slices_of(ref: LayerRef, by: Sequence[str]) -> int:
+    """In how many slices a durable layer lies, if they are parts of the hash of these columns; else one, of all."""
+    match ref.detail:
+        case {"slices": int(count), "by": list(columns)} if columns == [*by]:
+            return count
+        case _:
+            return 1
+
+
+def files_of(ref: LayerRef, part: HashSlice, by: Sequence[str]) -> list[FileRef]:
+    """The files of a durable layer that may have rows of a slice: each lies in a folder with its slice's number."""
+    count = slices_of(ref, by)
+    if count == 1:
+        return list(ref.files)
+    return [file for file in ref.files if part.meets(HashSlice(int(file.path.split("/")[-2]), count))]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Writes merged rows as one durable layer of Parquet files; knows nothing of which layers a checkpoint names.
+#
+# A layer is written in slices, so that no task runs long beside the data path: Spark never preempts a task. Every
+# attempt has a folder of its own, whose name is never used again, so what a dead or fenced process still writes can
+# harm nobody.
+
+ROWS_A_TASK = 150_000
+"""About 100 ms of merging and writing."""
+_OPTIONS = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
+
+
+class SliceRows(Protocol):
+    """Where the rows of a layer to be written come from."""
+
+    def __call__(self, part: HashSlice, /) -> DataFrame | None:
+        """Rows among which are all of a slice, not yet merged; ``None`` if there are none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerWriter:
+    """Makes layers durable.
+
+    Attributes:
+        layers_format: what the rows look like and how they are merged.
+        filesystem: makes files durable and describes them.
+        folder: of this step and generation, relative to the job's directory.
+        prefix: begins the names of all layers of this generation, ``"g7-"``.
+        session: the state's own session; its settings decide how Parquet is written.
+        tasks: at most this many tasks at once.
+        background: entered around each Spark job.
+        failpoint: called at durable steps.
+    """
+
+    layers_format: LayerFormat
+    filesystem: FileSystem
+    folder: str
+    prefix: str
+    session: SparkSession
+    tasks: int
+    background: Callable[[], AbstractContextManager[None]]
+    failpoint: Callable[[str], None]
+    numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    def write(self, rows: SliceRows, extent: LayerStats, *, horizon: int, share: int = 1) -> LayerRef:
+        """Merge ``rows``, leave out closed windows, write them and make them durable: one job for each slice.
+
+        Args:
+            rows: of the format; of a union of layers, so that merging needs no exchange, or of files.
+            extent: what is known of them.
+            horizon: windows ending at or before it are left out.
+            share: how many times as many rows as usual a slice may have.
+
+        Raises:
+            LayerMissing: a cached block of ``rows`` is lost.
+            StorageFailed: the file system refused.
+        """
+        name = f"{self.prefix}{next(self.numbers):06d}"
+        slices = self._slices(extent.rows, ROWS_A_TASK * share)
+        self.failpoint("state.layer.before_write")
+        counts = [self._write_slice(rows, name, HashSlice(part, slices), horizon) for part in range(slices)]
+        self.failpoint("state.layer.written")
+        files = self._settle(f"{self.folder}/{name}")
+        self.failpoint("state.layer.durable")
+        known = [count for count in counts if count is not None]
+        return LayerRef(
+            name=name,
+            level=extent.level,
+            rows=sum(known) if len(known) == len(counts) else extent.rows,
+            files=files,
+            detail={
+                "first_end": extent.first_end,
+                "last_end": extent.last_end,
+                "slices": slices,
+                "by": [*self.layers_format.sliced],
+            },
+        )
+
+    def discard(self, ref: LayerRef) -> None:
+        """Delete the files of a layer that nothing has referred to, and nothing will; or leave it to the next claim."""
+        with suppress(StorageFailed):
+            for file in ref.files:
+                self.filesystem.delete(file.path)
+
+    def _slices(self, rows: int, most: int) -> int:
+        """So many that no task has more rows: those of a slice lie in as many partitions as are alike in its number."""
+        layers_format, slices = self.layers_format, 1
+        if not layers_format.sliced:
+            return slices
+        while rows > most * slices * max(1, min(self.tasks, layers_format.partitions // slices)):
+            slices *= 2
+        return slices
+
+    def _write_slice(self, rows_of: SliceRows, name: str, part: HashSlice, horizon: int) -> int | None:
+        from pyspark.sql import functions as F
+
+        given = rows_of(part)
+        if given is None:
+            return 0
+        source = self.layers_format.between(with_session(given, self.session), horizon)
+        rows = source.where(part.condition(self.layers_format))
+        figures = FrameObservation(("rows",))
+        merged = figures.watch(self.layers_format.merged(rows), [F.count(F.lit(1)).alias("rows")])
+        target = self.filesystem.url(f"{self.folder}/{name}/{part.number:04d}")
+        with self.background(), explain_lost_blocks(self.layers_format.uid):
+            merged.coalesce(self.tasks).write.mode("append").options(**_OPTIONS).parquet(target)
+        told = figures.read()
+        return told["rows"] if told else None
+
+    def _settle(self, folder: str) -> tuple[FileRef, ...]:
+        """Make durable what the jobs committed; all else goes: check sums of Hadoop's, files of killed attempts."""
+        files = []
+        for path in self.filesystem.list(folder):
+            if _is_committed(path.removeprefix(f"{folder}/")):
+                files.append(self.filesystem.settle(path))
+            else:
+                self.filesystem.delete(path)
+        return tuple(files)
+
+
+def _is_committed(path: str) -> bool:
+    """Whether a file, given below its layer's folder, lies where committing a task puts it: ``<slice>/<name>``.
+
+    An attempt writes below ``<slice>/_temporary``; of a speculative one that was killed a whole file may stay there.
+
+    >>> _is_committed("0000/part-00000-c000.zstd.parquet")
+    True
+    >>> _is_committed("0000/_temporary/0/_temporary/attempt_1/part-00000-c000.zstd.parquet")
+    False
+    """
+    _, _, name = path.partition("/")
+    return "/" not in name and not name.startswith(("_", ".")) and name.endswith(".parquet")
+
+
+def stats_of(refs: Sequence[LayerRef]) -> LayerStats:
+    """The extent of durable layers together."""
+    return LayerStats(
+        rows=sum(ref.rows for ref in refs),
+        level=1 + max(ref.level for ref in refs),
+        first_end=min(window_bounds(ref)[0] for ref in refs),
+        last_end=max(window_bounds(ref)[1] for ref in refs),
+    )
+
+
+def window_bounds(ref: LayerRef) -> tuple[int, int]:
+    """Least and greatest window end of a durable layer, in microseconds, as its detail says."""
+    detail = ref.detail
+    if isinstance(detail, dict):
+        first, last = detail.get("first_end"), detail.get("last_end")
+        if isinstance(first, int) and isinstance(last, int):
+            return first, last
+    from penstock.errors import CheckpointUnreadable
+
+    msg = f"layer {ref.name} says {detail!r} of its windows, expected first_end and last_end in microseconds"
+    raise CheckpointUnreadable(msg)
