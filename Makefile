@@ -57,7 +57,7 @@ imports: $(INSTALLED) ## who may import whom
 
 ##@ Test
 .PHONY: test test-core test-long mission torture replay exhaust planted coverage-simulation torture-windows torture-files \
-        torture-kafka newcomer
+        torture-kafka ways newcomer
 test: $(INSTALLED) $(CLASSES) ## all tests; TESTS="tests/spark -k join" runs some
 	@$(WITH_JAVA) tools/test.sh $(or $(TESTS),--numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not long" tests)
 
@@ -93,6 +93,9 @@ torture-files: $(INSTALLED) ## kill a files-to-files job again and again and com
 
 torture-kafka: $(INSTALLED) ## the same to a Kafka-to-files job, and to its broker; ARGS=…
 	@$(WITH_JAVA) $(BIN)/python tests/crash/torture_kafka.py $(ARGS)
+
+ways: $(INSTALLED) ## trace a row, a barrier, a restart and a savepoint through a running job, against docs/architecture.md
+	@$(WITH_JAVA) $(BIN)/python tools/ways.py
 
 newcomer: $(INSTALLED) ## a new user's first minutes: wheel, init, test, run, kill -9, run; ARGS=--download gets all by pip
 	@$(WITH_JAVA) PYTHONPATH=tests $(BIN)/python tests/crash/newcomer.py $(ARGS)
