@@ -1,4 +1,4 @@
-"""What methods of pipelines and streams take, and how it is refused; knows nothing of what becomes of it."""
+"""Checks of the arguments of pipelines and streams; each error names the user's line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ALIASED: Final = re.compile(r"(?s)(.+?)\s+AS\s+([A-Za-z_]\w*|`[^`]+`)\s*", re.I
 
 
 def check_pace(pace: object, uid: str, origin: CallSite) -> None:
-    """Refuse what is no pace of a source."""
+    """Refuse a value that is not a pace of a source."""
     if not isinstance(pace, (WhenReady, Every)):
         msg = f'read() takes pace=ps.every("1 second"), ps.linger("20 ms") or ps.when_ready, got {pace!r}'
         raise GraphError(msg, uid=uid, where=str(origin))
@@ -33,7 +33,7 @@ def check_same(ours: GraphBuilder, theirs: GraphBuilder, origin: CallSite) -> No
 
 
 def check_columns(verb: str, columns: tuple[object, ...], origin: CallSite) -> None:
-    """Refuse what is neither SQL nor a Column, and nothing at all."""
+    """Refuse an empty list of columns, and items that are neither SQL nor a Column."""
     if not columns:
         msg = f"{verb}() needs at least one column"
         raise GraphError(msg, where=str(origin))
@@ -44,12 +44,12 @@ def check_columns(verb: str, columns: tuple[object, ...], origin: CallSite) -> N
 
 
 def column_text(column: object) -> str:
-    """A column as people know it."""
+    """Return a column as text: the SQL, or what Spark prints of a Column."""
     return column if isinstance(column, str) else str(column).removeprefix("Column<'").removesuffix("'>")
 
 
 def split_alias(text: str) -> tuple[str, str | None]:
-    """An expression and the name that it is given with ``AS``, if it is.
+    """Return an expression and the name that ``AS`` gives it, if any.
 
     >>> split_alias("a + b AS `c`"), split_alias("CAST(a AS INT)")
     (('a + b', 'c'), ('CAST(a AS INT)', None))
@@ -59,13 +59,13 @@ def split_alias(text: str) -> tuple[str, str | None]:
 
 
 def redefined_columns(columns: tuple[str | Column, ...]) -> list[str]:
-    """The names that items of a ``select`` give to something else than the column of that name."""
+    """Return the names of a ``select`` whose expression is not the column of that name."""
     items = (split_alias(column_text(column)) for column in columns)
     return [name for expression, name in items if name is not None and expression.strip().strip("`") != name]
 
 
 def check_function(function: object, origin: CallSite) -> None:
-    """Refuse what cannot be called."""
+    """Refuse a value that cannot be called."""
     if not callable(function):
         msg = f"transform() needs a function from DataFrame to DataFrame, got {function!r}"
         raise GraphError(msg, where=str(origin))
@@ -74,7 +74,7 @@ def check_function(function: object, origin: CallSite) -> None:
 def check_choice(
     name: str, value: object, choices: tuple[str, ...], origin: CallSite, *, uid: str | None = None
 ) -> None:
-    """Refuse what is none of a few words."""
+    """Refuse a value that is not among the choices."""
     if value not in choices:
         *others, last = map(repr, choices)
         msg = f"{name} is {value!r}, but must be {', '.join(others)} or {last}"
@@ -92,7 +92,7 @@ def check_united(refs: Sequence[PortRef], origin: CallSite) -> None:
 
 
 def check_time_kept(time: str | None, names: Container[str], origin: CallSite) -> None:
-    """Refuse another meaning for the event time."""
+    """Refuse a column that would replace the event time."""
     if time is not None and time in names:
         msg = (
             f"column {time!r} is the event time that the watermark speaks of; change it before "
@@ -102,14 +102,14 @@ def check_time_kept(time: str | None, names: Container[str], origin: CallSite) -
 
 
 def check_column_name(verb: str, column: object, origin: CallSite) -> None:
-    """Refuse what is no name."""
+    """Refuse a value that is not the name of a column."""
     if not isinstance(column, str):
         msg = f"{verb}() takes the name of a column, got {column!r}; make it with with_column() first"
         raise GraphError(msg, where=str(origin))
 
 
 def check_pipeline_name(name: object, origin: CallSite) -> None:
-    """Refuse ``@ps.pipeline`` without a name, and impossible names, with the line."""
+    """Refuse ``@ps.pipeline`` without a name, and impossible names."""
     if callable(name):
         msg = 'write @ps.pipeline("name"): the name addresses the state of the job'
         raise GraphError(msg, where=defined_at(name) or str(origin))

@@ -1,4 +1,4 @@
-"""Names a job and collects the nodes that its function makes; knows neither Spark nor how anything is run."""
+"""``Pipeline``, which a user's function makes streams with, and ``@ps.pipeline``."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _FIELD = re.compile(r"\{(\w+)")
 
 
 class Pipeline:
-    """What a pipeline's function gets: makes streams, and keeps what they are made of.
+    """The argument of a pipeline's function: makes streams and collects their nodes.
 
-    Every method adds frozen data; nothing is read or run.
+    Methods only add frozen data; nothing is read or run.
     """
 
     def __init__(self, name: str, origin: CallSite | None = None) -> None:
@@ -50,12 +50,12 @@ class Pipeline:
         self._tables: dict[str, Table] = {}
 
     def read(self, uid: str, source: Source, *, pace: Pace = when_ready) -> Stream:
-        """The rows of a source.
+        """Return the rows of a source as a stream.
 
         Args:
             uid: names the source's position in checkpoints; unique in the pipeline, and never changed lightly.
             source: for example ``ps.files.Source("in/", schema="id LONG")``.
-            pace: ``ps.every("1 second")`` for one batch in each second; by default as soon as there is data.
+            pace: ``ps.every("1 second")`` for one batch a second; by default a batch begins when there is data.
 
         >>> import penstock as ps
         >>> p = ps.Pipeline("demo")
@@ -71,13 +71,13 @@ class Pipeline:
         return self.add(lambda number: Read(id=number, origin=origin, uid=uid, source=source, pace=pace))
 
     def table(self, name: str, query: str, *, refresh: str | None = None) -> TableRef:
-        """A static table that row-wise steps may join.
+        """Declare a static table that row-wise steps may join.
 
         Args:
-            name: for people and messages.
+            name: of the table, as messages show it.
             query: SQL that reads it, for example ``"SELECT * FROM lake.countries"``.
-            refresh: how old it may get before it is read again, for example ``"10 minutes"``. Without it, it is read
-                once when the job starts.
+            refresh: the age at which the table is read again, for example ``"10 minutes"``. Without it, the table is
+                read once, when the job starts.
 
         >>> import penstock as ps
         >>> ps.Pipeline("demo").table("countries", "SELECT 'DE' AS country", refresh="10 minutes")
@@ -92,7 +92,7 @@ class Pipeline:
         return TableRef(self, self._tables[name])
 
     def sql(self, query: str, **parts: Stream | TableRef) -> Stream:
-        """A row-wise SQL query over exactly one stream and any declared tables.
+        """Return the rows of a row-wise SQL query over exactly one stream and any declared tables.
 
         Args:
             query: with the parts in braces: ``"SELECT o.*, c.country FROM {o} o LEFT JOIN {c} c USING (user)"``.
@@ -111,8 +111,8 @@ class Pipeline:
         ((stream_name, stream),) = streams.items()
 
         def build(frame: DataFrame, *frames: DataFrame) -> DataFrame:
-            given: dict[str, Any] = {**dict(zip(tables, frames, strict=True)), stream_name: frame}
-            return frame.sparkSession.sql(query, **given)
+            by_name: dict[str, Any] = {**dict(zip(tables, frames, strict=True)), stream_name: frame}
+            return frame.sparkSession.sql(query, **by_name)
 
         return stream.add(
             lambda number: RowWise(
@@ -151,17 +151,17 @@ class Pipeline:
             raise GraphError(msg, where=where)
 
     def add(self, make: Callable[[int], Node]) -> Stream:
-        """Keep the node made for the next number; the stream of its main output."""
+        """Add the node made for the next number; return the stream of its main output."""
         return Stream(self, PortRef(self.keep(make).id))
 
     def keep(self, make: Callable[[int], NodeT]) -> NodeT:
-        """Keep the node made for the next number."""
+        """Add the node made for the next number, and return it."""
         node = make(len(self._nodes))
         self._nodes.append(node)
         return node
 
     def graph(self) -> Graph:
-        """What was made so far, unchecked."""
+        """Return the graph as it is so far, unchecked."""
         return Graph(name=self.name, origin=self._origin, nodes=tuple(self._nodes), tables=tuple(self._tables.values()))
 
 
@@ -182,10 +182,10 @@ class PipelineDefinition:
         return f"<pipeline {self.name!r} at {self.origin}>"
 
     def graph(self) -> Graph:
-        """The pipeline as frozen data, checked.
+        """Return the pipeline as frozen data, checked.
 
         Raises:
-            GraphError: what can be refused before anything runs, with the line and the step.
+            GraphError: the graph cannot run; names the line and the step.
             UserFunctionError: the function raised; the original is chained.
         """
         p = Pipeline(self.name, self.origin)
@@ -206,7 +206,7 @@ class PipelineDefinition:
 
 
 def pipeline(name: str) -> Callable[[Callable[[Pipeline], None]], PipelineDefinition]:
-    """Make a pipeline of a function that gets a :class:`Pipeline`.
+    """Make a pipeline of a function that takes a :class:`Pipeline`.
 
     Args:
         name: the job's name. It addresses the job's state, so renaming the file or the function orphans nothing.

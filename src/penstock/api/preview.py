@@ -1,4 +1,4 @@
-"""Schema and preview without running."""
+"""The columns of a stream and its rows for some input, without running the job."""
 
 from __future__ import annotations
 
@@ -34,12 +34,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-# ----------------------------------------------------------------------------------------------------
-# What can be seen of a stream without running the job: its columns, and what it makes of a few rows.
-
-
 class Previewable:
-    """An output of a pipeline."""
+    """An output of a pipeline: its columns, and its rows for a few rows of input."""
 
     def __init__(self, pipeline: GraphBuilder, ref: PortRef) -> None:
         self.pipeline = pipeline
@@ -48,8 +44,6 @@ class Previewable:
     @property
     def schema(self) -> StructType:
         """The columns. Uses the active Spark session, or starts a local one; nothing of the job runs."""
-        from penstock.compiler.analysis import analyze
-
         analysis = analyze(self.pipeline.graph(), local_session(), only=self.ref)
         analysis.close()
         return analysis.schema(self.ref)
@@ -59,10 +53,10 @@ class Previewable:
         print(self.schema.treeString())  # noqa: T201 - it is what was asked for
 
     def preview(self, rows: Sequence[Mapping[str, object]] | Mapping[str, Sequence[Mapping[str, object]]]) -> DataFrame:
-        """What these steps make of some rows, as a Spark DataFrame; nothing of the job runs.
+        """Return the rows that these steps make of the given rows, as a Spark DataFrame; nothing of the job runs.
 
         Args:
-            rows: of the source, as dictionaries. Where there are several sources, a dictionary of them by uid.
+            rows: rows of the source, as dictionaries. With several sources: a dictionary of such lists by uid.
 
         >>> import penstock as ps
         >>> lines = ps.Pipeline("demo").read("lines", ps.files.Source("in/", format="text"))
@@ -72,25 +66,22 @@ class Previewable:
         return preview(self.pipeline.graph(), self.ref, rows)
 
 
-# ----------------------------------------------------------------------------------------------------
-# What stateless steps make of a few rows that somebody wrote down: an ordinary frame, no job of penstock's.
-
 PreviewRows: TypeAlias = Sequence[Mapping[str, object]]
 
 
 def local_session() -> SparkSession:
-    """The session that is there, or a new local one."""
+    """Return the current Spark session, or start a local one."""
     from pyspark.sql import SparkSession
 
-    there = current_session()
-    if there is not None:
-        return there
+    session = current_session()
+    if session is not None:
+        return session
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else the workers are whatever PATH calls python3
     return SparkSession.builder.appName("penstock preview").getOrCreate()
 
 
 def preview(graph: Graph, ref: PortRef, rows: PreviewRows | Mapping[str, PreviewRows]) -> DataFrame:
-    """A frame of what an output would hold for these rows.
+    """Return the rows of an output for these rows of input.
 
     Raises:
         GraphError: a keyed step is on the way, or the rows do not fit the source.
@@ -98,13 +89,13 @@ def preview(graph: Graph, ref: PortRef, rows: PreviewRows | Mapping[str, Preview
     spark = local_session()
     wanted = ancestors(graph, ref)
     sources = [node for node in graph.nodes if node.id in wanted and isinstance(node, Read)]
-    given = _by_uid(rows, sources)
+    by_uid = _by_uid(rows, sources)
     analyze(graph, spark, only=ref).close()
     frames: dict[PortRef, DataFrame] = {}
     for node in graph.nodes:
         if node.id in wanted:
             with explain_build_errors(node):
-                _visit(node, frames, given, spark)
+                _visit(node, frames, by_uid, spark)
     return frames[ref]
 
 
@@ -122,12 +113,14 @@ def _by_uid(rows: PreviewRows | Mapping[str, PreviewRows], sources: Sequence[Rea
     return {sources[0].uid: rows}
 
 
-def _visit(node: Node, frames: dict[PortRef, DataFrame], given: Mapping[str, PreviewRows], spark: SparkSession) -> None:
+def _visit(
+    node: Node, frames: dict[PortRef, DataFrame], by_uid: Mapping[str, PreviewRows], spark: SparkSession
+) -> None:
     here = PortRef(node.id)
     match node:
         case Read():
             schema = node.source.schema(spark)
-            values = [_values(row, schema.fieldNames()) for row in given[node.uid]]
+            values = [_values(row, schema.fieldNames()) for row in by_uid[node.uid]]
             frames[here] = spark.createDataFrame(values, schema)
         case RowWise():
             tables = [spark.sql(table.query) for table in node.tables]

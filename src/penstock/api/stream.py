@@ -1,4 +1,4 @@
-"""Stream, GroupedStream, WindowedResult."""
+"""Streams as users write them: each method adds frozen nodes to the graph and returns a new stream."""
 
 from __future__ import annotations
 
@@ -59,30 +59,29 @@ if TYPE_CHECKING:
     from penstock.operators.windows.panes import Window
 
 
-# ----------------------------------------------------------------------------------------------------
-# The row-wise steps that are penstock's own, as functions from frame to frame, and how steps are named for people.
+# -------------------------------------------------------------------------------- row-wise steps as functions of frames
 
 Build: TypeAlias = "Callable[..., DataFrame]"
 
 
 def select(columns: tuple[str | Column, ...]) -> Build:
-    """Columns and expressions, in order."""
+    """Return a function that selects columns and expressions, in order."""
     return lambda frame: frame.select(*map(_column, columns))
 
 
 def where(condition: str | Column) -> Build:
-    """A filter."""
+    """Return a function that filters rows."""
     return lambda frame: frame.where(condition)
 
 
 def with_columns(columns: Mapping[str, str | Column]) -> Build:
-    """Columns added or replaced."""
+    """Return a function that adds or replaces columns."""
     kept = dict(columns)
     return lambda frame: frame.withColumns({name: _column(value) for name, value in kept.items()})
 
 
 def drop(names: tuple[str, ...]) -> Build:
-    """Without some columns. One that is not there is an error: Spark would pass over a misspelt name."""
+    """Return a function that drops columns; a missing column is an error, which it is not in Spark."""
 
     def build(frame: DataFrame) -> DataFrame:
         frame.select(*(_column(name) for name in names))
@@ -92,12 +91,12 @@ def drop(names: tuple[str, ...]) -> Build:
 
 
 def call(function: Callable[..., DataFrame], args: tuple[object, ...], kwargs: Mapping[str, object]) -> Build:
-    """The user's function; tables among its arguments are replaced by the frames that follow, in order."""
+    """Return the user's function with its arguments; tables among them become the frames that follow, in order."""
     kept = dict(kwargs)
-    handed = list(dict.fromkeys(part.table for part in (*args, *kept.values()) if isinstance(part, TableRef)))
+    tables = list(dict.fromkeys(part.table for part in (*args, *kept.values()) if isinstance(part, TableRef)))
 
     def build(frame: DataFrame, *frames: DataFrame) -> DataFrame:
-        by_name = {table.name: given for table, given in zip(handed, frames, strict=True)}
+        by_name = {table.name: joined for table, joined in zip(tables, frames, strict=True)}
 
         def resolved(part: object) -> object:
             return by_name[part.table.name] if isinstance(part, TableRef) else part
@@ -113,14 +112,11 @@ def _column(value: str | Column) -> Column:
     return F.expr(value) if isinstance(value, str) else value
 
 
-# ----------------------------------------------------------------------------------------------------
-# Where dead letters are added to a graph, what is known of them there, and which source may read them again.
-#
-# A letter has the row as it was, why it is one, and where it came from, in columns that are the same for all pipelines.
+# --------------------------------------------------------------------------------------------------------- dead letters
 
 
 def add_dead_letters(stream: Stream, uid: str, cause: str | None, origin: CallSite) -> None:
-    """Add dead letters: one step that makes letters of rows, and a sink.
+    """Add a step that makes dead letters of rows, and their sink.
 
     Raises:
         GraphError: the uid or the cause is no name, or late and undecoded rows were given another cause.
@@ -131,14 +127,14 @@ def add_dead_letters(stream: Stream, uid: str, cause: str | None, origin: CallSi
         _check_cause(cause, ref, uid, origin)
 
     def build(frame: DataFrame) -> DataFrame:
-        # Only now the graph is whole: who else reads the rows decides whether they may be read again.
+        # The graph is whole only now. Rows may be read again only if no other step reads them.
         return to_letters(frame, provenance(pipeline.graph(), ref, cause=cause, time=stream.time))
 
-    made = pipeline.keep(
+    letters = pipeline.keep(
         lambda number: RowWise(id=number, origin=origin, inputs=(ref,), verb=VERB, text=uid, build=build)
     )
     pipeline.keep(
-        lambda number: Write(id=number, origin=origin, inputs=(PortRef(made.id),), uid=uid, sink=DeadLetterSink())
+        lambda number: Write(id=number, origin=origin, inputs=(PortRef(letters.id),), uid=uid, sink=DeadLetterSink())
     )
 
 
@@ -154,17 +150,14 @@ def _check_cause(cause: str, ref: PortRef, uid: str, origin: CallSite) -> None:
         raise
 
 
-# ----------------------------------------------------------------------------------------------------
-# What a pipeline's function works with: each method adds exactly one frozen node and returns a new stream.
-#
-# Knows nothing of how anything is run; what needs Spark (``schema``, ``preview``) asks for it when it is called.
+# -------------------------------------------------------------------------------------------------------------- streams
 
 OnError = Literal["fail", "split", "null"]
 GuaranteeName = Literal["at-most-once", "at-least-once", "exactly-once"]
 
 
 class Stream(Previewable):
-    """Rows without end. Immutable: methods return new streams.
+    """An unbounded stream of rows. Immutable: methods return new streams.
 
     Columns are given as SQL text or as Spark's ``Column``. A text is an expression everywhere: ``"amount * 2 AS x"``.
     """
@@ -172,13 +165,13 @@ class Stream(Previewable):
     def __init__(self, pipeline: GraphBuilder, ref: PortRef, *, time: str | None = None) -> None:
         super().__init__(pipeline, ref)
         self.time = time
-        """The event-time column, once a watermark is known."""
+        """The event-time column after ``with_watermark``, else ``None``."""
 
     def __repr__(self) -> str:
         return f"<Stream of {nodes.describe_step(self.pipeline.graph().node(self.ref.node))}>"
 
     def select(self, *columns: str | Column) -> Stream:
-        """Only these columns, in this order.
+        """Keep only these columns, in this order.
 
         >>> import penstock as ps
         >>> numbers = ps.Pipeline("demo").read("numbers", ps.rate.Source(rows_per_second=10))
@@ -190,38 +183,38 @@ class Stream(Previewable):
         return self._row_wise("select", ", ".join(map(column_text, columns)), select(columns), origin)
 
     def where(self, condition: str | Column) -> Stream:
-        """Only the rows for which the condition is true."""
+        """Keep only the rows for which the condition is true."""
         check_columns("where", (condition,), origin := call_site())
         return self._row_wise("where", column_text(condition), where(condition), origin)
 
     def with_column(self, name: str, value: str | Column) -> Stream:
-        """With one column added or replaced."""
+        """Add or replace one column."""
         return self.with_columns({name: value})
 
     def with_columns(self, columns: Mapping[str, str | Column]) -> Stream:
-        """With several columns added or replaced; each sees the columns of before."""
+        """Add or replace several columns; each expression sees the columns as they were."""
         check_columns("with_columns", tuple(columns.values()), origin := call_site())
         check_time_kept(self.time, columns, origin)
         text = ", ".join(f"{column_text(value)} AS {name}" for name, value in columns.items())
         return self._row_wise("with_columns", text, with_columns(columns), origin)
 
     def drop(self, *names: str) -> Stream:
-        """Without these columns."""
+        """Remove these columns."""
         check_columns("drop", names, origin := call_site())
         check_time_kept(self.time, names, origin)
         return self._row_wise("drop", ", ".join(names), drop(names), origin)
 
     def transform(self, function: Callable[..., DataFrame], *args: object, **kwargs: object) -> Stream:
-        """Any row-wise function from DataFrame to DataFrame, as in PySpark.
+        """Apply a row-wise function from DataFrame to DataFrame, as ``DataFrame.transform`` in PySpark.
 
-        It is called once, when the job is built, on an empty frame; its plan is checked and reused for every batch.
-        It may join tables of ``p.table(…)`` that are handed in as arguments. A function that draws random numbers
-        is called for each batch. Whether it leaves the event time as it is, nobody checks.
+        The function is called once, when the job is built, on an empty frame. Its plan is checked and reused for every
+        batch. It may join tables of ``p.table(…)`` that are arguments. A function that draws random numbers is called
+        for each batch. It must not change the event-time column; that is not checked.
 
         Args:
-            function: gets the frame first, then the arguments. Must not run a job and must see no more than a row.
-            *args: handed on; tables arrive as frames.
-            **kwargs: handed on; tables arrive as frames.
+            function: takes the frame, then the arguments. It must not run a job, and each row must depend on one row.
+            *args: further arguments; tables arrive as frames.
+            **kwargs: further arguments; tables arrive as frames.
 
         >>> import penstock as ps
         >>> numbers = ps.Pipeline("demo").read("numbers", ps.rate.Source(rows_per_second=10))
@@ -232,8 +225,8 @@ class Stream(Previewable):
         """
         origin = call_site()
         check_function(function, origin)
-        handed = [part for part in (*args, *kwargs.values()) if isinstance(part, TableRef)]
-        for part in handed:
+        tables = [part for part in (*args, *kwargs.values()) if isinstance(part, TableRef)]
+        for part in tables:
             check_same(self.pipeline, part.pipeline, origin)
         return self.add(
             lambda number: RowWise(
@@ -243,13 +236,13 @@ class Stream(Previewable):
                 verb="transform",
                 text=nodes.call_text(function, args, kwargs),
                 build=call(function, args, kwargs),
-                tables=tuple(dict.fromkeys(part.table for part in handed)),
+                tables=tuple(dict.fromkeys(part.table for part in tables)),
                 checked=True,
             )
         )
 
     def union(self, *others: Stream) -> Stream:
-        """These streams as one. All have the same columns in the same order."""
+        """Return these streams as one. All must have the same columns in the same order."""
         origin = call_site()
         for other in others:
             check_same(self.pipeline, other.pipeline, origin)
@@ -271,13 +264,13 @@ class Stream(Previewable):
     def parse_json(
         self, column: str, schema: str | StructType, on_error: OnError = "fail"
     ) -> Stream | tuple[Stream, Stream]:
-        """Decode a column of JSON text: the record's fields take its place.
+        """Decode a column of JSON text: the fields of the record replace the column.
 
         Args:
             column: text or bytes, one JSON object each.
-            schema: the fields wanted, as DDL or as a ``StructType``.
-            on_error: ``"fail"`` the job at the first bad record; ``"null"`` in all its fields; or ``"split"``: a pair
-                of streams, the good rows, and the bad ones unchanged with the reason in ``_error``.
+            schema: the fields to decode, as DDL or as a ``StructType``.
+            on_error: ``"fail"``: the first bad record fails the job. ``"null"``: its fields are ``NULL``. ``"split"``:
+                the result is a pair of streams, good rows, and bad rows as they came with the reason in ``_error``.
 
         >>> import penstock as ps
         >>> lines = ps.Pipeline("demo").read("lines", ps.files.Source("in/", format="text"))
@@ -305,23 +298,23 @@ class Stream(Previewable):
         max_ahead: str | None = "1 day",
         max_drift: str | None = None,
     ) -> Stream:
-        """Say which column is event time, and how late rows may come.
+        """Declare which column is event time, and how late rows may come.
 
         Args:
             column: a TIMESTAMP.
-            delay: the watermark is the largest event time seen, less this.
-            idle_after: without a batch for so long, this stream no longer holds others back.
-            max_ahead: event times further than this ahead of the wall clock do not move the watermark, so that one
-                wrong clock cannot make everybody else late; such rows are counted and otherwise treated like any
-                other. ``None`` believes every row.
-            max_drift: how far ahead of the slowest these rows may be read, in event time. The slowest is that of the
-                partitions of their source, and of the streams that they meet in a union or a step with several inputs,
-                idle ones aside. Whoever is further ahead is not read on until the others come after, so that what is
-                read early does not pile up in state. ``None`` never waits; others may wait for it.
+            delay: the watermark is the largest event time seen, less ``delay``.
+            idle_after: after this time without a batch, the stream is idle and holds back no watermark.
+            max_ahead: event times further ahead of the wall clock do not move the watermark, so that one wrong clock
+                cannot make all other rows late. Such rows are counted and otherwise treated like any other. ``None``
+                trusts every row.
+            max_drift: how far event time may be ahead of the slowest partition of the same source and of the streams
+                that meet this one in a union or a step with several inputs; idle ones do not count. A partition that
+                is further ahead pauses, so that its rows do not pile up in state. ``None`` never pauses, though
+                others may wait for this stream. Flink calls this watermark alignment.
 
         Raises:
-            GraphError: a duration is none, or (when the job is built) ``max_drift`` is set behind a step that keeps
-                state: only sources can pause.
+            GraphError: a text is not a duration, or (when the job is built) ``max_drift`` is set after a keyed step:
+                only sources can pause.
 
         >>> import penstock as ps
         >>> numbers = ps.Pipeline("demo").read("numbers", ps.rate.Source(rows_per_second=10))
@@ -364,7 +357,7 @@ class Stream(Previewable):
         Args:
             uid: names the sink's output in checkpoints; unique in the pipeline, and never changed lightly.
             sink: for example ``ps.files.Sink("out/", format="parquet")``.
-            guarantee: what is needed; refused if the sink, or a source of these rows, cannot give it.
+            guarantee: the guarantee that is needed; refused if the sink or a source of these rows is weaker.
         """
         origin = call_site()
         check_uid(uid, origin)
@@ -379,18 +372,18 @@ class Stream(Previewable):
         )
 
     def dead_letter(self, uid: str, *, cause: str | None = None) -> None:
-        """Keep rows that the pipeline gives up on, beside the job's state, with why and where they came from.
+        """Keep rows that the pipeline gives up on in the job's directory, with their cause and where they came from.
 
-        ``penstock deadletter list | show | replay`` reads them, and has rows that could not be decoded read again by
-        the pipeline as it is then. They are published exactly-once, as by a files sink.
+        ``penstock deadletter list | show | replay`` reads them. A replay sends rows that could not be decoded through
+        the pipeline again, with its code as it is then. They are published exactly-once, as by a files sink.
 
         Args:
-            uid: names them, in checkpoints too; unique in the pipeline, and never changed lightly.
-            cause: a short name of why, such as ``"no-such-user"``. Late rows and those that could not be decoded have
-                theirs: ``late`` and ``decode``.
+            uid: names the rows, in checkpoints too; unique in the pipeline, and never changed lightly.
+            cause: a short name of the cause, such as ``"no-such-user"``. Late rows and rows that could not be decoded
+                have the causes ``late`` and ``decode``.
 
         Raises:
-            GraphError: the uid or the cause is no name.
+            GraphError: the uid or the cause is not a valid name.
 
         >>> import penstock as ps
         >>> lines = ps.Pipeline("demo").read("lines", ps.files.Source("in/", format="text"))
@@ -400,7 +393,7 @@ class Stream(Previewable):
         add_dead_letters(self, uid, cause, call_site())
 
     def add(self, make: Callable[[int], Node]) -> Stream:
-        """The stream of a node made for the next number; event time goes on."""
+        """Add the node made for the next number; return its stream, with the same event time."""
         return Stream(self.pipeline, PortRef(self.pipeline.keep(make).id), time=self.time)
 
     def _row_wise(self, verb: str, text: str, build: Callable[[DataFrame], DataFrame], origin: CallSite) -> Stream:
@@ -409,11 +402,10 @@ class Stream(Previewable):
         )
 
 
-# ----------------------------------------------------------------------------------------------------
-# Grouped streams and windowed results: where a keyed step is added to the graph; knows nothing of how it is run.
+# --------------------------------------------------------------------------------- grouped streams and windowed results
 
 WINDOW_END: Final = "window_end"
-"""The event time of a windowed result: so it can be windowed again."""
+"""The event-time column of a windowed result, so that it can be windowed again."""
 _NAME: Final = re.compile(r"[A-Za-z_]\w*|`[^`]+`")
 
 
@@ -434,19 +426,18 @@ class GroupedStream:
         emit_every: str | None = None,
         early: str | None = None,
     ) -> WindowedResult:
-        """Aggregate each group; one row for each key and window, when the watermark passes the window's end.
+        """Aggregate each group: one row for each key and window, sent when the watermark passes the window's end.
 
         Args:
             uid: names the step's state in checkpoints; unique in the pipeline, and never changed lightly.
             *aggregates: of ``ps.agg``, for example ``ps.agg.sum("amount").alias("amount")``.
             emit: ``"final"``: each window at its end, and again when rows within the allowed lateness have changed it.
-                ``"updates"``: a change stream, whose rows say in ``_change`` what they are: ``insert``,
-                ``update_before`` (the result that no longer holds), ``update_after``, or ``delete`` (of a session that
-                is part of another now).
-            emit_every: with ``"updates"``, at most one emission in so much processing time, at its multiples; without
-                it each batch sends what it changed. What waits is sent before each checkpoint in any case.
-            early: with ``"final"``, send preliminary results of windows that have changed, at most so often. Results
-                then say in ``_timing`` whether they are ``early``, ``on_time`` or ``late``.
+                ``"updates"``: a change stream whose column ``_change`` is ``insert``, ``update_before`` (a result that
+                is replaced), ``update_after``, or ``delete`` (a session that was merged into another).
+            emit_every: with ``"updates"``, the processing time between emissions, which are at its multiples. Without
+                it each batch sends what it changed. Before each checkpoint, changes that wait are sent in any case.
+            early: with ``"final"``, the processing time between preliminary results of windows that have changed. The
+                column ``_timing`` of results is then ``early``, ``on_time`` or ``late``.
 
         >>> import penstock as ps
         >>> numbers = ps.Pipeline("demo").read("numbers", ps.rate.Source(rows_per_second=10))
@@ -465,14 +456,14 @@ class GroupedStream:
         node = pipeline.keep(lambda number: Keyed(id=number, origin=origin, inputs=inputs, uid=uid, spec=spec))
         return WindowedResult(pipeline, PortRef(node.id), time=WINDOW_END if _keeps_time(self._window) else None)
 
-    def _spec(self, aggregates: tuple[Aggregate, ...], sends: EmitStrategy) -> WindowAggregate:
+    def _spec(self, aggregates: tuple[Aggregate, ...], strategy: EmitStrategy) -> WindowAggregate:
         from penstock.operators.aggregates.base import check_aggregate
         from penstock.operators.windows.aggregate import WindowAggregate
 
         if not aggregates:
             msg = "agg() needs at least one aggregate, for example ps.agg.count()"
             raise GraphError(msg)
-        if isinstance(self._window, CountWindow) and sends != ON_WINDOW_CLOSE:
+        if isinstance(self._window, CountWindow) and strategy != ON_WINDOW_CLOSE:
             what = (
                 "global_window(every_rows=…) sends each key with so many rows"
                 if self._window.is_running
@@ -483,7 +474,7 @@ class GroupedStream:
         checked = tuple(map(check_aggregate, aggregates))
         for aggregate in checked:
             aggregate.label  # noqa: B018 - refuses one without a name
-        if sends.updates and any(aggregate.function == "approx_percentile" for aggregate in checked):
+        if strategy.updates and any(aggregate.function == "approx_percentile" for aggregate in checked):
             msg = (
                 'ps.agg.approx_percentile draws lots, and emit="updates" could not say again what it sent before: '
                 'take ps.agg.percentile, or emit="final"'
@@ -492,15 +483,15 @@ class GroupedStream:
         stream = self._stream
         shift = 0 if self._window.is_processing else window_shift(stream.pipeline.graph(), stream.ref)
         return WindowAggregate(
-            keys=self._keys, time=self._time, window=self._window, aggregates=checked, shift=shift, emission=sends
+            keys=self._keys, time=self._time, window=self._window, aggregates=checked, shift=shift, emission=strategy
         )
 
 
 class WindowedResult(Stream):
-    """Group columns, ``window_start``, ``window_end``, aggregates. It can be windowed again as it is.
+    """Rows with the group columns, ``window_start``, ``window_end`` and aggregates; can be windowed again.
 
-    Its event time is the last moment within a window, ``window_end`` less a microsecond: so the minute that ends at
-    13:00 belongs to the hour that ends at 13:00.
+    Event time is the last moment within a window, ``window_end`` less a microsecond: the minute that ends at 13:00
+    belongs to the hour that ends at 13:00.
     """
 
     def __repr__(self) -> str:
@@ -508,15 +499,15 @@ class WindowedResult(Stream):
 
     @property
     def late(self) -> Stream:
-        """The rows that came after their window was closed, with the columns they came with."""
+        """The rows that came after their window was closed, with the columns of the input."""
         return Stream(self.pipeline, PortRef(self.ref.node, LATE_PORT))
 
 
 def group_stream(stream: Stream, keys: tuple[str | Column | Window, ...], origin: CallSite) -> GroupedStream:
-    """Take keys apart into group columns and the one window.
+    """Split the arguments of ``group_by`` into group columns and the one window.
 
     Raises:
-        GraphError: there is no watermark, not one window, or a key without a name.
+        GraphError: there is no watermark, there is not exactly one window, or a key has no name.
     """
     where = str(origin)
     windows = [key for key in keys if _is_window(key)]
@@ -537,12 +528,12 @@ def group_stream(stream: Stream, keys: tuple[str | Column | Window, ...], origin
 
 
 def _keeps_time(window: Window) -> bool:
-    """Whether the watermark of the input says which results are still to come, too."""
+    """Return whether the watermark of the input holds for the results, too."""
     return not window.is_processing and not isinstance(window, (CountWindow, GlobalWindow))
 
 
 def _is_window(key: object) -> bool:
-    """Asks the type: a Column takes any name for that of a field."""
+    # Of the type, for a Column takes any attribute for the name of a field.
     return hasattr(type(key), "due")
 
 

@@ -1,10 +1,4 @@
-"""Digests of a graph's steps, so that a saved plan can tell which of them were changed since. Runs nothing.
-
-Two processes that read the same code with the same Python get the same digests; lines that only moved, and comments,
-change none. A step's functions count with their code, their arguments, what they close over, and what they use of their
-modules, as far as that is plain values and functions of the user's own. Of an object that is none of these only the
-type counts; of libraries, penstock among them, only names.
-"""
+"""Digests of a graph's steps, so that a saved plan sees changed code."""
 
 from __future__ import annotations
 
@@ -29,7 +23,12 @@ _LIBRARIES: Final = (
 
 
 def fingerprint(graph: Graph) -> dict[str, str]:
-    """A digest for each step: by its uid, or what has none by its verb.
+    """Return a digest of each step, by its uid or, for a step without one, by its verb.
+
+    Two processes that read the same code with the same Python get the same digests; moved lines and comments change
+    none. A digest covers the code of a step's functions, their arguments, what they close over, and the plain values
+    and the user's own functions that they use of their modules. Of any other object it covers only the type, and of
+    libraries, penstock among them, only names.
 
     >>> import penstock as ps
     >>> def made(condition):
@@ -50,7 +49,7 @@ def fingerprint(graph: Graph) -> dict[str, str]:
 
 
 def changed_steps(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What is not the same any more, in words; empty if everything is.
+    """Return the differences in words, or an empty list.
 
     >>> changed_steps({"totals": "a", "out": "b"}, {"totals": "c", "where": "d"})
     ["'totals' was changed", "'where' is new", "'out' is gone"]
@@ -71,16 +70,16 @@ def _name(node: Node) -> str:
 
 
 def _digest(node: Node, names: Mapping[int, str]) -> str:
-    told = {"type": type(node).__name__, "inputs": [[names[ref.node], ref.port] for ref in node.inputs]}
+    common = {"type": type(node).__name__, "inputs": [[names[ref.node], ref.port] for ref in node.inputs]}
     seen = _Walk()
     rest = {field.name: getattr(node, field.name) for field in fields(node)}
-    shown = ("id", "origin", "inputs", "text")  # the text of a step is for people, what it is made of is in ``build``
-    values = {name: seen.of(value) for name, value in rest.items() if name not in shown}
-    return sha256(_text({**told, **values}).encode()).hexdigest()[:16]
+    left_out = ("id", "origin", "inputs", "text")  # the text of a step is for people: its content is in ``build``
+    values = {name: seen.of(value) for name, value in rest.items() if name not in left_out}
+    return sha256(_text({**common, **values}).encode()).hexdigest()[:16]
 
 
 class _Walk:
-    """Turns values into what JSON can say, the same in every process; each function and object once."""
+    """Turns values into JSON values, the same in every process; each function and object once."""
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
@@ -138,11 +137,11 @@ class _Walk:
 
     def _function(self, function: FunctionType) -> object:
         closed = [self.of(_content(cell)) for cell in function.__closure__ or ()]
-        given = [closed, self.of(function.__defaults__), self.of(function.__kwdefaults__)]
+        bound = [closed, self.of(function.__defaults__), self.of(function.__kwdefaults__)]
         if _is_of_library(function.__code__):
             wrapped = self.of(getattr(function, "__wrapped__", None))  # a UDF is a function of Spark around the user's
-            return ["function", function.__module__, function.__qualname__, *given, wrapped]
-        return ["function", self._code(function.__code__, function.__globals__), *given]
+            return ["function", function.__module__, function.__qualname__, *bound, wrapped]
+        return ["function", self._code(function.__code__, function.__globals__), *bound]
 
     def _code(self, code: CodeType, module: Mapping[str, object]) -> object:
         constants = [
@@ -153,7 +152,7 @@ class _Walk:
         return [code.co_code.hex(), names, constants, used]
 
     def _used(self, value: object) -> object:
-        """What a function finds in its module: the user's functions and plain values by what they are."""
+        """Return what a name of its module means to a function: the user's functions and plain values by content."""
         if isinstance(value, (bool, int, float, str, bytes, tuple, frozenset)) or value is None:
             return self.of(value)
         wrapped = getattr(value, "__wrapped__", None) if isinstance(value, FunctionType) else None

@@ -20,20 +20,19 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-# ----------------------------------------------------------------------------------------------------
-# How often a source is read, as the user says it; knows neither clocks nor what is read.
+# ----------------------------------------------------------------------------------------------------- pace of a source
 
 MIN_INTERVAL: Final = 10_000
-"""Microseconds between two ticks, at least."""
+"""The shortest interval of ``every``, in microseconds."""
 DEFAULT_LINGER: Final = 50_000
-"""Microseconds from the beginning of one batch to that of the next at least, while each takes all there is."""
+"""Microseconds from the start of a batch to the start of the next, while each batch takes all there is."""
 
 
 @dataclass(frozen=True, slots=True)
 class WhenReady:
-    """Read as soon as the step before is free and there is data, and at least ``linger`` microseconds after the last.
+    """Read when there is data and the next step is free, at least ``linger`` microseconds after the last batch began.
 
-    Who lags behind does not linger: while more waits than a batch takes, the next one begins at once.
+    A source that lags does not linger: while more rows wait than a batch takes, the next batch begins at once.
     """
 
     linger: int = DEFAULT_LINGER
@@ -46,7 +45,7 @@ class WhenReady:
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """Read at the ticks of a metronome: multiples of ``interval`` microseconds since the epoch."""
+    """Read at multiples of ``interval`` microseconds since the epoch."""
 
     interval: int
 
@@ -56,26 +55,27 @@ class Every:
 
 Pace: TypeAlias = WhenReady | Every
 when_ready: Final = WhenReady()
-"""The pace of a source that is given none: as :func:`linger` of 50 milliseconds."""
+"""The default pace of a source: :func:`linger` of 50 milliseconds."""
 without_pause: Final = WhenReady(linger=0)
-"""Without a pause: where nobody waits for more rows, as in a run until caught up."""
+"""No pause between batches, as in a run until caught up."""
 
 
 def linger(time: str) -> WhenReady:
-    """Read when there is data, but let rows gather: a batch begins at least that long after the one before.
+    """Return the pace of a source that lets rows gather: a batch begins at least ``time`` after the previous one began.
 
-    A batch costs time whatever is in it, so many small ones cost processors and save little delay: at 10,000 rows a
-    second on two cores, half of the rows were through after 68 milliseconds with the 50 that are the default, after 92
-    with 100, for two thirds of the processors' time. Where batches take longer than that, a pause of three fifths of
-    what they take as a rule leaves time to others, while batches begin no more than ten times that time apart. The
-    first rows after a rest are read at once, and so is what a batch had no room for.
-    Kafka's producers have ``linger.ms`` and Flink's edges a buffer timeout for the same reason.
+    Each batch has a fixed cost, so many small batches cost processor time and save little delay. At 10,000 rows a
+    second on two cores, the median row took 68 ms with the default of 50 ms. With 100 ms it took 92 ms, for two thirds
+    of the processor time.
+
+    Where batches take longer than ``time``, the pause is three fifths of a typical batch, and batches begin at most ten
+    times ``time`` apart. The first rows after a rest are read at once, and so are rows that a batch had no room for.
+    Kafka's producers have ``linger.ms`` and Flink's network channels a buffer timeout for the same reason.
 
     Args:
         time: for example ``"20 ms"``; ``"0 ms"`` is no pause.
 
     Raises:
-        GraphError: it is no length of time.
+        GraphError: ``time`` is not a duration.
 
     >>> print(linger("20 ms"))
     when ready, lingering 20 milliseconds
@@ -84,17 +84,18 @@ def linger(time: str) -> WhenReady:
 
 
 def every(interval: str) -> Every:
-    """At most one batch in each interval, begun at its multiples: fewer, larger batches, in step across jobs.
+    """Return the pace of a source that is read at most once in each interval, at its multiples since the epoch.
 
-    The first batch begins at the first multiple after the start, so a restart keeps the rhythm. A tick that finds the
-    source still busy is served late, by one batch that takes what has come; those before it are not made up, and
-    counted as ``ticks_missed``. A run until caught up does not wait for ticks.
+    Batches are fewer and larger, and in step across jobs. The first batch begins at the first multiple after the start,
+    so a restart keeps the rhythm. A tick that finds the source busy is served late, by one batch with all rows that
+    have come; further ticks that were missed are only counted, as ``ticks_missed``. A run until caught up does not wait
+    for ticks. Spark Streaming's batch interval is the model.
 
     Args:
         interval: for example ``"1 second"``; at least 10 milliseconds.
 
     Raises:
-        GraphError: it is no length of time, or too short.
+        GraphError: ``interval`` is not a duration, or is too short.
 
     >>> print(every("90 seconds"))
     every 90 seconds
@@ -102,15 +103,14 @@ def every(interval: str) -> Every:
     return Every(parse_duration("interval", interval, least=MIN_INTERVAL))
 
 
-# ----------------------------------------------------------------------------------------------------
-# The logical graph as frozen data: nodes, edges, uids. Knows neither Spark nor how anything is run.
+# ---------------------------------------------------------------------------------------------------------------- nodes
 
 BAD_PORT = "bad"
 
 
 @dataclass(frozen=True, slots=True)
 class CallSite:
-    """The user's file and line that made a node.
+    """The file and line of the user's code that made a node.
 
     >>> str(CallSite("shop.py", 12))
     'shop.py:12'
@@ -159,10 +159,10 @@ class Read:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowWise:
-    """A stateless step: rewrites a frame, row by row.
+    """A stateless step that rewrites a frame row by row.
 
-    ``build(frame, *tables)`` returns the rewritten frame. ``checked`` steps hold the user's own plan (``transform``,
-    ``sql``), so their analysed plan is held against the allow-list.
+    ``build(frame, *tables)`` returns the rewritten frame. The analysed plan of a ``checked`` step
+    (``transform``, ``sql``) is the user's own, so it is checked against the allow-list.
     """
 
     id: int
@@ -188,7 +188,7 @@ class ParseJson:
 
     @property
     def bad_rows(self) -> tuple[str, str]:
-        """The measure and the figure that tell how many rows are bad."""
+        """The names of the metric and of the figure in it that count bad rows."""
         return f"bad:{self.id}", "bad"
 
 
@@ -196,9 +196,9 @@ class ParseJson:
 class WithWatermark:
     """Says which column is event time, and how late rows may come. Durations are microseconds.
 
-    ``idle_after``: without a batch for so long, the edge no longer holds others back. ``max_ahead``: event times
-    further than that ahead of the wall clock do not move the watermark. ``max_drift``: how far event times may be ahead
-    of the slowest that they meet before sources pause.
+    ``idle_after``: after this time without a batch, the stream is idle and holds back no watermark. ``max_ahead``:
+    event times further ahead of the wall clock do not move the watermark. ``max_drift``: how far event time may be
+    ahead of the slowest stream of its alignment group before sources pause.
     """
 
     id: int
@@ -249,7 +249,7 @@ Stateless: TypeAlias = RowWise | ParseJson | WithWatermark
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """A pipeline as data: nodes in the order they were made, so that each comes after its inputs."""
+    """A pipeline as data: nodes in the order they were made, each after its inputs."""
 
     name: str
     origin: CallSite
@@ -262,12 +262,12 @@ class Graph:
 
     @property
     def sources(self) -> frozenset[str]:
-        """The uids of what is read."""
+        """The uids of the sources."""
         return frozenset(node.uid for node in self.nodes if isinstance(node, Read))
 
     @property
     def sinks(self) -> frozenset[str]:
-        """The uids of what is written."""
+        """The uids of the sinks."""
         return frozenset(node.uid for node in self.nodes if isinstance(node, Write))
 
     def consumers(self, ref: PortRef) -> Iterator[Node]:
@@ -287,15 +287,14 @@ class Graph:
                 return (MAIN_PORT,)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Finds the user's file and line that called into penstock; knows nothing of what was called.
+# --------------------------------------------------------------------------------------------- lines of the user's code
 
 _PACKAGE: Final = str(Path(__file__).resolve().parent.parent) + "/"
 _FOREIGN: Final = ("/pyspark/", "/py4j/", "/site-packages/", "<frozen ")
 
 
 def call_site() -> CallSite:
-    """Where the first frame outside of penstock stands."""
+    """Return the file and line of the innermost frame outside of penstock."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - inspect.stack() reads every source file
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
@@ -305,7 +304,7 @@ def call_site() -> CallSite:
 
 
 def raised_at(error: BaseException) -> str | None:
-    """``shop.py:12 in add_tax`` for the innermost frame of the user's own code that an error went through."""
+    """Return ``shop.py:12 in add_tax``, the innermost frame of the user's code in an error's traceback."""
     place: str | None = None
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
@@ -317,21 +316,20 @@ def raised_at(error: BaseException) -> str | None:
 
 
 def defined_at(function: object) -> str | None:
-    """``shop.py:12`` for where a function of the user stands, if it has such a place."""
+    """Return ``shop.py:12``, where a function is defined, or ``None`` if it has no code of its own."""
     code = getattr(function, "__code__", None)
     return f"{_short(code.co_filename)}:{code.co_firstlineno}" if code is not None else None
 
 
 def _short(file: str) -> str:
-    """Relative to where the user stands, if it is below."""
+    """Return a path relative to the current folder, if it is below it."""
     try:
         return str(Path(file).relative_to(Path.cwd()))
     except ValueError:
         return file
 
 
-# ----------------------------------------------------------------------------------------------------
-# What methods of pipelines and streams take, and how it is refused; knows nothing of what becomes of it.
+# ------------------------------------------------------------------------------------------------------- making a graph
 
 
 NodeT = TypeVar("NodeT", bound=Node)
@@ -361,7 +359,7 @@ class TableRef:
 
 
 def check_uid(uid: object, origin: CallSite) -> None:
-    """Refuse an impossible uid, with the line."""
+    """Refuse an impossible uid; the error names the user's line."""
     try:
         check_name("uid", uid)
     except GraphError as error:
@@ -370,31 +368,31 @@ def check_uid(uid: object, origin: CallSite) -> None:
 
 
 def is_column(value: object) -> bool:
-    """Whether it is a Spark ``Column``; asks by name, so that a pipeline of strings needs no Spark."""
+    """Return whether a value is a Spark ``Column``."""
+    # By name, so that a pipeline of strings does not load Spark.
     return type(value).__name__ == "Column" and type(value).__module__.startswith("pyspark.")
 
 
-# ----------------------------------------------------------------------------------------------------
-# The row-wise steps that are penstock's own, as functions from frame to frame, and how steps are named for people.
+# -------------------------------------------------------------------------------------------------------- steps as text
 
 _LONGEST_TITLE = 80
 
 
 def call_text(function: object, args: tuple[object, ...], kwargs: Mapping[str, object]) -> str:
-    """``shop.add_tax(rate=0.2)``."""
+    """Return a call as text: ``shop.add_tax(rate=0.2)``."""
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     module = getattr(function, "__module__", None) or "?"
-    given = [*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())]
-    return f"{module}.{name}({', '.join(given)})"
+    arguments = [*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())]
+    return f"{module}.{name}({', '.join(arguments)})"
 
 
 def to_ddl(schema: StructType) -> str:
-    """A schema as text that is parsed again when the job is built."""
+    """Return a schema as DDL, which is parsed again when the job is built."""
     return ", ".join(f"`{f.name.replace('`', '``')}` {f.dataType.simpleString()}" for f in schema.fields)
 
 
 def describe_step(node: Node) -> str:  # noqa: PLR0911 - one for each kind of step
-    """A step in a few words: its verb, then its uid or what it does."""
+    """Return a step in a few words: its verb, then its uid or its argument."""
     match node:
         case Read():
             return f"read '{node.uid}'"

@@ -20,14 +20,11 @@ from penstock.graph.nodes import (
 from penstock.interfaces.operator import LATE_PORT, MAIN_PORT
 from penstock.interfaces.source import SupportsJsonDecoding
 
-# ----------------------------------------------------------------------------------------------------
-# Which columns of a source anybody looks at: what Spark's optimiser leaves of the steps behind it. Runs no job.
-#
-# Knows nothing of batches and of what a source does with the answer.
+# -------------------------------------------------------------------------------- what can be pushed down into a source
 
 
 def exclusive_steps(graph: Graph, read: Read) -> list[RowWise | ParseJson | WithWatermark]:
-    """The steps that a source's rows go through before anybody else sees them: those that follow each other alone."""
+    """Return the chain of steps after a source that are each the only consumer of the previous one."""
     steps: list[RowWise | ParseJson | WithWatermark] = []
     ref = PortRef(read.id)
     while True:
@@ -35,18 +32,14 @@ def exclusive_steps(graph: Graph, read: Read) -> list[RowWise | ParseJson | With
         step = consumers[0] if len(consumers) == 1 else None
         if not isinstance(step, (RowWise, ParseJson, WithWatermark)):
             return steps
-        if isinstance(step, ParseJson) and step.on_error == "split":  # bad rows keep all columns
+        if isinstance(step, ParseJson) and step.on_error == "split":  # its bad rows keep all columns
             return steps
         steps.append(step)
         ref = PortRef(step.id)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Which ``parse_json`` steps a source may do while it reads: those that nobody but it would see the text of; pure.
-
-
 def pushed_down_parse(graph: Graph, node: Read) -> ParseJson | None:
-    """The ``parse_json`` that reads a source that can decode JSON, if it is the only step that does."""
+    """Return the ``parse_json`` that a source can do while it reads: its only consumer."""
     if not isinstance(node.source, SupportsJsonDecoding):
         return None
     consumers = list(graph.consumers(PortRef(node.id)))
@@ -55,19 +48,16 @@ def pushed_down_parse(graph: Graph, node: Read) -> ParseJson | None:
 
 
 def is_pushed_down(graph: Graph, node: ParseJson) -> bool:
-    """Whether the source before a ``parse_json`` is asked to do it. It may decline, for its types."""
+    """Return whether a source is asked to do a ``parse_json``. It may decline, because of the types."""
     before = graph.node(node.inputs[0].node)
     return isinstance(before, Read) and pushed_down_parse(graph, before) is node
 
 
-# ----------------------------------------------------------------------------------------------------
-# Schemas along a graph, and everything that can be refused only with Spark's analyser at hand; runs nothing.
-#
-# Each stateless step is built once, on an empty frame; the segments compiled from the analysis reuse those plans.
+# --------------------------------------------------------------------------------------------- what a stream depends on
 
 
 def ancestors(graph: Graph, ref: PortRef) -> set[int]:
-    """The nodes that an output depends on, its own included."""
+    """Return the nodes that an output depends on, including the one that makes it."""
     found = {ref.node}
     for node in reversed(graph.nodes[: ref.node + 1]):
         if node.id in found:
@@ -75,12 +65,8 @@ def ancestors(graph: Graph, ref: PortRef) -> set[int]:
     return found
 
 
-# ----------------------------------------------------------------------------------------------------
-# Which sources a stream depends on; pure.
-
-
 def upstream_sources(graph: Graph, ref: PortRef) -> frozenset[str]:
-    """Every source that a stream depends on, through whatever steps."""
+    """Return the uids of all sources that a stream depends on."""
     node = graph.node(ref.node)
     if isinstance(node, Read):
         return frozenset((node.uid,))
@@ -88,7 +74,7 @@ def upstream_sources(graph: Graph, ref: PortRef) -> frozenset[str]:
 
 
 def direct_sources(graph: Graph, ref: PortRef) -> frozenset[str] | None:
-    """The sources whose very rows a stream has; ``None`` if a step that keeps state made some of them."""
+    """Return the sources whose own rows a stream has, or ``None`` if a keyed step made some of its rows."""
     node = graph.node(ref.node)
     if isinstance(node, Keyed):
         return None
@@ -100,9 +86,9 @@ def direct_sources(graph: Graph, ref: PortRef) -> frozenset[str] | None:
 
 
 def sources_naming_partitions(graph: Graph, mark: WithWatermark) -> frozenset[str]:
-    """The sources that will name their partitions to this step, where rows of several come to it.
+    """Return the sources that name their partitions to a ``with_watermark`` that reads several sources.
 
-    One source alone names all of its partitions at once, with its first batch.
+    A single source names all of its partitions at once, with its first batch, so there is nothing to wait for.
     """
     sources = direct_sources(graph, mark.inputs[0]) or frozenset()
     readers = [node for node in graph.nodes if isinstance(node, Read) and node.uid in sources]
@@ -110,27 +96,25 @@ def sources_naming_partitions(graph: Graph, mark: WithWatermark) -> frozenset[st
     return frozenset(named) if len(readers) > 1 else frozenset()
 
 
-# ----------------------------------------------------------------------------------------------------
-# Which streams wait for each other where ``max_drift`` is set: those whose event times meet; pure.
-#
-# Streams meet at a step with several inputs, because there the watermark is the least of theirs: what the one ahead has
-# read waits in state for the one behind. Streams that never meet do not wait for each other, so groups need no names.
+# -------------------------------------------------------------------------------------------------- watermark alignment
+# Streams meet at a step with several inputs: its watermark is their minimum, so rows of the stream ahead wait in state
+# for the stream behind. Streams that never meet do not wait for each other, so groups need no names.
 
 
 @dataclass(frozen=True, slots=True)
 class AlignedStream:
-    """A ``with_watermark`` in a group, and the uids of the sources that its rows come from."""
+    """A ``with_watermark`` of an alignment group, and the uids of the sources that its rows come from."""
 
     mark: WithWatermark
     sources: frozenset[str]
 
 
 AlignmentGroup = tuple[AlignedStream, ...]
-"""Streams that meet, directly or through others. Those without ``max_drift`` are waited for, and wait for nobody."""
+"""Streams that meet, directly or through others. A stream without ``max_drift`` is waited for and does not wait."""
 
 
 def alignment_groups(graph: Graph) -> tuple[AlignmentGroup, ...]:
-    """The groups of a valid graph in which anybody may have to wait."""
+    """Return the groups of a valid graph in which a source may have to wait."""
     groups: list[set[int]] = []
     for marks in _meetings(graph):
         touched = [group for group in groups if group & marks]
@@ -140,7 +124,7 @@ def alignment_groups(graph: Graph) -> tuple[AlignmentGroup, ...]:
 
 
 def _meetings(graph: Graph) -> Iterator[set[int]]:
-    """For each step the ``with_watermark`` steps whose event times reach it; one by itself meets its own partitions."""
+    """Yield, for each step, the ``with_watermark`` steps whose event times reach it."""
     for node in graph.nodes:
         marks = {mark for ref in node.inputs for mark in _marks(graph, ref)}
         if marks:
@@ -148,7 +132,7 @@ def _meetings(graph: Graph) -> Iterator[set[int]]:
 
 
 def _marks(graph: Graph, ref: PortRef) -> set[int]:
-    """The last ``with_watermark`` on each way to a stream. One behind a keyed step tells nothing of sources."""
+    """Return the last ``with_watermark`` on each way to a stream, except those after a keyed step."""
     node = graph.node(ref.node)
     if isinstance(node, WithWatermark) and direct_sources(graph, node.inputs[0]) is not None:
         return {node.id}
@@ -162,15 +146,14 @@ def _streams(graph: Graph, group: set[int]) -> Iterator[AlignedStream]:
         yield AlignedStream(node, direct_sources(graph, node.inputs[0]) or frozenset())
 
 
-# ----------------------------------------------------------------------------------------------------
-# Which sinks the late and bad rows of a pipeline go to; pure, from the graph alone.
+# --------------------------------------------------------------------------------------------------------- side outputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideOutputSink:
     """A sink that gets the rows of a side output.
 
-    ``is_direct``: it gets all of them and no others, so that what it wrote is how many there were.
+    ``is_direct``: it gets all of them and no others, so the rows it wrote are the rows put aside.
     """
 
     uid: str
@@ -180,9 +163,9 @@ class SideOutputSink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideOutput:
-    """Rows that a step puts aside: ``kind`` is ``late`` or ``bad``, ``step`` a uid, or what a step without one does.
+    """Rows that a step puts aside: ``kind`` is ``late`` or ``bad``, ``step`` a uid or a step in a few words.
 
-    No sinks: nobody takes them, so they are counted and dropped, or go into another step that keeps state.
+    Without sinks the rows are counted and dropped, or go into another keyed step.
     """
 
     step: str
@@ -191,18 +174,18 @@ class SideOutput:
 
 
 def side_outputs(graph: Graph) -> tuple[SideOutput, ...]:
-    """All of a pipeline, in the order of its steps."""
+    """Return the side outputs of a pipeline, in the order of its steps."""
     found = []
     for node in graph.nodes:
         for port in graph.ports(node):
             if port in {LATE_PORT, BAD_PORT}:
                 step = node.uid if isinstance(node, Keyed) else describe_step(node)
-                sinks = tuple(_outlets(graph, PortRef(node.id, port), is_direct=True))
+                sinks = tuple(_side_output_sinks(graph, PortRef(node.id, port), is_direct=True))
                 found.append(SideOutput(step=step, kind=port, sinks=sinks))
     return tuple(found)
 
 
-def _outlets(graph: Graph, ref: PortRef, *, is_direct: bool) -> Iterator[SideOutputSink]:
+def _side_output_sinks(graph: Graph, ref: PortRef, *, is_direct: bool) -> Iterator[SideOutputSink]:
     for node in graph.consumers(ref):
         match node:
             case Write():
@@ -210,9 +193,9 @@ def _outlets(graph: Graph, ref: PortRef, *, is_direct: bool) -> Iterator[SideOut
             case Keyed():
                 pass
             case RowWise(verb="dead_letter"):  # makes one letter of each row
-                yield from _outlets(graph, PortRef(node.id, MAIN_PORT), is_direct=is_direct)
+                yield from _side_output_sinks(graph, PortRef(node.id, MAIN_PORT), is_direct=is_direct)
             case ParseJson(on_error="split"):
-                yield from _outlets(graph, PortRef(node.id, MAIN_PORT), is_direct=False)
-                yield from _outlets(graph, PortRef(node.id, BAD_PORT), is_direct=False)
+                yield from _side_output_sinks(graph, PortRef(node.id, MAIN_PORT), is_direct=False)
+                yield from _side_output_sinks(graph, PortRef(node.id, BAD_PORT), is_direct=False)
             case _:
-                yield from _outlets(graph, PortRef(node.id, MAIN_PORT), is_direct=False)
+                yield from _side_output_sinks(graph, PortRef(node.id, MAIN_PORT), is_direct=False)

@@ -11,21 +11,19 @@ from penstock.graph.queries import direct_sources
 from penstock.handles import Guarantee, check_name
 from penstock.interfaces.operator import LATE_PORT, MAIN_PORT
 
-# ----------------------------------------------------------------------------------------------------
-# Which streams hold changes or repeated results, and who must not be given them; pure.
-#
-# Rows of a change stream undo one another, and a window that may be sent twice would be counted twice: both are fine
+# ---------------------------------------------------------------------------------- change streams and repeated results
+# Rows of a change stream undo one another, and a window that may be sent twice would be counted twice. Both are fine
 # where rows are only passed on, and wrong where they are added up.
 
 WINDOW_TIME: Final = -1
-"""Microseconds from a window's end to the event time of its result: the last moment within it."""
+"""Microseconds from a window's end to the event time of its result, which is the last moment within the window."""
 
 
 def check_changes(graph: Graph) -> None:
-    """Refuse changes, and results that may come twice, where they would be taken for rows of their own.
+    """Refuse change streams and repeated results where a step would add them up.
 
     Raises:
-        GraphError: with the step that makes them and the remedy.
+        GraphError: names the step that makes them, and the remedy.
     """
     for node in graph.nodes:
         for ref in node.inputs:
@@ -34,10 +32,10 @@ def check_changes(graph: Graph) -> None:
 
 
 def window_shift(graph: Graph, ref: PortRef) -> int:
-    """What to add to the event times of a stream: results of windows belong to the last moment before their end.
+    """Return what to add to event times of a stream: a window's result belongs to the last moment of the window.
 
     Raises:
-        GraphError: some rows of a union are such results, and others are not.
+        GraphError: a union mixes results of windows with other rows.
     """
     node = graph.node(ref.node)
     if isinstance(node, (Read, WithWatermark, Write)):
@@ -78,7 +76,7 @@ def _check(node: Node, maker: Keyed) -> None:
 
 
 def _makers(graph: Graph, ref: PortRef) -> Iterator[Keyed]:
-    """The steps whose results a stream holds, be it through row-wise steps, if they are no plain rows."""
+    """Yield the steps whose changes or repeated results are in a stream, also through row-wise steps."""
     node = graph.node(ref.node)
     if isinstance(node, Keyed):
         special = getattr(node.spec, "is_change_stream", False) or getattr(node.spec, "may_repeat", False)
@@ -90,32 +88,31 @@ def _makers(graph: Graph, ref: PortRef) -> Iterator[Keyed]:
         yield from _makers(graph, read)
 
 
-# ----------------------------------------------------------------------------------------------------
-# All that can be refused before anything runs and without Spark, each with the user's line; pure.
+# ---------------------------------------------------------------------------------------------- checks of a whole graph
 
 _RANK: Final = {Guarantee.AT_MOST_ONCE: 0, Guarantee.AT_LEAST_ONCE: 1, Guarantee.EXACTLY_ONCE: 2}
 
 
 def validate(graph: Graph) -> None:
-    """Refuse what cannot run.
+    """Refuse a graph that cannot run.
 
     Raises:
         DuplicateUid: two steps have one uid.
-        GraphError: a name is impossible, there is no source or no sink, rows go nowhere, changes are taken for rows of
-            their own, nobody could pause for a ``max_drift``, or a guarantee cannot be kept.
+        GraphError: a name is impossible, there is no source or no sink, rows go nowhere, a step would add up changes,
+            no source could pause for a ``max_drift``, or a guarantee cannot be kept.
     """
-    _names(graph)
-    _wiring(graph)
-    _ends(graph)
-    _dangling(graph)
+    _check_names(graph)
+    _check_order(graph)
+    _check_ends(graph)
+    _check_dangling(graph)
     check_changes(graph)
-    _drift(graph)
+    _check_alignment(graph)
     for node in graph.nodes:
         if isinstance(node, Write):
-            _guarantee(graph, node)
+            _check_guarantee(graph, node)
 
 
-def _names(graph: Graph) -> None:
+def _check_names(graph: Graph) -> None:
     check_name("name of a pipeline", graph.name)
     seen: dict[str, Node] = {}
     for node in graph.nodes:
@@ -133,8 +130,8 @@ def _names(graph: Graph) -> None:
         seen[node.uid] = node
 
 
-def _wiring(graph: Graph) -> None:
-    """Only a graph that was not made by :class:`Pipeline` can fail here."""
+def _check_order(graph: Graph) -> None:
+    # Only a graph that was not made by :class:`Pipeline` can fail here.
     for place, node in enumerate(graph.nodes):
         known = all(ref.node < place and ref.port in graph.ports(graph.node(ref.node)) for ref in node.inputs)
         if node.id != place or not known:
@@ -142,7 +139,7 @@ def _wiring(graph: Graph) -> None:
             raise InternalError(msg, where=str(node.origin))
 
 
-def _ends(graph: Graph) -> None:
+def _check_ends(graph: Graph) -> None:
     ends = ((Read, "source: begin with p.read(uid, source)"), (Write, "sink: end with stream.write(uid, sink)"))
     for kind, what in ends:
         if not any(isinstance(node, kind) for node in graph.nodes):
@@ -150,8 +147,8 @@ def _ends(graph: Graph) -> None:
             raise GraphError(msg, where=str(graph.origin))
 
 
-def _dangling(graph: Graph) -> None:
-    """Rows that go nowhere are a mistake. Late rows need not be read: they are counted."""
+def _check_dangling(graph: Graph) -> None:
+    # Rows that go nowhere are a mistake. Late rows need no consumer: they are counted.
     for node in graph.nodes:
         for port in graph.ports(node):
             if port == LATE_PORT or any(graph.consumers(PortRef(node.id, port))):
@@ -168,7 +165,7 @@ def _dangling(graph: Graph) -> None:
             raise GraphError(msg, uid=uid, where=str(node.origin))
 
 
-def _drift(graph: Graph) -> None:
+def _check_alignment(graph: Graph) -> None:
     for node in graph.nodes:
         if (
             isinstance(node, WithWatermark)
@@ -182,7 +179,7 @@ def _drift(graph: Graph) -> None:
             raise GraphError(msg, where=str(node.origin))
 
 
-def _guarantee(graph: Graph, node: Write) -> None:
+def _check_guarantee(graph: Graph, node: Write) -> None:
     asked = node.guarantee
     if asked is None:
         return
@@ -200,10 +197,10 @@ def _guarantee(graph: Graph, node: Write) -> None:
 
 
 def validate_mode(graph: Graph, best: Guarantee) -> None:
-    """Refuse a job that runs with weaker barriers than a sink was asked to rely on.
+    """Refuse a job whose mode is weaker than the guarantee that a sink was asked for.
 
     Raises:
-        GraphError: more is asked for than ``best``, the most that the job's mode gives.
+        GraphError: a sink was asked for more than ``best``, which is what the job's mode gives.
     """
     for node in graph.nodes:
         if isinstance(node, Write) and node.guarantee is not None and _RANK[node.guarantee] > _RANK[best]:
@@ -212,19 +209,19 @@ def validate_mode(graph: Graph, best: Guarantee) -> None:
 
 
 def guarantee_of(graph: Graph, node: Write) -> Guarantee:
-    """What the rows of a sink get in the end: the least of the sink and the sources behind it."""
+    """Return the guarantee of a sink's rows: the weakest of the sink and its sources."""
     return weakest_guarantee(graph, node)[0]
 
 
 def weakest_guarantee(graph: Graph, node: Write, mode: Guarantee = Guarantee.EXACTLY_ONCE) -> tuple[Guarantee, str]:
-    """What the rows of a sink get in the end in a job of this mode, and which part gives no more."""
+    """Return the guarantee of a sink's rows in a job of this mode, and the part that limits it."""
     found = [(node.sink.guarantee, "the sink")]
     found += [(source.source.guarantee, f"source '{source.uid}'") for source in _sources(graph, node)]
     return min([*found, (mode, f"mode {mode.value}")], key=lambda part: _RANK[part[0]])
 
 
 def _sources(graph: Graph, node: Node) -> Iterator[Read]:
-    """The sources whose rows reach a node, in the order of the graph."""
+    """Yield the sources whose rows reach a node, in the order of the graph."""
     wanted = {node.id}
     for earlier in reversed(graph.nodes[: node.id + 1]):
         if earlier.id in wanted:
