@@ -278,7 +278,7 @@ def plan(
 ) -> Planned:
     """Plan the next batch.
 
-    Each partition gives the same share of what waits in it. Partitions that hold the same hours so stay together in
+    Each partition gives the same share of what waits in it. So partitions that hold the same hours stay together in
     event time. An eighth of the batch is divided equally: a partition with few rows never waits for one with many.
     Rows left over by rounding go to the partitions in turn, so with fewer rows than partitions each is still read.
 
