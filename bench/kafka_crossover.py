@@ -5,7 +5,7 @@ python bench/kafka_crossover.py --sizes 10000,30000   some of them
 
 A topic of JSON records is drained in batches of one size, back to back; each batch is decoded while it is read and one
 job counts it, so fetching counts wherever it is done. The places take turns, ``--rounds`` times, after a round that
-warms the JVM; medians count. What it prints is what ``kafka_places.MOST_HERE`` is to be.
+warms the JVM; medians count. What it prints is what ``kafka.reader.MAX_DRIVER_ROWS`` is to be.
 """
 
 from __future__ import annotations

@@ -166,13 +166,13 @@ class FakeCluster:
 
         return Now(checked, self.slow)
 
-    def names(self) -> Now:
+    def list_topics(self) -> Now:
         return self._answer(lambda: frozenset(self.ids_of))
 
-    def ids(self, names: Collection[str]) -> Now:
+    def topic_ids(self, names: Collection[str]) -> Now:
         return self._answer(lambda: {name: self.ids_of[name] for name in names if name in self.ids_of})
 
-    def look(self, names: Collection[str], before: Topics) -> Now:
+    def describe_topics(self, names: Collection[str], known: Topics) -> Now:
         return self._answer(lambda: {name: self._topic(name) for name in names if name in self.ids_of})
 
     def _topic(self, name: str) -> Topic:
@@ -183,11 +183,11 @@ class FakeCluster:
         }
         return Topic(id=self.ids_of[name], partitions=parts)
 
-    def at_time(self, millis: int, parts: Collection[TopicPartition]) -> Now:
-        return self._answer(lambda: dict.fromkeys(parts, millis))
+    def offsets_for_time(self, millis: int, partitions: Collection[TopicPartition]) -> Now:
+        return self._answer(lambda: dict.fromkeys(partitions, millis))
 
-    def committed(self, parts: Collection[TopicPartition]) -> Now:
-        return self._answer(lambda: {at: self.group.get(at) for at in parts})
+    def committed_offsets(self, partitions: Collection[TopicPartition]) -> Now:
+        return self._answer(lambda: {at: self.group.get(at) for at in partitions})
 
     def commit(self, offsets: Offsets) -> Now:
         def made() -> None:
@@ -197,11 +197,11 @@ class FakeCluster:
 
         return self._answer(made)
 
-    def complaints(self) -> Sequence[FakeTrouble]:
+    def take_errors(self) -> Sequence[FakeTrouble]:
         found, self.troubles = self.troubles, []
         return found
 
-    def live(self) -> FakeConsumer:
+    def new_consumer(self) -> FakeConsumer:
         self.consumers.append(FakeConsumer(self))
         return self.consumers[-1]
 
@@ -220,12 +220,12 @@ class FakeConsumer:
         self.deaf = False
         self.closed = False
 
-    def add(self, at: Offsets) -> None:
-        assert not set(at) & set(self.at)
-        self.at |= at
+    def assign(self, offsets: Offsets) -> None:
+        assert not set(offsets) & set(self.at)
+        self.at |= offsets
 
-    def drop(self, parts: Collection[TopicPartition]) -> None:
-        for at in parts:
+    def unassign(self, partitions: Collection[TopicPartition]) -> None:
+        for at in partitions:
             del self.at[at]
             self._told.pop(at, None)
 
@@ -260,13 +260,13 @@ class FakeConsumer:
 class FakeFrames:
     """Keeps what would become a frame."""
 
-    def weighed(self) -> Mapping[str, tuple[int, int]]:
+    def new_sizes(self) -> Mapping[str, tuple[int, int]]:
         return {}
 
-    def table(self, runs: Sequence[Any]) -> Any:
-        return [(run.at, message.offset()) for run in runs for message in run.messages]
+    def table(self, records: Sequence[Any]) -> Any:
+        return [(part.at, message.offset()) for part in records for message in part.messages]
 
-    def told(self, table: Any) -> dict[str, Any]:
+    def metrics(self, table: Any) -> dict[str, Any]:
         return {}
 
     def of_table(self, table: Any) -> Any:
@@ -293,11 +293,11 @@ class Bench:
         self.plans: list[PlannedBatch] = []
         self.open()
 
-    def open(self, progress: KafkaPosition | None = None) -> None:
+    def open(self, position: KafkaPosition | None = None) -> None:
         self.reader = KafkaReader(
             self.source,
             self._context,
-            progress,
+            position,
             cluster=self.cluster,
             frames=FakeFrames(),  # type: ignore[arg-type]
         )

@@ -29,7 +29,7 @@ from penstock.handles import Position
 
 
 def caps(files=100, most=None, split=10**9, cuttable=True):
-    return FileLimits(files=files, bytes=most, split_bytes=split, cuttable=lambda name: cuttable)
+    return FileLimits(files=files, bytes=most, split_bytes=split, can_cut=lambda name: cuttable)
 
 
 def whole(name, size, mtime=1):
@@ -56,7 +56,7 @@ def test_whole_files_are_taken_while_under_the_cap_and_the_first_always():
     files = [(name, FileSignature(60, 1)) for name in "abc"]
     decision = plan_next(FilesPosition(), files, caps(most=120))
     assert decision.slices == (whole("a", 60), whole("b", 60))
-    assert decision.progress.done == {"a": FileSignature(60, 1), "b": FileSignature(60, 1)}
+    assert decision.position.done == {"a": FileSignature(60, 1), "b": FileSignature(60, 1)}
     assert [part.name for part in plan_next(FilesPosition(), files, caps(most=1)).slices] == ["a"]
     assert [part.name for part in plan_next(FilesPosition(), files, caps(files=2)).slices] == ["a", "b"]
     assert plan_next(FilesPosition(), [], caps()).slices == ()
@@ -68,10 +68,10 @@ def test_a_big_file_is_cut_alone_and_without_gap():
     limits = caps(split=2 * SMALLEST_CUT)
     first = plan_next(FilesPosition(), files, limits)
     assert [part.name for part in first.slices] == ["small"]
-    progress, cuts = first.progress, []
+    progress, cuts = first.position, []
     while True:
         decision = plan_next(progress, [item for item in files[1:] if item[0] not in progress.done], limits)
-        progress = decode(Position(kind="files/1", detail=json.loads(json.dumps(encode(decision.progress).detail))))
+        progress = decode(Position(kind="files/1", detail=json.loads(json.dumps(encode(decision.position).detail))))
         if decision.slices[0].name == "last":
             break
         assert len(decision.slices) == 1

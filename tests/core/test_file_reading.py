@@ -28,7 +28,7 @@ def read(path):
         path=str(path), name=path.name, start=0, end=status.st_size, size=status.st_size, mtime_ns=status.st_mtime_ns
     )
     numbers = pa.RecordBatch.from_arrays([pa.array([0])], names=["n"])
-    found = LineReader(pieces=(piece,), header=False)(iter([numbers]))
+    found = LineReader(splits=(piece,), header=False)(iter([numbers]))
     return [line for batch in found for line in batch.column(0).to_pylist()]
 
 

@@ -25,8 +25,8 @@ def test_what_the_page_says_about_defaults_is_so():
     for seconds, said in (
         (source.discover_every, "`discover_every` (10 seconds)"),
         (source.gone_after, "`gone_after` (5 seconds)"),
-        (source.patience.warn, "`warn_stalled_after` (30 seconds)"),
-        (source.patience.reopen, "`reopen_stalled_after` (1 minute)"),
+        (source.stall_timeouts.warn, "`warn_stalled_after` (30 seconds)"),
+        (source.stall_timeouts.reopen, "`reopen_stalled_after` (1 minute)"),
     ):
         amount, unit = re.search(r"\((\d+) (second|minute)", said).groups()
         assert seconds == int(amount) * {"second": 1_000_000, "minute": 60_000_000}[unit]

@@ -66,7 +66,7 @@ def test_before_anything_was_seen_and_for_a_partition_that_was_never_seen_second
     assert LagMeter().lag("in", at(0), {A0: 0}, {A0: 9}).seconds is None
     meter = LagMeter()
     meter.observe(at(0), {A0: 0}, {A0: 9})
-    lag = meter.lag("in", at(5), {A0: 9, A1: 0}, {A0: 9, A1: 9}, named=lambda at: str(at.partition))
+    lag = meter.lag("in", at(5), {A0: 9, A1: 0}, {A0: 9, A1: 9}, partition_name=lambda at: str(at.partition))
     assert lag.partitions["a-1"] == PartitionLag(9, None, position=0, end=9, rate=None, name="1")
 
 
@@ -108,7 +108,7 @@ PATIENCE = StallTimeouts(warn=3 * SECOND, reopen=6 * SECOND, fail=9 * SECOND)
 
 
 def told(watch: StallDetector, second: float, next: int = 5, end: int = 9, **more) -> list[str]:
-    return [stall.action.value for stall in watch.look(at(second), {A0: next}, {A0: end}, **more)]
+    return [stall.action.value for stall in watch.check(at(second), {A0: next}, {A0: end}, **more)]
 
 
 def test_a_partition_that_gives_nothing_though_records_wait_is_told_then_mended_then_an_error_each_once():
@@ -133,7 +133,7 @@ def test_whoever_moves_or_has_nothing_waiting_or_is_paused_or_gone_begins_again(
         assert told(watch, 4) == []
     watch = StallDetector(PATIENCE)
     told(watch, 0)
-    assert watch.look(at(1), {}, {A0: 9}) == ()
+    assert watch.check(at(1), {}, {A0: 9}) == ()
     assert told(watch, 9) == []
 
 

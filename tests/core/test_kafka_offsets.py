@@ -142,16 +142,16 @@ def test_162_earliest_and_latest_are_numbers_from_the_first_checkpoint_on():
 
 def test_162_a_time_is_its_first_record_and_a_partition_without_one_begins_at_its_end():
     told = {A0: 42, A1: None}
-    assert resolve_start(AtTimestamp(5), TWO, told=told).next == {A0: 42, A1: 0, B0: 50}
+    assert resolve_start(AtTimestamp(5), TWO, resolved=told).next == {A0: 42, A1: 0, B0: 50}
 
 
 @pytest.mark.mission("D6")
 def test_161_162_committed_offsets_are_a_start_and_where_there_is_none_it_fails_unless_told():
     told = {A0: 42, A1: 0, B0: None}
     with pytest.raises(ConnectorError, match=r"no offset for b-0.*start_otherwise='earliest' or 'latest'"):
-        resolve_start("committed", TWO, told=told)
-    assert resolve_start("committed", TWO, told=told, otherwise="earliest").next == {A0: 42, A1: 0, B0: 5}
-    assert resolve_start("committed", TWO, told=told, otherwise="latest").next == {A0: 42, A1: 0, B0: 50}
+        resolve_start("committed", TWO, resolved=told)
+    assert resolve_start("committed", TWO, resolved=told, otherwise="earliest").next == {A0: 42, A1: 0, B0: 5}
+    assert resolve_start("committed", TWO, resolved=told, otherwise="latest").next == {A0: 42, A1: 0, B0: 50}
 
 
 def test_162_explicit_offsets_name_each_partition_or_say_what_holds_for_the_others():
@@ -168,7 +168,7 @@ def test_162_explicit_offsets_name_each_partition_or_say_what_holds_for_the_othe
 
 def test_stops_are_numbers_too():
     assert resolve_stop("latest", TWO) == {A0: 100, A1: 0, B0: 50}
-    assert resolve_stop(AtTimestamp(5), TWO, told={A0: 42}) == {A0: 42, A1: 0, B0: 50}
+    assert resolve_stop(AtTimestamp(5), TWO, resolved={A0: 42}) == {A0: 42, A1: 0, B0: 50}
     assert resolve_stop(AtOffsets({A0: 500, A1: "latest", B0: 7}), TWO) == {A0: 500, A1: 0, B0: 7}
     with pytest.raises(ConnectorError, match=r"stop has no offset for b-0: name each partition, perhaps .* 'latest'$"):
         resolve_stop(AtOffsets({A0: 500, A1: "latest"}), TWO)
@@ -220,24 +220,24 @@ def test_a_stop_is_neither_earliest_nor_committed():
 def test_what_was_read_stays_where_it_was_and_what_is_new_begins_at_its_earliest():
     progress = KafkaPosition(ids={"a": "id-a"}, next={A0: 60})
     seen = reconcile(progress, TWO, subscribed=everything)
-    assert seen.progress == KafkaPosition(ids={"a": "id-a", "b": "id-b"}, next={A0: 60, A1: 0, B0: 5})
+    assert seen.position == KafkaPosition(ids={"a": "id-a", "b": "id-b"}, next={A0: 60, A1: 0, B0: 5})
     assert (seen.found, seen.lost) == ((A1, B0), ())
-    assert reconcile(seen.progress, TWO, subscribed=everything).found == ()
+    assert reconcile(seen.position, TWO, subscribed=everything).found == ()
 
 
 def test_160_a_bounded_source_takes_only_the_new_partitions_that_it_has_a_stop_for():
     progress = KafkaPosition(ids={"a": "id-a"}, next={A0: 60}, stop={A0: 100, B0: 20})
     seen = reconcile(progress, TWO, subscribed=everything)
-    assert seen.progress == KafkaPosition(ids={"a": "id-a", "b": "id-b"}, next={A0: 60, B0: 5}, stop=progress.stop)
+    assert seen.position == KafkaPosition(ids={"a": "id-a", "b": "id-b"}, next={A0: 60, B0: 5}, stop=progress.stop)
     assert seen.found == (B0,)
     alone = reconcile(KafkaPosition(ids={"a": "id-a"}, next={A0: 60}, stop={A0: 100}), TWO, subscribed=everything)
-    assert alone.progress.ids == {"a": "id-a"}
+    assert alone.position.ids == {"a": "id-a"}
 
 
 def test_topics_that_are_no_longer_read_keep_their_place():
     progress = KafkaPosition(ids={"a": "id-a", "b": "id-b"}, next={A0: 60, A1: 0, B0: 7})
     seen = reconcile(progress, {"a": TWO["a"]}, subscribed=lambda name: name == "a")
-    assert (seen.progress, seen.lost) == (progress, ())
+    assert (seen.position, seen.lost) == (progress, ())
 
 
 def test_an_id_that_the_broker_did_not_tell_is_learnt_and_not_forgotten():
@@ -245,13 +245,13 @@ def test_an_id_that_the_broker_did_not_tell_is_learnt_and_not_forgotten():
         seen = reconcile(
             KafkaPosition(ids={"a": before}, next={A0: 60}), {"a": topic((10, 100), id=now)}, subscribed=everything
         )
-        assert (seen.progress.ids, seen.lost) == ({"a": "id-a"}, ())
+        assert (seen.position.ids, seen.lost) == ({"a": "id-a"}, ())
 
 
 def lost(next: dict[TopicPartition, int], topics: dict[str, Topic], stop: dict[TopicPartition, int] | None = None):
     progress = KafkaPosition(ids={at.topic: f"id-{at.topic}" for at in next}, next=next, stop=stop)
     seen = reconcile(progress, topics, subscribed=everything)
-    return seen.lost, skip_lost(seen.progress, seen.lost, topics)
+    return seen.lost, skip_lost(seen.position, seen.lost, topics)
 
 
 def test_expired_records_are_a_counted_loss_and_reading_goes_on_at_the_earliest():
@@ -291,7 +291,7 @@ def test_what_is_gone_is_forgotten_and_new_when_it_comes_back():
     losses, after = lost({A0: 60, A1: 2, B0: 7}, {"a": topic((10, 100))})
     assert [(loss.at, loss.reason) for loss in losses] == [(A1, LossReason.PARTITION_GONE), (B0, LossReason.TOPIC_GONE)]
     assert after == KafkaPosition(ids={"a": "id-a"}, next={A0: 60})
-    assert reconcile(after, TWO, subscribed=everything).progress.next == {A0: 60, A1: 0, B0: 5}
+    assert reconcile(after, TWO, subscribed=everything).position.next == {A0: 60, A1: 0, B0: 5}
 
 
 def test_a_loss_is_refused_with_its_ranges_and_the_ways_out():
@@ -309,7 +309,7 @@ def test_a_loss_is_refused_with_its_ranges_and_the_ways_out():
 def test_that_something_is_gone_is_believed_only_after_a_while_other_losses_at_once():
     gone = LostOffsets(at=A0, reason=LossReason.TOPIC_GONE, start=1)
     expired = LostOffsets(at=B0, reason=LossReason.EXPIRED, start=1, end=2)
-    doubt = AbsenceFilter(patience=10)
+    doubt = AbsenceFilter(gone_after=10)
     assert doubt.certain([gone, expired], MonotonicTime(0)) == (expired,)
     assert doubt.certain([gone], MonotonicTime(9)) == ()
     assert doubt.certain([], MonotonicTime(10)) == ()

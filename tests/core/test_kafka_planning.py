@@ -61,16 +61,16 @@ def test_a_batch_is_within_its_caps_follows_on_and_leaves_nothing_that_would_fit
     for part in planned.ranges:
         assert progress.next[part.at] == part.start < part.end <= until[part.at]
     assert len({part.at for part in planned.ranges}) == len(planned.ranges)
-    assert planned.progress.next == {**progress.next, **{part.at: part.end for part in planned.ranges}}
+    assert planned.position.next == {**progress.next, **{part.at: part.end for part in planned.ranges}}
     taken = sum(part.offsets for part in planned.ranges)
     total = sum(length for _, length in parts.values())
-    weight = sizes.weigh({part.at: part.offsets for part in planned.ranges})
+    weight = sizes.estimate_bytes({part.at: part.offsets for part in planned.ranges})
     assert taken <= total if rows is None else taken <= rows
     assert size is None or weight <= size or taken == 1
     if size is None:
         assert taken == (total if rows is None else min(total, rows))
     assert (taken > 0) == (total > 0)
-    assert planned.behind == {at for at in parts if planned.progress.next[at] < until[at]}
+    assert planned.behind == {at for at in parts if planned.position.next[at] < until[at]}
 
 
 @given(parts=waiting, rows=st.integers(1, 40))
@@ -80,7 +80,7 @@ def test_nobody_starves_however_much_waits_elsewhere_and_however_few_rows_a_batc
     for _ in range(len(unserved)):
         until = {at: offset + parts[at][1] for at, offset in progress.next.items()}
         planned = plan(progress, until, ReadLimit(rows=rows), RowSizes(), turn=turn)
-        progress, turn = planned.progress, planned.turn
+        progress, turn = planned.position, planned.turn
         unserved -= {part.at for part in planned.ranges}
     assert not unserved
 
@@ -92,7 +92,7 @@ def test_batch_after_batch_reads_everything_once(parts, rows, size):
         planned := plan(progress, ends_of(parts), ReadLimit(rows=rows, bytes=size), RowSizes(), turn=turn)
     ).ranges:
         seen += ranges
-        progress, turn = planned.progress, planned.turn
+        progress, turn = planned.position, planned.turn
     assert progress.next == ends_of(parts)
     for at in parts:
         mine = [part for part in seen if part.at == at]
@@ -115,7 +115,7 @@ def test_with_fewer_rows_than_partitions_they_take_turns():
     progress, turn, order = progress_of(parts), None, []
     for _ in range(8):
         planned = plan(progress, ends_of(parts), ReadLimit(rows=1), RowSizes(), turn=turn)
-        progress, turn = planned.progress, planned.turn
+        progress, turn = planned.position, planned.turn
         order += [part.partition for part in planned.ranges]
     assert order == [0, 1, 2, 3, 0, 1, 2, 3]
 
@@ -142,15 +142,15 @@ def test_one_row_is_read_even_if_it_alone_is_over_the_cap():
 
 def test_what_rows_weigh_rises_at_once_and_falls_slowly():
     sizes = RowSizes()
-    assert sizes.weigh({A0: 2}) == 2_048
+    assert sizes.estimate_bytes({A0: 2}) == 2_048
     sizes.learn("a", rows=10, bytes=1_000)
-    assert sizes.weigh({A0: 2}) == 200
+    assert sizes.estimate_bytes({A0: 2}) == 200
     sizes.learn("a", rows=1, bytes=900)
-    assert sizes.weigh({A0: 1}) == 900
+    assert sizes.estimate_bytes({A0: 1}) == 900
     sizes.learn("a", rows=1, bytes=100)
-    assert sizes.weigh({A0: 1}) == 700
+    assert sizes.estimate_bytes({A0: 1}) == 700
     sizes.learn("a", rows=0, bytes=0)
-    assert sizes.weigh({A0: 1}) == 700
+    assert sizes.estimate_bytes({A0: 1}) == 700
 
 
 @pytest.mark.mission("F14")

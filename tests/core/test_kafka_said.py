@@ -24,7 +24,7 @@ def at(seconds: float) -> MonotonicTime:
 
 def test_a_trouble_is_told_at_once_and_then_at_growing_intervals():
     outage = OutageLog(WHO)
-    told = [line for tick in range(20_000) if (line := outage.met(at(tick / 10), REFUSED, whole=True))]
+    told = [line for tick in range(20_000) if (line := outage.on_error(at(tick / 10), REFUSED, all_brokers=True))]
     assert told == [
         f"{WHO}: {REFUSED}",
         *(f"{WHO}, for {seconds} s now: {REFUSED}" for seconds in (10, 30, 70, 150, 310, 630, 1_270)),
@@ -33,27 +33,27 @@ def test_a_trouble_is_told_at_once_and_then_at_growing_intervals():
 
 def test_no_interval_is_longer_than_an_hour():
     outage = OutageLog(WHO)
-    told = [second for second in range(0, 90_000, 60) if outage.met(at(second), REFUSED, whole=True)]
+    told = [second for second in range(0, 90_000, 60) if outage.on_error(at(second), REFUSED, all_brokers=True)]
     assert {later - earlier for earlier, later in zip(told[-9:], told[-8:], strict=False)} == {3_600}
 
 
 def test_it_is_over_when_the_cluster_answers_what_it_was_asked_since_and_the_next_is_told_at_once():
     outage = OutageLog(WHO)
-    outage.met(at(0), REFUSED, whole=False)
-    outage.met(at(1), "1/1 brokers are down", whole=True)
-    assert outage.answered(at(2), asked=at(0.5)) is None, "asked before it was away"
-    assert outage.answered(at(4.5), asked=at(4)) == f"{WHO} no more; it lasted 4 s"
-    assert outage.answered(at(5), asked=at(5)) is None, "told once"
-    assert outage.met(at(6), REFUSED, whole=True) == f"{WHO}: {REFUSED}"
+    outage.on_error(at(0), REFUSED, all_brokers=False)
+    outage.on_error(at(1), "1/1 brokers are down", all_brokers=True)
+    assert outage.on_answer(at(2), asked=at(0.5)) is None, "asked before it was away"
+    assert outage.on_answer(at(4.5), asked=at(4)) == f"{WHO} no more; it lasted 4 s"
+    assert outage.on_answer(at(5), asked=at(5)) is None, "told once"
+    assert outage.on_error(at(6), REFUSED, all_brokers=True) == f"{WHO}: {REFUSED}"
 
 
 def test_one_broker_of_several_is_well_again_when_nothing_was_said_of_it_for_a_while():
     outage = OutageLog(WHO)
-    outage.met(at(0), REFUSED, whole=False)
-    assert outage.answered(at(9), asked=at(9)) is None, "another one answers"
-    outage.met(at(10), REFUSED, whole=False)
-    assert outage.answered(at(29), asked=at(29)) is None
-    assert outage.answered(at(30), asked=at(30)) == f"{WHO} no more; it lasted 30 s"
+    outage.on_error(at(0), REFUSED, all_brokers=False)
+    assert outage.on_answer(at(9), asked=at(9)) is None, "another one answers"
+    outage.on_error(at(10), REFUSED, all_brokers=False)
+    assert outage.on_answer(at(29), asked=at(29)) is None
+    assert outage.on_answer(at(30), asked=at(30)) == f"{WHO} no more; it lasted 30 s"
 
 
 def test_a_client_is_a_clients_logger_that_repeats_nothing(caplog):
@@ -72,22 +72,22 @@ def test_a_client_is_a_clients_logger_that_repeats_nothing(caplog):
 def test_complaints_are_handed_out_once_and_are_no_more_than_fifty():
     said = ClientLog()
     for number in range(80):
-        said.complained(FakeTrouble(f"_{number}"))
-    assert [each.name() for each in said.complaints()] == [f"_{number}" for number in range(30, 80)]
-    assert said.complaints() == []
+        said.on_reported_error(FakeTrouble(f"_{number}"))
+    assert [each.name() for each in said.take_errors()] == [f"_{number}" for number in range(30, 80)]
+    assert said.take_errors() == []
 
 
 def test_an_error_that_only_says_that_nothing_came_gets_the_words_of_what_came_before():
     said = ClientLog()
     timed_out = FakeTrouble("_TIMED_OUT")
-    assert said.behind(timed_out) == ("_TIMED_OUT", "_TIMED_OUT was said")
+    assert said.with_cause(timed_out) == ("_TIMED_OUT", "_TIMED_OUT was said")
     for name in ("_RESOLVE", "_ALL_BROKERS_DOWN"):
-        said.complained(FakeTrouble(name))
-    assert said.behind(timed_out) == ("_RESOLVE", "_TIMED_OUT was said; _RESOLVE was said")
-    assert said.behind(FakeTrouble("UNKNOWN_TOPIC_ID")) == ("UNKNOWN_TOPIC_ID", "UNKNOWN_TOPIC_ID was said")
-    said.answered()
-    said.heard(FakeTrouble("_RESOLVE"))
-    assert said.behind(timed_out)[0] == "_TIMED_OUT", "it was reached before: this is no mistake in the options"
+        said.on_reported_error(FakeTrouble(name))
+    assert said.with_cause(timed_out) == ("_RESOLVE", "_TIMED_OUT was said; _RESOLVE was said")
+    assert said.with_cause(FakeTrouble("UNKNOWN_TOPIC_ID")) == ("UNKNOWN_TOPIC_ID", "UNKNOWN_TOPIC_ID was said")
+    said.on_answer()
+    said.on_error(FakeTrouble("_RESOLVE"))
+    assert said.with_cause(timed_out)[0] == "_TIMED_OUT", "it was reached before: this is no mistake in the options"
 
 
 def test_a_client_that_finds_no_broker_complains_to_whoever_asks_and_not_to_the_log(caplog):
@@ -96,7 +96,9 @@ def test_a_client_that_finds_no_broker_complains_to_whoever_asks_and_not_to_the_
     cluster = KafkaCluster(Connection(servers=f"127.0.0.1:{port}", options={}))
     names: list[str] = []
     with caplog.at_level(logging.INFO):
-        until(60, "it has tried twice", lambda: names.extend(each.name() for each in cluster.complaints()) or names[2:])
+        until(
+            60, "it has tried twice", lambda: names.extend(each.name() for each in cluster.take_errors()) or names[2:]
+        )
         cluster.close()
     assert {"_TRANSPORT", "_ALL_BROKERS_DOWN"} <= set(names)
     assert caplog.records == []
@@ -106,8 +108,8 @@ def test_a_client_that_finds_no_broker_complains_to_whoever_asks_and_not_to_the_
 def test_a_login_counts_as_refused_if_it_was_so_twice_and_never_worked(reached):
     said = ClientLog()
     if reached:
-        said.answered()
-    said.heard(FakeTrouble("_AUTHENTICATION"))
+        said.on_answer()
+    said.on_error(FakeTrouble("_AUTHENTICATION"))
     assert said.refusal is None
-    said.heard(FakeTrouble("_AUTHENTICATION"))
+    said.on_error(FakeTrouble("_AUTHENTICATION"))
     assert (said.refusal is None) == reached

@@ -30,16 +30,16 @@ def test_a_source_says_what_it_reads_and_begins_at_the_earliest_unless_told():
     plain = source(servers=["k1:9092", " k2:9093 "], topics=["b", "a", "b"])
     assert plain.describe() == "kafka a, b at k1:9092,k2:9093"
     assert (plain.start, plain.stop, plain.guarantee) == ("earliest", None, Guarantee.EXACTLY_ONCE)
-    assert (plain.committing.mode, plain.isolation, plain.on_lost_offsets) == (
+    assert (plain.commit_choice.mode, plain.isolation, plain.on_lost_offsets) == (
         CommitMode.DISABLED,
         "read_committed",
         "fail",
     )
-    assert plain.patience == StallTimeouts(warn=30_000_000, reopen=60_000_000, fail=300_000_000)
+    assert plain.stall_timeouts == StallTimeouts(warn=30_000_000, reopen=60_000_000, fail=300_000_000)
     assert source(topics=None, pattern="o.*").describe() == "kafka topics like o.* at k1:9092"
     timed = source(start="2026-01-31T00:00:00Z", stop="latest", group="shop", discover_every=None)
     assert (timed.start, timed.stop, timed.discover_every) == (AtTimestamp(1_769_817_600_000), "latest", None)
-    assert timed.committing.mode is CommitMode.ON_CHECKPOINTS
+    assert timed.commit_choice.mode is CommitMode.ON_CHECKPOINTS
 
 
 def test_a_partition_is_named_by_its_number_where_there_is_one_topic_and_by_both_elsewhere():
@@ -64,8 +64,8 @@ def test_topics_are_those_named_or_those_whose_whole_name_matches_but_internal_o
 def test_a_batch_is_capped_by_the_job_and_by_the_source():
     both = source(max_rows_per_batch=10, max_bytes_per_batch=100)
     paused = frozenset({"3"})
-    assert both.capped(ReadLimit(rows=5, bytes=None, paused=paused)) == ReadLimit(rows=5, bytes=100, paused=paused)
-    assert source().capped(ReadLimit(rows=5)) == ReadLimit(rows=5)
+    assert both.limit_batch(ReadLimit(rows=5, bytes=None, paused=paused)) == ReadLimit(rows=5, bytes=100, paused=paused)
+    assert source().limit_batch(ReadLimit(rows=5)) == ReadLimit(rows=5)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_batch_is_capped_by_the_job_and_by_the_source():
         ({"max_rows_per_batch": 0}, "max_rows_per_batch is 0"),
         ({"max_bytes_per_batch": True}, "max_bytes_per_batch is True"),
         ({"max_bytes_per_batch": "1 MB"}, "max_bytes_per_batch is '1 MB'"),
-        ({"warn_stalled_after": "2 minutes"}, "none may be shorter than the one before"),
+        ({"warn_stalled_after": "2 minutes"}, "none may be shorter than the previous one"),
         ({"options": {3: "x"}}, "named by 3"),
         ({"options": {"kafka.security.protocol": "SSL"}}, "without the prefix, 'security.protocol'"),
         ({"options": {"oauth_cb": print}}, "there are no callbacks"),

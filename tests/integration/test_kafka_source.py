@@ -14,7 +14,7 @@ from integration.topics import Record
 from penstock.connectors.kafka import source as kafka
 from penstock.connectors.kafka.client import Connection, FetchFailed
 from penstock.connectors.kafka.config import ReadIn
-from penstock.connectors.kafka.fetch import discard, read
+from penstock.connectors.kafka.fetch import discard_consumer, read
 from penstock.connectors.kafka.offsets import OffsetRange
 from penstock.connectors.kafka.reader import KafkaReader
 from penstock.errors import SourceChanged, SourceUnavailable
@@ -226,8 +226,8 @@ def test_workers_that_reach_no_broker_say_what_their_client_said():
     server = f"127.0.0.1:{free_ports(1)[0]}"
     options = Connection(servers=server, options={}).worker_options()
     with pytest.raises(FetchFailed, match=rf"nothing came for 1 seconds; .*{server}.*refused"):
-        list(read([OffsetRange("orders", 0, 0, 5)], options, patience=1))
-    discard(options)
+        list(read([OffsetRange("orders", 0, 0, 5)], options, timeout=1))
+    discard_consumer(options)
 
 
 @pytest.fixture(scope="module")

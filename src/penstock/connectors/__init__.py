@@ -1,1 +1,1 @@
-"""Sources and sinks of one kind under one name each, as users write them: ``ps.files.Source``, ``ps.files.Sink``."""
+"""Sources and sinks, grouped by system: ``ps.files.Source``, ``ps.files.Sink``, ``ps.kafka.Source``."""

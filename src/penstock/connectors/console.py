@@ -1,4 +1,4 @@
-"""ps.console: rows printed."""
+"""``ps.console``: the first rows of each batch, printed."""
 
 from __future__ import annotations
 
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Sink"]
 
-
-# ----------------------------------------------------------------------------------------------------
-# Rows for a person to look at; knows nothing of checkpoints.
-
 log = logging.getLogger("penstock")
 
 
@@ -34,10 +30,10 @@ log = logging.getLogger("penstock")
 class Sink:
     """Prints the first rows of each batch, when the batch is written. At-least-once: a restart prints rows again.
 
-    When nobody reads standard output any more (``… | head``), rows are counted and no longer printed.
+    Once standard output is closed (``… | head``), rows are counted and no longer printed.
 
     Args:
-        rows: at most so many rows of a batch.
+        rows: the most rows of a batch that are printed.
         truncate: characters of a value that are shown; 0 shows all.
 
     Raises:
@@ -57,7 +53,7 @@ class Sink:
 
     @property
     def accepts_changes(self) -> bool:
-        """Rows are kept as they come, ``_change`` among their columns."""
+        """Change rows are printed as they are, with the column ``_change``."""
         return True
 
     @property
@@ -66,7 +62,7 @@ class Sink:
         return Guarantee.AT_LEAST_ONCE
 
     def check(self, schema: StructType) -> None:
-        """Any column can be printed."""
+        """Accept any column."""
 
     def writer(self, context: SinkContext) -> ConsoleWriter:
         """A writer that prints to standard output."""
@@ -77,7 +73,7 @@ class Sink:
         return ()
 
     def describe(self) -> str:
-        """For people."""
+        """The number of rows, for people."""
         return f"console ({self.rows} rows a batch)"
 
 
@@ -87,10 +83,10 @@ class ConsoleWriter:
     def __init__(self, sink: Sink, uid: str) -> None:
         self._sink = sink
         self._uid = uid
-        self._is_heard = True
+        self._is_open = True
 
     def write(self, batch: Batch) -> int | None:
-        """Print the first rows. The job runs over all rows, so that whoever measures the batch measures all of it."""
+        """Print the first rows. The job reads every row, so that the batch's metrics are complete."""
         observed, count = with_row_count(cast("DataFrame", batch.frame))
         text = _first_rows(observed, self._sink.rows, self._sink.truncate)
         batch.settle()
@@ -100,35 +96,35 @@ class ConsoleWriter:
         return rows
 
     def _print(self, text: str) -> None:
-        if not self._is_heard:
+        if not self._is_open:
             return
         try:
             sys.stdout.write(text)
             sys.stdout.flush()
         except ConnectionError as error:  # a broken pipe; further up it would look like a lost connection to the JVM
-            self._is_heard = False
+            self._is_open = False
             log.warning("sink %s: standard output is closed (%s); rows are counted, not printed", self._uid, error)
 
-    def prepare(self, checkpoint: CheckpointId) -> NoOutput:  # noqa: ARG002 - nothing waits for one
-        """Nothing waits."""
+    def prepare(self, checkpoint: CheckpointId) -> NoOutput:  # noqa: ARG002 - as for any writer
+        """Return :class:`NoOutput`: printed rows have no commit."""
         return NoOutput()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""
 
 
 class NoOutput:
-    """What was printed has no commit."""
+    """The prepared output of a sink without a commit."""
 
     def materialise(self) -> Sequence[Committable]:
-        """Nothing to publish."""
+        """No committables."""
         return ()
 
 
 def _first_rows(frame: DataFrame, rows: int, truncate: int) -> str:
-    """Spark's own table of the first rows, in one job that reads every row (a plain limit would stop early)."""
+    """Spark's table of the first rows, made in one job that reads every row; a plain limit would stop early."""
     from pyspark.sql import functions as F
 
-    place = "_penstock_place"
-    placed = frame.withColumn(place, F.monotonically_increasing_id()).orderBy(place).limit(rows + 1).drop(place)
-    return shown_table(placed, rows, truncate)
+    order = "_penstock_place"
+    first = frame.withColumn(order, F.monotonically_increasing_id()).orderBy(order).limit(rows + 1).drop(order)
+    return shown_table(first, rows, truncate)

@@ -1,4 +1,4 @@
-"""The reader of sources that count: positions, rates."""
+"""The reader of sources that compute rows from numbers: rates, positions, ranges of numbers."""
 
 from __future__ import annotations
 
@@ -28,17 +28,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-# ----------------------------------------------------------------------------------------------------
-# How many numbers are due at a time, for sources that count; pure integers, no clock and no Spark.
-
 SECOND: Final = 1_000_000
-SHORTEST_WAIT: Final = 10_000
-"""Microseconds; faster sources come in batches of at least so much time."""
+_MIN_WAIT: Final = 10_000
+"""Microseconds between two batches, at least: a faster rate makes larger batches."""
+_MAX_SEQUENCE: Final = 100_000
+"""Most numbers that one row of :func:`number_frame`'s plan is expanded to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Rows a second, exact: ``rows`` in ``seconds``."""
+    """An exact rate: ``rows`` in ``seconds``."""
 
     rows: int
     seconds: int
@@ -60,11 +59,11 @@ class Rate:
         return cls(exact.numerator, exact.denominator)
 
     def at(self, number: int) -> int:
-        """Microseconds after the start at which a number is due, rounded down."""
+        """When a number is due, in microseconds after the start, rounded down."""
         return number * SECOND * self.seconds // self.rows
 
     def due(self, elapsed: int) -> int:
-        """How many numbers are due ``elapsed`` microseconds after the start; the first at once.
+        """How many numbers are due ``elapsed`` microseconds after the start; the first one is due at once.
 
         >>> Rate.of(10).due(0), Rate.of(10).due(99_999), Rate.of(10).due(100_000)
         (1, 1, 2)
@@ -76,18 +75,18 @@ class Rate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountPosition:
-    """How far was counted: the next number, and the wall time (microseconds) of the very first batch, if there was."""
+    """The next number, and the wall time of the very first batch in microseconds, if there was one."""
 
     next: int = 0
     started: int | None = None
 
-    def position(self, kind: str) -> Position:
-        """As a manifest holds it."""
+    def encode(self, kind: str) -> Position:
+        """The position as a manifest holds it."""
         return Position(kind=kind, detail={"next": self.next, "started": self.started})
 
     @classmethod
-    def resume(cls, kind: str, position: Position | None) -> CountPosition:
-        """The inverse; ``None`` is a fresh start.
+    def decode(cls, kind: str, position: Position | None) -> CountPosition:
+        """The inverse of :meth:`encode`; ``None`` is a fresh start.
 
         Raises:
             StateIncompatible: the position is of another kind.
@@ -101,15 +100,9 @@ class CountPosition:
         return cls(next=detail["next"], started=detail["started"])
 
 
-# ----------------------------------------------------------------------------------------------------
-# The reader of sources that compute their rows from numbers; knows nothing of what the rows are.
-
-_LONGEST_SEQUENCE: Final = 100_000
-
-
 @dataclass(frozen=True, slots=True)
 class NumberRange:
-    """The plan of a batch: the numbers from ``first`` on that are below ``end``, and when counting was started."""
+    """The plan of a batch: the numbers from ``first`` on, below ``end``, and the wall time of the first batch."""
 
     first: int
     end: int
@@ -117,12 +110,12 @@ class NumberRange:
 
 
 def number_frame(spark: SparkSession, first: int, end: int) -> DataFrame:
-    """One row ``n BIGINT`` for each number. The bounds are data, not literals: nothing is compiled for another batch.
+    """One row ``n BIGINT`` for each number.
 
-    ``spark.range`` would write its bounds into the generated code.
+    The bounds are data, so that Spark compiles once. ``spark.range`` would write them into the generated code.
     """
     count = end - first
-    slices = max(min(spark.sparkContext.defaultParallelism, count), -(-count // _LONGEST_SEQUENCE))
+    slices = max(min(spark.sparkContext.defaultParallelism, count), -(-count // _MAX_SEQUENCE))
     bounds = [first + count * at // slices for at in range(slices + 1)]
     rows = ", ".join(f"({a}L, {b - 1}L)" for a, b in itertools.pairwise(bounds))
     return spark.sql(f"SELECT n FROM VALUES {rows} AS t(a, b) LATERAL VIEW explode(sequence(a, b)) AS n")
@@ -130,9 +123,13 @@ def number_frame(spark: SparkSession, first: int, end: int) -> DataFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountLimits:
-    """How much is counted: to ``limit`` (or for ever), at ``rate`` (or as fast as taken), so many a batch.
+    """How much is counted.
 
-    ``end`` is where a run until caught up ends, if not at what is due when it begins.
+    Attributes:
+        limit: the source ends there; ``None``: never.
+        rate: ``None``: as fast as batches are taken.
+        per_batch: most numbers of a batch, if limited.
+        end: where a run until caught up ends; ``None``: at what is due when it begins.
     """
 
     limit: int | None
@@ -147,69 +144,70 @@ class CountingReader:
     def __init__(
         self,
         context: SourceContext,
-        extent: CountLimits,
+        count_limits: CountLimits,
         kind: str,
         resume: Position | None,
         build: Callable[[NumberRange], DataFrame],
     ) -> None:
-        self._extent = extent
+        self._limits = count_limits
         self._kind = kind
         self._build = build
-        self._count = CountPosition.resume(kind, resume)
+        self._count = CountPosition.decode(kind, resume)
         self._caught_up_at: int | None = None
         self._catching_up = context.until is Until.CAUGHT_UP
-        if self._catching_up and extent.limit is None and extent.rate is None and extent.end is None:
+        endless = count_limits.limit is None and count_limits.rate is None and count_limits.end is None
+        if self._catching_up and endless:
             msg = "a source without limit and rate is never caught up: limit its rows, or give rows_per_second"
             raise GraphError(msg)
 
     def poll(self, *, now: MonotonicTime, wall: WallTime, limits: ReadLimit) -> PollResult:
         """The numbers that are due."""
-        extent, count = self._extent, self._count
-        if extent.limit is not None and count.next >= extent.limit:
+        count_limits, count = self._limits, self._count
+        if count_limits.limit is not None and count.next >= count_limits.limit:
             return Ended()
         started = count.started if count.started is not None else int(wall)
         due = end = self._due(int(wall) - started)
         if end <= count.next:
-            return CaughtUp() if self._catching_up else self._nothing(now, int(wall) - started)
-        caps = [cap for cap in (extent.per_batch, limits.rows) if cap is not None]
-        end = min([end, *(count.next + max(1, cap) for cap in caps)])
+            return CaughtUp() if self._catching_up else self._no_data(now, int(wall) - started)
+        most = [rows for rows in (count_limits.per_batch, limits.rows) if rows is not None]
+        end = min([end, *(count.next + max(1, rows) for rows in most)])
         self._count = replace(count, next=end, started=started)
         rows = end - count.next
         known = ObservedMetrics.known({"rows": rows, "bytes": 0})
         plan = NumberRange(count.next, end, started)
-        takes_all = extent.rate is not None and end == due
+        takes_all = count_limits.rate is not None and end == due
         return PlannedBatch(plan=plan, rows=rows, bytes=0, measures={"rows": known}, takes_all=takes_all)
 
     def _due(self, elapsed: int) -> int:
-        """Below which number may be read now."""
-        extent = self._extent
-        bounds = [extent.limit] if extent.limit is not None else []
-        if self._catching_up and extent.end is not None:
-            bounds.append(extent.end)
-        elif extent.rate is not None:
-            due = extent.rate.due(elapsed)
+        """The number below which numbers may be read now."""
+        count_limits = self._limits
+        bounds = [count_limits.limit] if count_limits.limit is not None else []
+        if self._catching_up and count_limits.end is not None:
+            bounds.append(count_limits.end)
+        elif count_limits.rate is not None:
+            due = count_limits.rate.due(elapsed)
             if self._catching_up:
                 if self._caught_up_at is None:
                     self._caught_up_at = due
                 due = self._caught_up_at
             bounds.append(due)
-        # With neither there is always more.
-        return min(bounds) if bounds else self._count.next + (extent.per_batch or 1)
+        # Without a bound there is always another batch.
+        return min(bounds) if bounds else self._count.next + (count_limits.per_batch or 1)
 
-    def _nothing(self, now: MonotonicTime, elapsed: int) -> NoData:
-        rate = cast("Rate", self._extent.rate)
-        return NoData(wake_at=MonotonicTime(now + max(rate.at(self._count.next) - elapsed, SHORTEST_WAIT)))
+    def _no_data(self, now: MonotonicTime, elapsed: int) -> NoData:
+        rate = cast("Rate", self._limits.rate)
+        return NoData(wake_at=MonotonicTime(now + max(rate.at(self._count.next) - elapsed, _MIN_WAIT)))
 
     def frame(self, plan: object) -> DataFrame:
-        """The plan's rows, computed by the executors."""
+        """A lazy frame of the plan's rows."""
         return self._build(cast("NumberRange", plan))
 
     def position(self) -> Position:
-        """The next number."""
-        return self._count.position(self._kind)
+        """The position after the last plan."""
+        return self._count.encode(self._kind)
 
     def committed(self, checkpoint: CheckpointId, position: Position) -> None:
-        """Nothing is shown elsewhere."""
+        """Do nothing: positions are in checkpoints only."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""

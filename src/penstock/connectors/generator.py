@@ -1,4 +1,4 @@
-"""ps.generator: rows that a user function makes of numbers."""
+"""``ps.generator``: rows that a user function computes from numbers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["Source"]
 
 
-# ----------------------------------------------------------------------------------------------------
-# Rows that a function of the user computes from numbers; knows nothing of what is done with them.
-
 KIND: Final = "generator/1"
 
 
@@ -37,8 +34,8 @@ class Source:
     Args:
         build: from a DataFrame with ``n`` to the rows.
         rows_per_second: pace; ``None`` makes rows as fast as they are taken.
-        rows: end after so many, the watermark then goes to the end of time; ``None`` goes on for ever.
-        per_batch: at most so many rows a batch.
+        rows: end after that many; the watermark then goes to the end of time. ``None`` goes on for ever.
+        per_batch: the most rows of a batch.
 
     Raises:
         GraphError: a number is impossible.
@@ -70,7 +67,7 @@ class Source:
 
     @property
     def position_kind(self) -> str:
-        """The kind of its positions."""
+        """The kind of this source's positions."""
         return KIND
 
     def schema(self, spark: SparkSession) -> StructType:
@@ -79,7 +76,7 @@ class Source:
         Raises:
             UserFunctionError: ``build`` failed, or gave no DataFrame.
         """
-        return self._built(spark, NumberRange(0, 1, 0)).schema
+        return self._build_rows(spark, NumberRange(0, 1, 0)).schema
 
     def open(self, context: SourceContext, resume: Position | None) -> CountingReader:
         """A reader that counts on after ``resume``.
@@ -88,32 +85,32 @@ class Source:
             StateIncompatible: the position is of another kind.
         """
         rate = None if self.rows_per_second is None else Rate.of(self.rows_per_second)
-        extent = CountLimits(limit=self.rows, rate=rate, per_batch=self.per_batch, end=self._end)
-        return CountingReader(context, extent, KIND, resume, lambda plan: self._built(context.spark, plan))
+        limits = CountLimits(limit=self.rows, rate=rate, per_batch=self.per_batch, end=self._end)
+        return CountingReader(context, limits, KIND, resume, lambda plan: self._build_rows(context.spark, plan))
 
-    def _built(self, spark: SparkSession, plan: NumberRange) -> DataFrame:
+    def _build_rows(self, spark: SparkSession, plan: NumberRange) -> DataFrame:
         from pyspark.sql import DataFrame
 
         code: Any = getattr(self.build, "__code__", None)
         where = f"{code.co_filename}:{code.co_firstlineno}" if code else None
         try:
-            made: Any = self.build(number_frame(spark, plan.first, plan.end))
+            rows: Any = self.build(number_frame(spark, plan.first, plan.end))
         except PenstockError:
             raise
         except Exception as error:
             msg = f"the generator's function failed: {error}"
             raise UserFunctionError(msg, where=where) from error
-        if not isinstance(made, DataFrame):
-            msg = f"the generator's function must return a DataFrame, it gave {type(made).__name__}"
+        if not isinstance(rows, DataFrame):
+            msg = f"the generator's function must return a DataFrame, it gave {type(rows).__name__}"
             raise UserFunctionError(msg, where=where)
-        return made
+        return rows
 
     def replayed(self, end: Position | None) -> Source:
-        """The same numbers; a run until caught up ends at ``end``, if that is given."""
-        return replace(self, _end=None if end is None else CountPosition.resume(KIND, end).next)
+        """The same numbers; a run until caught up ends at ``end``, if given."""
+        return replace(self, _end=None if end is None else CountPosition.decode(KIND, end).next)
 
     def describe(self) -> str:
-        """For people."""
-        extent = "rows" if self.rows is None else f"{self.rows} rows"
+        """Number of rows and rate, for people."""
+        count = "rows" if self.rows is None else f"{self.rows} rows"
         pace = "" if self.rows_per_second is None else f", {self.rows_per_second:g} rows/s"
-        return f"generator of {extent}{pace}"
+        return f"generator of {count}{pace}"

@@ -1,4 +1,4 @@
-"""ps.memory: rows kept in this process."""
+"""``ps.memory``: rows kept in this process, for tests and notebooks."""
 
 from __future__ import annotations
 
@@ -23,15 +23,13 @@ if TYPE_CHECKING:
 __all__ = ["Sink"]
 
 
-# ----------------------------------------------------------------------------------------------------
-# Rows in the driver's memory, for tests and notebooks; the one sink that brings rows into the driver on purpose.
-
 KIND: Final = "memory/1"
+"""Kind of the committables."""
 
 
 @dataclass(slots=True)
 class _Store:
-    """What the sinks of one name hold. An epoch is staged, then published or voided, once."""
+    """The epochs of the sinks of one name: staged, then published or voided, once."""
 
     staged: dict[str, list[pa.Table]] = field(default_factory=dict)
     published: dict[str, list[pa.Table]] = field(default_factory=dict)
@@ -48,7 +46,7 @@ def _store(name: str) -> _Store:
 
 
 def clear_rows(name: str) -> None:
-    """Let go of all rows of the sinks of one name, when none of them is used any more."""
+    """Drop all rows of the sinks of one name, once none of them is in use."""
     with _STORES_LOCK:
         _STORES.pop(name, None)
 
@@ -79,12 +77,12 @@ class Sink:
 
     @property
     def accepts_changes(self) -> bool:
-        """Rows are kept as they come, ``_change`` among their columns."""
+        """Change rows are kept as they are, with the column ``_change``."""
         return True
 
     @property
     def guarantee(self) -> Guarantee:
-        """Within one process."""
+        """Exactly-once, within one process."""
         return Guarantee.EXACTLY_ONCE
 
     @property
@@ -105,7 +103,11 @@ class Sink:
                 epoch.clear()
 
     def check(self, schema: StructType) -> None:
-        """Any column that Arrow can hold."""
+        """Check that Arrow can hold the columns.
+
+        Raises:
+            GraphError: it cannot.
+        """
         from pyspark.sql.pandas.types import to_arrow_schema
 
         from penstock.errors import GraphError
@@ -125,7 +127,7 @@ class Sink:
         return ()
 
     def describe(self) -> str:
-        """For people."""
+        """The name, for people."""
         return f"memory {self._name}"
 
 
@@ -151,7 +153,7 @@ class MemoryWriter:
         return PreparedMemory(self._name, self._context, checkpoint, epoch)
 
     def close(self) -> None:
-        """Staged rows of no checkpoint are dropped."""
+        """Drop staged rows of no checkpoint."""
         self._epoch = []
 
 
@@ -165,7 +167,7 @@ class PreparedMemory:
     epoch: list[pa.Table]
 
     def materialise(self) -> Sequence[Committable]:
-        """Stage it under an identity that is never used again."""
+        """Stage the epoch under an identity that is never used again."""
         if not self.epoch:
             return ()
         context = self.context
@@ -173,7 +175,7 @@ class PreparedMemory:
         store = _store(self.name)
         with store.lock:
             store.staged[identity] = self.epoch
-        made = Committable(
+        committable = Committable(
             uid=context.uid,
             kind=KIND,
             checkpoint=self.checkpoint,
@@ -181,18 +183,18 @@ class PreparedMemory:
             files=(),
             detail={"identity": identity},
         )
-        return (made,)
+        return (committable,)
 
 
 class MemoryCommitter:
-    """Commits and voids committables of kind ``memory/1``; needs neither a file system nor failpoints."""
+    """Commits and voids committables of kind ``memory/1``."""
 
     def __init__(self, filesystem: FileSystem | None = None, failpoint: Callable[[str], None] | None = None) -> None:
-        """The arguments of every committer; unused."""
+        """Take the arguments of every committer; neither is used."""
 
     def commit(self, item: Committable) -> CommitOutcome:
-        """Show the rows. ``ALREADY_DONE``: they are shown, were voided, or were lost with their process."""
-        store, identity = _of(item)
+        """Publish the rows. ``ALREADY_DONE``: they were published, voided, or lost with their process."""
+        store, identity = _locate(item)
         with store.lock:
             if identity not in store.staged:
                 return CommitOutcome.ALREADY_DONE
@@ -200,8 +202,8 @@ class MemoryCommitter:
             return CommitOutcome.DONE
 
     def void(self, item: Committable) -> CommitOutcome:
-        """Drop the rows."""
-        store, identity = _of(item)
+        """Drop the rows. ``ALREADY_DONE``: they were published."""
+        store, identity = _locate(item)
         with store.lock:
             if identity in store.published:
                 return CommitOutcome.ALREADY_DONE
@@ -209,6 +211,6 @@ class MemoryCommitter:
             return CommitOutcome.DONE
 
 
-def _of(item: Committable) -> tuple[_Store, str]:
+def _locate(item: Committable) -> tuple[_Store, str]:
     detail: Any = item.detail
     return _store(item.target), str(detail["identity"])

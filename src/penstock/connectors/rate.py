@@ -1,4 +1,4 @@
-"""ps.rate: numbered rows at a pace."""
+"""``ps.rate``: numbered rows at a steady rate, for demonstrations and load tests."""
 
 from __future__ import annotations
 
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["Source"]
 
 
-# ----------------------------------------------------------------------------------------------------
-# Numbers at a steady pace, for demonstrations and load tests; knows nothing of what is done with them.
-
 KIND: Final = "rate/1"
 
 
@@ -41,7 +38,7 @@ class Source:
 
     Args:
         rows_per_second: above 0; fractions allowed.
-        limit: end after so many rows; ``None`` goes on for ever.
+        limit: end after that many rows; ``None`` goes on for ever.
 
     Raises:
         GraphError: a number is impossible.
@@ -67,7 +64,7 @@ class Source:
 
     @property
     def position_kind(self) -> str:
-        """The kind of its positions."""
+        """The kind of this source's positions."""
         return KIND
 
     def schema(self, spark: SparkSession) -> StructType:  # noqa: ARG002 - the same in every session
@@ -89,13 +86,13 @@ class Source:
             frame = number_frame(context.spark, plan.first, plan.end)
             return frame.selectExpr("n AS value", f"timestamp_micros({micros}) AS at")
 
-        extent = CountLimits(limit=self.limit, rate=rate, per_batch=None, end=self._end)
-        return CountingReader(context, extent, KIND, resume, rows)
+        limits = CountLimits(limit=self.limit, rate=rate, per_batch=None, end=self._end)
+        return CountingReader(context, limits, KIND, resume, rows)
 
     def replayed(self, end: Position | None) -> Source:
-        """The same numbers; a run until caught up ends at ``end``, if that is given."""
-        return replace(self, _end=None if end is None else CountPosition.resume(KIND, end).next)
+        """The same numbers; a run until caught up ends at ``end``, if given."""
+        return replace(self, _end=None if end is None else CountPosition.decode(KIND, end).next)
 
     def describe(self) -> str:
-        """For people."""
+        """The rate, for people."""
         return f"rate {self.rows_per_second:g} rows/s"

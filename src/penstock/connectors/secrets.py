@@ -1,8 +1,6 @@
-"""References to secrets, resolved only where a client is made; and which client properties may hold nothing else.
+"""References to secrets. Descriptions, plans and closures carry a reference, never the secret.
 
-A reference is what descriptions, plans and closures carry. Each process that connects to a broker resolves it for
-itself, from its own environment or disk, and hands the value to the client library alone: no secret is ever in a task,
-a broadcast, a manifest or a log.
+Each process that connects resolves it from its own environment or disk, for the client library only.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ class EnvironmentSecret:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.name):
-            # What was given is not shown: it may be the secret itself.
+            # The name is not shown: it may be the secret itself.
             msg = (
                 "env() takes the name of an environment variable (letters, digits and '_'), as in env('KAFKA_PASSWORD')"
             )
@@ -65,7 +63,7 @@ class FileSecret:
         return f"file({self.path!r})"
 
     def resolve(self) -> str:
-        """The content, read anew each time: a secret that was changed counts from the next client on.
+        """The content, read by each call: the next client uses a changed secret.
 
         Raises:
             ConnectorError: the file cannot be read, is empty, or is not text.
@@ -91,10 +89,10 @@ Option: TypeAlias = "str | int | float | bool | EnvironmentSecret | FileSecret"
 
 
 def env(name: str) -> EnvironmentSecret:
-    """A client property's value that is in an environment variable of each process that connects.
+    """The value of a client property, in an environment variable of each process that connects.
 
     Raises:
-        GraphError: that is no name of a variable.
+        GraphError: ``name`` is no name of a variable.
 
     >>> env("KAFKA_PASSWORD")
     env('KAFKA_PASSWORD')
@@ -103,7 +101,7 @@ def env(name: str) -> EnvironmentSecret:
 
 
 def file(path: str | os.PathLike[str]) -> FileSecret:
-    """A client property's value that is in a file on each machine that connects.
+    """The value of a client property, in a file on each machine that connects.
 
     Raises:
         GraphError: the path is not absolute.
@@ -115,7 +113,7 @@ def file(path: str | os.PathLike[str]) -> FileSecret:
 
 
 def resolve(options: Mapping[str, Option]) -> dict[str, str | int | float | bool]:
-    """Client properties with the secrets in them: for the client library alone.
+    """Client properties with their secrets resolved, for the client library only.
 
     Raises:
         ConnectorError: a secret is not there; the message names its reference.
@@ -134,10 +132,10 @@ _SECRET_VALUE: Final = re.compile(r"PRIVATE KEY-----|//[^/@\s]*:[^/@\s]*@|(?i:\b
 
 
 def check_option(name: str, value: object) -> None:
-    """Refuse a secret that is written out, by the property's name or by what the value looks like.
+    """Refuse a written-out secret, recognised by the property's name or by its value.
 
     Raises:
-        GraphError: the value would be in the description of the pipeline; the message does not show it.
+        GraphError: the value is one. The message does not show it.
     """
     if isinstance(value, EnvironmentSecret | FileSecret):
         return

@@ -1,4 +1,4 @@
-"""Output staged by Spark; the committer for each kind of committable."""
+"""How sinks stage rows with Spark; the committer for each kind of committable."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from penstock.interfaces.sink import Committer
 
 
-# ----------------------------------------------------------------------------------------------------
-# Which committer understands a committable of which kind: so output of a removed sink can be published too.
-#
-# The one module that knows the connectors; it imports one only when a committable of its kind is there.
+# ---- committers ------------------------------------------------------------------------------------------------------
 
 COMMITTERS: Final[Mapping[str, str]] = {
     "files/1": "penstock.connectors.files.committer:FilesCommitter",
     "memory/1": "penstock.connectors.memory:MemoryCommitter",
 }
-"""Kind of committable to ``module:class``, made with a file system and a failpoint. No kind is ever removed."""
+"""Kind of committable to ``module:class``, imported when needed. No kind is ever removed.
+
+So output of a sink that a pipeline no longer has can be published too.
+"""
 
 
 def committer(kind: str, filesystem: FileSystem, failpoint: Callable[[str], None] = lambda _name: None) -> Committer:
@@ -45,52 +45,51 @@ def committer(kind: str, filesystem: FileSystem, failpoint: Callable[[str], None
         raise StateIncompatible(msg)
     module, _, name = COMMITTERS[kind].partition(":")
     try:
-        made: Callable[[FileSystem, Callable[[str], None]], Committer] = getattr(import_module(module), name)
+        make: Callable[[FileSystem, Callable[[str], None]], Committer] = getattr(import_module(module), name)
     except ImportError as error:
         msg = f"output of kind {kind!r} waits to be published, but {error}: install the extra that brings it"
         raise StateIncompatible(msg) from error
-    return made(filesystem, failpoint)
+    return make(filesystem, failpoint)
 
 
-# ----------------------------------------------------------------------------------------------------
-# The Spark side of sinks: counted writes, and removal of what only this process wrote; knows no checkpoint.
+# ---- staging ---------------------------------------------------------------------------------------------------------
 
-_QUIET: Final = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
+_NO_SUCCESS_FILE: Final = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
 
 
 def write_staged(frame: DataFrame, url: str) -> int | None:
-    """Write all rows as Parquet into a new folder, in one job. Returns how many, if Spark told."""
+    """Write all rows as Parquet into a new folder, in one job. Returns their number, if Spark reported it."""
     observed, rows = with_row_count(frame)
-    observed.write.options(**_QUIET).mode("error").parquet(url)
+    observed.write.options(**_NO_SUCCESS_FILE).mode("error").parquet(url)
     return rows()
 
 
 def rows_in(path: str) -> int:
-    """How many rows a staged file has, from its footer."""
+    """The number of rows of a staged file, from its footer."""
     import pyarrow.parquet as pq
 
     return int(pq.read_metadata(path).num_rows)
 
 
 def read_staged(spark: SparkSession, urls: Sequence[str], schema: StructType) -> DataFrame:
-    """The rows of staged folders. Names of folders are names only, neither patterns nor columns."""
-    plain = {"__globPaths__": "false", "recursiveFileLookup": "true"}
-    return spark.read.schema(schema).options(**plain).parquet(*urls)
+    """The rows of staged folders. Names of folders are neither patterns nor columns."""
+    options = {"__globPaths__": "false", "recursiveFileLookup": "true"}
+    return spark.read.schema(schema).options(**options).parquet(*urls)
 
 
-def write(frame: DataFrame, url: str, form: str, partition_by: Sequence[str], options: Mapping[str, str]) -> None:
-    """Write all rows in a format for readers into a new folder, in one job."""
-    writer = frame.write.format(form).options(**options).options(**_QUIET).mode("error")
+def write(frame: DataFrame, url: str, format: str, partition_by: Sequence[str], options: Mapping[str, str]) -> None:
+    """Write all rows in a format into a new folder, in one job."""
+    writer = frame.write.format(format).options(**options).options(**_NO_SUCCESS_FILE).mode("error")
     if partition_by:
         writer = writer.partitionBy(*partition_by)
     writer.save(url)
 
 
 def sync_folders(files: Sequence[str], top: str) -> None:
-    """Make the names of folders durable that Spark made for files, up to and with ``top``'s own.
+    """Sync the folders that Spark made for files, up to and including the parent of ``top``.
 
-    A file system syncs what lies below its root; a sink's target does not. Without this a power loss could take a
-    staged file away with its folder, and a staged file that is gone counts as published.
+    A ``FileSystem`` syncs only what lies below its own root, and a sink's target does not. Without this a power loss
+    could remove a staged file with its folder, and a staged file that is gone counts as published.
     """
     folders = {os.path.dirname(top)}
     for file in files:

@@ -1,4 +1,8 @@
-"""JSON to Arrow where Spark's from_json would give the same."""
+"""JSON text to Arrow structs, many values at once, where Spark's ``from_json`` would give the same.
+
+Sources that decode while they read use it: :func:`decoder_of` in the driver, :meth:`JsonDecoder.decode` anywhere. A
+value that may come out otherwise is left to Spark.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +23,15 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 
-# ----------------------------------------------------------------------------------------------------
-# Types of JSON records in Arrow: how ``pyarrow.json`` is to read each, and of which values Spark has the same idea.
-#
-# Knows nothing of text and blocks. Where a type is read otherwise by Spark, it is read here as something wider and only
-# those values are certain for which both were found to agree; see :func:`certain`.
+# ---- types -----------------------------------------------------------------------------------------------------------
+
+# Where Spark reads a type in another way than pyarrow.json, it is read here as a wider type, and only those values are
+# exact for which both were found to agree.
 
 Array: TypeAlias = Any
 """An Arrow array; pyarrow has no types."""
 Exactness: TypeAlias = Any
-"""A boolean array without nulls: for each value whether it is certain. ``None``: all are."""
+"""A boolean array without nulls: which values are exact, the same as Spark's. ``None``: all are."""
 _SIMPLE: Final = {
     "BooleanType": pa.bool_(),
     "ByteType": pa.int8(),
@@ -51,7 +54,7 @@ _IS_ZONED: Final = f"^{_TIME}(Z|[+-](0[0-9]|1[0-7]):[0-5][0-9])$"
 
 
 def arrow_type(kind: DataType) -> pa.DataType | None:
-    """The Arrow type that Spark has for a type; ``None`` if values of it cannot be read here with certainty."""
+    """Spark's Arrow type for a type; ``None`` if its values cannot be read exactly here."""
     from pyspark.sql.types import ArrayType, DecimalType, StringType, StructType
 
     if isinstance(kind, StructType):
@@ -75,16 +78,16 @@ def _struct_type(kind: StructType) -> pa.DataType | None:
 
 
 def read_type(kind: pa.DataType) -> pa.DataType:
-    """As what ``pyarrow.json`` is to read values of an Arrow type."""
+    """The type with which ``pyarrow.json`` reads values of an Arrow type."""
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, read_type(field.type)) for field in kind])
     if pa.types.is_list(kind):
         return pa.list_(read_type(kind.value_type))
     if pa.types.is_integer(kind):
-        return pa.int64()  # one that is too big for a smaller type does not spoil the block then
+        return pa.int64()  # so that a number that is too big for a smaller type does not fail the whole block
     if pa.types.is_decimal(kind):
-        # 128 bits overflow without a word when a number of many digits gets the scale of the type. 38 digits and a
-        # scale of up to 38 always fit into 256 bits.
+        # A number of many digits overflows 128 bits silently when it gets the scale of the type. 38 digits and a scale
+        # of up to 38 always fit into 256 bits.
         return pa.decimal256(38, kind.scale)
     if pa.types.is_temporal(kind) or pa.types.is_binary(kind):
         return pa.string()
@@ -92,18 +95,18 @@ def read_type(kind: pa.DataType) -> pa.DataType:
 
 
 def exact_values(array: Array, kind: pa.DataType, *, is_utc: bool) -> tuple[Array, Exactness]:
-    """Values as they were read, as the type they are to have, and which of them are what Spark would give.
+    """Values with their final type, and which of them are exactly what Spark would give.
 
     Args:
-        array: of the type that :func:`read_type` tells.
-        kind: the Arrow type wanted.
-        is_utc: whether times without a zone are meant in UTC.
+        array: of the type :func:`read_type`.
+        kind: the final Arrow type.
+        is_utc: whether times without a zone are in UTC.
 
     Raises:
-        pyarrow.ArrowInvalid: one is of no use, no telling which: a day that a month does not have.
+        pyarrow.ArrowInvalid: a value cannot be converted, such as a day that a month does not have.
 
-    >>> numbers, sure = exact_values(pa.array([1, 1000, None]), pa.int8(), is_utc=False)
-    >>> numbers.to_pylist(), sure.to_pylist()
+    >>> numbers, exact = exact_values(pa.array([1, 1000, None]), pa.int8(), is_utc=False)
+    >>> numbers.to_pylist(), exact.to_pylist()
     ([1, None, None], [True, False, True])
     """
     for is_kind, convert in _CONVERSIONS:
@@ -113,31 +116,31 @@ def exact_values(array: Array, kind: pa.DataType, *, is_utc: bool) -> tuple[Arra
 
 
 def exact_in_both(first: Exactness, second: Exactness) -> Exactness:
-    """What is certain in both."""
+    """Which values are exact in both."""
     if first is None or second is None:
         return second if first is None else first
     return pc.and_(first, second)
 
 
 def _struct(array: Array, kind: pa.DataType, *, is_utc: bool) -> tuple[Array, Exactness]:
-    sure = None
+    exact = None
     children = []
-    for place, field in enumerate(kind):
-        child, child_sure = exact_values(array.field(place), field.type, is_utc=is_utc)
+    for index, field in enumerate(kind):
+        child, child_exact = exact_values(array.field(index), field.type, is_utc=is_utc)
         children.append(child)
-        sure = exact_in_both(sure, child_sure)
+        exact = exact_in_both(exact, child_exact)
     mask = array.is_null() if array.null_count else None
-    return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask), sure
+    return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask), exact
 
 
 def _list(array: Array, kind: pa.DataType, *, is_utc: bool) -> tuple[Array, Exactness]:
-    values, sure = exact_values(array.values, kind.value_type, is_utc=is_utc)
+    values, exact = exact_values(array.values, kind.value_type, is_utc=is_utc)
     mask = array.is_null() if array.null_count else None
     lists = pa.ListArray.from_arrays(array.offsets, values, type=kind, mask=mask)
-    if sure is None:
+    if exact is None:
         return lists, None
-    unsure = pc.list_parent_indices(lists).filter(pc.invert(sure))
-    return lists, pc.invert(pc.is_in(pa.array(range(len(lists)), unsure.type), value_set=unsure))
+    inexact = pc.list_parent_indices(lists).filter(pc.invert(exact))
+    return lists, pc.invert(pc.is_in(pa.array(range(len(lists)), inexact.type), value_set=inexact))
 
 
 def _integers(array: Array, kind: pa.DataType, *, is_utc: bool) -> tuple[Array, Exactness]:
@@ -161,12 +164,12 @@ def _within(array: Array, kind: pa.DataType, least: int | Decimal, most: int | D
 
 
 def _floats(array: Array, kind: pa.DataType, *, is_utc: bool) -> tuple[Array, Exactness]:
-    """Numbers; Spark makes a positive zero of ``-0``, but not of ``-0.0``."""
+    """Floating-point numbers. Spark reads ``-0`` as a positive zero, but not ``-0.0``."""
     del kind, is_utc
     minus_zero = -(2 ** (array.type.bit_width - 1))
     bits = array.view(pa.int64() if pa.types.is_float64(array.type) else pa.int32())
-    usual = pc.and_(pc.is_finite(array), pc.not_equal(bits, minus_zero))
-    return array, None if pc.all(usual).as_py() is not False else pc.fill_null(usual, True)
+    exact = pc.and_(pc.is_finite(array), pc.not_equal(bits, minus_zero))
+    return array, None if pc.all(exact).as_py() is not False else pc.fill_null(exact, True)
 
 
 def _times(array: Array, kind: pa.DataType, *, is_utc: bool) -> tuple[Array, Exactness]:
@@ -184,13 +187,13 @@ def _times(array: Array, kind: pa.DataType, *, is_utc: bool) -> tuple[Array, Exa
 
 def _bytes(array: Array, kind: pa.DataType, *, is_utc: bool) -> tuple[Array, Exactness]:
     del kind, is_utc
-    values = [None if text is None else _decoded(text) for text in array.to_pylist()]
+    values = [None if text is None else _decode_base64(text) for text in array.to_pylist()]
     found = pa.array(values, pa.binary())
     return found, None if found.null_count == array.null_count else pc.or_(found.is_valid(), array.is_null())
 
 
-def _decoded(text: str) -> bytes | None:
-    """Base64 in the one way that a value can be written; ``None`` otherwise."""
+def _decode_base64(text: str) -> bytes | None:
+    """The bytes of canonical base64; ``None`` for any other text."""
     try:
         value = base64.b64decode(text, validate=True)
     except ValueError:
@@ -198,12 +201,12 @@ def _decoded(text: str) -> bytes | None:
     return value if base64.b64encode(value).decode() == text else None
 
 
-def _only(array: Array, sure: Array, kind: pa.DataType) -> tuple[Array, Exactness]:
-    """The values that are certain, as the type wanted; nulls are."""
-    if pc.all(sure).as_py() is not False:
+def _only(array: Array, exact: Array, kind: pa.DataType) -> tuple[Array, Exactness]:
+    """The exact values with their final type; the others become null. Nulls are exact."""
+    if pc.all(exact).as_py() is not False:
         return array.cast(kind), None
-    sure = pc.fill_null(sure, True)
-    return pc.if_else(sure, array, None).cast(kind), sure
+    exact = pc.fill_null(exact, True)
+    return pc.if_else(exact, array, None).cast(kind), exact
 
 
 _CONVERSIONS: Final = (
@@ -217,57 +220,45 @@ _CONVERSIONS: Final = (
 )
 
 
-# ----------------------------------------------------------------------------------------------------
-# JSON text to Arrow structs, many values at once, where Spark's ``from_json`` is certain to give the same; no source.
-#
-# For sources that implement :class:`penstock.sources.base.DecodesJson`::
-#
-#     decoder = decoder_of(record)       # in the driver, in Source.decoding; None: this record cannot be decoded here
-#     decoded = decoder.decode(values)   # anywhere, also in Python workers: a list of bytes and None
-#     decoded.records                    # the column RECORD: a struct for each value, NULL where Spark is to decide
-#     decoded.rest                       # the text's column: the value where Spark is to decide, NULL elsewhere
-#     decoded.missing                    # rows without a record: those for Spark, and null values (UNDECIDED)
-#
-# A decoder is a small frozen value that can be pickled; ``decoder.record`` is the Arrow type of the column ``RECORD``.
-#
-# The text is read by ``pyarrow.json`` in blocks. It is no ``from_json``: it takes what Spark refuses, gives other
-# values for some texts, and one bad value spoils its block, or even the process. So values are screened before, what a
-# reading is not sure of is looked at after (:mod:`penstock.sources.json_values`), and a block that cannot be read is
-# cut.
+# ---- decoding --------------------------------------------------------------------------------------------------------
 
-"""An Arrow array; pyarrow has no types."""
+# pyarrow.json reads blocks of text. It accepts text that Spark refuses, gives other values for some texts, and one bad
+# value fails its block, or even ends the process. So values are screened before they are read and checked afterwards
+# (exact_values), and a block that cannot be read is cut.
+
 _BLOCK_ROWS: Final = 16_384  # pyarrow takes no more than 100,000
 _BLOCK_BYTES: Final = 4 * 1024 * 1024
-_LONGEST: Final = 32 * 1024
-"""Bytes; longer values are left to Spark. So no name has more than the 50,000 characters that Jackson takes."""
-_MOST: Final = 900
-"""Levels, and digits of a number; Jackson takes 1,000, and our envelope is a level of its own."""
+_MAX_VALUE_BYTES: Final = 32 * 1024
+"""Longer values are left to Spark. So no name has more than the 50,000 characters that Jackson accepts."""
+_MAX_DEPTH: Final = 900
+"""Most levels of a value, and most digits of a number. Jackson accepts 1,000, and Spark's envelope is a level."""
 _UTC: Final = frozenset({"UTC", "Etc/UTC", "GMT", "Etc/GMT", "Z", "Zulu", "+00:00"})
 _SPACE: Final = b" \t\r\n"
 _LOOK_BACK: Final = 32
+"""Bytes before a bare word that are searched for the beginning of a value."""
 _DIGITS: Final = bytes(48 if chr(code) in "0123456789.eE+-" else 32 for code in range(256))
-# pyarrow takes more such words for numbers than Jackson does, also in fields that are not wanted.
-_WORDS: Final = (re.compile(b"NaN"), re.compile(b"Inf"))  # both in one take ten times as long
+# pyarrow reads more such words as numbers than Jackson does, also in fields that are not read.
+_WORDS: Final = (re.compile(b"NaN"), re.compile(b"Inf"))  # one pattern for both takes ten times as long
 _BEFORE_VALUE: Final = (b":", b"[", b",", b"")
-# What pyarrow says of a block: which row it cannot take, or which text it cannot make a number of.
+# How an error of pyarrow names the row that it cannot read, or the text that is no number.
 _ROW: Final = re.compile(r" in row (\d+)$")
 _NUMBER: Final = re.compile(r"(?:parse:|\d\): |string ')([-+.0-9eE]+)")
-_FAILURES: Final = 16
-"""Readings of a block, or of a part of it, that may fail before the rest is left to Spark …"""
+_MAX_FAILURES: Final = 16
+"""Failed reads of a block, or of parts of it, after which the rest is left to Spark."""
 _ROWS_PER_FAILURE: Final = 200
-"""… and one more for so many that were read: a failure costs two readings, each as long as 200 rows take."""
-_PATIENCE: Final = 5
-"""Readings that fail may look at so many times the rows of the block."""
+"""One more failure is allowed per 200 rows read: a failure costs two more reads, each as long as 200 rows take."""
+_MAX_FAILED_ROWS: Final = 5
+"""Most rows that failed reads may look at, in multiples of the rows of the block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What became of some values, in their order.
+    """The result of decoding some values, in their order.
 
     Attributes:
-        records: a struct array; null where there is no record.
-        rest: a binary array: the values that are Spark's to decode, null elsewhere.
-        missing: how many have no record. Zero: every value is good.
+        records: a struct array (column ``DECODED_RECORD``); null where there is no record.
+        rest: a binary array: the values that Spark has to decode, null elsewhere.
+        missing: number of values without a record, null values included (metric ``UNDECODED_METRIC``).
     """
 
     records: Array
@@ -277,22 +268,22 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class JsonDecoder:
-    """Decodes JSON objects of one schema.
+    """Decodes JSON objects of one schema. Can be pickled.
 
     Attributes:
-        record: the Arrow type of the records, as Spark has it.
-        is_utc: whether the session's time zone is UTC, so that times without a zone can be read here.
+        record: Spark's Arrow type of the records.
+        is_utc: whether the session's time zone is UTC, so that times without a zone can be decoded here.
     """
 
     record: Any
     is_utc: bool = False
 
     def in_zone(self, zone: str | None) -> JsonDecoder:
-        """The same for a session of this time zone (``spark.sql.session.timeZone``)."""
+        """The decoder for a session of this time zone (``spark.sql.session.timeZone``)."""
         return replace(self, is_utc=zone in _UTC)
 
     def decode(self, values: Sequence[bytes | None]) -> Decoded:
-        """Decode as many values as are certain.
+        """Decode the values whose result is exact.
 
         >>> decoder = JsonDecoder(pa.struct([("id", pa.int64())]))
         >>> decoded = decoder.decode([b'{"id": 1}', b"{", None])
@@ -307,51 +298,51 @@ class JsonDecoder:
         return Decoded(records, rest, records.null_count)
 
     def _block(self, values: Sequence[bytes | None]) -> Array:
-        """The records of some values, null where there is none."""
-        places: Sequence[int]
+        """The records of the values of a block, null where there is none."""
+        indexes: Sequence[int]
         texts: Sequence[bytes]
         if _can_be_read(values):
-            places, texts = range(len(values)), values  # type: ignore[assignment]  # none is null
+            indexes, texts = range(len(values)), values  # type: ignore[assignment]  # none is null
         else:
-            places, texts = _readable(values)
+            indexes, texts = _readable(values)
         parts = [pa.array([], self.record)]
         taken: list[int | None] = [None] * len(values)
         count = 0
-        for start, records in self._runs(texts):
+        for start, records in self._read_parts(texts):
             if len(records) == len(values):
                 return records
             parts.append(records)
-            for number, place in enumerate(places[start : start + len(records)], start=count):
-                taken[place] = number
+            for number, index in enumerate(indexes[start : start + len(records)], start=count):
+                taken[index] = number
             count += len(records)
         return pa.concat_arrays(parts).take(pa.array(taken, pa.int64()))
 
-    def _runs(self, texts: Sequence[bytes]) -> Iterator[tuple[int, Array]]:
-        """Records of texts that were read together, and where they begin.
+    def _read_parts(self, texts: Sequence[bytes]) -> Iterator[tuple[int, Array]]:
+        """Records of texts that were read together, and the index of the first one.
 
-        A text that cannot be read costs itself, and its block a few readings more. Where there are many of them, that
-        would cost more than it saves: what is left of the block then is Spark's.
+        Each text that cannot be read costs its block a few more reads. If there are many, that costs more than it
+        saves, and the rest of the block is left to Spark.
         """
-        pieces = [(0, len(texts))] if texts else []
-        failures, rows = _FAILURES, _PATIENCE * len(texts)
-        while pieces and failures > 0 and rows > 0:
-            start, end = pieces.pop()
+        ranges = [(0, len(texts))] if texts else []
+        failures, rows = _MAX_FAILURES, _MAX_FAILED_ROWS * len(texts)
+        while ranges and failures > 0 and rows > 0:
+            start, end = ranges.pop()
             try:
                 records = self._read(texts[start:end])
             except pa.ArrowInvalid as error:
                 is_syntax, bad = _bad_row(str(error), texts[start:end])
                 failures -= 1
                 rows -= bad if bad is not None and is_syntax else end - start
-                pieces += _cut(start, end, bad)
+                ranges += _cut(start, end, bad)
             else:
                 yield start, records
                 failures += (end - start) // _ROWS_PER_FAILURE
 
     def _read(self, texts: Sequence[bytes]) -> Array:
-        """The records of texts that :func:`_can_be_read`, null where one is not certain.
+        """The records of texts that :func:`_can_be_read`, null where one is not exact.
 
         Raises:
-            pyarrow.ArrowInvalid: one of them spoils it for all.
+            pyarrow.ArrowInvalid: one of them cannot be read.
         """
         joined = b"\n".join([*texts, b""])
         table = pj.read_json(
@@ -364,12 +355,12 @@ class JsonDecoder:
             raise pa.ArrowInvalid(msg)
         columns = [column.combine_chunks() for column in table.columns]
         read = pa.StructArray.from_arrays(columns, names=table.column_names)
-        records, sure = exact_values(read, self.record, is_utc=self.is_utc)
-        return records if sure is None else pc.if_else(sure, records, None)
+        records, exact = exact_values(read, self.record, is_utc=self.is_utc)
+        return records if exact is None else pc.if_else(exact, records, None)
 
 
 def decoder_of(record: StructType) -> JsonDecoder | None:
-    """A decoder of a record with these fields, or ``None`` if there is a type among them that is Spark's alone.
+    """A decoder of a record with these fields, or ``None`` if only Spark can decode one of their types.
 
     Those are ``MAP``, ``VARIANT``, intervals, ``TIME``, ``CHAR``, ``VARCHAR``, collated strings, structs without
     fields, with two fields of one name (case does not count) or one that is ``NOT NULL``, and types of a user's own.
@@ -378,7 +369,7 @@ def decoder_of(record: StructType) -> JsonDecoder | None:
     Within the others, some values are left to Spark: a number or an object for a ``STRING``; anything but
     ``yyyy-MM-dd`` for a ``DATE``; anything but ``yyyy-MM-ddTHH:mm:ss[.ffffff]`` with ``Z`` or ``+hh:mm`` for a
     ``TIMESTAMP`` (without a zone too where the session is in UTC), and without a zone for a ``TIMESTAMP_NTZ``; a
-    decimal that would be rounded; a negative zero; ``NaN`` and ``Infinity``; a field that stands twice; and records
+    decimal that would be rounded; a negative zero; ``NaN`` and ``Infinity``; a field that appears twice; and records
     that are long (32 KiB) or deep.
     """
     kind = arrow_type(record)
@@ -392,39 +383,39 @@ def _parse_options(record: pa.DataType) -> Any:
 
 
 def _blocks(values: Sequence[bytes | None]) -> Iterator[Sequence[bytes | None]]:
-    """Runs of values of a size that is read at once."""
-    pieces = [(start, min(start + _BLOCK_ROWS, len(values))) for start in range(0, len(values), _BLOCK_ROWS)]
-    pieces.reverse()
-    while pieces:
-        start, end = pieces.pop()
+    """The values in blocks of a size that is read at once."""
+    ranges = [(start, min(start + _BLOCK_ROWS, len(values))) for start in range(0, len(values), _BLOCK_ROWS)]
+    ranges.reverse()
+    while ranges:
+        start, end = ranges.pop()
         block = values[start:end]
         if end - start > 1 and sum(map(len, filter(None, block))) > _BLOCK_BYTES:
-            pieces += _cut(start, end, None)
+            ranges += _cut(start, end, None)
         else:
             yield block
 
 
 def _readable(values: Sequence[bytes | None]) -> tuple[Sequence[int], Sequence[bytes]]:
-    """Those of some values that can be read together, and their places."""
-    present = [(place, value.strip(_SPACE)) for place, value in enumerate(values) if value is not None]
-    places, texts = [place for place, _ in present], [text for _, text in present]
+    """The values that can be read together, and their indexes."""
+    present = [(index, value.strip(_SPACE)) for index, value in enumerate(values) if value is not None]
+    indexes, texts = [index for index, _ in present], [text for _, text in present]
     found: list[int] = []
-    pieces = [(0, len(texts))] if texts else []
-    while pieces:
-        start, end = pieces.pop()
+    ranges = [(0, len(texts))] if texts else []
+    while ranges:
+        start, end = ranges.pop()
         if _can_be_read(texts[start:end]):
             found += range(start, end)
         elif end - start > 1:
-            pieces += _cut(start, end, None)
-    return [places[number] for number in found], [texts[number] for number in found]
+            ranges += _cut(start, end, None)
+    return [indexes[number] for number in found], [texts[number] for number in found]
 
 
 def _can_be_read(values: Sequence[bytes | None]) -> bool:
-    """Whether some values, at least one, can be read together; nulls cannot.
+    """Whether the values, at least one, can be read together; nulls cannot.
 
-    A block of nothing but ``null`` ends the process, hence the braces. They also make sure that two values are not
-    taken for one: between the last brace of one and the first of the next, anything but the end of an object is an
-    error, so each value is one object or more.
+    Each value must begin and end with a brace. A block of nothing but ``null`` would end the process. And two values
+    cannot be read as one: between the brace that ends one and the brace that begins the next, pyarrow accepts only
+    the end of an object, so each value is one or more objects.
     """
     texts: Sequence[bytes] = values  # type: ignore[assignment]  # a null value has no length
     try:
@@ -432,18 +423,20 @@ def _can_be_read(values: Sequence[bytes | None]) -> bool:
         first, last = set(map(itemgetter(0), texts)), set(map(itemgetter(-1), texts))
     except (TypeError, IndexError):
         return False
-    if first != {ord("{")} or last != {ord("}")} or longest > _LONGEST:
+    if first != {ord("{")} or last != {ord("}")} or longest > _MAX_VALUE_BYTES:
         return False
     joined = b"\n".join(texts)
     if b"\0" in joined or _has_bare_word(joined):
         return False
-    if longest > _MOST and (b"0" * _MOST in joined.translate(_DIGITS) or max(map(_levels, texts)) > _MOST):
+    if longest > _MAX_DEPTH and (
+        b"0" * _MAX_DEPTH in joined.translate(_DIGITS) or max(map(_max_levels, texts)) > _MAX_DEPTH
+    ):
         return False
     return _is_utf8(joined)
 
 
 def _has_bare_word(text: bytes) -> bool:
-    """Whether such a word may stand for a number; within a text, only behind what looks like the beginning of one."""
+    """Whether ``NaN`` or ``Inf`` may be a number: it follows the beginning of a value, not other text."""
     for word in _WORDS:
         for found in word.finditer(text):
             before = text[max(0, found.start() - _LOOK_BACK) : found.start()].rstrip(_SPACE + b"-")
@@ -452,8 +445,8 @@ def _has_bare_word(text: bytes) -> bool:
     return False
 
 
-def _levels(text: bytes) -> int:
-    """At most so many levels."""
+def _max_levels(text: bytes) -> int:
+    """An upper bound of the levels of a value."""
     return text.count(b"{") + text.count(b"[")
 
 
@@ -468,7 +461,7 @@ def _is_utf8(text: bytes) -> bool:
 
 
 def _cut(start: int, end: int, bad: int | None) -> list[tuple[int, int]]:
-    """What is to be read of a piece that could not be: all but the bad row if that is known; the first part last."""
+    """What to read of a range that failed, the first part last: all but the bad row if known, or two halves."""
     if bad is None and end - start > 1:
         middle = (start + end) // 2
         return [(middle, end), (start, middle)]
@@ -477,15 +470,15 @@ def _cut(start: int, end: int, bad: int | None) -> list[tuple[int, int]]:
 
 
 def _bad_row(message: str, texts: Sequence[bytes]) -> tuple[bool, int | None]:
-    """Whether a block was read no further than to what spoils it, and which text that is, as far as can be told.
+    """Whether a block was read only up to the bad text, and the index of that text, if the error says so.
 
-    A mistake costs a good text its reading here, no more.
+    A wrong index is harmless: a good text is then left to Spark.
     """
     if found := _ROW.search(message):
         row = int(found[1])
         return True, row if row < len(texts) else None
     if found := _NUMBER.search(message):
-        told = found[1].encode()
-        number = re.compile(rb"(?<![-+.0-9eE])" + re.escape(told) + rb"(?![-+.0-9eE])")
-        return False, next((place for place, text in enumerate(texts) if told in text and number.search(text)), None)
+        digits = found[1].encode()
+        number = re.compile(rb"(?<![-+.0-9eE])" + re.escape(digits) + rb"(?![-+.0-9eE])")
+        return False, next((index for index, text in enumerate(texts) if digits in text and number.search(text)), None)
     return False, None

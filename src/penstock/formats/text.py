@@ -1,8 +1,7 @@
-"""Records to columns: text lines and payloads decoded as pure column expressions; knows no source, sink or file.
+"""JSON and CSV text to columns, as Spark SQL expressions: each record decoded once, the same code in every batch.
 
-Every decoding here has the same three properties. A record is decoded once, however often its columns are used. A
-record that is not wholly what the schema says is *bad*, never half read: a field of the wrong type, something after
-the record, ``null`` in place of a record. And nothing in the generated code changes from batch to batch.
+A record that does not wholly match the schema is *bad*, never half read: a field of the wrong type, text after the
+record, ``null`` in place of a record.
 """
 
 from __future__ import annotations
@@ -23,16 +22,18 @@ if TYPE_CHECKING:
 DECODED: Final = "_parsed"
 """Column of a decoded frame: the record as a struct, ``NULL`` or incomplete where it is bad."""
 REASON: Final = "_bad"
-"""Column of a decoded frame: why the record is bad, ``NULL`` where it is good."""
+"""Column of a decoded frame: why the record is bad; ``NULL`` where it is good."""
 ERROR: Final = "_error"
 """Column of rejected rows: why the record is bad."""
 DECODE_MARK: Final = "penstock.decode:"
-"""Stands before what our code tells of a bad record in an exception's text, as JSON."""
+"""Precedes the JSON that describes a bad record, in the text of an exception."""
 MAX_SHOWN_CHARS: Final = 300
 """Characters of a bad record that an error shows."""
 _CORRUPT = "_penstock_corrupt"
-_OURS = frozenset({"mode", "columnnameofcorruptrecord", "lineseparator", "linesep", "multiline", "encoding", "charset"})
-# Jackson stops at strings of 20 million characters unless told otherwise.
+_RESERVED = frozenset(
+    {"mode", "columnnameofcorruptrecord", "lineseparator", "linesep", "multiline", "encoding", "charset"}
+)
+# Jackson by default stops at strings of 20 million characters.
 _JSON = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, "maxStringLen": str(2**31 - 1)}
 _CSV = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
 
@@ -44,7 +45,7 @@ def check_options(options: Mapping[str, object]) -> dict[str, str]:
         GraphError: an option would change what a record or a bad record is.
     """
     for name in options:
-        if name.lower() in _OURS:
+        if name.lower() in _RESERVED:
             msg = (
                 f"option {name!r} cannot be set: a record is one line of UTF-8, and bad records have their "
                 "own way out (parse_json(..., on_error=...)); records of several lines are not supported"
@@ -61,7 +62,7 @@ def struct_type(spark: SparkSession, schema: str | StructType) -> StructType:
         schema: columns as DDL (``"id LONG, user STRING"``) or as a ``StructType``.
 
     Raises:
-        GraphError: the text is no list of columns, or a name stands twice.
+        GraphError: the text is no list of columns, or a name appears twice.
     """
     from pyspark.errors import PySparkException
     from pyspark.sql.types import StructField, StructType
@@ -80,7 +81,7 @@ def struct_type(spark: SparkSession, schema: str | StructType) -> StructType:
     for name in parsed.fieldNames():
         if name.lower() in seen:
             msg = (
-                f"column {name!r} stands twice in the schema {parsed.simpleString()} (case does not count): rename one"
+                f"column {name!r} appears twice in the schema {parsed.simpleString()} (case does not count): rename one"
             )
             raise GraphError(msg)
         seen.add(name.lower())
@@ -99,14 +100,14 @@ def decode_json(
     *,
     done: str | None = None,
 ) -> DataFrame:
-    """``frame`` with two columns more: the record (:data:`DECODED`) and why it is bad (:data:`REASON`).
+    """``frame`` with two more columns: the record (:data:`DECODED`) and why it is bad (:data:`REASON`).
 
-    Lazy; decodes each record once. Hand the result to :func:`drop_malformed`, :func:`malformed`, :func:`failfast` or
-    :func:`permissive`; an observation of ``count_if(_bad IS NOT NULL)`` may be put between. Written as SQL text, which
+    Lazy; decodes each record once. The result is for :func:`drop_malformed`, :func:`malformed`, :func:`failfast` or
+    :func:`permissive`; an observation of ``count_if(_bad IS NOT NULL)`` may come first. Built from SQL text, which
     takes a third of the time of building columns.
 
-    ``done`` is a column of records of that schema, which goes: where it is not ``NULL``, whoever read the row has
-    decoded it, and Spark does not.
+    ``done`` is a column of records that the source has already decoded, which is dropped: Spark decodes only where it
+    is ``NULL``.
 
     >>> decoded = decode_json(frame, "value", schema)  # doctest: +SKIP
     >>> parsed, bad = drop_malformed(decoded, "value"), malformed(decoded)  # doctest: +SKIP
@@ -116,7 +117,7 @@ def decode_json(
 
 
 def _json_envelope(column: str, schema: StructType, options: Mapping[str, object] | None) -> str:
-    """Decode inside an object of our own: what follows the record, or a bare ``null``, then is an error too."""
+    """Decode inside an added object, so that text after the record, or a bare ``null``, is an error too."""
     wrapped = f"concat('{{\"v\":', CAST({_quoted(column)} AS STRING), '}}')"
     columns = string_literal(f"v {_sql_type(schema)}, {_CORRUPT} STRING")
     return f"from_json({wrapped}, {columns}, {_options(options, _JSON)})"
@@ -125,7 +126,7 @@ def _json_envelope(column: str, schema: StructType, options: Mapping[str, object
 def decode_csv(
     frame: DataFrame, column: str, schema: StructType, options: Mapping[str, object] | None = None
 ) -> DataFrame:
-    """The same for one line of CSV. Too few or too many fields are bad too; a quoted line break is not supported."""
+    """Like :func:`decode_json`, for lines of CSV. Too few or too many fields are bad; quoted line breaks are too."""
     outer = ", ".join([*(f"{_quoted(f.name)} {_sql_type(f.dataType)}" for f in schema.fields), f"{_CORRUPT} STRING"])
     record = f"from_csv(CAST({_quoted(column)} AS STRING), {string_literal(outer)}, {_options(options, _CSV)})"
     return _staged(frame, column, record, DECODED, "CSV", schema)
@@ -134,14 +135,14 @@ def decode_csv(
 def _staged(
     frame: DataFrame, column: str, record: str, inner: str, what: str, schema: StructType, *, done: str | None = None
 ) -> DataFrame:
-    """The decoding on one level of the plan, what is made of it on the next: so it is run once."""
+    """Decode in one projection and derive the columns in the next one, so that decoding runs once."""
     kept = [_quoted(name) for name in frame.columns if name != done]
     why = _reason(column, inner, f"{DECODED}.{_CORRUPT}", what, schema)
     if done is None:
         staged = frame.selectExpr(*kept, f"{record} AS {DECODED}")
     else:
-        is_left = f"{_quoted(done)} IS NULL AND {_quoted(column)} IS NOT NULL"
-        staged = frame.selectExpr(*kept, _quoted(done), f"CASE WHEN {is_left} THEN {record} END AS {DECODED}")
+        undecoded = f"{_quoted(done)} IS NULL AND {_quoted(column)} IS NOT NULL"
+        staged = frame.selectExpr(*kept, _quoted(done), f"CASE WHEN {undecoded} THEN {record} END AS {DECODED}")
         inner = f"coalesce({_quoted(done)}, {inner})"
         why = f"CASE WHEN {_quoted(done)} IS NULL THEN {why} END"
     return staged.selectExpr(*kept, f"{inner} AS {DECODED}", f"{why} AS {REASON}")
@@ -150,23 +151,26 @@ def _staged(
 def _reason(column: str, record: str, corrupt: str, what: str, schema: StructType) -> str:
     value = _quoted(column)
     text = f"CAST({value} AS STRING)"
-    whole = f"make_valid_utf8({text})"  # bytes that are no text are kept in the column itself
-    clipped = f"concat(left({whole}, {MAX_SHOWN_CHARS}), '…')"
-    shown = f"CASE WHEN length({text}) > {MAX_SHOWN_CHARS} THEN {clipped} ELSE {whole} END"
-    told = string_literal(f"malformed {what}, or a field that is not of its declared type ({schema.simpleString()}): ")
-    bad = f"WHEN {record} IS NULL OR {corrupt} IS NOT NULL THEN concat({told}, {shown})"
+    valid = f"make_valid_utf8({text})"  # for the message; the column keeps bytes that are no text
+    clipped = f"concat(left({valid}, {MAX_SHOWN_CHARS}), '…')"
+    shown = f"CASE WHEN length({text}) > {MAX_SHOWN_CHARS} THEN {clipped} ELSE {valid} END"
+    problem = string_literal(
+        f"malformed {what}, or a field that is not of its declared type ({schema.simpleString()}): "
+    )
+    bad = f"WHEN {record} IS NULL OR {corrupt} IS NOT NULL THEN concat({problem}, {shown})"
     return f"CASE WHEN {value} IS NULL THEN 'null value' {bad} END"
 
 
 def drop_malformed(decoded: DataFrame, column: str) -> DataFrame:
-    """The good rows: the columns of before without ``column``, then the record's. Bad rows are left out."""
+    """The good rows: the columns of the frame without ``column``, then those of the record."""
     return _opened(decoded, f"CASE WHEN {REASON} IS NULL THEN array({DECODED}) ELSE array() END", column)
 
 
 def malformed(decoded: DataFrame) -> DataFrame:
-    """The bad rows: all columns of before, unchanged, and :data:`ERROR` with the reason."""
+    """The bad rows: all columns of the frame, unchanged, and :data:`ERROR` with the reason."""
     kept = [_quoted(name) for name in decoded.columns if name not in (DECODED, REASON)]
-    why = f"CASE WHEN {REASON} IS NULL THEN array() ELSE array({REASON}) END"  # a filter would be pushed below decoding
+    # A filter would be pushed below the decoding.
+    why = f"CASE WHEN {REASON} IS NULL THEN array() ELSE array({REASON}) END"
     return decoded.selectExpr(*kept, f"explode({why}) AS {ERROR}")
 
 
@@ -176,29 +180,29 @@ def permissive(decoded: DataFrame, column: str) -> DataFrame:
 
 
 def failfast(
-    decoded: DataFrame, column: str, *, place: str = "NULL", skip: str = "false", alone: bool = False
+    decoded: DataFrame, column: str, *, place: str = "NULL", skip: str = "false", drop_others: bool = False
 ) -> DataFrame:
-    """The good rows; the first bad one fails the job, whatever columns are used later (see :func:`explain`).
+    """The good rows; a bad one fails the job, whichever columns are used later (see :func:`explain`).
 
     Args:
         decoded: from :func:`decode_json` or :func:`decode_csv`.
-        column: the decoded column, which goes.
+        column: the decoded column, which is dropped.
         place: SQL for where the row came from, as text.
         skip: SQL condition of rows that are neither good nor bad (blank lines).
-        alone: leave out the other columns.
+        drop_others: drop all other columns too.
     """
-    told = f"concat('{DECODE_MARK}', to_json(named_struct('place', {place}, 'reason', {REASON})))"
-    rows = f"WHEN {REASON} IS NOT NULL THEN raise_error({told}) ELSE array({DECODED}) END"
-    return _opened(decoded, f"CASE WHEN {skip} THEN array() {rows}", column, alone=alone)
+    details = f"concat('{DECODE_MARK}', to_json(named_struct('place', {place}, 'reason', {REASON})))"
+    rows = f"WHEN {REASON} IS NOT NULL THEN raise_error({details}) ELSE array({DECODED}) END"
+    return _opened(decoded, f"CASE WHEN {skip} THEN array() {rows}", column, drop_others=drop_others)
 
 
-def _opened(decoded: DataFrame, records: str, column: str, *, alone: bool = False) -> DataFrame:
+def _opened(decoded: DataFrame, records: str, column: str, *, drop_others: bool = False) -> DataFrame:
     """One row for each record of an array, with the record's fields as columns.
 
-    A generator, not a filter and a projection: the optimiser would push either below the decoding and decode twice,
-    or drop the check of a row whose columns nobody uses.
+    Uses a generator: the optimiser would push a filter or a projection below the decoding and decode twice, or drop
+    the check of a row whose columns are not used.
     """
-    kept = [] if alone else [_quoted(n) for n in decoded.columns if n not in (DECODED, REASON, column)]
+    kept = [] if drop_others else [_quoted(n) for n in decoded.columns if n not in (DECODED, REASON, column)]
     rows = decoded.selectExpr(*kept, f"inline({records})")
     return rows.drop(_CORRUPT) if _CORRUPT in rows.columns else rows
 
@@ -207,7 +211,7 @@ def parsed_schema(rows: StructType, column: str, record: StructType) -> StructTy
     """Columns after a parse: those of ``rows`` without ``column``, then those of ``record``.
 
     Raises:
-        SchemaMismatch: there is no such column, it is no text, or a name would stand twice.
+        SchemaMismatch: there is no such column, it is no text, or a name would appear twice.
     """
     from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
@@ -218,39 +222,39 @@ def parsed_schema(rows: StructType, column: str, record: StructType) -> StructTy
         msg = f"column {column!r} is {rows[column].dataType.simpleString()}, only STRING or BINARY can be parsed"
         raise SchemaMismatch(msg)
     kept = [field for field in rows.fields if field.name != column]
-    taken = {field.name.lower() for field in kept}
-    twice = sorted(name for name in record.fieldNames() if name.lower() in taken)
+    kept_names = {field.name.lower() for field in kept}
+    twice = sorted(name for name in record.fieldNames() if name.lower() in kept_names)
     if twice:
-        msg = f"parsing {column!r} would make {', '.join(twice)} stand twice: drop or rename the column before it"
+        msg = f"parsing {column!r} would make {', '.join(twice)} appear twice: drop or rename the column before it"
         raise SchemaMismatch(msg)
     return StructType([*kept, *(StructField(f.name, f.dataType, True, f.metadata) for f in record.fields)])
 
 
 def explain(exception: BaseException) -> DecodeError | None:
-    """What a failed Spark job says about a bad record, or ``None`` if it failed for another reason."""
-    for told in parse_marked(exception, DECODE_MARK):
-        place = told.get("place") or "a payload"
-        remedy = told.get("remedy") or (
+    """The error of a Spark job that failed because of a bad record; ``None`` for other failures."""
+    for details in parse_marked(exception, DECODE_MARK):
+        place = details.get("place") or "a payload"
+        remedy = details.get("remedy") or (
             "to keep such rows aside instead of failing, read them as text and use "
             "parse_json('value', schema, on_error='split')"
         )
-        return DecodeError(f"{place}: {told.get('reason')}; {remedy}")
+        return DecodeError(f"{place}: {details.get('reason')}; {remedy}")
     return None
 
 
 def parse_marked(exception: BaseException, mark: str) -> Iterator[dict[str, Any]]:
-    """The JSON objects that our own code put behind ``mark`` into an exception's text, wherever it was raised."""
+    """The JSON objects that follow ``mark`` in the texts of an exception and of its causes."""
     seen: set[int] = set()
     link: BaseException | None = exception
     decoder = json.JSONDecoder()
     while link is not None and id(link) not in seen:
         seen.add(id(link))
         text = str(link)
-        for hit in re.finditer(re.escape(mark), text):
+        for found in re.finditer(re.escape(mark), text):
             try:
-                value, _ = decoder.raw_decode(text, hit.end())
+                value, _ = decoder.raw_decode(text, found.end())
             except ValueError:
-                continue  # the mark in a quoted source line
+                continue  # a quoted source line that contains the mark
             if isinstance(value, dict):
                 yield value
         link = link.__cause__ or link.__context__
@@ -273,13 +277,13 @@ def _sql_type(kind: DataType) -> str:
     return kind.simpleString()
 
 
-def _options(given: Mapping[str, object] | None, ours: Mapping[str, str]) -> str:
-    pairs = {**check_options(given or {}), **ours}
+def _options(options: Mapping[str, object] | None, fixed: Mapping[str, str]) -> str:
+    pairs = {**check_options(options or {}), **fixed}
     return f"map({', '.join(f'{string_literal(name)}, {string_literal(value)}' for name, value in pairs.items())})"
 
 
 def string_literal(text: str) -> str:
-    """A string literal that means the same whatever the parser makes of backslashes and quotes."""
+    """A string literal of SQL that means the same whatever the parser makes of backslashes and quotes."""
     if re.fullmatch(r"[^'\\]*", text) and text.isprintable():
         return f"'{text}'"
     return f"decode(X'{text.encode().hex()}', 'UTF-8')"

@@ -1,4 +1,4 @@
-"""Publishes staged files by rename, from the committable alone; knows no Spark and no writer."""
+"""Publishes staged files by rename. Needs the committable alone: no Spark, no writer."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from penstock.filesystem.base import FileSystem
     from penstock.handles import Committable, FileRef
 
-_VOIDED = ".voided"
-_HIDDEN = ".penstock"
+HIDDEN: Final = ".penstock"
+"""Folder below the target where output is staged; Spark and most readers ignore such names."""
+_VOIDED: Final = ".voided"
+"""Ending of the name to which the first file of a voided epoch is renamed."""
 _REMEDIES: Final = {
     **dict.fromkeys((errno.EACCES, errno.EPERM), "give this user the right to write there"),
     errno.EROFS: "mount it so that it can be written",
@@ -27,20 +29,22 @@ _REMEDIES: Final = {
     errno.EXDEV: "a rename publishes, so all below the target, '.penstock' too, must be on one file system: remove the "
     "mount or link between them",
 }
-"""What does not pass by itself, and what an operator does about it."""
+"""What an operator does about errors that no retry mends."""
 
 
 class FilesCommitter:
     """Commits and voids committables of kind ``files/1``.
 
-    A staged file is renamed to its final name, or (void) to a name that nobody publishes; the first file decides for
-    all of an epoch which of the two it is, so a commit and a void that race have one winner. A staged file that is
-    gone was published: a reader may have taken the final file away. That is said only while the folder of the
-    generation is there, which nothing removes: without it the target is not mounted, or was emptied by hand. Nothing
-    is copied, no final file is overwritten.
+    A commit renames each staged file to its final name. A void renames the first one to a name that no commit uses.
+    The first file decides for its whole epoch, so of a commit and a void that race one wins. Nothing is copied, no
+    final file is overwritten.
+
+    A staged file that is gone was published: a reader may have taken the final file away. This holds only while the
+    folder of the generation exists, which nothing removes: without it the target is not mounted, or was emptied by
+    hand.
 
     Args:
-        filesystem: where the files are.
+        filesystem: of the files.
         failpoint: called with ``sink.files.before_move`` and ``sink.files.moved`` for each file.
     """
 
@@ -49,15 +53,15 @@ class FilesCommitter:
         self._failpoint = failpoint
 
     def commit(self, item: Committable) -> CommitOutcome:
-        """Rename what is still staged. ``ALREADY_DONE``: nothing was, or it was voided.
+        """Rename what is still staged. ``ALREADY_DONE``: nothing is staged any more, or the epoch was voided.
 
         Raises:
-            SinkIdentityConflict: a final name is taken by a file with another content.
-            CommitFailed: it may not have happened; trying again is safe and may help.
-            StateDirectoryRefused: likewise, but an operator has to mend something first.
+            SinkIdentityConflict: a file with other content has a final name.
+            CommitFailed: the outcome is unknown; a retry is safe and may help.
+            StateDirectoryRefused: the same, but an operator has to mend something first.
         """
         moves = _moves(item)
-        with _told("publish", item):
+        with _explain_failure("publish", item):
             return self._commit(item, moves)
 
     def _commit(self, item: Committable, moves: Sequence[tuple[FileRef, str]]) -> CommitOutcome:
@@ -75,16 +79,16 @@ class FilesCommitter:
                 self._failpoint("sink.files.moved")
                 continue
             self._require_folder(item)
-            if number == 0 and self._is_voided(moves):  # a void came between
+            if number == 0 and self._is_voided(moves):  # a void won the race
                 return CommitOutcome.ALREADY_DONE
         self._tidy(item, moves)
         return CommitOutcome.DONE if moved else CommitOutcome.ALREADY_DONE
 
     def void(self, item: Committable) -> CommitOutcome:
-        """Take the staged files out of reach. ``ALREADY_DONE``: it was published, in whole or in part; then wholly.
+        """Make sure that no commit can publish the files. ``ALREADY_DONE``: a commit had begun, and was completed.
 
         Raises:
-            SinkIdentityConflict: a half-published epoch cannot be completed, see :meth:`commit`.
+            SinkIdentityConflict: a half-published epoch cannot be completed, as for :meth:`commit`.
             CommitFailed: see :meth:`commit`.
             StateDirectoryRefused: see :meth:`commit`.
         """
@@ -92,25 +96,26 @@ class FilesCommitter:
         if not moves:
             return CommitOutcome.DONE
         first = moves[0][0]
-        with _told("void", item):
+        with _explain_failure("void", item):
             self._require_folder(item)
             if not self._is_voided(moves) and not self._filesystem.move(first.path, first.path + _VOIDED).found:
                 outcome = self._commit(item, moves)
                 return CommitOutcome.ALREADY_DONE if outcome is CommitOutcome.DONE else outcome
             for ref, _ in moves[1:]:
                 self._filesystem.delete(ref.path)
-            self._filesystem.replace(first.path + _VOIDED, b"")  # the name is the evidence, the rows are not needed
+            # The name is the record of the void; the rows are not needed.
+            self._filesystem.replace(first.path + _VOIDED, b"")
         return CommitOutcome.DONE
 
     def final(self, item: Committable, path: str) -> str | None:
-        """Where a staged file lies once it is published; ``None`` if the committable does not say."""
+        """The final path of a staged file; ``None`` if the committable does not name it."""
         try:
             return next((final for ref, final in _moves(item) if ref.path == path), None)
         except StateIncompatible:
             return None
 
     def has_evidence(self, item: Committable) -> bool:
-        """Whether the folder of the generation is there: only then a staged file that is gone was published."""
+        """Whether the folder of the generation exists, so that a staged file that is gone was published."""
         try:
             self._require_folder(item)
         except CommitFailed:
@@ -118,12 +123,12 @@ class FilesCommitter:
         return True
 
     def _require_folder(self, item: Committable) -> None:
-        """See that the folder of the generation is there: only then is a staged file that is not there published."""
-        top = os.path.join(item.target, _HIDDEN)
+        """Raise ``CommitFailed`` unless the folder of the generation exists (see the class)."""
+        top = os.path.join(item.target, HIDDEN)
         for folder in sorted({_generation(top, ref.path) or top for ref in item.files}):
             address = self._filesystem.url(folder)
             if not address.startswith("file:"):
-                continue  # no mount can be missing, and folders are only names
+                continue  # an object store has no mounts, and its folders are only names
             try:
                 os.stat(address.removeprefix("file://"))
             except FileNotFoundError as error:
@@ -142,16 +147,16 @@ class FilesCommitter:
         return path in self._listed([os.path.dirname(path)])
 
     def _listed(self, folders: Iterable[str]) -> set[str]:
-        """The files of small folders, each listed once: to read files, or to list for each, would cost more."""
-        there = {folder: self._filesystem.list(folder) for folder in sorted(set(folders))}
-        return {f"{folder}/{os.path.basename(path)}" for folder, paths in there.items() for path in paths}
+        """The files in some small folders, each listed once, which is cheaper than to look at each file."""
+        listed = {folder: self._filesystem.list(folder) for folder in sorted(set(folders))}
+        return {f"{folder}/{os.path.basename(path)}" for folder, paths in listed.items() for path in paths}
 
     def _publish(self, item: Committable, ref: FileRef, final: str) -> bool:
-        """Whether a staged file was renamed by this call; ``False``: it is gone, or stands under both names."""
-        taken = self._filesystem.read(final)
-        if taken is None:
+        """Whether this call renamed a staged file; ``False``: it is gone, or exists under both names."""
+        existing = self._filesystem.read(final)
+        if existing is None:
             return self._filesystem.move(ref.path, final).found
-        if hashlib.sha256(taken).hexdigest() == ref.sha256:  # a rename that left its source: the same file twice
+        if hashlib.sha256(existing).hexdigest() == ref.sha256:  # a rename that left its source: the same file twice
             self._filesystem.delete(ref.path)
             return False
         msg = (
@@ -161,11 +166,11 @@ class FilesCommitter:
         raise SinkIdentityConflict(msg, uid=item.uid)
 
     def _tidy(self, item: Committable, moves: Sequence[tuple[FileRef, str]]) -> None:
-        """Remove checksums that Hadoop wrote beside the staged files, and folders that are empty now.
+        """Remove the checksums that Hadoop wrote for the staged files, and folders that are empty now.
 
-        Up to the folder of the generation: that is never removed, it says that the target is mounted.
+        The folder of the generation is never removed: it proves that the target is mounted.
         """
-        top = os.path.join(item.target, _HIDDEN)
+        top = os.path.join(item.target, HIDDEN)
         for ref, _ in moves:
             folder, _, name = ref.path.rpartition("/")
             self._filesystem.delete(f"{folder}/.{name}.crc")
@@ -174,12 +179,12 @@ class FilesCommitter:
                 try:
                     os.rmdir(folder)
                 except OSError:
-                    break  # not empty, not local, or done by another
+                    break  # not empty, not local, or removed by another process
                 folder = os.path.dirname(folder)
 
 
 def _generation(top: str, path: str) -> str | None:
-    """The folder ``<top>/<log>/<uid>/<generation>`` that a staged file lies in.
+    """The folder ``<top>/<log>/<uid>/<generation>`` of a staged file.
 
     >>> _generation("/out/.penstock", "/out/.penstock/log/uid/7/3/part-0.json")
     '/out/.penstock/log/uid/7'
@@ -189,8 +194,8 @@ def _generation(top: str, path: str) -> str | None:
 
 
 @contextmanager
-def _told(what: str, item: Committable) -> Iterator[None]:
-    """Say why it did not happen, and whether it may by itself."""
+def _explain_failure(what: str, item: Committable) -> Iterator[None]:
+    """Turn failures into errors that say what failed, why, and whether a retry may help."""
     try:
         yield
     except (PenstockError, UnknownOutcome, OSError) as error:
@@ -208,14 +213,14 @@ def _told(what: str, item: Committable) -> Iterator[None]:
 
 
 def _errno(error: BaseException | None) -> int | None:
-    """Of the operating system's error in a chain."""
+    """The number of the first ``OSError`` in a chain of causes."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__
     return error.errno if error is not None else None
 
 
 def _moves(item: Committable) -> list[tuple[FileRef, str]]:
-    """Staged files and their final names, in the order that decides."""
+    """Staged files and their final names. The first one decides between commit and void."""
     detail: Any = item.detail
     try:
         return [(ref, detail["moves"][ref.path]) for ref in item.files]

@@ -1,4 +1,4 @@
-"""What to read next from a listing of files, as pure decisions; touches no disk, no clock and no Spark."""
+"""Pure decisions of the files source: what to read next of a listing, and the position after it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 KIND: Final = "files/1"
+"""Kind of the positions; also the version of their format."""
 SMALLEST_CUT: Final = 64 * 1024
-"""A cut of a big file is never smaller, or a long row would be searched for again and again."""
+"""Fewest bytes of a cut of a big file: in smaller cuts the end of a long row would be searched for repeatedly."""
 COMPRESSED: Final = (".gz", ".bz2", ".deflate", ".lz4", ".snappy", ".zst", ".xz")
-"""Endings of files that can only be read from their beginning."""
+"""Endings of compressed files, which can only be read from their beginning."""
 _UNFINISHED_START = ("_", ".")
 _UNFINISHED_END = (".tmp", "._COPYING_")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class FileSignature:
-    """What tells one content of a file from another: its size in bytes and its modification time in nanoseconds."""
+    """Size in bytes and modification time in nanoseconds: if either differs, the file has changed."""
 
     size: int
     mtime_ns: int
@@ -33,7 +34,7 @@ class FileSignature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSlice:
-    """The part of a file that begins at byte ``start`` and ends before ``end``; it owns what *begins* in it."""
+    """The lines or row groups of a file that *begin* in the bytes from ``start`` on, below ``end``."""
 
     name: str
     signature: FileSignature
@@ -42,18 +43,18 @@ class FileSlice:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing of the file is left out."""
+        """Whether the slice is the whole file."""
         return self.start == 0 and self.end == self.signature.size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesPosition:
-    """What was read so far.
+    """How far a directory was read.
 
     Attributes:
-        done: files wholly read and still there when last listed.
-        partial: the file being read in cuts: ``start`` is the next byte, ``end`` its size.
-        remaining: of a bounded source, what is still to be read of the listing it was started with; else ``None``.
+        done: files that were read wholly and were in the last listing.
+        partial: the file that is read in cuts: ``start`` is the next byte, ``end`` its size.
+        remaining: of a bounded source, the unread files of its first listing; otherwise ``None``.
     """
 
     done: Mapping[str, FileSignature] = field(default_factory=dict)
@@ -63,24 +64,31 @@ class FilesPosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileLimits:
-    """How much a batch may hold. ``cuttable`` says of a name whether the file can be read in cuts."""
+    """How much a batch may hold, and how large files are cut.
+
+    Attributes:
+        files: most files.
+        bytes: most bytes, if limited.
+        split_bytes: larger files are read in cuts of that size.
+        can_cut: whether the file of that name can be read in cuts.
+    """
 
     files: int
     bytes: int | None
     split_bytes: int
-    cuttable: Callable[[str], bool]
+    can_cut: Callable[[str], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedFiles:
-    """The next batch, empty if there is nothing to read, and the progress after it."""
+    """The next batch, empty if there is nothing to read, and the position after it."""
 
     slices: tuple[FileSlice, ...]
-    progress: FilesPosition
+    position: FilesPosition
 
 
 def is_finished(name: str) -> bool:
-    """Whether a file or folder of that name is meant to be read: neither hidden nor still being written.
+    """Whether a file or folder of that name is to be read: it is neither hidden nor still being written.
 
     >>> [is_finished(name) for name in ("a.json", "_SUCCESS", ".a.crc", "a.tmp", "a._COPYING_")]
     [True, False, False, False, False]
@@ -93,95 +101,95 @@ def ordered(listing: Mapping[str, FileSignature]) -> list[tuple[str, FileSignatu
     return sorted(listing.items(), key=lambda item: (item[1].mtime_ns, item[0]))
 
 
-def unread_files(listing: Mapping[str, FileSignature], progress: FilesPosition) -> list[tuple[str, FileSignature]]:
-    """Files of a listing that were not begun, in the order of reading. An empty file waits until it has content."""
-    begun = progress.partial.name if progress.partial else None
+def unread_files(listing: Mapping[str, FileSignature], position: FilesPosition) -> list[tuple[str, FileSignature]]:
+    """Files of a listing that were not begun, in the order of reading, without empty ones."""
+    begun = position.partial.name if position.partial else None
     return ordered(
-        {n: s for n, s in listing.items() if n not in progress.done and n != begun and s.size > 0},
+        {name: sig for name, sig in listing.items() if name not in position.done and name != begun and sig.size > 0}
     )
 
 
-def reconcile(listing: Mapping[str, FileSignature], progress: FilesPosition) -> FilesPosition:
-    """Compare what was read with what is there: done files that are gone are forgotten, changed ones are an error.
+def reconcile(listing: Mapping[str, FileSignature], position: FilesPosition) -> FilesPosition:
+    """The position without files that are no longer listed, after a check that no file it knows has changed.
 
     Raises:
-        SourceChanged: a done file changed; the file being read changed or is gone.
+        SourceChanged: a done file has changed, or the partly read file has changed or is gone.
     """
-    for name, before in progress.done.items():
+    for name, before in position.done.items():
         now = listing.get(name)
         if now is not None and now != before:
             raise file_changed(name, before, now, "was read")
-    if progress.partial is not None:
-        now = listing.get(progress.partial.name)
-        if now != progress.partial.signature:
-            raise file_changed(progress.partial.name, progress.partial.signature, now, "is partly read")
-    if all(name in listing for name in progress.done):
-        return progress
-    return replace(progress, done={name: s for name, s in progress.done.items() if name in listing})
+    if position.partial is not None:
+        now = listing.get(position.partial.name)
+        if now != position.partial.signature:
+            raise file_changed(position.partial.name, position.partial.signature, now, "is partly read")
+    if all(name in listing for name in position.done):
+        return position
+    return replace(position, done={name: s for name, s in position.done.items() if name in listing})
 
 
-def backlog(listing: Mapping[str, FileSignature], progress: FilesPosition, *, bounded: bool) -> tuple[int, int]:
-    """How many files wait, the one that is partly read included, and how many bytes of them.
+def backlog(listing: Mapping[str, FileSignature], position: FilesPosition, *, bounded: bool) -> tuple[int, int]:
+    """Number of files that wait, a partly read one included, and their unread bytes.
 
     Raises:
-        SourceChanged: what was read is no longer what it was.
+        SourceChanged: a file that was read has changed.
     """
-    progress = reconcile(listing, progress)
-    fixed = progress.remaining if bounded else None  # what is there at its first start is all that a bounded one reads
-    files = unread_files(listing if fixed is None else fixed, progress)
-    partial = progress.partial
+    position = reconcile(listing, position)
+    fixed = position.remaining if bounded else None  # a bounded source reads its first listing only
+    files = unread_files(listing if fixed is None else fixed, position)
+    partial = position.partial
     begun = 0 if partial is None else partial.end - partial.start
     return len(files) + (partial is not None), begun + sum(signature.size for _, signature in files)
 
 
 def plan_next(
-    progress: FilesPosition, candidates: Iterable[tuple[str, FileSignature]], caps: FileLimits
+    position: FilesPosition, candidates: Iterable[tuple[str, FileSignature]], limits: FileLimits
 ) -> PlannedFiles:
-    """The next batch: the next cut of the file that was begun, else whole files while under the caps.
+    """The next batch: the next cut of the partly read file, or else whole files up to the limits.
 
-    The first file is taken whole even if it alone is over ``caps.bytes``, unless it is larger than
-    ``caps.split_bytes``: then it is cut, and a cut is a batch of its own.
+    The first file is taken whole even if it is larger than ``limits.bytes``. A file that is larger than
+    ``limits.split_bytes`` is cut, and a cut is a batch of its own.
     """
-    if progress.partial is not None:
-        return _cut(progress, progress.partial, caps)
+    if position.partial is not None:
+        return _cut(position, position.partial, limits)
     taken: list[FileSlice] = []
     total = 0
     for name, signature in candidates:
         part = FileSlice(name=name, signature=signature, start=0, end=signature.size)
-        if signature.size > caps.split_bytes and caps.cuttable(name):
+        if signature.size > limits.split_bytes and limits.can_cut(name):
             if taken:
                 break
-            return _cut(progress, part, caps)
-        if taken and caps.bytes is not None and total + signature.size > caps.bytes:
+            return _cut(position, part, limits)
+        if taken and limits.bytes is not None and total + signature.size > limits.bytes:
             break
         taken.append(part)
         total += signature.size
-        if len(taken) >= caps.files:
+        if len(taken) >= limits.files:
             break
-    return PlannedFiles(slices=tuple(taken), progress=_finished(progress, taken))
+    return PlannedFiles(slices=tuple(taken), position=_finished(position, taken))
 
 
-def _cut(progress: FilesPosition, rest: FileSlice, caps: FileLimits) -> PlannedFiles:
-    step = caps.split_bytes if caps.bytes is None else min(caps.split_bytes, caps.bytes)
+def _cut(position: FilesPosition, rest: FileSlice, limits: FileLimits) -> PlannedFiles:
+    step = limits.split_bytes if limits.bytes is None else min(limits.split_bytes, limits.bytes)
     end = min(rest.end, rest.start + max(step, SMALLEST_CUT))
     part = replace(rest, end=end)
     if end == rest.end:
-        return PlannedFiles(slices=(part,), progress=_finished(replace(progress, partial=None), [part]))
-    return PlannedFiles(slices=(part,), progress=replace(progress, partial=replace(rest, start=end)))
+        return PlannedFiles(slices=(part,), position=_finished(replace(position, partial=None), [part]))
+    return PlannedFiles(slices=(part,), position=replace(position, partial=replace(rest, start=end)))
 
 
-def _finished(progress: FilesPosition, slices: Sequence[FileSlice]) -> FilesPosition:
+def _finished(position: FilesPosition, slices: Sequence[FileSlice]) -> FilesPosition:
     if not slices:
-        return progress
+        return position
     read = {part.name: part.signature for part in slices}
-    remaining = progress.remaining
+    remaining = position.remaining
     if remaining is not None:
         remaining = {name: s for name, s in remaining.items() if name not in read}
-    return replace(progress, done={**progress.done, **read}, remaining=remaining)
+    return replace(position, done={**position.done, **read}, remaining=remaining)
 
 
 def file_changed(name: str, before: FileSignature, now: FileSignature | None, when: str) -> SourceChanged:
-    """The error for a file that is no longer what it was."""
+    """The error for a file that has changed or is gone."""
     there = f"now it is {now}" if now is not None else "now it is gone"
     msg = (
         f"file {name!r} {when} as {before}; {there}. Reading on would lose or repeat rows. Put it back as it was, or "
@@ -193,7 +201,7 @@ def file_changed(name: str, before: FileSignature, now: FileSignature | None, wh
 
 
 def file_unreadable(path: str, reason: str | None) -> SourceUnavailable:
-    """The error for a file or folder that is there and cannot be read."""
+    """The error for a file or folder that exists but cannot be read."""
     msg = (
         f"{path!r} cannot be read ({reason or 'no reason given'}): give this user, on all executors, the right to read "
         "it and to enter its folders, or mend the disk or mount it lies on"
@@ -201,14 +209,14 @@ def file_unreadable(path: str, reason: str | None) -> SourceUnavailable:
     return SourceUnavailable(msg)
 
 
-def encode(progress: FilesPosition) -> Position:
-    """Progress as a position that a manifest can hold."""
-    partial = progress.partial
+def encode(position: FilesPosition) -> Position:
+    """The position as a manifest holds it."""
+    partial = position.partial
     part: Json = None
     if partial is not None:
         part = {"name": partial.name, "signature": _pair(partial.signature), "offset": partial.start}
-    remaining = progress.remaining
-    detail: dict[str, Json] = {"done": {n: _pair(s) for n, s in sorted(progress.done.items())}, "partial": part}
+    remaining = position.remaining
+    detail: dict[str, Json] = {"done": {n: _pair(s) for n, s in sorted(position.done.items())}, "partial": part}
     if remaining is not None:
         detail["remaining"] = {n: _pair(s) for n, s in sorted(remaining.items())}
     return Position(kind=KIND, detail=detail)
@@ -218,7 +226,7 @@ def decode(position: Position) -> FilesPosition:
     """The inverse of :func:`encode`.
 
     Raises:
-        StateIncompatible: the position was made by another kind of source, or is not what this version writes.
+        StateIncompatible: another kind of source wrote the position, or this version cannot read it.
     """
     if position.kind != KIND:
         msg = (

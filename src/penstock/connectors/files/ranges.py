@@ -1,4 +1,8 @@
-"""Byte ranges and row groups as frames, compressed or not."""
+"""Slices of files as Spark frames: whole files by Spark's readers, cuts in Python workers.
+
+Both ways give the same lines and decode them alike. A frame's plan has one of two shapes, whatever the batch, and no
+literal in it changes, so Spark compiles nothing again.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +29,17 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-# ----------------------------------------------------------------------------------------------------
-# Opens files for reading by their ending, as Spark's own readers do; knows nothing of lines or pieces.
+# ---- opening files ---------------------------------------------------------------------------------------------------
 
-_DECOMPRESS_BLOCK = 64 * 1024
+_DECOMPRESS_BLOCK: Final = 64 * 1024
+"""Bytes that are decompressed at a time."""
 
 
 def open_file(path: str) -> IO[bytes]:
-    """The file's content, decompressed if its ending says that it is compressed.
+    """The file's content, decompressed by its ending as Spark's readers do it.
 
     Raises:
-        OSError: it cannot be opened. Reading may raise it too, without a number if the content is damaged.
+        OSError: it cannot be opened. Reading may raise it too; without ``errno`` if the content is damaged.
     """
     if path.endswith(".gz"):
         import gzip
@@ -60,25 +64,25 @@ def open_file(path: str) -> IO[bytes]:
 
 
 class _Stream(io.RawIOBase):
-    """Blocks of bytes as a file that can only be read on."""
+    """Blocks of bytes as a file that can only be read forwards."""
 
     def __init__(self, file: IO[bytes], blocks: Iterator[bytes]) -> None:
         self._file = file
         self._blocks = blocks
-        self._rest = b""
+        self._block = b""
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        while not self._rest:
+        while not self._block:
             block = next(self._blocks, None)
             if block is None:
                 return 0
-            self._rest = block
-        size = min(len(buffer), len(self._rest))
-        buffer[:size] = self._rest[:size]
-        self._rest = self._rest[size:]
+            self._block = block
+        size = min(len(buffer), len(self._block))
+        buffer[:size] = self._block[:size]
+        self._block = self._block[size:]
         return size
 
     def close(self) -> None:
@@ -87,7 +91,7 @@ class _Stream(io.RawIOBase):
 
 
 def _inflated(file: IO[bytes]) -> Iterator[bytes]:
-    """Of Hadoop's default codec: one zlib stream."""
+    """The content of a file of Hadoop's default codec: one zlib stream."""
     stream = zlib.decompressobj()
     while not stream.eof:
         block = file.read(_DECOMPRESS_BLOCK)
@@ -98,16 +102,16 @@ def _inflated(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _unsnapped(file: IO[bytes]) -> Iterator[bytes]:
-    """Of Hadoop's codec: blocks of so many bytes of content, each in pieces of so many compressed ones."""
+    """The content of a file of Hadoop's snappy codec: blocks, each of a content length and compressed chunks."""
     import pyarrow as pa
 
     while head := file.read(4):
-        left = _number(head + _exactly(file, 4 - len(head)))
-        while left > 0:
+        remaining = _number(head + _exactly(file, 4 - len(head)))
+        while remaining > 0:
             packed = _exactly(file, _number(_exactly(file, 4)))
-            size = _length(packed)
+            size = _unpacked_size(packed)
             yield pa.decompress(packed, decompressed_size=size, codec="snappy", asbytes=True)
-            left -= size
+            remaining -= size
 
 
 def _exactly(file: IO[bytes], size: int) -> bytes:
@@ -122,8 +126,8 @@ def _number(head: bytes) -> int:
     return int.from_bytes(head, "big")
 
 
-def _length(packed: bytes) -> int:
-    """How long a snappy block is when unpacked: its first bytes, seven bits in each."""
+def _unpacked_size(packed: bytes) -> int:
+    """The size of a snappy block when unpacked: a varint in its first bytes."""
     size = 0
     for at, byte in enumerate(packed[:5]):
         size |= (byte & 0x7F) << (7 * at)
@@ -132,21 +136,22 @@ def _length(packed: bytes) -> int:
     return size
 
 
-# ----------------------------------------------------------------------------------------------------
-# Reads byte ranges of files inside Spark's Python workers; knows nothing of positions, decoding or the driver.
-#
-# A range owns what begins in it: a line whose first byte, a row group whose first page lies in ``[start, end)``. So any
-# way of cutting a file gives the same rows.
+# ---- reading splits in a Python worker -------------------------------------------------------------------------------
+
+# A split owns what begins in it: a line whose first byte, a row group whose first page lies in [start, end). So any way
+# of cutting a file gives the same rows.
 
 MARK: Final = "penstock.changed:"
-_READ_BLOCK = 4 * 1024 * 1024
-_ROWS = 10_000
-_BOM = b"\xef\xbb\xbf"
+"""Precedes the JSON by which a worker reports a changed or unreadable file, in the text of its exception."""
+_READ_BLOCK: Final = 4 * 1024 * 1024
+_MAX_ROWS: Final = 10_000
+"""Most rows of one Arrow batch."""
+_BOM: Final = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSplit:
-    """One range of one file, and the signature that the file must have before and after it is read."""
+    """A byte range of a file, and the signature that the file must have before and after it is read."""
 
     path: str
     name: str
@@ -158,105 +163,104 @@ class FileSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineReader:
-    """Turns pieces, named by their number, into rows of ``value`` (a line without its end) and ``_file``."""
+    """Makes rows of splits, given by number: ``value``, a line without its end, and ``_file``."""
 
-    pieces: tuple[FileSplit, ...]
+    splits: tuple[FileSplit, ...]
     header: bool
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Called by Spark in a worker, with the numbers of the pieces that are this task's."""
+        """The rows of the splits whose numbers are in ``batches``. Spark calls it in a worker."""
         import pyarrow as pa
 
-        for piece in _chosen(self.pieces, batches):
-            with FileChangeCheck(piece):
-                for lines in read_lines(piece, skip_first=self.header):
-                    # A view: like Spark's reader, it does not look whether the bytes are UTF-8.
+        for split in _numbered(self.splits, batches):
+            with FileChangeCheck(split):
+                for lines in read_lines(split, skip_first=self.header):
+                    # A view, since Spark's reader does not check that the bytes are UTF-8 either.
                     value = pa.array(lines, pa.binary()).view(pa.string())
-                    file = pa.repeat(pa.scalar(piece.path, pa.string()), len(lines))
+                    file = pa.repeat(pa.scalar(split.path, pa.string()), len(lines))
                     yield pa.RecordBatch.from_arrays([value, file], names=["value", "_file"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowGroupReader:
-    """Turns pieces of Parquet files, named by their number, into rows of ``schema`` (Arrow)."""
+    """Makes rows of splits of Parquet files, given by number; ``schema`` is the Arrow schema."""
 
-    pieces: tuple[FileSplit, ...]
+    splits: tuple[FileSplit, ...]
     schema: Any
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Called by Spark in a worker, with the numbers of the pieces that are this task's."""
-        for piece in _chosen(self.pieces, batches):
-            with FileChangeCheck(piece):
-                yield from _read_groups(piece, self.schema)
+        """The rows of the splits whose numbers are in ``batches``. Spark calls it in a worker."""
+        for split in _numbered(self.splits, batches):
+            with FileChangeCheck(split):
+                yield from _read_groups(split, self.schema)
 
 
-def _chosen(pieces: Sequence[FileSplit], batches: Iterator[pa.RecordBatch]) -> Iterator[FileSplit]:
+def _numbered(splits: Sequence[FileSplit], batches: Iterator[pa.RecordBatch]) -> Iterator[FileSplit]:
     for batch in batches:
         for number in batch.column(0).to_pylist():
-            yield pieces[number]
+            yield splits[number]
 
 
 class FileChangeCheck:
-    """Fails the task if the file is not what was planned, before or after it was read, or cannot be read."""
+    """Fails the task if the file has changed before or after it was read, or cannot be read."""
 
-    def __init__(self, piece: FileSplit) -> None:
-        self._piece = piece
+    def __init__(self, split: FileSplit) -> None:
+        self._split = split
 
     def __enter__(self) -> None:
         self._check()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, GeneratorExit):  # a limit above: the rows that were taken were right when read
+        if isinstance(error, GeneratorExit):  # a LIMIT above stopped the read: its rows were right
             return
         self._check()
         if isinstance(error, OSError) and error.errno is not None:
             raise self._unreadable(error) from error
         if isinstance(error, OSError | EOFError | zlib.error | lzma.LZMAError):  # what decompressors raise
-            reason = f"it is no valid {os.path.splitext(self._piece.path)[1]} file: {error}"
-            told = {"place": self._piece.path, "reason": reason, "remedy": "move the file away, or write it again"}
-            raise RuntimeError(DECODE_MARK + json.dumps(told)) from error
+            reason = f"it is no valid {os.path.splitext(self._split.path)[1]} file: {error}"
+            details = {"place": self._split.path, "reason": reason, "remedy": "move the file away, or write it again"}
+            raise RuntimeError(DECODE_MARK + json.dumps(details)) from error
 
     def _check(self) -> None:
-        piece = self._piece
+        split = self._split
         try:
-            status = os.stat(piece.path)
+            status = os.stat(split.path)
         except (FileNotFoundError, NotADirectoryError):
             now = None
         except OSError as error:
             raise self._unreadable(error) from error
         else:
             now = [status.st_size, status.st_mtime_ns]
-        before = [piece.size, piece.mtime_ns]
+        before = [split.size, split.mtime_ns]
         if now != before:
-            told = json.dumps({"name": piece.name, "before": before, "now": now})
-            raise RuntimeError(MARK + told)
+            raise RuntimeError(MARK + json.dumps({"name": split.name, "before": before, "now": now}))
 
     def _unreadable(self, error: OSError) -> RuntimeError:
-        return RuntimeError(MARK + json.dumps({"path": self._piece.path, "unreadable": error.strerror or str(error)}))
+        return RuntimeError(MARK + json.dumps({"path": self._split.path, "unreadable": error.strerror or str(error)}))
 
 
-def read_lines(piece: FileSplit, *, skip_first: bool) -> Iterator[list[bytes]]:
-    """The lines that begin in the piece, without their line feed, in lists of bounded size.
+def read_lines(split: FileSplit, *, skip_first: bool) -> Iterator[list[bytes]]:
+    """The lines that begin in the split, without their line feed, in lists of bounded size.
 
-    ``skip_first`` leaves out the file's first line, in the piece that has it.
+    ``skip_first`` leaves out the file's first line.
     """
-    skip = 1 if skip_first and piece.start == 0 else 0
-    with open_file(piece.path) as file:
-        compressed = piece.path.endswith(COMPRESSED)
-        position = 0 if compressed else _first_line(file, piece.start)
-        end = None if compressed else piece.end
+    skip = 1 if skip_first and split.start == 0 else 0
+    with open_file(split.path) as file:
+        compressed = split.path.endswith(COMPRESSED)
+        position = 0 if compressed else _first_line(file, split.start)
+        end = None if compressed else split.end
         for found in _lines_from(file, position, end):
             lines = found[skip:] if skip else found
             skip = max(0, skip - len(found))
-            for at in range(0, len(lines), _ROWS):
-                yield lines[at : at + _ROWS]
+            for at in range(0, len(lines), _MAX_ROWS):
+                yield lines[at : at + _MAX_ROWS]
 
 
 def _lines_from(file: IO[bytes], position: int, end: int | None) -> Iterator[list[bytes]]:
-    """All lines from ``position`` (the beginning of a line) on whose first byte is before ``end``."""
+    """The lines from ``position``, the beginning of a line, on whose first byte is before ``end``."""
     if end is not None and position >= end:
         return
-    parts: list[bytes] = []  # a line without its end so far; joined once, so that a long one costs no more than it is
+    parts: list[bytes] = []  # of a line without its end; joined once, so that a long line costs linear time
     first = position == 0
     begin = position
     while block := file.read(_READ_BLOCK):
@@ -299,7 +303,7 @@ def _before(lines: list[bytes], begin: int, end: int) -> list[bytes]:
 
 
 def _first_line(file: IO[bytes], start: int) -> int:
-    """Seek to the first line that begins at or after ``start``; its place, or the end of the file."""
+    """Seek to the first line that begins at or after ``start``; its offset, or the end of the file."""
     if start == 0:
         return 0
     file.seek(start - 1)
@@ -313,40 +317,41 @@ def _first_line(file: IO[bytes], start: int) -> int:
     return position
 
 
-def _read_groups(piece: FileSplit, schema: Any) -> Iterator[pa.RecordBatch]:
+def _read_groups(split: FileSplit, schema: Any) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(piece.path, coerce_int96_timestamp_unit="us") as file:
-        owned = [g for g in range(file.metadata.num_row_groups) if piece.start <= _begins(file.metadata, g) < piece.end]
+    with pq.ParquetFile(split.path, coerce_int96_timestamp_unit="us") as file:
+        groups = range(file.metadata.num_row_groups)
+        owned = [group for group in groups if split.start <= _first_byte(file.metadata, group) < split.end]
         if not owned:
             return
-        there = {name.lower(): name for name in file.schema_arrow.names}
-        wanted = [there[name.lower()] for name in schema.names if name.lower() in there]
-        for batch in file.iter_batches(batch_size=_ROWS, row_groups=owned, columns=wanted):
-            columns = []
+        names = {name.lower(): name for name in file.schema_arrow.names}
+        columns = [names[name.lower()] for name in schema.names if name.lower() in names]
+        for batch in file.iter_batches(batch_size=_MAX_ROWS, row_groups=owned, columns=columns):
+            arrays = []
             for field in schema:
-                name = there.get(field.name.lower())
+                name = names.get(field.name.lower())
                 if name is None:
-                    columns.append(pa.nulls(batch.num_rows, field.type))
+                    arrays.append(pa.nulls(batch.num_rows, field.type))
                 else:
-                    columns.append(_as(batch.column(name), field, piece.path))
-            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+                    arrays.append(_convert(batch.column(name), field, split.path))
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _as(column: Any, field: Any, path: str) -> Any:
-    """The column in the type that Spark awaits, where Spark's own reader would read it so too."""
+def _convert(column: Any, field: Any, path: str) -> Any:
+    """The column with the type of ``field``, if Spark's own reader would convert it too."""
     if column.type != field.type and not _readable_as(column.type, field.type):
-        told = {
+        details = {
             "place": path,
             "reason": f"column {field.name!r} is {column.type} in the file and {field.type} in the schema",
             "remedy": "correct the schema, or move the file away",
         }
-        raise RuntimeError(DECODE_MARK + json.dumps(told))
+        raise RuntimeError(DECODE_MARK + json.dumps(details))
     return column.cast(field.type)
 
 
-def _readable_as(there: Any, wanted: Any) -> bool:
+def _readable_as(actual: Any, wanted: Any) -> bool:
     import pyarrow.types as pt
 
     families = (
@@ -355,28 +360,25 @@ def _readable_as(there: Any, wanted: Any) -> bool:
         lambda t: pt.is_list(t) or pt.is_large_list(t) or pt.is_fixed_size_list(t),
         *(pt.is_timestamp, pt.is_decimal, pt.is_struct, pt.is_map, pt.is_date),
     )
-    if any(family(there) and family(wanted) for family in families):
+    if any(family(actual) and family(wanted) for family in families):
         return True
     numbers = (pt.is_integer, pt.is_floating)
-    return any(kind(there) and kind(wanted) and there.bit_width <= wanted.bit_width for kind in numbers)
+    return any(kind(actual) and kind(wanted) and actual.bit_width <= wanted.bit_width for kind in numbers)
 
 
-def _begins(metadata: Any, group: int) -> int:
+def _first_byte(metadata: Any, group: int) -> int:
     column = metadata.row_group(group).column(0)
     starts = [column.data_page_offset]
-    if column.dictionary_page_offset:  # 0 stands for none in files of some writers
+    if column.dictionary_page_offset:  # some writers write 0 for none
         starts.append(column.dictionary_page_offset)
     return int(min(starts))
 
 
-# ----------------------------------------------------------------------------------------------------
-# Spark frames over slices of files: whole ones by Spark's readers, cuts in Python workers. Knows no position.
-#
-# Both ways give the same lines and use the same decoding. A frame's plan has one of two shapes, whatever the batch, and
-# no literal in it changes, so nothing is compiled again.
+# ---- frames ----------------------------------------------------------------------------------------------------------
 
-_SMALLEST_PIECE: Final = 1024 * 1024
-_FIRM: Final = {
+_MIN_SPLIT: Final = 1024 * 1024
+"""Fewest bytes of a split: a smaller one is not worth a task."""
+_STRICT_READ: Final = {
     "__globPaths__": "false",  # a file's name is a name, not a pattern
     "ignoreMissingFiles": "false",
     "ignoreCorruptFiles": "false",
@@ -386,9 +388,13 @@ _FIRM: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileFormat:
-    """What is in the files: their format, the decoder's options, and whether a header line is to be skipped.
+    """What is in the files.
 
-    ``with_file``: lines of text come with the path of their file.
+    Attributes:
+        format: one of ``FORMATS``.
+        options: of Spark's decoder.
+        header: whether the first line of each file is skipped.
+        with_file: whether lines of text get the path of their file as a column.
     """
 
     format: str
@@ -400,67 +406,69 @@ class FileFormat:
 def frame_of(
     spark: SparkSession, root: str, slices: Sequence[FileSlice], content: FileFormat, schema: StructType
 ) -> DataFrame:
-    """A lazy frame of exactly the rows of the slices. Looks at the files' names and sizes, reads nothing."""
+    """A lazy frame of exactly the rows of the slices. Spark looks at names and sizes of the files, no more."""
     # Hadoop's local file system cannot open a file with a colon in its name, and many are named by the time of day.
     by_spark = not content.header and all(part.whole and ":" not in part.name for part in slices)
     if content.format == "parquet":
         return (
-            _parquet_files(spark, root, slices, content, schema) if by_spark else _groups(spark, root, slices, schema)
+            _parquet_by_spark(spark, root, slices, content, schema)
+            if by_spark
+            else _row_groups(spark, root, slices, schema)
         )
-    lines = _whole_lines(spark, root, slices) if by_spark else _cut_lines(spark, root, slices, content)
-    # Values of a cut may hold what those of a whole file do: both still have the "\r" of "\r\n".
+    lines = _lines_by_spark(spark, root, slices) if by_spark else _lines_of_cuts(spark, root, slices, content)
+    # Both ways leave the "\r" of "\r\n" in the value.
     clean = r"CASE WHEN endswith(value, '\r') THEN left(value, length(value) - 1) ELSE value END AS value"
     if content.format == "text":
-        # Spark's readers give an address with some characters encoded, ours a path.
+        # Spark's readers return a URL with some characters encoded, ours return a path.
         path = "url_decode(replace(regexp_replace(_file, '^file:/+', '/'), '+', '%2B'))" if by_spark else "_file"
         return lines.selectExpr(clean, f"{path} AS _file") if content.with_file else lines.selectExpr(clean)
     lines = lines.selectExpr(clean, "_file")
     decoding = text.decode_json if content.format == "json" else text.decode_csv
     decoded = decoding(lines, "value", schema, content.options)
     blank = r"btrim(value, ' \t') = ''"
-    return text.failfast(decoded, "value", place="_file", skip=blank, alone=True)
+    return text.failfast(decoded, "value", place="_file", skip=blank, drop_others=True)
 
 
-def _whole_lines(spark: SparkSession, root: str, slices: Sequence[FileSlice]) -> DataFrame:
+def _lines_by_spark(spark: SparkSession, root: str, slices: Sequence[FileSlice]) -> DataFrame:
     paths = [os.path.join(root, part.name) for part in slices]
     return (
-        spark.read.options(**_FIRM)
+        spark.read.options(**_STRICT_READ)
         .option("lineSep", "\n")
         .text(paths)
         .selectExpr("value", "_metadata.file_path AS _file")
     )
 
 
-def _cut_lines(spark: SparkSession, root: str, slices: Sequence[FileSlice], content: FileFormat) -> DataFrame:
-    pieces = _pieces(root, slices, spark.sparkContext.defaultParallelism)
-    reader = LineReader(pieces=pieces, header=content.header)
-    return _numbers(spark, len(pieces)).mapInArrow(reader, "value STRING, _file STRING")
+def _lines_of_cuts(spark: SparkSession, root: str, slices: Sequence[FileSlice], content: FileFormat) -> DataFrame:
+    splits = _splits(root, slices, spark.sparkContext.defaultParallelism)
+    reader = LineReader(splits=splits, header=content.header)
+    return _split_numbers(spark, len(splits)).mapInArrow(reader, "value STRING, _file STRING")
 
 
-def _parquet_files(
+def _parquet_by_spark(
     spark: SparkSession, root: str, slices: Sequence[FileSlice], content: FileFormat, schema: StructType
 ) -> DataFrame:
     paths = [os.path.join(root, part.name) for part in slices]
-    return spark.read.schema(schema).options(**content.options).options(**_FIRM).parquet(*paths)
+    return spark.read.schema(schema).options(**content.options).options(**_STRICT_READ).parquet(*paths)
 
 
-def _groups(spark: SparkSession, root: str, slices: Sequence[FileSlice], schema: StructType) -> DataFrame:
+def _row_groups(spark: SparkSession, root: str, slices: Sequence[FileSlice], schema: StructType) -> DataFrame:
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    pieces = _pieces(root, slices, spark.sparkContext.defaultParallelism)
+    splits = _splits(root, slices, spark.sparkContext.defaultParallelism)
     arrow = to_arrow_schema(schema, timezone="UTC")
-    return _numbers(spark, len(pieces)).mapInArrow(RowGroupReader(pieces=pieces, schema=arrow), schema)
+    return _split_numbers(spark, len(splits)).mapInArrow(RowGroupReader(splits=splits, schema=arrow), schema)
 
 
-def _pieces(root: str, slices: Sequence[FileSlice], cores: int) -> tuple[FileSplit, ...]:
-    """Cut slices again, so that all cores have work; by the rule of what a range owns, that changes no row."""
+def _splits(root: str, slices: Sequence[FileSlice], cores: int) -> tuple[FileSplit, ...]:
+    """Cut slices again, so that all cores have work. No row changes, by the rule of what a split owns."""
     total = sum(part.end - part.start for part in slices)
-    size = max(_SMALLEST_PIECE, -(-total // cores))
-    pieces = []
+    size = max(_MIN_SPLIT, -(-total // cores))
+    splits = []
     for part in slices:
         cuts = 1 if part.name.endswith(COMPRESSED) else -(-(part.end - part.start) // size)
         bounds = [part.start + (part.end - part.start) * at // cuts for at in range(cuts + 1)]
-        pieces += [
+        splits += [
             FileSplit(
                 path=os.path.join(root, part.name),
                 name=part.name,
@@ -471,43 +479,43 @@ def _pieces(root: str, slices: Sequence[FileSlice], cores: int) -> tuple[FileSpl
             )
             for start, end in itertools.pairwise(bounds)
         ]
-    return tuple(pieces)
+    return tuple(splits)
 
 
-def _numbers(spark: SparkSession, count: int) -> DataFrame:
-    """The numbers of the pieces as rows: data of the plan, not literals of its code."""
+def _split_numbers(spark: SparkSession, count: int) -> DataFrame:
+    """The numbers of the splits as rows: data of the plan, not literals of its code."""
     rows = ", ".join(f"({number})" for number in range(count))
     return spark.sql(f"SELECT n FROM VALUES {rows} AS t(n)")
 
 
 def parquet_schema(spark: SparkSession, path: str) -> StructType:
-    """Columns of one Parquet file as Spark sees them. Runs one job over its footer."""
-    return spark.read.options(**_FIRM).parquet(path).schema
+    """The columns of a Parquet file as Spark reads them. Runs one job over its footer."""
+    return spark.read.options(**_STRICT_READ).parquet(path).schema
 
 
 def explain(exception: BaseException) -> ConnectorError | None:
-    """What a failed job says about the files it read; ``None`` if it failed for another reason."""
-    decode = text.explain(exception)
-    if decode is not None:
-        return decode
-    for told in text.parse_marked(exception, MARK):
-        if "unreadable" in told:
-            return file_unreadable(str(told.get("path")), str(told["unreadable"]))
-        now = told.get("now")
+    """The error of a Spark job that failed because of the files it read; ``None`` for other failures."""
+    decode_error = text.explain(exception)
+    if decode_error is not None:
+        return decode_error
+    for details in text.parse_marked(exception, MARK):
+        if "unreadable" in details:
+            return file_unreadable(str(details.get("path")), str(details["unreadable"]))
+        now = details.get("now")
         after = FileSignature(*now) if now else None
-        return file_changed(str(told.get("name")), FileSignature(*told["before"]), after, "was planned")
-    return _spark_says(exception)
+        return file_changed(str(details.get("name")), FileSignature(*details["before"]), after, "was planned")
+    return _spark_error(exception)
 
 
-def _spark_says(exception: BaseException) -> ConnectorError | None:
+def _spark_error(exception: BaseException) -> ConnectorError | None:
     found = re.search(r"\[FAILED_READ_FILE\.([A-Z_]+)\] (.*)", str(exception))
     if found is None:
         return None
-    condition, told = found.groups()
+    condition, message = found.groups()
     if condition == "FILE_NOT_EXIST":
-        msg = f"a file vanished while it was read: {told}; put it back, or rewind to a checkpoint before it was read"
+        msg = f"a file vanished while it was read: {message}; put it back, or rewind to a checkpoint before it was read"
         return SourceChanged(msg)
     if condition in ("PARQUET_COLUMN_DATA_TYPE_MISMATCH", "CANNOT_READ_FILE_FOOTER"):
-        msg = f"{told}; the file is damaged or not what the schema says: move it away, or correct the schema"
+        msg = f"{message}; the file is damaged or not what the schema says: move it away, or correct the schema"
         return DecodeError(msg)
     return None

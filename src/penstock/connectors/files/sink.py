@@ -1,4 +1,4 @@
-"""The files sink and its writer: staged beside the target."""
+"""``ps.files.Sink``: batches staged below the target, turned into files at a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.connectors import staging
+from penstock.connectors.files.committer import HIDDEN
 from penstock.errors import GraphError, InternalError, SinkIdentityConflict, StorageFailed
 from penstock.handles import Committable, FileRef, Guarantee
 from penstock.spark import jvm
@@ -23,12 +24,10 @@ if TYPE_CHECKING:
     from penstock.interfaces.sink import SinkContext
 
 
-# ----------------------------------------------------------------------------------------------------
-# Stages batches beside the target and turns an epoch of them into files; publishes nothing, knows no other sink.
+# ---- the writer ------------------------------------------------------------------------------------------------------
 
 KIND: Final = "files/1"
-HIDDEN: Final = ".penstock"
-"""Folder below the target where output waits; Spark and most readers ignore such names."""
+"""Kind of the committables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +50,12 @@ class FilesWriter:
         self._folders = 0
 
     def write(self, batch: Batch) -> int:
-        """Stage a batch as Parquet, losslessly, in one job; then settle its measures."""
+        """Stage a batch as Parquet, losslessly, in one job; then settle its metrics."""
         folder = f"{self._root}/{self._batches}"
-        self._batches += 1  # also after a failure: a folder is never used again
+        self._batches += 1  # even if writing fails: no folder is used twice
         rows = staging.write_staged(cast("DataFrame", batch.frame), _url(folder))
         batch.settle()
-        if rows is None:  # Spark removed the counter, most likely with all the rows
+        if rows is None:  # Spark optimised the counter away, most likely because there are no rows
             rows = sum(staging.rows_in(path) for path in self._content(folder))
         if rows == 0:
             self._remove([_Staged(folder, rows)])
@@ -66,16 +65,16 @@ class FilesWriter:
         return rows
 
     def prepare(self, checkpoint: CheckpointId) -> PreparedFiles:
-        """Close the epoch; nothing is read or written."""
+        """Close the epoch, without reading or writing."""
         with self._lock:
             epoch, self._epoch = self._epoch, []
         return PreparedFiles(self, checkpoint, epoch)
 
     def close(self) -> None:
-        """Nothing is held; staged rows of no checkpoint stay where they are, never to be seen."""
+        """Do nothing: staged rows of no checkpoint stay where they are and are never published."""
 
     def materialise(self, checkpoint: CheckpointId, epoch: Sequence[_Staged]) -> Sequence[Committable]:
-        """Turn staged batches into files; if that fails, they go into the next epoch."""
+        """Turn staged batches into files; if that fails, they join the next epoch."""
         if not epoch:
             return ()
         try:
@@ -87,30 +86,30 @@ class FilesWriter:
 
     def _files(self, checkpoint: CheckpointId, epoch: Sequence[_Staged]) -> Committable:
         filesystem = self._context.filesystem
-        listed = [path for part in epoch for path in self._content(part.folder)]
-        as_they_are = self._publishable() and len(listed) <= self._sink.files_per_checkpoint
+        paths = [path for part in epoch for path in self._content(part.folder)]
+        publish_staged = self._can_publish_staged() and len(paths) <= self._sink.files_per_checkpoint
         folder = ""
-        if not as_they_are:
+        if not publish_staged:
             folder = f"{self._root}/files-{checkpoint}-{self._next_folder()}"
-            self._convert(epoch, listed, folder)
-            listed = self._content(folder)
-        if not listed:
+            self._convert(epoch, paths, folder)
+            paths = self._content(folder)
+        if not paths:
             rows = sum(part.rows for part in epoch)
             msg = f"checkpoint {checkpoint} has {rows} rows staged, and Spark's job wrote no file of them"
             raise InternalError(msg, uid=self._context.uid)
-        refs = [filesystem.settle(path) for path in listed]
-        staging.sync_folders(listed, self._sink.target)
-        if not as_they_are:
+        refs = [filesystem.settle(path) for path in paths]
+        staging.sync_folders(paths, self._sink.target)
+        if not publish_staged:
             self._remove(epoch)
         return self._committable(checkpoint, refs, folder)
 
-    def _publishable(self) -> bool:
-        """Whether staged files are what is to be published."""
+    def _can_publish_staged(self) -> bool:
+        """Whether staged files can be published as they are."""
         return self._sink.format == "parquet" and not self._sink.partition_by and not self._sink.options
 
-    def _convert(self, epoch: Sequence[_Staged], listed: Sequence[str], folder: str) -> None:
+    def _convert(self, epoch: Sequence[_Staged], paths: Sequence[str], folder: str) -> None:
         context, sink = self._context, self._sink
-        size = sum(os.path.getsize(path) for path in listed)
+        size = sum(os.path.getsize(path) for path in paths)
         parts = max(sink.files_per_checkpoint, -(-size // sink.target_file_bytes))
         urls = [_url(part.folder) for part in epoch]
         options = {name: str(value) for name, value in sink.options.items()}
@@ -123,21 +122,21 @@ class FilesWriter:
             staging.write(frame, _url(folder), sink.format, sink.partition_by, options)
 
     def _content(self, folder: str) -> list[str]:
-        """The files that Spark's job committed in a folder, in a stable order."""
+        """The files that a Spark job committed in a folder, sorted."""
         found = self._context.filesystem.list(folder)
-        below = [(path, path[len(folder) :].strip("/").split("/")) for path in found]
-        return sorted(path for path, names in below if not any(_is_hidden(name) for name in names))
+        names_below = [(path, path[len(folder) :].strip("/").split("/")) for path in found]
+        return sorted(path for path, names in names_below if not any(_is_hidden(name) for name in names))
 
     def _committable(self, checkpoint: CheckpointId, refs: Sequence[FileRef], folder: str) -> Committable:
         context = self._context
         name = f"part-{context.log_id[:8]}-{context.uid}-{checkpoint}-{context.generation}"
         moves: dict[str, Json] = {}
         for number, ref in enumerate(refs):
-            where, _, file = ref.path.rpartition("/")
-            below = where[len(folder) :].strip("/") if folder else ""
+            parent, _, file = ref.path.rpartition("/")
+            partition = parent[len(folder) :].strip("/") if folder else ""
             ending = file.partition(".")[2]
             final = f"{name}-{number:02d}.{ending}"
-            moves[ref.path] = "/".join(part for part in (self._sink.target, below, final) if part)
+            moves[ref.path] = "/".join(part for part in (self._sink.target, partition, final) if part)
         if len(set(moves.values())) != len(refs):
             msg = f"two files of checkpoint {checkpoint} would have one name: {moves}"
             raise InternalError(msg, uid=context.uid)
@@ -168,17 +167,18 @@ class PreparedFiles:
     epoch: Sequence[_Staged]
 
     def materialise(self) -> Sequence[Committable]:
-        """Make files of it: one background job, then fsync and checksum."""
+        """Turn the epoch into files: one background job, then fsync and checksum."""
         return self.writer.materialise(self.checkpoint, self.epoch)
 
 
 def refuse_another_log(target: str, context: SinkContext) -> None:
-    """A state directory that was lost must not publish its whole input again beside what is there (rule S4).
+    """Refuse a target where a sink of this uid has staged under the ids of other logs only (rule S4).
 
-    A log that has staged here before is known: another job that publishes beside it disturbs nobody.
+    Otherwise a job whose state directory was lost would publish its whole input again. A log that has staged here
+    before is accepted: other jobs may publish into the same target.
 
     Raises:
-        SinkIdentityConflict: only under the id of another log has a sink of this uid staged here.
+        SinkIdentityConflict: only other logs have staged here.
         StorageFailed: the target cannot be looked at.
     """
     top = os.path.join(target, HIDDEN)
@@ -202,17 +202,16 @@ def refuse_another_log(target: str, context: SinkContext) -> None:
 
 
 def _is_hidden(name: str) -> bool:
-    """Whether Spark's readers skip a file or folder of that name; ``_column=value`` they read."""
+    """Whether Spark's readers skip a file or folder of that name. They read ``_column=value``."""
     return name.startswith(".") or (name.startswith("_") and "=" not in name)
 
 
 def _url(path: str) -> str:
-    """For Spark, which takes a path as it stands: not percent-encoded."""
+    """The path as Spark takes it: not percent-encoded."""
     return f"file://{path}"
 
 
-# ----------------------------------------------------------------------------------------------------
-# Files as a sink: staged beside the target, published by rename. Knows nothing of the log or of other sinks.
+# ---- the sink --------------------------------------------------------------------------------------------------------
 
 FORMATS: Final = ("csv", "json", "parquet", "text")
 
@@ -234,7 +233,7 @@ class Sink:
         format: ``"parquet"``, ``"json"``, ``"csv"`` or ``"text"`` (one ``STRING`` column).
         partition_by: columns whose values become folders ``column=value/``. A name may begin with ``_``: Spark's
             readers (not all others) look into such folders. Not with ``.``.
-        files_per_checkpoint: at least so many files a checkpoint (for each folder, if partitioned, at most).
+        files_per_checkpoint: fewest files of a checkpoint; if partitioned, most files for each folder.
         target_file_bytes: more files if the staged rows are larger than this, in bytes of staged Parquet.
         options: of Spark's writer (``compression``, ``header``, ``sep``, …).
 
@@ -275,24 +274,24 @@ class Sink:
 
     @property
     def accepts_changes(self) -> bool:
-        """Rows are kept as they come, ``_change`` among their columns."""
+        """Change rows are written as they are, with the column ``_change``."""
         return True
 
     @property
     def guarantee(self) -> Guarantee:
-        """The rename is the commit, and what was renamed is gone from where it was."""
+        """The rename is the commit, and a renamed file is gone from its staging folder."""
         return Guarantee.EXACTLY_ONCE
 
     def check(self, schema: StructType) -> None:
-        """Refuse columns that the format cannot hold.
+        """Check that the format can hold the columns.
 
         Raises:
-            GraphError: with the column and the remedy.
+            GraphError: it cannot; names the column and the remedy.
         """
         names = [name.lower() for name in schema.fieldNames()]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            msg = f"columns {', '.join(twice)} stand twice (case does not count): rename one of each"
+            msg = f"columns {', '.join(twice)} appear twice (case does not count): rename one of each"
             raise GraphError(msg)
         missing = [name for name in self.partition_by if name not in schema.fieldNames()]
         if missing:
@@ -318,12 +317,12 @@ class Sink:
         """
         return FilesWriter(self, context)
 
-    def stages_in(self, log_id: str, uid: str) -> Sequence[str]:  # noqa: ARG002 - it may have had another
-        """Beside the target, so that publishing is a rename; whatever the sink was called when it did."""
+    def stages_in(self, log_id: str, uid: str) -> Sequence[str]:  # noqa: ARG002 - the sink may have had another one
+        """The staging folder of a log, below the target, so that publishing is a rename; for any uid."""
         return (f"{self.target}/{HIDDEN}/{log_id}",)
 
     def describe(self) -> str:
-        """For people, with the path as it was resolved."""
+        """The resolved path and the format, for people."""
         return f"files {self.path} ({self.format})"
 
 

@@ -1,4 +1,4 @@
-"""The directory source and its reader."""
+"""``ps.files.Source``: a watched directory, each file read once; its reader."""
 
 from __future__ import annotations
 
@@ -45,19 +45,18 @@ if TYPE_CHECKING:
     from penstock.interfaces.source import PollResult, ReadLimit, SourceContext
 
 
-# ----------------------------------------------------------------------------------------------------
-# A directory as it is now: one listing, signatures, and a guess at the size of a row; decides nothing.
+# ---- the directory ---------------------------------------------------------------------------------------------------
 
-_SAMPLE = 64 * 1024
+_SAMPLE_BYTES: Final = 64 * 1024
 
 
 def scan(root: str, *, pattern: str, recursive: bool) -> dict[str, FileSignature]:
     """Every finished file below ``root`` whose name matches, by its path relative to ``root``.
 
-    Links to files are followed, links to folders are not. A file that goes away meanwhile is not listed.
+    Links to files are followed, links to folders are not. A file that disappears meanwhile is not listed.
 
     Raises:
-        SourceUnavailable: ``root`` is missing, no folder, or cannot be read.
+        SourceUnavailable: ``root`` is missing, is no folder, or cannot be read.
     """
     found: dict[str, FileSignature] = {}
     try:
@@ -91,7 +90,7 @@ def _entries(root: str, below: str) -> Iterator[tuple[os.DirEntry[str], str]]:
 
 
 def device(root: str) -> int | None:
-    """Which file system ``root`` lies on, so that an unmounted one is not taken for an empty directory."""
+    """The file system of ``root``: an unmounted one must not be taken for an empty directory."""
     try:
         return os.stat(root).st_dev
     except OSError:
@@ -102,7 +101,7 @@ def signature(path: str) -> FileSignature | None:
     """The file's signature now, or ``None`` if it is gone.
 
     Raises:
-        SourceUnavailable: it cannot be told, as without the right to look into its folder.
+        SourceUnavailable: the file exists, but its folder may not be read.
     """
     try:
         status = os.stat(path)
@@ -114,11 +113,11 @@ def signature(path: str) -> FileSignature | None:
 
 
 def require_unchanged(root: str, slices: Sequence[FileSlice], when: str) -> None:
-    """Check that files are what was planned.
+    """Check that files still have the signatures of their slices.
 
     Raises:
-        SourceChanged: one is not, or is gone.
-        SourceUnavailable: it cannot be told.
+        SourceChanged: a file has changed or is gone.
+        SourceUnavailable: a file cannot be looked at.
     """
     for part in slices:
         now = signature(os.path.join(root, part.name))
@@ -126,10 +125,10 @@ def require_unchanged(root: str, slices: Sequence[FileSlice], when: str) -> None
             raise file_changed(part.name, part.signature, now, when)
 
 
-def bytes_per_row(path: str, content: str) -> float | None:
-    """About how many bytes a row has, from the file's footer or its first 64 KiB; ``None`` if that does not tell."""
+def bytes_per_row(path: str, format: str) -> float | None:
+    """Estimated bytes per row, by the file's footer or its first 64 KiB; ``None`` if unknown."""
     try:
-        if content == "parquet":
+        if format == "parquet":
             import pyarrow.parquet as pq
 
             footer: Any = pq.read_metadata(path)
@@ -137,150 +136,153 @@ def bytes_per_row(path: str, content: str) -> float | None:
         if path.endswith(COMPRESSED):
             return None
         with open(path, "rb") as file:
-            sample = file.read(_SAMPLE)
+            sample = file.read(_SAMPLE_BYTES)
     except Exception:
         return None
     lines = sample.count(b"\n")
     return len(sample) / lines if lines else float(len(sample)) or None
 
 
-# ----------------------------------------------------------------------------------------------------
-# Reads a watched directory from a position on: listings into plans, plans into frames. Knows no checkpoint.
+# ---- the reader ------------------------------------------------------------------------------------------------------
 
 _SPARK_LISTS: Final = "spark.sql.sources.parallelPartitionDiscovery.threshold"
-_PER_FILE: Final = 20
-"""Microseconds of pause for each file listed: a listing costs a few, and should not be most of what the source does."""
+"""Spark's setting: the most paths that it lists without running a job."""
+_PAUSE_PER_FILE: Final = 20
+"""Microseconds of pause for each listed file: listing it takes a few, and should not be most of the reader's work."""
 
 
 class FilesReader:
-    """Reads one directory from one progress on. Made by :meth:`Source.open`."""
+    """Reads a directory from a position on. Made by :meth:`Source.open`."""
 
-    def __init__(self, source: Source, context: SourceContext, progress: FilesPosition) -> None:
+    def __init__(self, source: Source, context: SourceContext, position: FilesPosition) -> None:
         self._source = source
         self._spark = context.spark
         self._schema = source.schema(context.spark)
         self._device = device(source.path)
-        self._fixed = source.bounded or context.until is Until.CAUGHT_UP
+        self._has_end = source.bounded or context.until is Until.CAUGHT_UP
         self._interval = self._pause = source.poll_interval_ms * 1000
         self._rescan_at: MonotonicTime | None = None
-        self._wake: MonotonicTime | None = None
+        self._wake_at: MonotonicTime | None = None
         self._to_verify: dict[str, FileSlice] = {}
-        self._resume(progress)
+        self._resume(position)
 
-    def _resume(self, progress: FilesPosition) -> None:
+    def _resume(self, position: FilesPosition) -> None:
         listing = self._source.listing()
-        if not self._source.bounded:  # what a bounded run before this one had still to read is not all there is now
-            progress = replace(progress, remaining=None)
-        self._progress = reconcile(listing, progress)
-        if self._source.bounded and self._progress.remaining is None:
-            self._progress = replace(self._progress, remaining=dict(unread_files(listing, self._progress)))
-        left = listing if self._progress.remaining is None else self._progress.remaining
-        self._backlog = unread_files(left, self._progress)
+        if not self._source.bounded:  # the position may be that of an earlier, bounded run
+            position = replace(position, remaining=None)
+        self._position = reconcile(listing, position)
+        if self._source.bounded and self._position.remaining is None:
+            self._position = replace(self._position, remaining=dict(unread_files(listing, self._position)))
+        remaining = listing if self._position.remaining is None else self._position.remaining
+        self._unread = unread_files(remaining, self._position)
 
     def poll(self, *, now: MonotonicTime, wall: WallTime, limits: ReadLimit) -> PollResult:  # noqa: ARG002 - files have times of their own
         """The next files, or the next cut of a big one."""
-        if not self._fixed:
-            if self._wake is not None and now < self._wake:
-                return NoData(wake_at=self._wake)
-            if not self._backlog or self._rescan_at is None or now >= self._rescan_at:
+        if not self._has_end:
+            if self._wake_at is not None and now < self._wake_at:
+                return NoData(wake_at=self._wake_at)
+            if not self._unread or self._rescan_at is None or now >= self._rescan_at:
                 self._rescan(now)
-        decision = self._decide(limits)
-        if not self._source.bounded and self._gone(decision):
-            self._rescan(now)  # a file that was listed, but never planned, may go away
-            decision = self._decide(limits)
-        if not decision.slices:
-            return self._end() if self._fixed else self._nothing(now)
-        return self._planned(decision)
+        planned = self._plan(limits)
+        if not self._source.bounded and self._has_changed(planned):
+            self._rescan(now)  # a file that was listed but not yet planned may change or disappear
+            planned = self._plan(limits)
+        if planned.slices:
+            return self._take(planned)
+        if self._has_end:
+            return Ended() if self._source.bounded else CaughtUp()
+        self._wake_at = MonotonicTime(now + self._pause)
+        return NoData(wake_at=self._wake_at)
 
     def _rescan(self, now: MonotonicTime) -> None:
         if device(self._source.path) != self._device:
             msg = f"directory {self._source.path!r} is gone or lies on another file system than before: mount it again"
             raise SourceUnavailable(msg)
         listing = self._source.listing()
-        self._progress = reconcile(listing, self._progress)
-        if self._fixed:  # the end stays where it was; what changed before it was planned is read as it is now
-            listing = {name: listing[name] for name, _ in self._backlog if name in listing}
-        self._backlog = unread_files(listing, self._progress)
-        self._pause = max(self._interval, _PER_FILE * len(listing))
+        self._position = reconcile(listing, self._position)
+        if self._has_end:  # no new files; one that changed before it was planned is read as it is now
+            listing = {name: listing[name] for name, _ in self._unread if name in listing}
+        self._unread = unread_files(listing, self._position)
+        self._pause = max(self._interval, _PAUSE_PER_FILE * len(listing))
         self._rescan_at = MonotonicTime(now + self._pause)
-        self._wake = None
+        self._wake_at = None
 
-    def _decide(self, limits: ReadLimit) -> PlannedFiles:
+    def _plan(self, limits: ReadLimit) -> PlannedFiles:
         source, most = self._source, limits.bytes
-        if limits.rows is not None and (first := self._first()) is not None:
-            each = bytes_per_row(os.path.join(source.path, first), source.content.format)
-            if each is not None:
-                most = min(int(limits.rows * each), most) if most is not None else int(limits.rows * each)
-        listed_at_once = int(self._spark.conf.get(_SPARK_LISTS, "32") or 32)
-        files = min(source.max_files_per_batch or listed_at_once, listed_at_once)
-        caps = FileLimits(files=files, bytes=most, split_bytes=source.split_bytes, cuttable=self._cuttable)
-        return plan_next(self._progress, self._backlog, caps)
+        if limits.rows is not None and (next_file := self._next_file()) is not None:
+            row_bytes = bytes_per_row(os.path.join(source.path, next_file), source.content.format)
+            if row_bytes is not None:
+                estimate = int(limits.rows * row_bytes)
+                most = estimate if most is None else min(estimate, most)
+        spark_lists = int(self._spark.conf.get(_SPARK_LISTS, "32") or 32)
+        files = min(source.max_files_per_batch or spark_lists, spark_lists)
+        file_limits = FileLimits(files=files, bytes=most, split_bytes=source.split_bytes, can_cut=self._can_cut)
+        return plan_next(self._position, self._unread, file_limits)
 
-    def _first(self) -> str | None:
-        if self._progress.partial is not None:
-            return self._progress.partial.name
-        return self._backlog[0][0] if self._backlog else None
+    def _next_file(self) -> str | None:
+        if self._position.partial is not None:
+            return self._position.partial.name
+        return self._unread[0][0] if self._unread else None
 
-    def _cuttable(self, name: str) -> bool:
+    def _can_cut(self, name: str) -> bool:
         return self._source.content.format == "parquet" or not name.endswith(COMPRESSED)
 
-    def _gone(self, decision: PlannedFiles) -> bool:
-        if self._progress.partial is not None:
+    def _has_changed(self, planned: PlannedFiles) -> bool:
+        """Whether a planned file is not as it was listed. The partly read one is checked later, as an error."""
+        if self._position.partial is not None:
             return False
-        return any(signature(os.path.join(self._source.path, p.name)) != p.signature for p in decision.slices)
+        return any(signature(os.path.join(self._source.path, part.name)) != part.signature for part in planned.slices)
 
-    def _nothing(self, now: MonotonicTime) -> NoData:
-        self._wake = MonotonicTime(now + self._pause)
-        return NoData(wake_at=self._wake)
+    def _take(self, planned: PlannedFiles) -> PlannedBatch:
+        slices = planned.slices
+        self._position = planned.position
+        taken = {part.name for part in slices}
+        self._unread = [item for item in self._unread if item[0] not in taken]
+        self._to_verify.update({part.name: part for part in slices})
+        return PlannedBatch(
+            plan=slices,
+            bytes=sum(part.end - part.start for part in slices),
+            verify=partial(self._require_unchanged, slices),
+            takes_all=self._next_file() is None,
+        )
 
-    def _end(self) -> Ended | CaughtUp:
-        return Ended() if self._source.bounded else CaughtUp()
-
-    def _planned(self, decision: PlannedFiles) -> PlannedBatch:
-        self._progress = decision.progress
-        taken = {part.name for part in decision.slices}
-        self._backlog = [item for item in self._backlog if item[0] not in taken]
-        self._to_verify.update({part.name: part for part in decision.slices})
-        slices = decision.slices
-        verify = partial(require_unchanged, self._source.path, slices, "was planned")
-        size = sum(part.end - part.start for part in slices)
-        return PlannedBatch(plan=slices, bytes=size, verify=verify, takes_all=self._first() is None)
+    def _require_unchanged(self, slices: Sequence[FileSlice]) -> None:
+        require_unchanged(self._source.path, slices, "was planned")
 
     def frame(self, plan: object) -> DataFrame:
         """A lazy frame of the plan's rows.
 
         Raises:
-            SourceChanged: a file is no longer what was planned.
+            SourceChanged: a file has changed since it was planned.
         """
         slices = cast("Sequence[FileSlice]", plan)
-        require_unchanged(self._source.path, slices, "was planned")
+        self._require_unchanged(slices)
         try:
             frame = frame_of(self._spark, self._source.path, slices, self._source.content, self._schema)
         finally:
-            # Spark has looked at the files in between: only now it is sure that it saw what was planned.
-            require_unchanged(self._source.path, slices, "was planned")
+            # Spark has looked at the files in between: this check proves that it saw what was planned.
+            self._require_unchanged(slices)
         return frame
 
     def position(self) -> Position:
-        """After the last plan.
+        """The position after the last plan.
 
         Raises:
-            SourceChanged: a file planned since the last call is there, but changed.
+            SourceChanged: a file planned since the last call exists, but has changed.
         """
-        there = [p for p in self._to_verify.values() if signature(os.path.join(self._source.path, p.name)) is not None]
-        require_unchanged(self._source.path, there, "was planned")
+        root, slices = self._source.path, self._to_verify.values()
+        self._require_unchanged([part for part in slices if signature(os.path.join(root, part.name)) is not None])
         self._to_verify.clear()
-        return encode(self._progress)
+        return encode(self._position)
 
     def committed(self, checkpoint: CheckpointId, position: Position) -> None:
-        """Nothing is shown elsewhere."""
+        """Do nothing: positions are in checkpoints only."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""
 
 
-# ----------------------------------------------------------------------------------------------------
-# A watched directory as a source: each file once, big ones in cuts. Knows nothing of checkpoints or the runtime.
+# ---- the source ------------------------------------------------------------------------------------------------------
 
 FORMATS: Final = ("csv", "json", "parquet", "text")
 
@@ -292,11 +294,11 @@ class Source:
     Each file is read once, in order of modification time, then path; a file that arrives with an older time is read
     next. Files must arrive whole: names that begin with ``_`` or ``.``, or end with ``.tmp`` or ``._COPYING_``, are
     ignored until they are renamed, and a file that changes after it was planned stops the job (``SourceChanged``).
-    It is looked at again after each job that read it, so nothing else than what was planned gets into a checkpoint.
+    It is checked again after each job that read it, so only what was planned gets into a checkpoint.
     A file that goes away before it was planned is left out, but stops a ``bounded`` source.
 
     A fully read file may be moved away or deleted **once a checkpoint that has read it is complete**; earlier, a
-    restart could not read it again and its rows would be missing without a word. Its entry in the position is then
+    restart could not read it again and its rows would be missing silently. Its entry in the position is then
     forgotten: a file that comes back under that name is a new file and is read. A directory from which nothing is
     removed makes every checkpoint name all of its files.
 
@@ -313,7 +315,7 @@ class Source:
         pattern: shell pattern for the file's name.
         recursive: whether folders below are read too (links to folders are not).
         bounded: end after the files that are there at the first start; the watermark then goes to the end of time.
-        max_files_per_batch: at most so many files; never more than Spark lists without a job of its own
+        max_files_per_batch: most files of a batch; never more than Spark lists without a job of its own
             (``spark.sql.sources.parallelPartitionDiscovery.threshold``, 32 unless set).
         split_bytes: larger files are read in cuts of that size, except compressed ones.
         poll_interval_ms: how long to wait between listings, in milliseconds; longer in a directory of more than
@@ -341,7 +343,7 @@ class Source:
     end: Mapping[str, FileSignature] | None
     with_file: bool
 
-    def __init__(  # noqa: PLR0913 - what can be said about a directory
+    def __init__(  # noqa: PLR0913 - the arguments of a files source
         self,
         path: str | os.PathLike[str],
         *,
@@ -357,8 +359,8 @@ class Source:
         with_file: bool = False,
     ) -> None:
         path = os.fspath(path)
-        given = dict(options or {})
-        header = str(given.pop("header", False)).lower() == "true"
+        decoder_options = dict(options or {})
+        header = str(decoder_options.pop("header", False)).lower() == "true"
         _check(path, format, schema, header=header)
         if with_file and format != "text":
             msg = f"with_file is for text, not for {format!r}: only lines that are yet to be decoded have a file"
@@ -369,7 +371,9 @@ class Source:
                 raise GraphError(msg)
         values: dict[str, object] = {
             "path": os.path.abspath(path.removeprefix("file://")),
-            "content": FileFormat(format=format, options=text.check_options(given), header=header, with_file=with_file),
+            "content": FileFormat(
+                format=format, options=text.check_options(decoder_options), header=header, with_file=with_file
+            ),
             "declared": schema,
             "pattern": pattern,
             "recursive": recursive,
@@ -390,7 +394,7 @@ class Source:
 
     @property
     def position_kind(self) -> str:
-        """The kind of its positions."""
+        """The kind of this source's positions."""
         return KIND
 
     def schema(self, spark: SparkSession) -> StructType:
@@ -403,7 +407,7 @@ class Source:
             return text.struct_type(spark, "value STRING, _file STRING" if self.with_file else "value STRING")
         if self.declared is not None:
             return text.struct_type(spark, self.declared)
-        files = ordered(self._there())
+        files = ordered(self._scan())
         if not files:
             msg = f"{self.describe()} has no file to take the columns from: give schema=, or put a file there first"
             raise SourceUnavailable(msg)
@@ -415,44 +419,44 @@ class Source:
         Raises:
             StateIncompatible: the position is not one of a files source.
             SourceUnavailable: the directory is missing.
-            SourceChanged: a file that was read, or partly read, is no longer what it was.
+            SourceChanged: a file that was read, or partly read, has changed.
         """
         return FilesReader(self, context, FilesPosition() if resume is None else decode(resume))
 
     def waiting(self, resume: Position | None) -> Backlog:
-        """The files that are there and not yet read, and their bytes.
+        """The unread files, and their bytes.
 
         Raises:
             StateIncompatible: the position is not one of a files source.
             SourceUnavailable: the directory is missing.
-            SourceChanged: a file that was read, or partly read, is no longer what it was.
+            SourceChanged: a file that was read, or partly read, has changed.
         """
-        progress = FilesPosition() if resume is None else decode(resume)
-        files, size = backlog(self.listing(), progress, bounded=self.bounded)
+        position = FilesPosition() if resume is None else decode(resume)
+        files, size = backlog(self.listing(), position, bounded=self.bounded)
         return Backlog(files=files, bytes=size)
 
     def listing(self) -> dict[str, FileSignature]:
-        """The files that are there now; of a source that is read up to where another run has read it, only those."""
-        there, end = self._there(), self.end
-        return there if end is None else {name: found for name, found in there.items() if name in end}
+        """The files that exist now; of a replayed source only those that are to be replayed."""
+        files, end = self._scan(), self.end
+        return files if end is None else {name: found for name, found in files.items() if name in end}
 
-    def _there(self) -> dict[str, FileSignature]:
+    def _scan(self) -> dict[str, FileSignature]:
         return scan(self.path, pattern=self.pattern, recursive=self.recursive)
 
     def replayed(self, end: Position | None) -> Source:
-        """The same files; those that were read at ``end``, if that is given, and no others.
+        """The same files; if ``end`` is given, only those that were read at that position.
 
         Raises:
             StateIncompatible: the position is not one of a files source.
         """
         other = object.__new__(Source)
-        for name in fields(self):
-            object.__setattr__(other, name.name, getattr(self, name.name))
+        for field in fields(self):
+            object.__setattr__(other, field.name, getattr(self, field.name))
         object.__setattr__(other, "end", None if end is None else decode(end).done)
         return other
 
     def describe(self) -> str:
-        """For people, with the path as it was resolved."""
+        """The resolved path, pattern and format, for people."""
         return f"files {os.path.join(self.path, self.pattern)} ({self.content.format})"
 
 

@@ -1,4 +1,4 @@
-"""Connection, asynchronous questions, what Kafka's errors mean."""
+"""How a reader asks a Kafka cluster: connection, futures, what Kafka's errors mean. Loads no client library."""
 
 from __future__ import annotations
 
@@ -16,37 +16,35 @@ from penstock.connectors.secrets import Option
 from penstock.errors import ConnectorError, SourceChanged, SourceUnavailable
 from penstock.formats import text
 
-# ----------------------------------------------------------------------------------------------------
-# What a reader asks of a Kafka cluster, and with which settings; loads no client library.
-#
-# Nothing here waits unless it is told to: questions are asked, and their answers looked for later.
-
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-_ALWAYS: Final[Mapping[str, Option]] = {
-    "auto.offset.reset": "error",  # what is not there any more is never left out without a word
+
+# ---- connection ------------------------------------------------------------------------------------------------------
+
+_REQUIRED: Final[Mapping[str, Option]] = {
+    "auto.offset.reset": "error",  # lost offsets are an error, never skipped silently
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "enable.partition.eof": True,
 }
-_USUALLY: Final[Mapping[str, Option]] = {"client.id": "penstock", "log.connection.close": False}
-_IN_WORKERS: Final[Mapping[str, Option]] = {
+_DEFAULTS: Final[Mapping[str, Option]] = {"client.id": "penstock", "log.connection.close": False}
+_WORKER_DEFAULTS: Final[Mapping[str, Option]] = {
     # What is fetched beyond a range is fetched for nothing.
     "fetch.message.max.bytes": 131_072,
     "fetch.queue.backoff.ms": 1,
-    "log_level": 0,  # a broker that is away is the driver's to tell; here each worker would, without end
-    "fetch.wait.max.ms": 1,  # what is to be read is there; only the end of a range of control records is waited for
+    "log_level": 0,  # the driver logs that a broker is away; each worker would repeat it without end
+    "fetch.wait.max.ms": 1,  # the records are there; only the end of a range of control records is waited for
     "queued.max.messages.kbytes": 4_096,
     "queued.min.messages": 5_000,
 }
-_LIVE: Final[Mapping[str, Option]] = {
+_PREFETCH_DEFAULTS: Final[Mapping[str, Option]] = {
     "fetch.queue.backoff.ms": 1,
     "fetch.wait.max.ms": 10,
     "queued.max.messages.kbytes": 32_768,
     "queued.min.messages": 100_000,
 }
 _NO_GROUP: Final = "penstock"
-"""Consumers must have a group, though nothing is ever subscribed to or committed in this one."""
+"""``group.id`` of sources without a group: consumers must have one, but nothing is committed in this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +53,8 @@ class Connection:
 
     Attributes:
         servers: ``bootstrap.servers``.
-        options: further client properties; they win over ours where ours are only a matter of speed.
-        group: whose offsets are committed and asked for, if any.
+        options: further client properties; they override the defaults, not the required ones.
+        group: the consumer group whose offsets are committed and asked for, if there is one.
         committed_only: whether records of open and aborted transactions are left out.
     """
 
@@ -66,187 +64,199 @@ class Connection:
     committed_only: bool = True
 
     def client_options(self) -> dict[str, Option]:
-        """Of every client."""
-        return {**_USUALLY, **self.options, "bootstrap.servers": self.servers}
+        """Properties of every client."""
+        return {**_DEFAULTS, **self.options, "bootstrap.servers": self.servers}
 
     def worker_options(self) -> dict[str, Option]:
-        """Of consumers that read exact ranges."""
-        return {**_IN_WORKERS, **self._consumer_options()}
+        """Properties of consumers that read exact ranges in Python workers."""
+        return {**_WORKER_DEFAULTS, **self.group_options()}
+
+    def prefetch_options(self) -> dict[str, Option]:
+        """Properties of the consumer that prefetches in the driver."""
+        return {**_PREFETCH_DEFAULTS, **self.group_options()}
 
     def group_options(self) -> dict[str, Option]:
-        """Of a consumer that only speaks for the group."""
-        return self._consumer_options()
-
-    def live_options(self) -> dict[str, Option]:
-        """Of a consumer that has at hand what comes."""
-        return {**_LIVE, **self._consumer_options()}
-
-    def _consumer_options(self) -> dict[str, Option]:
+        """Properties of every consumer; all that one needs which only commits for the group."""
         isolation = "read_committed" if self.committed_only else "read_uncommitted"
         ours = {"isolation.level": isolation, "group.id": self.group or _NO_GROUP}
-        return {**self.client_options(), **_ALWAYS, **ours}
+        return {**self.client_options(), **_REQUIRED, **ours}
+
+
+# ---- what a reader asks of a cluster ---------------------------------------------------------------------------------
 
 
 class KafkaFuture(Protocol[T_co]):
-    """The answer to a question that was asked."""
+    """The answer to a request. Makes progress only while it is polled or waited for."""
 
     def ready(self) -> bool:
-        """Whether it is there. Has to be asked, or it will not come."""
+        """Whether the answer is there. Polls the client, never blocks."""
         ...
 
     def result(self) -> T_co:
         """The answer, once it is ready.
 
         Raises:
-            ConnectorError: there is none, with ``retry`` set truthfully.
+            ConnectorError: the request failed, with ``retry`` set truthfully.
         """
         ...
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it is ready, but no longer than about that."""
+        """Block until the answer is ready, for at most about ``seconds``; whether it is."""
         ...
+
+
+class Message(Protocol):
+    """A record, or an event of its partition: confluent-kafka's ``Message``. ``len()`` is that of its value."""
+
+    def error(self) -> ClientError | None: ...  # noqa: D102 - as confluent-kafka has them
+    def topic(self) -> str: ...  # noqa: D102
+    def partition(self) -> int: ...  # noqa: D102
+    def offset(self) -> int: ...  # noqa: D102
+    def timestamp(self) -> tuple[int, int]: ...  # noqa: D102
+    def key(self) -> bytes | None: ...  # noqa: D102
+    def value(self) -> bytes | None: ...  # noqa: D102
+    def headers(self) -> list[tuple[str, bytes | None]] | None: ...  # noqa: D102
+    def __len__(self) -> int: ...
 
 
 class Consumer(Protocol):
-    """A consumer that fetches what comes, and hands out what it has."""
+    """A consumer that fetches in the background and hands out what has arrived."""
 
-    def add(self, at: Offsets) -> None:
+    def assign(self, offsets: Offsets) -> None:
         """Fetch these partitions too, from these offsets on."""
         ...
 
-    def drop(self, parts: Collection[TopicPartition]) -> None:
-        """Fetch these no more, and forget what was fetched of them."""
+    def unassign(self, partitions: Collection[TopicPartition]) -> None:
+        """Stop fetching these partitions, and drop what was fetched of them."""
         ...
 
     def take(self, most: int, *, wait: float = 0) -> Sequence[Message]:
-        """What is there by now, events of partitions too; if nothing is, what comes in so many seconds."""
+        """Up to ``most`` messages that have arrived, events included; if none, those of the next ``wait`` seconds."""
         ...
 
     def close(self) -> None:
-        """Release the connection. Twice is harmless."""
+        """Close the connection. Calling it twice is harmless."""
         ...
 
 
 class Cluster(Protocol):
     """What a reader asks of a cluster."""
 
-    def names(self) -> KafkaFuture[frozenset[str]]:
+    def list_topics(self) -> KafkaFuture[frozenset[str]]:
         """The names of all topics."""
         ...
 
-    def ids(self, names: Collection[str]) -> KafkaFuture[Mapping[str, str | None]]:
-        """The ids of topics; one that does not exist is missing."""
+    def topic_ids(self, names: Collection[str]) -> KafkaFuture[Mapping[str, str | None]]:
+        """The ids of topics; a topic that does not exist is missing."""
         ...
 
-    def look(self, names: Collection[str], before: Topics) -> KafkaFuture[Topics]:
-        """Topics with their partitions and what can be read of them.
+    def describe_topics(self, names: Collection[str], known: Topics) -> KafkaFuture[Topics]:
+        """Topics with their partitions and the offsets that can be read.
 
-        One that does not exist is missing. A partition that has no leader now is as it was ``before``.
+        A topic that does not exist is missing. A partition without a leader is returned as it is in ``known``.
         """
         ...
 
-    def at_time(self, millis: int, parts: Collection[TopicPartition]) -> KafkaFuture[ResolvedOffsets]:
-        """The first offset of each partition that is not older; ``None`` where all are."""
+    def offsets_for_time(self, millis: int, partitions: Collection[TopicPartition]) -> KafkaFuture[ResolvedOffsets]:
+        """The first offset of each partition whose record is not older; ``None`` where all are older."""
         ...
 
-    def committed(self, parts: Collection[TopicPartition]) -> KafkaFuture[ResolvedOffsets]:
-        """The offsets that the group has committed; ``None`` where it has not."""
+    def committed_offsets(self, partitions: Collection[TopicPartition]) -> KafkaFuture[ResolvedOffsets]:
+        """The offsets that the group has committed; ``None`` where it has none."""
         ...
 
     def commit(self, offsets: Offsets) -> KafkaFuture[None]:
         """Commit offsets to the group."""
         ...
 
-    def complaints(self) -> Sequence[ClientError]:
-        """What went wrong without a question, such as a broker that is away, since the last time."""
+    def take_errors(self) -> Sequence[ClientError]:
+        """Errors since the last call that belong to no request, such as a broker that is away."""
         ...
 
-    def live(self) -> Consumer:
-        """A consumer, not started."""
+    def new_consumer(self) -> Consumer:
+        """A consumer that fetches nothing yet."""
         ...
 
     def close(self) -> None:
-        """Release the connection. Twice is harmless."""
+        """Close the connection. Calling it twice is harmless."""
         ...
 
 
-_ROUND: Final = 0.1
-"""Seconds from one look for an answer to the next, while one is waited for."""
+_WAIT_STEP: Final = 0.1
+"""Seconds between two polls of a future that is waited for."""
 Futures: TypeAlias = "Collection[Future[Any]]"
 FutureSteps: TypeAlias = "Generator[Futures, None, T]"
 
 
 class ChainedFuture(Generic[T]):
-    """An answer that takes several questions: each is asked when the one before is answered, by whoever looks.
+    """An answer that takes several requests in a row. Each is sent once the previous one is answered, by a poll.
 
-    Any thread may look.
+    Any thread may poll.
 
     Args:
-        steps: yields what is to be waited for, and returns the answer.
-        translate: what the client raised, as an error of ours.
-        served: called with each look, for clients that want to be; it may say that no answer will come.
+        steps: yields the futures to wait for, and returns the answer.
+        translate: makes a :class:`ConnectorError` of what the client raised.
+        poll_client: called by each poll, for clients that need it; returns an error if no answer will come.
     """
 
     def __init__(
         self,
         steps: FutureSteps[T],
         translate: Callable[[Exception], ConnectorError],
-        served: Callable[[], ConnectorError | None],
+        poll_client: Callable[[], ConnectorError | None],
     ) -> None:
         self._steps = steps
         self._translate = translate
-        self._served = served
-        self._waiting: Futures | None = ()
+        self._poll_client = poll_client
+        self._waiting_for: Futures | None = ()  # None: there is an answer or an error
         self._error: ConnectorError | None = None
         self._value: T | None = None
         self._lock = threading.Lock()
 
     def ready(self) -> bool:
-        """Whether it is there."""
+        """Whether the answer is there."""
         with self._lock:
-            if self._waiting is not None and (error := self._served()) is not None:
-                self._error, self._waiting = error, None
-            while self._waiting is not None and all(future.done() for future in self._waiting):
+            if self._waiting_for is not None and (error := self._poll_client()) is not None:
+                self._error, self._waiting_for = error, None
+            while self._waiting_for is not None and all(future.done() for future in self._waiting_for):
                 try:
-                    self._waiting = next(self._steps)
+                    self._waiting_for = next(self._steps)
                 except StopIteration as end:
-                    self._value, self._waiting = end.value, None
+                    self._value, self._waiting_for = end.value, None
                 except Exception as raised:
-                    self._error, self._waiting = self._translate(raised), None
+                    self._error, self._waiting_for = self._translate(raised), None
                     self._error.__cause__ = raised
-            return self._waiting is None
+            return self._waiting_for is None
 
     def result(self) -> T:
         """The answer."""
-        assert self._waiting is None
+        assert self._waiting_for is None
         if self._error is not None:
             raise self._error
         return cast("T", self._value)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for each step."""
-        rounds = max(1, int(seconds / _ROUND))
+        """Block until the answer is ready, for at most about ``seconds``; whether it is."""
+        rounds = max(1, int(seconds / _WAIT_STEP))
         while not self.ready():
             if rounds <= 0:
                 return False
-            if wait(self._waiting or (), timeout=_ROUND).not_done:
+            if wait(self._waiting_for or (), timeout=_WAIT_STEP).not_done:
                 rounds -= 1
         return True
 
 
-# ----------------------------------------------------------------------------------------------------
-# What Kafka's errors mean for a job: whose fault, whether a retry can help, what to do. Knows no connection.
-#
-# Names are librdkafka's: those of its own making begin with an underscore, the others are the broker's.
+# ---- what Kafka's errors mean ----------------------------------------------------------------------------------------
 
 MARK: Final = "penstock.kafka:"
-"""Stands before what our code in a worker tells of a failed read in an exception's text, as JSON."""
+"""Precedes the JSON by which a worker reports a failed read, in the text of its exception."""
 END_REACHED: Final = "_PARTITION_EOF"
-"""No error: there is nothing more in a partition by now, and its offset is where the next record will be."""
+"""No error: a partition has no more records now; the event's offset is that of its next record."""
+# Names of errors are librdkafka's. Its own begin with an underscore, the others are the broker's.
 _LOGIN: Final = frozenset(
     {"SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE", "_AUTHENTICATION", "_SSL"}
 )
-_WORDLESS: Final = frozenset({"_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_WAIT_COORD", "REQUEST_TIMED_OUT"})
+_BARE_TIMEOUT: Final = frozenset({"_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_WAIT_COORD", "REQUEST_TIMED_OUT"})
 _FORBIDDEN: Final = frozenset({"TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED", "SECURITY_DISABLED"})
 _GROUP: Final = frozenset({"GROUP_AUTHORIZATION_FAILED"})
 _GONE: Final = frozenset({"OFFSET_OUT_OF_RANGE", "_AUTO_OFFSET_RESET", "_LOG_TRUNCATION"})
@@ -278,30 +288,30 @@ _IMPOSSIBLE: Final = frozenset(
 
 
 class ClientError(Protocol):
-    """What a client says went wrong: confluent-kafka's ``KafkaError``."""
+    """An error of a client: confluent-kafka's ``KafkaError``."""
 
     def name(self) -> str:
-        """The code, as text."""
+        """The code, such as ``_TRANSPORT``."""
         ...
 
     def str(self) -> str:
-        """For people."""
+        """The message."""
         ...
 
 
 class FetchFailed(Exception):
-    """A range cannot be read. The text is for :func:`explain`; it may come from another process."""
+    """A range cannot be read. Its text, which may come from another process, is for :func:`explain`."""
 
-    def __init__(self, told: Mapping[str, object]) -> None:
-        super().__init__(MARK + json.dumps(told))
-        self.told = told
+    def __init__(self, details: Mapping[str, object]) -> None:
+        super().__init__(MARK + json.dumps(details))
+        self.details = details
 
 
 def is_transient(name: str) -> bool:
-    """Whether a consumer that has met this error goes on by itself and only has to be waited for.
+    """Whether a consumer recovers from this error by itself, so that it only has to be waited for.
 
-    A group that may not be used is none of a reader's business: it never joins one. A login that is refused in the
-    middle of a run is tried again by the client, and ends the wait like a broker that is away.
+    True for a group that may not be used, since a reader never joins one. True for a login that is refused in the
+    middle of a run: the client tries it again, and the wait ends like that for a broker that is away.
 
     >>> is_transient("_TRANSPORT"), is_transient("NOT_LEADER_FOR_PARTITION"), is_transient("OFFSET_OUT_OF_RANGE")
     (True, True, False)
@@ -310,168 +320,148 @@ def is_transient(name: str) -> bool:
 
 
 def is_refusal(name: str) -> bool:
-    """Whether the other side, or this one, does not accept who the other is."""
+    """Whether the broker does not accept the client's identity, or the client the broker's."""
     return name in _LOGIN
 
 
 def is_outage(name: str) -> bool:
-    """Whether no broker at all is connected; what came of each was said before."""
+    """Whether no broker at all is connected. The errors of each broker were reported before."""
     return name == "_ALL_BROKERS_DOWN"
 
 
 def is_bare_timeout(name: str) -> bool:
-    """Whether the error only says that nothing came: what the client said besides tells why."""
-    return name in _WORDLESS
+    """Whether the error only says that no answer came; the client's earlier errors say why."""
+    return name in _BARE_TIMEOUT
 
 
-def to_error(name: str, said: str, *, servers: str, what: str) -> ConnectorError:
-    """The error of a job whose client met this one.
+def is_loss(details: Mapping[str, Any]) -> bool:
+    """Whether a read failed because the records it was to read are not there."""
+    return details.get("code") in _GONE | _UNKNOWN
+
+
+def to_error(name: str, message: str, *, servers: str, what: str) -> ConnectorError:
+    """The job's error for a client's error.
 
     Args:
-        name: the code.
-        said: the client's own words.
+        name: the client's code.
+        message: the client's message.
         servers: which cluster.
-        what: what was wanted: ``"topic 'orders'"``.
+        what: what was asked for, such as ``"topic 'orders'"``.
 
     >>> to_error("_TRANSPORT", "connection refused", servers="k:9092", what="topic 'orders'").retry
     True
     """
     for names, kind, meaning in _MEANINGS:
         if name in names:
-            return kind(f"Kafka at {servers}, {what}: {meaning.format(said=f'{name}: {said}')}")
+            return kind(f"Kafka at {servers}, {what}: {meaning.format(cause=f'{name}: {message}')}")
     reach = "see that a broker runs there and can be reached"
-    return SourceUnavailable(f"Kafka at {servers}, {what}: not reached ({name}: {said}); {reach}")
+    return SourceUnavailable(f"Kafka at {servers}, {what}: not reached ({name}: {message}); {reach}")
 
 
 _MEANINGS: Final[tuple[tuple[frozenset[str], type[ConnectorError], str], ...]] = (
-    (_LOGIN, ConnectorError, "no secure connection ({said}): check security.protocol, ssl.* and sasl.* in options"),
-    (_FORBIDDEN, ConnectorError, "not allowed ({said}): grant READ and DESCRIBE on the topic to this job's user"),
-    (_GROUP, ConnectorError, "not allowed ({said}): grant READ on the consumer group to this job's user"),
-    (_GONE, SourceChanged, "what is to be read is gone ({said}): retention, or a topic made again, has removed it"),
-    (_UNKNOWN, ConnectorError, "it is not there ({said}): create it, or correct the name"),
-    (_IMPOSSIBLE, ConnectorError, "the client cannot go on ({said}): check the options of the source"),
+    (_LOGIN, ConnectorError, "no secure connection ({cause}): check security.protocol, ssl.* and sasl.* in options"),
+    (_FORBIDDEN, ConnectorError, "not allowed ({cause}): grant READ and DESCRIBE on the topic to this job's user"),
+    (_GROUP, ConnectorError, "not allowed ({cause}): grant READ on the consumer group to this job's user"),
+    (_GONE, SourceChanged, "what is to be read is gone ({cause}): retention, or a topic made again, has removed it"),
+    (_UNKNOWN, ConnectorError, "it is not there ({cause}): create it, or correct the name"),
+    (_IMPOSSIBLE, ConnectorError, "the client cannot go on ({cause}): check the options of the source"),
 )
 
 
-def fetch_error(told: Mapping[str, Any]) -> ConnectorError:
-    """The error of a job for what a failed read told."""
-    if "message" in told:
-        return ConnectorError(str(told["message"]))
-    what = (
-        f"topic {told.get('topic')!r} partition {told.get('partition')}, offsets {told.get('from')} to {told.get('to')}"
-    )
-    error = to_error(str(told.get("code")), str(told.get("said")), servers=str(told.get("servers")), what=what)
-    if isinstance(error, SourceChanged) and told.get("goes_on"):
+def fetch_error(details: Mapping[str, Any]) -> ConnectorError:
+    """The job's error for the details of a failed read."""
+    if "message" in details:
+        return ConnectorError(str(details["message"]))
+    first, end = details.get("from"), details.get("to")
+    what = f"topic {details.get('topic')!r} partition {details.get('partition')}, offsets {first} to {end}"
+    code, cause = str(details.get("code")), str(details.get("cause"))
+    error = to_error(code, cause, servers=str(details.get("servers")), what=what)
+    if isinstance(error, SourceChanged) and details.get("skips_lost"):
         return SourceUnavailable(f"{error}; a restart goes on behind it, as on_lost_offsets='continue' says")
     return error
 
 
 def explain(exception: BaseException) -> ConnectorError | None:
-    """What a failed job says about the ranges of topics it read; ``None`` if it failed for another reason."""
-    for told in text.parse_marked(exception, MARK):
-        return fetch_error(told)
+    """The error of a Spark job that failed because a range of a topic cannot be read; ``None`` for other failures."""
+    for details in text.parse_marked(exception, MARK):
+        return fetch_error(details)
     return None
 
 
-def is_loss(told: Mapping[str, Any]) -> bool:
-    """Whether a read failed because what it was to read is not there."""
-    return told.get("code") in _GONE | _UNKNOWN
-
-
-# ----------------------------------------------------------------------------------------------------
-# What the clients of a reader say of their own accord: why an answer does not come, and what of it people are told.
-#
-# A client whose broker is away says so twenty times a second. People are told once, then now and then, then that it is
-# over; the rest is there for whoever sets the logger ``penstock.kafka`` to debug.
+# ---- errors and log lines that belong to no request ------------------------------------------------------------------
 
 log: Final = logging.getLogger("penstock.kafka")
-_AT_ONCE: Final = 50
-_TWICE_OVER: Final = frozenset({"FAIL", "ERROR"})
-"""Facilities of log lines that say what the client also tells as an error."""
+"""Gets every error at level DEBUG: a client whose broker is away repeats it twenty times a second."""
+_MAX_QUEUED: Final = 50
+_ALSO_ERRORS: Final = frozenset({"FAIL", "ERROR"})
+"""Facilities of log lines that the client also reports as errors."""
 
 
 class ClientLog:
-    """The last trouble that a client met by itself, and whether it ever reached the cluster.
+    """What clients report by themselves: their last error, whether one ever reached the cluster.
 
-    It also stands for the logger of clients. They may call it on any thread.
+    Also serves as the clients' logger. Any thread may call it.
     """
 
     def __init__(self) -> None:
         self._last: ClientError | None = None
         self._reached = False
         self._refusals = 0
-        self._complaints: deque[ClientError] = deque(maxlen=_AT_ONCE)
-        self._lines: deque[str] = deque(maxlen=_AT_ONCE)
+        self._errors: deque[ClientError] = deque(maxlen=_MAX_QUEUED)
+        self._lines: deque[str] = deque(maxlen=_MAX_QUEUED)
 
-    def heard(self, trouble: ClientError) -> None:
-        """Called by a client."""
-        log.debug("%s: %s", trouble.name(), trouble.str())
-        if not is_outage(trouble.name()):
-            self._last = trouble
-            self._refusals += is_refusal(trouble.name())
+    def on_error(self, error: ClientError) -> None:
+        """Error callback of a client."""
+        log.debug("%s: %s", error.name(), error.str())
+        if not is_outage(error.name()):
+            self._last = error
+            self._refusals += is_refusal(error.name())
 
-    def complained(self, trouble: ClientError) -> None:
-        """Called by the client that is listened to all along, so that what it says is news."""
-        self.heard(trouble)
-        self._complaints.append(trouble)
+    def on_reported_error(self, error: ClientError) -> None:
+        """Error callback of the client that is polled all the time: :meth:`take_errors` returns its errors too."""
+        self.on_error(error)
+        self._errors.append(error)
 
-    def complaints(self) -> list[ClientError]:
-        """What it complained of since the last time; of very much the latest."""
-        found = []
-        while self._complaints:
-            found.append(self._complaints.popleft())
-        return found
+    def take_errors(self) -> list[ClientError]:
+        """The reported errors since the last call; if there were very many, the latest of them."""
+        errors = []
+        while self._errors:
+            errors.append(self._errors.popleft())
+        return errors
 
-    def log(self, level: int, words: str, *given: object) -> None:
-        """Called by a client as its logger, with a facility, its name and a text; the same text is told once."""
-        line = words % given
-        if given[:1] and given[0] in _TWICE_OVER:
+    def log(self, level: int, message: str, *arguments: object) -> None:
+        """Called by a client as its logger, with a facility, its name and a text; the same text is logged once."""
+        line = message % arguments
+        if arguments[:1] and arguments[0] in _ALSO_ERRORS:
             level = logging.DEBUG
         elif level > logging.DEBUG:
             level = logging.DEBUG if line in self._lines else level
             self._lines.append(line)
         log.log(level, "%s", line)
 
-    def answered(self) -> None:
-        """The cluster was reached."""
+    def on_answer(self) -> None:
+        """The cluster answered a request."""
         self._last, self._reached = None, True
 
     @property
-    def last(self) -> ClientError | None:
-        """The last trouble since the cluster was reached."""
+    def last_error(self) -> ClientError | None:
+        """The last error since the cluster answered."""
         return self._last
 
     @property
     def refusal(self) -> ClientError | None:
-        """Why the cluster lets nobody in with these options, if it has said so twice and never let anybody in."""
+        """The error of a login that was refused twice and has never worked.
+
+        One refusal means nothing: a broker that is just starting may refuse some logins.
+        """
         return self._last if self._refusals > 1 and not self._reached else None
 
-    def behind(self, trouble: ClientError) -> tuple[str, str]:
-        """The code and the words for an error: where it only says that nothing came, those of what came before.
+    def with_cause(self, error: ClientError) -> tuple[str, str]:
+        """Code and message of an error; for a bare time-out those of the error before it, which tells why.
 
-        A login is refused for good only if it never worked: a broker that is just starting may refuse some.
+        Once the cluster was reached, the code stays that of the time-out: the login has worked, so a retry may help.
         """
-        if self._last is None or not is_bare_timeout(trouble.name()):
-            return trouble.name(), trouble.str()
-        code = trouble.name() if self._reached else self._last.name()
-        return code, f"{trouble.str()}; {self._last.str()}"
-
-
-# ----------------------------------------------------------------------------------------------------
-# Takes exact ranges of offsets out of what Kafka consumers bring, in the driver and in Spark's Python workers.
-#
-# Knows no plan and no decoding. Light, since every worker loads it; confluent-kafka is loaded when it is used.
-
-
-class Message(Protocol):
-    """A record, or an event of its partition: confluent-kafka's ``Message``. ``len()`` is that of its value."""
-
-    def error(self) -> ClientError | None: ...  # noqa: D102 - as confluent-kafka has them
-    def topic(self) -> str: ...  # noqa: D102
-    def partition(self) -> int: ...  # noqa: D102
-    def offset(self) -> int: ...  # noqa: D102
-    def timestamp(self) -> tuple[int, int]: ...  # noqa: D102
-    def key(self) -> bytes | None: ...  # noqa: D102
-    def value(self) -> bytes | None: ...  # noqa: D102
-    def headers(self) -> list[tuple[str, bytes | None]] | None: ...  # noqa: D102
-    def __len__(self) -> int: ...
+        if self._last is None or not is_bare_timeout(error.name()):
+            return error.name(), error.str()
+        code = error.name() if self._reached else self._last.name()
+        return code, f"{error.str()}; {self._last.str()}"

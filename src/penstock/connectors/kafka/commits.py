@@ -1,12 +1,12 @@
-"""Offsets committed to the consumer group, for monitoring."""
+"""Offsets committed to the consumer group, for monitoring: a job restores its position from checkpoints alone."""
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Final
 
 from penstock.clock import MonotonicTime
 from penstock.connectors.kafka.config import CommitMode, KafkaConfig
-from penstock.connectors.kafka.monitor import log
 from penstock.connectors.kafka.offsets import KafkaPosition, Offsets
 from penstock.errors import ConnectorError
 from penstock.facts import OffsetsCommitted
@@ -17,28 +17,24 @@ if TYPE_CHECKING:
     from penstock.connectors.kafka.client import Cluster, KafkaFuture
     from penstock.facts import Fact
 
-
-# ----------------------------------------------------------------------------------------------------
-# Which offsets are committed to a consumer group and when; pure: it commits nothing itself and reads no clock.
-#
-# Committed offsets are there for people and their tools to look at. Nothing is ever restored from them: positions are
-# in the checkpoint. Which position belongs to which checkpoint is the source task's business; what comes here is that
-# of a checkpoint that is complete.
-
+log: Final = logging.getLogger("penstock")
 RENEW_AFTER: Final = 3_600_000_000
-"""Microseconds: offsets that do not change are committed again, before the broker forgets them (a week unless set)."""
+"""Microseconds after which unchanged offsets are committed again, before the broker forgets them."""
+_PENDING_SECONDS: Final = 1.0
+"""How long a closing reader waits for a commit that is under way."""
+_LAST_SECONDS: Final = 5.0
+"""How long a closing reader waits for its last commit."""
 
 
 class OffsetCommitPolicy:
-    """Follows one source: what to commit, one request at a time, all partitions at once.
+    """Decides what one source commits and when: one request at a time, all partitions at once.
 
-    Whoever has the client asks :meth:`take` now and then, sends what it gets, and reports with :meth:`settled`. A
-    commit that failed is counted and made good by the next, which has newer offsets; it never fails the job.
+    A commit that failed is counted. The next one, which has newer offsets, makes up for it.
 
     Attributes:
-        committed: the offsets that the group is known to have, as far as this source committed them.
-        succeeded: commits that did.
-        failed: commits that did not.
+        committed: the offsets that this source last committed successfully.
+        succeeded: number of successful commits.
+        failed: number of failed commits.
     """
 
     def __init__(self, mode: CommitMode, *, interval: int) -> None:
@@ -52,40 +48,40 @@ class OffsetCommitPolicy:
         self.succeeded = 0
         self.failed = 0
 
-    def completed(self, progress: KafkaPosition) -> None:
-        """A checkpoint with this progress is complete. Ignored in other modes."""
+    def checkpoint_completed(self, position: KafkaPosition) -> None:
+        """Note the position of a complete checkpoint; ignored in other modes than ``ON_CHECKPOINTS``."""
         if self._mode is CommitMode.ON_CHECKPOINTS:
-            self._wanted = progress.next
+            self._wanted = position.next
 
-    def read(self, progress: KafkaPosition, now: MonotonicTime) -> None:
-        """Reading stands here now. Ignored in other modes, and until the interval is over."""
+    def read_up_to(self, position: KafkaPosition, now: MonotonicTime) -> None:
+        """Note the current position once an interval; ignored in other modes than ``PERIODIC``."""
         due = self._sent is None or now >= self._sent + self._interval
         if self._mode is CommitMode.PERIODIC and due:
-            self._wanted = progress.next
+            self._wanted = position.next
 
-    def take(self, now: MonotonicTime) -> Offsets | None:
-        """What to commit now: ``None`` while a commit is under way, or if there is nothing new to say."""
+    def next_commit(self, now: MonotonicTime) -> Offsets | None:
+        """The offsets to commit now; ``None`` while a commit is under way, or if there is nothing new."""
         if self._in_flight is not None or not self._wanted:
             return None
         is_fresh = self._renewed is not None and now < self._renewed + RENEW_AFTER
-        if not (offsets := self._next(renew=not is_fresh)):
+        if not (offsets := self._start(renew=not is_fresh)):
             return None
         self._sent = now
         return offsets
 
-    def last(self) -> Offsets | None:
-        """What to commit before the reader is closed: ``None`` if the group has it, or a commit is still under way."""
-        return self._next(renew=False) if self._in_flight is None and self._wanted else None
+    def last_commit(self) -> Offsets | None:
+        """The offsets to commit when the reader closes; ``None`` if the group has them or a commit is under way."""
+        return self._start(renew=False) if self._in_flight is None and self._wanted else None
 
-    def _next(self, *, renew: bool) -> Offsets | None:
+    def _start(self, *, renew: bool) -> Offsets | None:
         wanted, self._wanted = self._wanted, None
         if wanted == self.committed and not renew:
             return None
         self._in_flight = wanted
         return wanted
 
-    def settled(self, now: MonotonicTime, *, ok: bool) -> None:
-        """The commit under way has ended; a second answer to it, or one that nobody asked for, is ignored."""
+    def finished(self, now: MonotonicTime, *, ok: bool) -> None:
+        """Note the result of the commit under way; ignored if there is none."""
         if self._in_flight is None:
             return
         if ok:
@@ -97,76 +93,64 @@ class OffsetCommitPolicy:
         self._in_flight = None
 
 
-# ----------------------------------------------------------------------------------------------------
-# What a reader knows of its cluster from look to look, and what it tells of it: losses, lag, stalls. Plans nothing.
-#
-# Questions are asked and their answers looked for with each poll, so none holds up a batch.
-
-
 class OffsetCommitter:
-    """Sends what is to be committed to the source's group, and tells what became of it."""
+    """Sends the commits of a policy to the source's group, and reports each result as a fact."""
 
     def __init__(
         self,
-        source: KafkaConfig,
+        config: KafkaConfig,
         cluster: Cluster,
         uid: str,
         report: Callable[[Fact], None],
-        *,
-        decides: OffsetCommitPolicy,
     ) -> None:
-        self._group = source.group or ""
+        self._group = config.group or ""
         self._cluster = cluster
         self._uid = uid
         self._report = report
-        self._decides = decides
+        self._policy = OffsetCommitPolicy(config.commit_choice.mode, interval=config.commit_interval)
         self._sent: tuple[KafkaFuture[None], Offsets] | None = None
-        self._looked = MonotonicTime(0)
-        self._over = False
+        self._last_poll = MonotonicTime(0)
+        self._closed = False
 
-    def completed(self, progress: KafkaPosition) -> None:
-        """A checkpoint with this progress is complete; a source that has ended is not polled any more."""
-        if not self._over:
-            self._decides.completed(progress)
-            self._go_on(self._looked)
+    def checkpoint_completed(self, position: KafkaPosition) -> None:
+        """Commit the offsets of a complete checkpoint at once: a source that has ended is not polled any more."""
+        if not self._closed:
+            self._policy.checkpoint_completed(position)
+            self._advance(self._last_poll)
 
-    def look(self, progress: KafkaPosition, now: MonotonicTime) -> None:
-        """Send what is due, and hear what became of what was sent."""
-        self._looked = now
-        self._decides.read(progress, now)
-        self._go_on(now)
+    def poll(self, position: KafkaPosition, now: MonotonicTime) -> None:
+        """Report the commit that has ended, and send the one that is due."""
+        self._last_poll = now
+        self._policy.read_up_to(position, now)
+        self._advance(now)
 
-    def _go_on(self, now: MonotonicTime) -> None:
-        if self._sent is not None and self._sent[0].ready():
-            self._settle(now)
-        if self._sent is None and (offsets := self._decides.take(now)) is not None:
+    def close(self) -> None:
+        """Commit the offsets of the last checkpoint, which no poll follows, and nothing later."""
+        self._closed = True
+        if self._sent is not None and self._sent[0].wait(_PENDING_SECONDS):
+            self._finish(self._last_poll)
+        if self._sent is None and (offsets := self._policy.last_commit()) is not None:
             self._sent = self._cluster.commit(offsets), offsets
-            self._sent[0].ready()  # it is asked for by the first look
+            if self._sent[0].wait(_LAST_SECONDS):
+                self._finish(self._last_poll)
 
-    def _settle(self, now: MonotonicTime) -> None:
+    def _advance(self, now: MonotonicTime) -> None:
+        if self._sent is not None and self._sent[0].ready():
+            self._finish(now)
+        if self._sent is None and (offsets := self._policy.next_commit(now)) is not None:
+            self._sent = self._cluster.commit(offsets), offsets
+            self._sent[0].ready()  # the first poll sends the request
+
+    def _finish(self, now: MonotonicTime) -> None:
         assert self._sent is not None
-        (answer, offsets), self._sent = self._sent, None
+        (future, sent), self._sent = self._sent, None
         error: ConnectorError | None = None
         try:
-            answer.result()
+            future.result()
         except ConnectorError as failed:
             error = failed
             log.warning("source %s could not commit offsets to group %s: %s", self._uid, self._group, failed)
-        self._decides.settled(now, ok=error is None)
-        told = {str(at): offset for at, offset in offsets.items()}
-        said = None if error is None else str(error)
-        self._report(OffsetsCommitted(task=self._uid, group=self._group, offsets=told, error=said))
-
-    def finish(self) -> None:
-        """The reader is closed: commit what the last checkpoint has, which no poll comes after, and nothing later."""
-        self._over = True
-        if self._sent is not None and self._sent[0].wait(_MORE_SECONDS):
-            self._settle(self._looked)
-        if self._sent is None and (offsets := self._decides.last()) is not None:
-            self._sent = self._cluster.commit(offsets), offsets
-            if self._sent[0].wait(_LAST_SECONDS):
-                self._settle(self._looked)
-
-
-_MORE_SECONDS: Final = 1.0
-_LAST_SECONDS: Final = 5.0
+        self._policy.finished(now, ok=error is None)
+        offsets = {str(at): offset for at, offset in sent.items()}
+        message = None if error is None else str(error)
+        self._report(OffsetsCommitted(task=self._uid, group=self._group, offsets=offsets, error=message))

@@ -1,4 +1,4 @@
-"""What users say, checked: servers, topics, group, options, time-outs."""
+"""What users write about a Kafka source, checked: KafkaConfig, and the checks of each argument."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from penstock.clock import parse_duration
+from penstock.connectors.kafka.client import Connection
 from penstock.connectors.kafka.offsets import OffsetReset, Offsets, Start, Stop, TopicPartition
 from penstock.connectors.secrets import EnvironmentSecret, FileSecret, Option, check_option
 from penstock.errors import GraphError
@@ -20,235 +21,45 @@ if TYPE_CHECKING:
 
     from penstock.formats.json_arrow import JsonDecoder
 
-# ----------------------------------------------------------------------------------------------------
-# Notices partitions that have records waiting and bring none: first a warning, then a new client, then an error. Pure.
-#
-# A client may hold an assignment and get nothing, without any error: a topic that was deleted, a lost connection that
-# nobody closed. Time counts only while somebody looks, so a job that is held up by what is behind it has no stall.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StallTimeouts:
-    """After how many microseconds without a record, though some wait, each is done."""
-
-    warn: int
-    reopen: int
-    fail: int
-
-
-# ----------------------------------------------------------------------------------------------------
-# Checks what users say about a cluster, its topics and a group, and makes one form of it; pure, talks to no broker.
-
 Isolation: TypeAlias = Literal["read_committed", "read_uncommitted"]
 CommitOption: TypeAlias = Literal["on-checkpoints", "periodic", "disabled"]
 OnLostOffsets: TypeAlias = Literal["fail", "continue"]
 ReadIn: TypeAlias = Literal["auto", "driver", "executors"]
-_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
-_SERVER: Final = re.compile(r"(?:\w+://)?(?:[\w.-]+|\[[0-9a-fA-F:.%]+\]):\d{1,5}")
-
-
-def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
-    """Refuse what is not among the choices."""
-    if value not in choices:
-        msg = f"{name} is {value!r}, but must be one of {', '.join(repr(choice) for choice in choices)}"
-        raise GraphError(msg)
-
-
-def check_limit(name: str, value: object) -> None:
-    """Refuse what is no limit."""
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        msg = f"{name} is {value!r}, but must be a whole number of at least 1, or None"
-        raise GraphError(msg)
-
-
-def parse_servers(servers: object) -> str:
-    """``host:port``, with commas. No message shows what may be a password."""
-    names = servers.split(",") if isinstance(servers, str) else servers
-    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-        msg = f"servers must be text such as 'host:9092', or a list of such, got a {type(servers).__name__}"
-        raise GraphError(msg)
-    names = [name.strip() for name in names if name.strip()]
-    if any("@" in name for name in names):  # shown by nobody: there may be a password before the sign
-        msg = "servers are hosts and ports; a user's name and password go into options (sasl.username, sasl.password)"
-        raise GraphError(msg)
-    wrong = [name for name in names if not _SERVER.fullmatch(name)]
-    if wrong or not names:
-        msg = f"servers must name hosts with their ports, as in 'kafka-1:9092,kafka-2:9092'; got {servers!r}"
-        raise GraphError(msg)
-    return ",".join(names)
-
-
-def parse_topics(topics: object, pattern: object) -> tuple[str, ...]:
-    """The names, sorted; none if there is a pattern."""
-    if (topics is None) == (pattern is None):
-        msg = f"write either topics=['orders', …] or pattern='orders[.].*'; got topics={topics!r}, pattern={pattern!r}"
-        raise GraphError(msg)
-    if topics is None:
-        try:
-            re.compile(pattern)  # type: ignore[call-overload] # anything may have been given
-        except (re.error, TypeError) as error:
-            msg = f"pattern {pattern!r} is no regular expression: {error}"
-            raise GraphError(msg) from error
-        return ()
-    if isinstance(topics, str) or not isinstance(topics, Sequence) or not topics:
-        msg = f"topics must be a list of names, as in topics=['orders']; got {topics!r}"
-        raise GraphError(msg)
-    for topic in topics:
-        if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
-            msg = (
-                f"topic {topic!r} is not a possible name: Kafka takes 1 to 249 of the characters a-z, A-Z, 0-9, '.', "
-                "'_' and '-'; for several topics at once write pattern="
-            )
-            raise GraphError(msg)
-    return tuple(sorted(set(topics)))
-
-
-def parse_group(group: object, start: object) -> str | None:
-    """The name of the group, if any."""
-    if group is None and start == "committed":
-        msg = "start='committed' begins at the offsets of a consumer group: say which, group='…'"
-        raise GraphError(msg)
-    if group is not None and (not isinstance(group, str) or not group.strip()):
-        msg = f"group must be the name of a consumer group, got {group!r}"
-        raise GraphError(msg)
-    return group
-
-
-def parse_patience(warn: str, reopen: str, fail: str) -> StallTimeouts:
-    """The three times of a stall, in order."""
-    patience = StallTimeouts(
-        warn=parse_duration("warn_stalled_after", warn, least=1),
-        reopen=parse_duration("reopen_stalled_after", reopen, least=1),
-        fail=parse_duration("fail_stalled_after", fail, least=1),
-    )
-    if not patience.warn <= patience.reopen <= patience.fail:
-        msg = (
-            f"warn_stalled_after {warn!r}, reopen_stalled_after {reopen!r} and fail_stalled_after {fail!r}: a stall is "
-            "first told, then mended, then an error, so none may be shorter than the one before"
-        )
-        raise GraphError(msg)
-    return patience
-
-
-# ----------------------------------------------------------------------------------------------------
-# Which properties of the client users may set: not those that are penstock's to decide, and no secrets. Pure.
-
-_ITS_PARTITIONS: Final = "leave it out: penstock gives partitions to readers itself and joins no group"
-_ITS_READING: Final = "leave it out: penstock needs it as it sets it"
-_OWNED: Final = {
-    "bootstrap.servers": "write servers=",
-    "metadata.broker.list": "write servers=",
-    "group.id": "write group=",
-    "auto.offset.reset": "write start=, for a first start, and on_lost_offsets=, for later",
-    "isolation.level": "write isolation=",
-    "enable.auto.commit": "write commit=",
-    "auto.commit.enable": "write commit=",
-    "auto.commit.interval.ms": "write commit='periodic' and commit_interval=",
-    "enable.auto.offset.store": "write commit=",
-    "offset.store.method": "write commit=",
-    "topic.blacklist": "write pattern=, which can leave out what it should not match",
-    "max.poll.records": "write max_rows_per_batch=",
-    "enable.partition.eof": _ITS_READING,
-    "consume.callback.max.messages": _ITS_READING,
-    "group.instance.id": _ITS_PARTITIONS,
-    "group.protocol": _ITS_PARTITIONS,
-    "group.protocol.type": _ITS_PARTITIONS,
-    "group.remote.assignor": _ITS_PARTITIONS,
-    "heartbeat.interval.ms": _ITS_PARTITIONS,
-    "max.poll.interval.ms": _ITS_PARTITIONS,
-    "partition.assignment.strategy": _ITS_PARTITIONS,
-    "session.timeout.ms": _ITS_PARTITIONS,
-    "key.deserializer": "leave it out: keys are bytes, decode them in the pipeline",
-    "value.deserializer": "leave it out: values are bytes, decode them in the pipeline",
-    "sasl.jaas.config": "this is the Java client's: write sasl.mechanism, sasl.username and sasl.password",
-    "ssl.keystore.type": "this is the Java client's: write ssl.keystore.location (PKCS#12) or ssl.key.location (PEM)",
-    "ssl.truststore.location": "this is the Java client's: write ssl.ca.location, a file of PEM",
-    "ssl.truststore.password": "this is the Java client's: write ssl.ca.location, a file of PEM",
-    "ssl.truststore.type": "this is the Java client's: write ssl.ca.location, a file of PEM",
-}
-
-
-def check_options(given: Mapping[Any, object]) -> dict[str, Option]:
-    """The properties as they were given.
-
-    Raises:
-        GraphError: one is penstock's, is a secret written out, or has a value that no property can have. No message
-            shows a value.
-
-    >>> check_options({"security.protocol": "SASL_SSL", "socket.timeout.ms": 5000})
-    {'security.protocol': 'SASL_SSL', 'socket.timeout.ms': 5000}
-    """
-    found: dict[str, Option] = {}
-    for name, value in given.items():
-        if not isinstance(name, str):
-            msg = f"options are named by text, such as 'security.protocol'; one of them is named by {name!r}"
-            raise GraphError(msg)
-        _check_name(name)
-        check_option(name, value)
-        if not isinstance(value, str | int | float | bool | EnvironmentSecret | FileSecret):
-            msg = (
-                f"option {name!r} is a {type(value).__name__}: properties are text, numbers, true or false, or the "
-                "reference of a secret, so that they can be sent to executors; there are no callbacks"
-            )
-            raise GraphError(msg)
-        found[name] = value
-    return found
-
-
-def _check_name(name: str) -> None:
-    if name.startswith("kafka."):
-        msg = f"option {name!r}: write it without the prefix, {name.removeprefix('kafka.')!r}"
-        raise GraphError(msg)
-    if name in _OWNED:
-        msg = f"option {name!r} is not set here: {_OWNED[name]}"
-        raise GraphError(msg)
-
-
-# ----------------------------------------------------------------------------------------------------
-# One frozen value for all of it.
 
 TOPIC_PARTITION: Final = "topic_partition"
-"""The column that sources of several topics have besides: ``orders-3``."""
+"""The additional column of sources with several topics: ``orders-3``."""
 
 
 class CommitMode(str, Enum):
     """When offsets are committed to the group."""
 
     ON_CHECKPOINTS = "on-checkpoints"
-    """Those of a checkpoint, once it is complete."""
+    """The offsets of a checkpoint, once it is complete."""
     PERIODIC = "periodic"
-    """Where reading stands, every interval; what is read there may still be undone by a restart."""
+    """The current position, every interval. A restart may still undo what was read up to there."""
     DISABLED = "disabled"
 
 
 @dataclass(frozen=True, slots=True)
 class CommitChoice:
-    """The mode in force, and what to tell the user about it, if anything."""
+    """The commit mode in force, and a warning for the user, if there is one."""
 
     mode: CommitMode
     warning: str | None = None
 
 
-def choose_commit_mode(wanted: CommitMode | None, group: str | None) -> CommitChoice:
-    """The mode that follows from what was asked for; a job always has checkpoints.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StallTimeouts:
+    """Microseconds without a record, though some wait, after which each action is taken."""
 
-    >>> choose_commit_mode(None, "shop"), choose_commit_mode(None, None)
-    (CommitChoice(mode=<CommitMode.ON_CHECKPOINTS: 'on-checkpoints'>, warning=None), \
-CommitChoice(mode=<CommitMode.DISABLED: 'disabled'>, warning=None))
-    """
-    if group is not None:
-        return CommitChoice(wanted or CommitMode.ON_CHECKPOINTS)
-    if wanted in (None, CommitMode.DISABLED):
-        return CommitChoice(CommitMode.DISABLED)
-    return CommitChoice(
-        CommitMode.DISABLED,
-        f"commit={wanted.value!r} without group=: no offsets are committed; name the group to commit them to",
-    )
+    warn: int
+    reopen: int
+    fail: int
 
 
 @dataclass(frozen=True, slots=True)
 class JsonColumn:
-    """A column that is decoded while it is read, and by what."""
+    """A column that is decoded while it is read, the type of its records, and their decoder."""
 
     name: str
     record: StructType
@@ -257,7 +68,7 @@ class JsonColumn:
 
 @dataclass(frozen=True, init=False)
 class KafkaConfig:
-    """What users say about topics and how to read them, checked; a Kafka ``Source`` is one."""
+    """Which topics to read and how: the checked arguments of a Kafka ``Source``, which is its subclass."""
 
     servers: str
     topics: tuple[str, ...]
@@ -266,7 +77,7 @@ class KafkaConfig:
     start_otherwise: OffsetReset
     stop: Stop | None
     group: str | None
-    committing: CommitChoice
+    commit_choice: CommitChoice
     commit_interval: int
     isolation: Isolation
     on_lost_offsets: OnLostOffsets
@@ -275,24 +86,34 @@ class KafkaConfig:
     max_rows_per_batch: int | None
     max_bytes_per_batch: int | None
     read_in: ReadIn
-    patience: StallTimeouts
+    stall_timeouts: StallTimeouts
     options: Mapping[str, Option] = field(repr=False)
     json: JsonColumn | None
-    wanted: frozenset[str] | None
-    end: Offsets | None
+    needed_columns: frozenset[str] | None
+    replay_end: Offsets | None
+
+    @property
+    def connection(self) -> Connection:
+        """How clients of this source reach the cluster."""
+        return Connection(
+            servers=self.servers,
+            options=self.options,
+            group=self.group,
+            committed_only=self.isolation == "read_committed",
+        )
 
     @property
     def has_one_topic(self) -> bool:
-        """Whether there can be no other topic, so that a partition's number says which it is."""
+        """Whether only one topic can ever be read, so that the number of a partition identifies it."""
         return len(self.topics) == 1
 
     @property
     def partition_column(self) -> str:
-        """The number of the partition, or with several topics the column that has the topic too."""
+        """The column that identifies the partition of a row: its number, or topic and number."""
         return "partition" if self.has_one_topic else TOPIC_PARTITION
 
     def partition_name(self, at: TopicPartition) -> str:
-        """What :attr:`partition_column` has for a partition, as text."""
+        """The value of :attr:`partition_column` for a partition, as text."""
         return str(at.partition) if self.has_one_topic else str(at)
 
     def subscribes(self, topic: str) -> bool:
@@ -307,8 +128,8 @@ class KafkaConfig:
             return topic in self.topics
         return not topic.startswith("__") and re.fullmatch(self.pattern, topic) is not None
 
-    def capped(self, limits: ReadLimit) -> ReadLimit:
-        """What a batch may hold by the job's limits and by this source's own."""
+    def limit_batch(self, limits: ReadLimit) -> ReadLimit:
+        """The job's limits of a batch, lowered to this source's own."""
         return replace(
             limits,
             rows=_least(limits.rows, self.max_rows_per_batch),
@@ -331,3 +152,186 @@ class KafkaConfig:
 
 def _least(*limits: int | None) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+# ---- checks of arguments ---------------------------------------------------------------------------------------------
+
+_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_SERVER: Final = re.compile(r"(?:\w+://)?(?:[\w.-]+|\[[0-9a-fA-F:.%]+\]):\d{1,5}")
+
+
+def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    """Raise ``GraphError`` unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        msg = f"{name} is {value!r}, but must be one of {', '.join(repr(choice) for choice in choices)}"
+        raise GraphError(msg)
+
+
+def check_limit(name: str, value: object) -> None:
+    """Raise ``GraphError`` unless ``value`` is ``None`` or a whole number of at least 1."""
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        msg = f"{name} is {value!r}, but must be a whole number of at least 1, or None"
+        raise GraphError(msg)
+
+
+def parse_servers(servers: object) -> str:
+    """``bootstrap.servers`` as librdkafka takes it: ``host:port``, with commas.
+
+    No message shows text that may be a password.
+    """
+    names = servers.split(",") if isinstance(servers, str) else servers
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        msg = f"servers must be text such as 'host:9092', or a list of such, got a {type(servers).__name__}"
+        raise GraphError(msg)
+    names = [name.strip() for name in names if name.strip()]
+    if any("@" in name for name in names):  # not shown: there may be a password before the sign
+        msg = "servers are hosts and ports; a user's name and password go into options (sasl.username, sasl.password)"
+        raise GraphError(msg)
+    wrong = [name for name in names if not _SERVER.fullmatch(name)]
+    if wrong or not names:
+        msg = f"servers must name hosts with their ports, as in 'kafka-1:9092,kafka-2:9092'; got {servers!r}"
+        raise GraphError(msg)
+    return ",".join(names)
+
+
+def parse_topics(topics: object, pattern: object) -> tuple[str, ...]:
+    """The names of topics, sorted; empty if there is a pattern."""
+    if (topics is None) == (pattern is None):
+        msg = f"write either topics=['orders', …] or pattern='orders[.].*'; got topics={topics!r}, pattern={pattern!r}"
+        raise GraphError(msg)
+    if topics is None:
+        try:
+            re.compile(pattern)  # type: ignore[call-overload] # the user may have passed anything
+        except (re.error, TypeError) as error:
+            msg = f"pattern {pattern!r} is no regular expression: {error}"
+            raise GraphError(msg) from error
+        return ()
+    if isinstance(topics, str) or not isinstance(topics, Sequence) or not topics:
+        msg = f"topics must be a list of names, as in topics=['orders']; got {topics!r}"
+        raise GraphError(msg)
+    for topic in topics:
+        if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+            msg = (
+                f"topic {topic!r} is not a possible name: Kafka takes 1 to 249 of the characters a-z, A-Z, 0-9, '.', "
+                "'_' and '-'; for several topics at once write pattern="
+            )
+            raise GraphError(msg)
+    return tuple(sorted(set(topics)))
+
+
+def parse_group(group: object, start: object) -> str | None:
+    """The name of the consumer group, if there is one."""
+    if group is None and start == "committed":
+        msg = "start='committed' begins at the offsets of a consumer group: say which, group='…'"
+        raise GraphError(msg)
+    if group is not None and (not isinstance(group, str) or not group.strip()):
+        msg = f"group must be the name of a consumer group, got {group!r}"
+        raise GraphError(msg)
+    return group
+
+
+def parse_stall_timeouts(warn: str, reopen: str, fail: str) -> StallTimeouts:
+    """The three time-outs of a stall, each at least as long as the previous one."""
+    timeouts = StallTimeouts(
+        warn=parse_duration("warn_stalled_after", warn, least=1),
+        reopen=parse_duration("reopen_stalled_after", reopen, least=1),
+        fail=parse_duration("fail_stalled_after", fail, least=1),
+    )
+    if not timeouts.warn <= timeouts.reopen <= timeouts.fail:
+        msg = (
+            f"warn_stalled_after {warn!r}, reopen_stalled_after {reopen!r} and fail_stalled_after {fail!r}: a stall is "
+            "first reported, then answered with a new connection, then an error, so none may be shorter than the "
+            "previous one"
+        )
+        raise GraphError(msg)
+    return timeouts
+
+
+def choose_commit_mode(wanted: CommitMode | None, group: str | None) -> CommitChoice:
+    """The commit mode in force: on checkpoints if there is a group, unless ``wanted`` says otherwise.
+
+    >>> choose_commit_mode(None, "shop"), choose_commit_mode(None, None)
+    (CommitChoice(mode=<CommitMode.ON_CHECKPOINTS: 'on-checkpoints'>, warning=None), \
+CommitChoice(mode=<CommitMode.DISABLED: 'disabled'>, warning=None))
+    """
+    if group is not None:
+        return CommitChoice(wanted or CommitMode.ON_CHECKPOINTS)
+    if wanted in (None, CommitMode.DISABLED):
+        return CommitChoice(CommitMode.DISABLED)
+    return CommitChoice(
+        CommitMode.DISABLED,
+        f"commit={wanted.value!r} without group=: no offsets are committed; name the group to commit them to",
+    )
+
+
+# ---- client properties -----------------------------------------------------------------------------------------------
+
+_ASSIGNS_ITSELF: Final = "leave it out: penstock gives partitions to readers itself and joins no group"
+_SETS_ITSELF: Final = "leave it out: penstock needs it as it sets it"
+_RESERVED: Final = {  # property to what to write instead
+    "bootstrap.servers": "write servers=",
+    "metadata.broker.list": "write servers=",
+    "group.id": "write group=",
+    "auto.offset.reset": "write start=, for a first start, and on_lost_offsets=, for later",
+    "isolation.level": "write isolation=",
+    "enable.auto.commit": "write commit=",
+    "auto.commit.enable": "write commit=",
+    "auto.commit.interval.ms": "write commit='periodic' and commit_interval=",
+    "enable.auto.offset.store": "write commit=",
+    "offset.store.method": "write commit=",
+    "topic.blacklist": "write pattern=, which can leave out what it should not match",
+    "max.poll.records": "write max_rows_per_batch=",
+    "enable.partition.eof": _SETS_ITSELF,
+    "consume.callback.max.messages": _SETS_ITSELF,
+    "group.instance.id": _ASSIGNS_ITSELF,
+    "group.protocol": _ASSIGNS_ITSELF,
+    "group.protocol.type": _ASSIGNS_ITSELF,
+    "group.remote.assignor": _ASSIGNS_ITSELF,
+    "heartbeat.interval.ms": _ASSIGNS_ITSELF,
+    "max.poll.interval.ms": _ASSIGNS_ITSELF,
+    "partition.assignment.strategy": _ASSIGNS_ITSELF,
+    "session.timeout.ms": _ASSIGNS_ITSELF,
+    "key.deserializer": "leave it out: keys are bytes, decode them in the pipeline",
+    "value.deserializer": "leave it out: values are bytes, decode them in the pipeline",
+    "sasl.jaas.config": "this is the Java client's: write sasl.mechanism, sasl.username and sasl.password",
+    "ssl.keystore.type": "this is the Java client's: write ssl.keystore.location (PKCS#12) or ssl.key.location (PEM)",
+    "ssl.truststore.location": "this is the Java client's: write ssl.ca.location, a file of PEM",
+    "ssl.truststore.password": "this is the Java client's: write ssl.ca.location, a file of PEM",
+    "ssl.truststore.type": "this is the Java client's: write ssl.ca.location, a file of PEM",
+}
+
+
+def check_options(options: Mapping[Any, object]) -> dict[str, Option]:
+    """The client properties, unchanged, after each was checked.
+
+    Raises:
+        GraphError: penstock sets the property itself, its value is a written-out secret, or no property can have such
+            a value. No message shows a value.
+
+    >>> check_options({"security.protocol": "SASL_SSL", "socket.timeout.ms": 5000})
+    {'security.protocol': 'SASL_SSL', 'socket.timeout.ms': 5000}
+    """
+    checked: dict[str, Option] = {}
+    for name, value in options.items():
+        if not isinstance(name, str):
+            msg = f"options are named by text, such as 'security.protocol'; one of them is named by {name!r}"
+            raise GraphError(msg)
+        _check_name(name)
+        check_option(name, value)
+        if not isinstance(value, str | int | float | bool | EnvironmentSecret | FileSecret):
+            msg = (
+                f"option {name!r} is a {type(value).__name__}: properties are text, numbers, true or false, or the "
+                "reference of a secret, so that they can be sent to executors; there are no callbacks"
+            )
+            raise GraphError(msg)
+        checked[name] = value
+    return checked
+
+
+def _check_name(name: str) -> None:
+    if name.startswith("kafka."):
+        msg = f"option {name!r}: write it without the prefix, {name.removeprefix('kafka.')!r}"
+        raise GraphError(msg)
+    if name in _RESERVED:
+        msg = f"option {name!r} is not set here: {_RESERVED[name]}"
+        raise GraphError(msg)

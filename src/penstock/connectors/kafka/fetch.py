@@ -1,4 +1,7 @@
-"""Exact offset ranges out of what consumers bring."""
+"""Exact offset ranges out of what consumers return, in the driver and in Spark's Python workers.
+
+Every worker imports this module, so it is light; confluent-kafka is imported when it is used.
+"""
 
 from __future__ import annotations
 
@@ -21,48 +24,6 @@ if TYPE_CHECKING:
     from penstock.connectors.secrets import Option
 
 
-# ----------------------------------------------------------------------------------------------------
-# Python's garbage collector out of the way while many objects are made that are in no cycle. Knows no source.
-
-
-@contextmanager
-def gc_paused() -> Iterator[None]:
-    """No collection of cycles inside.
-
-    Ten thousands of records are ten thousands of objects for the collector, and each so many of them it looks through
-    all that is there, modules included: a third of the time of reading records. Reference counts free them anyway.
-
-    >>> with gc_paused():
-    ...     gc.isenabled()
-    False
-    >>> gc.isenabled()
-    True
-    """
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
-# ----------------------------------------------------------------------------------------------------
-# Takes exact ranges of offsets out of what Kafka consumers bring, in the driver and in Spark's Python workers.
-#
-# Knows no plan and no decoding. Light, since every worker loads it; confluent-kafka is loaded when it is used.
-
-MAX_PORTION_ROWS: Final = 16_384
-"""Most records that are handed on at a time."""
-MAX_PORTION_BYTES: Final = 8 * 1024 * 1024
-"""Bytes of values after which no more records are added to those that are handed on at a time."""
-_CHUNK: Final = 1_000
-_ROUND: Final = 0.2
-"""Seconds of one wait for a record."""
-_KEPT: Final = 4
-"""Consumers that a worker keeps open, each with settings of its own."""
-
-
 class PartitionRecords(NamedTuple):
     """Records of one partition, in order."""
 
@@ -71,191 +32,239 @@ class PartitionRecords(NamedTuple):
 
 
 class RecordCollector:
-    """Follows partitions from their first offset on: what belongs to them of all that a consumer brings.
+    """Picks the records of given partitions, from given offsets on, out of what a consumer returns.
 
-    Control records and gaps bring nothing but the end of a partition, at an offset behind them; the end of a range is
-    reached by the one or the other.
+    Control records and gaps return no message. A range is complete when a later record or the end of its partition
+    comes, which is an event with an offset.
 
     Args:
-        begin: where each partition begins.
-        end: where they end, of those that do.
-        servers: for the message of an error.
+        begin: the first offset of each partition.
+        end: the end of each partition that has one.
+        servers: for error messages.
+
+    Attributes:
+        next: the next offset of each partition.
+        unfinished: the partitions that have not reached their end.
     """
 
     def __init__(self, begin: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], *, servers: str) -> None:
         self.next = dict(begin)
         self._end = end
         self._servers = servers
-        self._parts = {(at.topic, at.partition): at for at in begin}
-        self.left = {at for at, offset in begin.items() if at not in end or offset < end[at]}
+        self._partitions = {(at.topic, at.partition): at for at in begin}
+        self.unfinished = {at for at, offset in begin.items() if at not in end or offset < end[at]}
 
-    def take(self, chunk: Sequence[Message]) -> list[PartitionRecords]:
-        """The records of a chunk that belong to the partitions, by partition.
+    def collect(self, messages: Sequence[Message]) -> list[PartitionRecords]:
+        """The records among ``messages`` that belong to the partitions, by partition.
 
         Raises:
-            FetchFailed: a partition cannot be read further from where it stands.
+            FetchFailed: a partition cannot be read further.
         """
         found: dict[tuple[str, int], list[Message]] = {}
         events: list[tuple[Message, ClientError]] = []
-        for message in chunk:
-            trouble = message.error()
-            if trouble is not None:
-                events.append((message, trouble))
+        for message in messages:
+            error = message.error()
+            if error is not None:
+                events.append((message, error))
                 continue
             key = message.topic(), message.partition()
             try:
                 found[key].append(message)
             except KeyError:
                 found[key] = [message]
-        runs = [run for key, messages in found.items() if (run := self._run(self._parts.get(key), messages))]
-        for message, trouble in events:  # an end says nothing of the records before it
-            self._event(message, trouble)
-        return runs
+        records = [part for key, each in found.items() if (part := self._records(self._partitions.get(key), each))]
+        for message, error in events:  # after the records: an event says nothing of those before it
+            self._handle_event(message, error)
+        return records
 
-    def _run(self, at: TopicPartition | None, messages: list[Message]) -> PartitionRecords | None:
-        if at is None or at not in self.left:  # on its way since it was no longer asked for
+    def _records(self, at: TopicPartition | None, messages: list[Message]) -> PartitionRecords | None:
+        if at is None or at not in self.unfinished:  # fetched before the partition was unassigned
             return None
         if messages[0].offset() < self.next[at]:
-            raise self.failed(
+            raise self.failure(
                 at, "_LOG_TRUNCATION", f"offset {messages[0].offset()} came where {self.next[at]} was due"
             )
         end, last = self._end.get(at), messages[-1].offset()
         if end is not None and last >= end:
             messages = messages[: bisect_left(messages, end, key=lambda message: message.offset())]
-            self._stands(at, end)
+            self._advance(at, end)
         else:
-            self._stands(at, last + 1)
+            self._advance(at, last + 1)
         return PartitionRecords(at, messages) if messages else None
 
-    def _stands(self, at: TopicPartition, offset: int) -> None:
+    def _advance(self, at: TopicPartition, offset: int) -> None:
         end = self._end.get(at)
         self.next[at] = offset if end is None else min(offset, end)
         if end is not None and offset >= end:
-            self.left.discard(at)
+            self.unfinished.discard(at)
 
-    def _event(self, message: Message, trouble: ClientError) -> None:
-        name = trouble.name()
-        at = self._parts.get((message.topic(), message.partition()))
+    def _handle_event(self, message: Message, error: ClientError) -> None:
+        name = error.name()
+        at = self._partitions.get((message.topic(), message.partition()))
         if name == END_REACHED:
-            if at in self.left and message.offset() > self.next[at]:
-                self._stands(at, message.offset())
-        elif not is_transient(name) and (at is None or at in self.left):
-            raise self.failed(at, name, trouble.str())
+            if at in self.unfinished and message.offset() > self.next[at]:
+                self._advance(at, message.offset())
+        elif not is_transient(name) and (at is None or at in self.unfinished):
+            raise self.failure(at, name, error.str())
 
-    def failed(self, at: TopicPartition | None, code: str, said: str) -> FetchFailed:
-        """What is to be told when a partition, or ``None``: the cluster, cannot be read."""
-        at = at or min(self.left, default=TopicPartition("", -1))
-        told = {"topic": at.topic, "partition": at.partition, "from": self.next.get(at), "to": self._end.get(at)}
-        return FetchFailed({**told, "code": code, "said": said, "servers": self._servers})
+    def failure(self, at: TopicPartition | None, code: str, cause: str) -> FetchFailed:
+        """The exception for a partition that cannot be read; ``None``: the whole cluster cannot."""
+        at = at or min(self.unfinished, default=TopicPartition("", -1))
+        what = {"topic": at.topic, "partition": at.partition, "from": self.next.get(at), "to": self._end.get(at)}
+        return FetchFailed({**what, "code": code, "cause": cause, "servers": self._servers})
+
+
+# ---- reading ranges in a Python worker -------------------------------------------------------------------------------
+
+MAX_PORTION_ROWS: Final = 16_384
+"""Most records in one portion, the list of records that becomes one record batch."""
+MAX_PORTION_BYTES: Final = 8 * 1024 * 1024
+"""Most bytes of values in one portion of several records."""
+_MAX_MESSAGES: Final = 1_000
+"""Most messages that one call takes from the consumer."""
+_WAIT_STEP: Final = 0.2
+"""Seconds of one wait for a record."""
 
 
 def read(
-    ranges: Sequence[OffsetRange], options: Mapping[str, Option], *, patience: float
+    ranges: Sequence[OffsetRange], options: Mapping[str, Option], *, timeout: float
 ) -> Iterator[list[PartitionRecords]]:
-    """All records of the ranges, in a Python worker; those of one partition in order, in portions of bounded size.
+    """All records of the ranges, in portions of bounded size; those of one partition in order.
 
     Args:
         ranges: of different partitions.
-        options: of the consumer, which the worker keeps for the next time; secrets by reference.
-        patience: seconds without anything new after which a broker is given up.
+        options: of the consumer, which the worker keeps for the next call; secrets by reference.
+        timeout: seconds without a message after which the read fails.
 
     Raises:
         FetchFailed: a range cannot be read, or nothing came for too long.
     """
     end = {part.at: part.end for part in ranges}
-    intake = RecordCollector({part.at: part.start for part in ranges}, end, servers=str(options["bootstrap.servers"]))
-    if not intake.left:
+    servers = str(options["bootstrap.servers"])
+    collector = RecordCollector({part.at: part.start for part in ranges}, end, servers=servers)
+    if not collector.unfinished:
         return
-    consumer, said = consumer_of(options)
-    said.answered()  # the driver did reach the cluster, and what was said before is over
+    consumer, client_log = cached_consumer(options)
+    client_log.on_answer()  # the driver did reach the cluster, and errors of earlier reads do not count
     try:
-        _assign(consumer, intake)
-        yield from _portions(_taken(consumer, intake, patience, said))
-    except GeneratorExit:  # a limit above: what was read is right, and the consumer is well
+        _assign(consumer, collector)
+        yield from _portions(_consume(consumer, collector, timeout, client_log))
+    except GeneratorExit:  # a LIMIT above stopped the read: the records were right, the consumer is well
         consumer.unassign()
         raise
     except BaseException:
-        discard(options)
+        discard_consumer(options)
         raise
     consumer.unassign()
 
 
-def _assign(consumer: Any, intake: RecordCollector) -> None:
-    from confluent_kafka import TopicPartition as Place
+def _assign(consumer: Any, collector: RecordCollector) -> None:
+    from confluent_kafka import TopicPartition as ClientPartition
 
-    consumer.assign([Place(at.topic, at.partition, intake.next[at]) for at in sorted(intake.left)])
+    consumer.assign(
+        [ClientPartition(at.topic, at.partition, collector.next[at]) for at in sorted(collector.unfinished)]
+    )
 
 
-def _taken(
-    consumer: Any, intake: RecordCollector, patience: float, said: ClientLog
+def _consume(
+    consumer: Any, collector: RecordCollector, timeout: float, client_log: ClientLog
 ) -> Iterator[list[PartitionRecords]]:
     silent = 0.0
-    left = len(intake.left)
-    while intake.left:
-        # One is waited for, the others are there or not: a wait for many would last until all of them have come.
-        chunk = consumer.consume(1, timeout=_ROUND)
-        if chunk:
-            chunk += consumer.consume(_CHUNK - 1, timeout=0)
-        silent = 0.0 if chunk else silent + _ROUND
-        runs = intake.take(chunk)
-        if runs:
-            yield runs
-        if silent > patience:
-            why = f"; {said.last.str()}" if said.last is not None else ""
-            raise intake.failed(None, "_TIMED_OUT", f"nothing came for {patience:g} seconds{why}")
-        if intake.left and len(intake.left) < left:  # or the broker goes on sending what nobody wants
-            left = len(intake.left)
-            _release(consumer, intake)
+    assigned = len(collector.unfinished)
+    while collector.unfinished:
+        # Wait for one message, then take what has arrived: a wait for many would last until all of them have come.
+        messages = consumer.consume(1, timeout=_WAIT_STEP)
+        if messages:
+            messages += consumer.consume(_MAX_MESSAGES - 1, timeout=0)
+        silent = 0.0 if messages else silent + _WAIT_STEP
+        records = collector.collect(messages)
+        if records:
+            yield records
+        if silent > timeout:
+            why = f"; {client_log.last_error.str()}" if client_log.last_error is not None else ""
+            raise collector.failure(None, "_TIMED_OUT", f"nothing came for {timeout:g} seconds{why}")
+        if collector.unfinished and len(collector.unfinished) < assigned:  # or the broker goes on sending finished ones
+            assigned = len(collector.unfinished)
+            _unassign_finished(consumer, collector)
 
 
-def _release(consumer: Any, intake: RecordCollector) -> None:
-    done = [place for place in consumer.assignment() if TopicPartition(place.topic, place.partition) not in intake.left]
+def _unassign_finished(consumer: Any, collector: RecordCollector) -> None:
+    unfinished = collector.unfinished
+    done = [each for each in consumer.assignment() if TopicPartition(each.topic, each.partition) not in unfinished]
     consumer.incremental_unassign(done)
 
 
-def _portions(taken: Iterable[list[PartitionRecords]]) -> Iterator[list[PartitionRecords]]:
-    gathered: list[PartitionRecords] = []
+def _portions(consumed: Iterable[list[PartitionRecords]]) -> Iterator[list[PartitionRecords]]:
+    portion: list[PartitionRecords] = []
     rows = size = 0
-    for runs in taken:
-        for run in runs:
-            for part in _cut(run):
+    for records in consumed:
+        for each in records:
+            for part in _split(each):
                 count, length = len(part.messages), sum(map(len, part.messages))
-                if gathered and (rows + count > MAX_PORTION_ROWS or size + length > MAX_PORTION_BYTES):
-                    yield gathered
-                    gathered, rows, size = [], 0, 0
-                gathered.append(part)
+                if portion and (rows + count > MAX_PORTION_ROWS or size + length > MAX_PORTION_BYTES):
+                    yield portion
+                    portion, rows, size = [], 0, 0
+                portion.append(part)
                 rows, size = rows + count, size + length
-    if gathered:
-        yield gathered
+    if portion:
+        yield portion
 
 
-def _cut(run: PartitionRecords) -> Iterator[PartitionRecords]:
-    """A run in parts that hold no more than a portion may, or one record each."""
-    messages = run.messages
+def _split(records: PartitionRecords) -> Iterator[PartitionRecords]:
+    """The records in parts that each fit into a portion, or hold one record."""
+    messages = records.messages
     if sum(map(len, messages)) <= MAX_PORTION_BYTES and len(messages) <= MAX_PORTION_ROWS:
-        yield run
+        yield records
         return
     begin = size = 0
-    for place, message in enumerate(messages):
+    for number, message in enumerate(messages):
         size += len(message)
-        if place > begin and (size > MAX_PORTION_BYTES or place - begin >= MAX_PORTION_ROWS):
-            yield PartitionRecords(run.at, messages[begin:place])
-            begin, size = place, len(message)
-    yield PartitionRecords(run.at, messages[begin:])
+        if number > begin and (size > MAX_PORTION_BYTES or number - begin >= MAX_PORTION_ROWS):
+            yield PartitionRecords(records.at, messages[begin:number])
+            begin, size = number, len(message)
+    yield PartitionRecords(records.at, messages[begin:])
+
+
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """Pause Python's cyclic garbage collector.
+
+    Records are many objects in no cycle, and the collector would traverse all objects, modules included, again and
+    again: a third of the time of reading. Reference counts free records anyway.
+
+    >>> with gc_paused():
+    ...     gc.isenabled()
+    False
+    >>> gc.isenabled()
+    True
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+# ---- consumers that a worker keeps -----------------------------------------------------------------------------------
+
+_MAX_CACHED: Final = 4
+"""Consumers that a worker keeps open, each with other options."""
 
 
 class CachedConsumer(NamedTuple):
-    """A consumer that is kept, and what it says of its own accord."""
+    """A consumer that is kept, and the errors that it reports by itself."""
 
     consumer: Any
-    said: ClientLog
+    log: ClientLog
 
 
 _consumers: OrderedDict[tuple[object, ...], CachedConsumer] = OrderedDict()
 
 
-def consumer_of(options: Mapping[str, Option]) -> CachedConsumer:
-    """This process's consumer with these options, made when it is asked for the first time.
+def cached_consumer(options: Mapping[str, Option]) -> CachedConsumer:
+    """This process's consumer with these options, made by the first call.
 
     Raises:
         ConnectorError: a secret is not there.
@@ -264,19 +273,19 @@ def consumer_of(options: Mapping[str, Option]) -> CachedConsumer:
 
     key = _key(options)
     if key not in _consumers:
-        while len(_consumers) >= _KEPT:
+        while len(_consumers) >= _MAX_CACHED:
             _consumers.popitem(last=False)[1].consumer.close()
-        said = ClientLog()
-        _consumers[key] = CachedConsumer(Consumer({**resolve(options), "error_cb": said.heard}), said)
+        log = ClientLog()
+        _consumers[key] = CachedConsumer(Consumer({**resolve(options), "error_cb": log.on_error}), log)
     _consumers.move_to_end(key)
     return _consumers[key]
 
 
-def discard(options: Mapping[str, Option]) -> None:
-    """Close this process's consumer with these options; the next one is a new one."""
-    held = _consumers.pop(_key(options), None)
-    if held is not None:
-        held.consumer.close()
+def discard_consumer(options: Mapping[str, Option]) -> None:
+    """Close this process's consumer with these options; the next call makes a new one."""
+    cached = _consumers.pop(_key(options), None)
+    if cached is not None:
+        cached.consumer.close()
 
 
 def _key(options: Mapping[str, Option]) -> tuple[object, ...]:

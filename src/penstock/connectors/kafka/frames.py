@@ -1,4 +1,8 @@
-"""Records to Arrow, Arrow to frames; read in executors."""
+"""Kafka records to Arrow, Arrow to Spark frames, from a table in the driver or read by the executors.
+
+Both ways make the same columns with the same code. A frame's plan has one of two shapes, whatever the batch: task
+numbers are data and offsets travel with the function, so Spark compiles nothing again.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark import Accumulator
     from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.connectors.kafka.client import Connection, Message
+    from penstock.connectors.kafka.client import Message
     from penstock.connectors.kafka.config import KafkaConfig
     from penstock.connectors.kafka.fetch import PartitionRecords
     from penstock.connectors.kafka.offsets import OffsetRange
@@ -31,25 +35,21 @@ if TYPE_CHECKING:
     from penstock.formats.json_arrow import JsonDecoder
 
 
-# ----------------------------------------------------------------------------------------------------
-# Records of Kafka as Arrow record batches with the columns of a source; knows neither consumers nor offsets to come.
-#
-# Used in the driver and in Python workers, so rows are the same wherever they are read.
+# ---- records to Arrow ------------------------------------------------------------------------------------------------
 
-
-_NO_TIME: Final = 0
-"""The kind of timestamp of a record that has none."""
+_NO_TIMESTAMP: Final = 0
+"""confluent-kafka's type of the timestamp of a record that has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordColumns:
-    """What record batches are made of. Can be pickled.
+    """Makes the columns of record batches. Can be pickled.
 
     Attributes:
-        schema: their columns (Arrow), some or all of those of a source.
-        decoded: the column of bytes that is decoded from JSON, if one is.
-        decoder: which does it.
-        unused: columns that nobody looks at: nothing but nulls.
+        schema: the Arrow schema.
+        decoded: the column of bytes that is decoded from JSON, if there is one.
+        decoder: its decoder.
+        unused: columns that no step uses; they are filled with nulls.
     """
 
     schema: Any
@@ -57,17 +57,19 @@ class RecordColumns:
     decoder: JsonDecoder | None = None
     unused: frozenset[str] = frozenset()
 
-    def batch(self, runs: Sequence[PartitionRecords]) -> pa.RecordBatch:
-        """The records of some runs as one record batch."""
+    def batch(self, records: Sequence[PartitionRecords]) -> pa.RecordBatch:
+        """The records of several partitions as one record batch."""
         import pyarrow as pa
 
-        messages = runs[0].messages if len(runs) == 1 else list(chain.from_iterable(run.messages for run in runs))
+        messages = records[0].messages
+        if len(records) > 1:
+            messages = list(chain.from_iterable(part.messages for part in records))
         columns = self._decoded(messages)
         for column in self.schema:
             if column.name in self.unused:
                 columns[column.name] = pa.nulls(len(messages), column.type)
-            elif column.name in _OF_RUN:
-                columns[column.name] = _repeated(runs, _OF_RUN[column.name], column.type)
+            elif column.name in _OF_PARTITION:
+                columns[column.name] = _repeated(records, _OF_PARTITION[column.name], column.type)
             elif column.name not in columns:
                 columns[column.name] = _OF_RECORDS[column.name](messages, column.type)
         return pa.RecordBatch.from_arrays([columns[column.name] for column in self.schema], schema=self.schema)
@@ -79,28 +81,28 @@ class RecordColumns:
         return {DECODED_RECORD: decoded.records, self.decoded: decoded.rest}
 
 
-def _keys(messages: Sequence[Message]) -> list[bytes | None]:
+def _key_bytes(messages: Sequence[Message]) -> list[bytes | None]:
     return [message.key() for message in messages]
 
 
-def _values(messages: Sequence[Message]) -> list[bytes | None]:
+def _value_bytes(messages: Sequence[Message]) -> list[bytes | None]:
     return [message.value() for message in messages]
 
 
 def _key(messages: Sequence[Message], type: Any) -> Any:
     import pyarrow as pa
 
-    return pa.array(_keys(messages), type)
+    return pa.array(_key_bytes(messages), type)
 
 
 def _value(messages: Sequence[Message], type: Any) -> Any:
     import pyarrow as pa
 
-    return pa.array(_values(messages), type)
+    return pa.array(_value_bytes(messages), type)
 
 
 def _headers(messages: Sequence[Message], type: Any) -> Any:
-    """``NULL`` for a record without any, as in Spark; names may come again, and values be absent."""
+    """``NULL`` for a record without headers, as in Spark. Names may repeat, values may be null."""
     import pyarrow as pa
 
     headers = [message.headers() for message in messages]
@@ -128,26 +130,26 @@ def _offset(messages: Sequence[Message], type: Any) -> Any:
 
 
 def _timestamp(messages: Sequence[Message], type: Any) -> Any:
-    """``NULL`` where a record has none (the broker's way of saying so is a time before 1970)."""
+    """``NULL`` for a record without one, which some brokers write as a time before 1970."""
     import pyarrow as pa
 
     kinds, millis = zip(*[message.timestamp() for message in messages], strict=True)
-    if _NO_TIME in kinds or min(millis) < 0:
-        millis = tuple(None if kind == _NO_TIME or at < 0 else at for kind, at in zip(kinds, millis, strict=True))
+    if _NO_TIMESTAMP in kinds or min(millis) < 0:
+        millis = tuple(None if kind == _NO_TIMESTAMP or at < 0 else at for kind, at in zip(kinds, millis, strict=True))
     return pa.array(millis, pa.int64()).cast(pa.timestamp("ms", type.tz)).cast(type)
 
 
-def _repeated(runs: Sequence[PartitionRecords], value: Callable[[PartitionRecords], object], type: Any) -> Any:
-    """A column that has one value for each run: made without looking at the records."""
+def _repeated(records: Sequence[PartitionRecords], value: Callable[[PartitionRecords], object], type: Any) -> Any:
+    """A column with one value for all records of a partition."""
     import pyarrow as pa
 
-    return pa.concat_arrays([pa.repeat(pa.scalar(value(run), type), len(run.messages)) for run in runs])
+    return pa.concat_arrays([pa.repeat(pa.scalar(value(part), type), len(part.messages)) for part in records])
 
 
-_OF_RUN: Final[Mapping[str, Callable[[PartitionRecords], object]]] = {
-    "topic": lambda run: run.at.topic,
-    "partition": lambda run: run.at.partition,
-    "topic_partition": lambda run: str(run.at),
+_OF_PARTITION: Final[Mapping[str, Callable[[PartitionRecords], object]]] = {
+    "topic": lambda records: records.at.topic,
+    "partition": lambda records: records.at.partition,
+    "topic_partition": lambda records: str(records.at),
 }
 _OF_RECORDS: Final[Mapping[str, Callable[[Sequence[Message], Any], Any]]] = {
     "key": _key,
@@ -156,33 +158,29 @@ _OF_RECORDS: Final[Mapping[str, Callable[[Sequence[Message], Any], Any]]] = {
     "offset": _offset,
     "timestamp": _timestamp,
 }
-_BYTES: Final = {"key": _keys, "value": _values}
+_BYTES: Final = {"key": _key_bytes, "value": _value_bytes}
 
 
-# ----------------------------------------------------------------------------------------------------
-# Spark frames of Kafka's records: from the driver's hands, or read by the executors. Knows no position.
-#
-# Both ways make the same columns with the same code. A frame's plan has one of two shapes, whatever the batch; numbers
-# of tasks are its data and offsets travel with the function, so nothing is compiled again.
+# ---- frames ----------------------------------------------------------------------------------------------------------
 
 ONE_TASK: Final = 10_000
-"""Offsets up to which one task reads a batch: starting a second one takes longer than it saves."""
+"""Offsets up to which one task reads a batch: starting a second task takes longer than it saves."""
 _ONE_PARTITION: Final = 2_000
-"""Rows up to which a table stays in one partition of its frame."""
+"""Rows up to which the frame of a table has one partition."""
 
 
 class SizeAccumulator(AccumulatorParam[dict[str, tuple[int, int]]]):
     """Adds up rows and bytes by topic, as tasks report them."""
 
     def zero(self, value: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-        """Nothing was read."""
+        """The size of nothing."""
         del value
         return {}
 
     def addInPlace(
         self, value1: dict[str, tuple[int, int]], value2: dict[str, tuple[int, int]]
     ) -> dict[str, tuple[int, int]]:
-        """Both together."""
+        """The sum of both, in ``value1``."""
         for topic, (rows, size) in value2.items():
             before = value1.get(topic, (0, 0))
             value1[topic] = before[0] + rows, before[1] + size
@@ -191,26 +189,26 @@ class SizeAccumulator(AccumulatorParam[dict[str, tuple[int, int]]]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeReader:
-    """Reads the ranges of tasks, named by their number. Called by Spark in its Python workers.
+    """Reads the ranges of tasks, given by number. Spark calls it in its Python workers.
 
     Attributes:
-        tasks: the ranges of each.
-        shape: of the rows.
-        options: of the consumers, secrets by reference.
-        patience: seconds without anything new after which a broker is given up.
-        goes_on: a restart leaves out what is lost; so it is no reason to end the job.
-        weight: told what was read.
+        tasks: the ranges of each task.
+        columns: makes the rows.
+        options: of the consumers; secrets by reference.
+        timeout: seconds without a message after which a read fails.
+        skips_lost: whether a restart skips what is lost, so that a loss does not end the job.
+        sizes: accumulates what was read.
     """
 
     tasks: tuple[tuple[OffsetRange, ...], ...]
-    shape: RecordColumns
+    columns: RecordColumns
     options: Mapping[str, Option] = field(repr=False)
-    patience: float
-    goes_on: bool
-    weight: Accumulator[dict[str, tuple[int, int]]]
+    timeout: float
+    skips_lost: bool
+    sizes: Accumulator[dict[str, tuple[int, int]]]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Called with the numbers of the tasks that are this one's."""
+        """The rows of the tasks whose numbers are in ``batches``."""
         with gc_paused():
             for batch in batches:
                 for number in batch.column(0).to_pylist():
@@ -218,12 +216,12 @@ class RangeReader:
 
     def _read(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
         try:
-            for runs in read(ranges, self.options, patience=self.patience):
-                for run in runs:
-                    self.weight.add({run.at.topic: (len(run.messages), sum(map(len, run.messages)))})
-                yield self.shape.batch(runs)
+            for records in read(ranges, self.options, timeout=self.timeout):
+                for part in records:
+                    self.sizes.add({part.at.topic: (len(part.messages), sum(map(len, part.messages)))})
+                yield self.columns.batch(records)
         except FetchFailed as error:
-            raise FetchFailed({**error.told, "goes_on": self.goes_on}) from error
+            raise FetchFailed({**error.details, "skips_lost": self.skips_lost}) from error
         except ConnectorError as error:
             raise FetchFailed({"message": str(error)}) from error
 
@@ -233,76 +231,76 @@ class KafkaFrames:
 
     Args:
         spark: the session.
-        source: whose columns they have.
-        connection: how workers reach the cluster.
+        config: of the source.
     """
 
-    def __init__(self, spark: SparkSession, source: KafkaConfig, connection: Connection) -> None:
+    def __init__(self, spark: SparkSession, config: KafkaConfig) -> None:
         from pyspark.sql.pandas.types import to_arrow_schema
 
         self._spark = spark
-        self._schema = source.schema(spark)
-        self._shape = RecordColumns(schema=cast("Any", to_arrow_schema)(self._schema, timezone="UTC"))
-        if source.json is not None:
-            decoder = source.json.decoder.in_zone(spark.conf.get("spark.sql.session.timeZone"))
-            self._shape = replace(self._shape, decoded=source.json.name, decoder=decoder)
-        if source.wanted is not None:
-            decoded = set() if source.json is None else {DECODED_RECORD, source.json.name}
-            self._shape = replace(self._shape, unused=frozenset(self._schema.names) - source.wanted - decoded)
-        self._options = connection.worker_options()
-        self._patience = source.patience.fail / 1_000_000
-        self._goes_on = source.on_lost_offsets == "continue"
+        self._schema = config.schema(spark)
+        self._columns = RecordColumns(schema=cast("Any", to_arrow_schema)(self._schema, timezone="UTC"))
+        if config.json is not None:
+            decoder = config.json.decoder.in_zone(spark.conf.get("spark.sql.session.timeZone"))
+            self._columns = replace(self._columns, decoded=config.json.name, decoder=decoder)
+        if config.needed_columns is not None:
+            decoded = set() if config.json is None else {DECODED_RECORD, config.json.name}
+            unused = frozenset(self._schema.names) - config.needed_columns - decoded
+            self._columns = replace(self._columns, unused=unused)
+        self._options = config.connection.worker_options()
+        self._timeout = config.stall_timeouts.fail / 1_000_000
+        self._skips_lost = config.on_lost_offsets == "continue"
         self._cores = max(1, int(spark.sparkContext.defaultParallelism))
-        self._weight = spark.sparkContext.accumulator({}, SizeAccumulator())
-        self._weighed: Mapping[str, tuple[int, int]] = {}
-        self._numbers: dict[int, DataFrame] = {}
+        self._sizes = spark.sparkContext.accumulator({}, SizeAccumulator())
+        self._returned_sizes: Mapping[str, tuple[int, int]] = {}
+        self._task_numbers: dict[int, DataFrame] = {}
         self._sender = ArrowSender(spark, self._schema)
 
-    def weighed(self) -> Mapping[str, tuple[int, int]]:
-        """Rows and bytes of each topic that workers have read since the last time; some perhaps more than once."""
-        before, self._weighed = self._weighed, dict(self._weight.value)
+    def new_sizes(self) -> Mapping[str, tuple[int, int]]:
+        """Rows and bytes of each topic that workers have read since the last call; some perhaps more than once."""
+        before, self._returned_sizes = self._returned_sizes, dict(self._sizes.value)
         return {
             topic: (rows - before.get(topic, (0, 0))[0], size - before.get(topic, (0, 0))[1])
-            for topic, (rows, size) in self._weighed.items()
+            for topic, (rows, size) in self._returned_sizes.items()
             if topic not in before or before[topic][0] < rows
         }
 
     def of_ranges(self, ranges: Sequence[OffsetRange]) -> DataFrame:
-        """A lazy frame of exactly the records of the ranges, read by the executors when it is run."""
+        """A lazy frame of exactly the records of the ranges, which the executors read."""
         tasks = cut(ranges, 1 if sum(part.offsets for part in ranges) <= ONE_TASK else self._cores)
         reader = RangeReader(
             tasks=tasks,
-            shape=self._shape,
+            columns=self._columns,
             options=self._options,
-            patience=self._patience,
-            goes_on=self._goes_on,
-            weight=self._weight,
+            timeout=self._timeout,
+            skips_lost=self._skips_lost,
+            sizes=self._sizes,
         )
-        return self._counted(len(tasks)).mapInArrow(reader, self._schema)
+        return self._task_numbers_frame(len(tasks)).mapInArrow(reader, self._schema)
 
-    def _counted(self, tasks: int) -> DataFrame:
+    def _task_numbers_frame(self, tasks: int) -> DataFrame:
         """The numbers of tasks as rows: data of the plan, not literals of its code."""
-        if tasks not in self._numbers:
+        if tasks not in self._task_numbers:
             rows = ", ".join(f"({number})" for number in range(tasks))
-            self._numbers[tasks] = self._spark.sql(f"SELECT n FROM VALUES {rows} AS t(n)")
-        return self._numbers[tasks]
+            self._task_numbers[tasks] = self._spark.sql(f"SELECT n FROM VALUES {rows} AS t(n)")
+        return self._task_numbers[tasks]
 
-    def table(self, runs: Sequence[PartitionRecords]) -> pa.Table:
-        """Records that are here as a table, one chunk for each partition of its frame."""
+    def table(self, records: Sequence[PartitionRecords]) -> pa.Table:
+        """Records as a table, one chunk for each partition of its frame."""
         import pyarrow as pa
 
         with gc_paused():
-            batch = self._shape.batch(runs)
+            batch = self._columns.batch(records)
         parts = 1 if batch.num_rows <= _ONE_PARTITION else self._cores
         share = -(-batch.num_rows // parts)
         return pa.Table.from_batches([batch.slice(at, share) for at in range(0, batch.num_rows, share)])
 
-    def told(self, table: pa.Table) -> dict[str, ObservedMetrics]:
-        """What is known of a table: how many of its records Spark has to decode, if any were to be decoded here."""
+    def metrics(self, table: pa.Table) -> dict[str, ObservedMetrics]:
+        """Number of records of a table that Spark has to decode; none if the source decodes no column."""
         if DECODED_RECORD not in table.column_names:
             return {}
         return {UNDECODED_METRIC: ObservedMetrics.known({"rows": table.column(DECODED_RECORD).null_count})}
 
     def of_table(self, table: pa.Table) -> DataFrame:
-        """A lazy frame of rows that are here."""
+        """A lazy frame of the rows of a table."""
         return self._sender.frame(table.to_batches())

@@ -1,4 +1,4 @@
-"""Questions waited for: topics, start offsets, topic ids, backlog."""
+"""Requests that are waited for: topics, start and stop offsets, topic ids, backlog."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from penstock.connectors.kafka.client import Connection
+from penstock.connectors.kafka.cluster import KafkaCluster
 from penstock.connectors.kafka.offsets import (
     AtTimestamp,
     KafkaPosition,
@@ -30,221 +30,211 @@ if TYPE_CHECKING:
     from penstock.connectors.kafka.offsets import ResolvedOffsets, Start, Stop
     from penstock.handles import Position
 
-
-# ----------------------------------------------------------------------------------------------------
-# Where a reader begins: a first look at its topics, and the numbers that boundaries become. Waits for answers.
-
 T = TypeVar("T")
-SECONDS: Final = 15.0
-"""How long an answer is waited for; a cluster that is slower counts as away."""
-_MOMENT: Final = 0.1
-"""Seconds from one question to the next, while a topic is not there or a broker not quite."""
-_SOON: Final = 1.0
+ANSWER_TIMEOUT: Final = 15.0
+"""Seconds until a cluster that does not answer counts as unreachable."""
+_RETRY_INTERVAL: Final = 0.1
+"""Seconds between two requests, while a topic is missing or a broker refuses to answer."""
+_QUICK_ANSWER: Final = 1.0
 _TRIES: Final = 30
-"""So often a question is asked that is refused within so many seconds."""
+"""Number of requests whose answer, within ``_QUICK_ANSWER`` seconds, may be a transient error."""
 
 
-def fetch_metadata(source: KafkaConfig, cluster: Cluster, progress: KafkaPosition | None) -> Topics:
+# ---- where a reader starts -------------------------------------------------------------------------------------------
+
+
+def fetch_metadata(config: KafkaConfig, cluster: Cluster, position: KafkaPosition | None) -> Topics:
     """The topics of a source as they are now.
 
-    A topic that the source has never read has to be there; it is waited for as long as one that was read would be,
-    because a broker that has just started does not know all of them.
+    A topic that was never read has to exist. It is waited for as long as a missing one would be that was read
+    (``gone_after``): a broker that has just started does not know all topics.
 
     Raises:
-        ConnectorError: the cluster cannot be reached, or a topic is not there.
+        ConnectorError: the cluster cannot be reached, or a topic does not exist.
     """
-    rounds = max(1, int(source.gone_after / 1_000_000 / _MOMENT))
+    rounds = max(1, int(config.gone_after / 1_000_000 / _RETRY_INTERVAL))
     while True:
-        names = topic_names(source, cluster, progress)
-        topics = _asked(partial(cluster.look, names, {}))
-        known = set() if progress is None else set(progress.ids)
-        missing = [name for name in source.topics if name not in topics and name not in known]
+        names = topic_names(config, cluster, position)
+        topics = _ask(partial(cluster.describe_topics, names, {}))
+        known = set() if position is None else set(position.ids)
+        missing = [name for name in config.topics if name not in topics and name not in known]
         if not missing:
             return topics
         rounds -= 1
         if rounds <= 0:
             msg = (
-                f"Kafka at {source.servers} has no topic {', '.join(map(repr, missing))}, or does not show it to this "
+                f"Kafka at {config.servers} has no topic {', '.join(map(repr, missing))}, or does not show it to this "
                 "job's user: create it, correct topics=, or grant DESCRIBE on it"
             )
             raise ConnectorError(msg)
-        threading.Event().wait(_MOMENT)
+        threading.Event().wait(_RETRY_INTERVAL)
 
 
-def topic_names(source: KafkaConfig, cluster: Cluster, progress: KafkaPosition | None) -> Collection[str]:
-    """The topics to look at: those that are subscribed to, and those that were read."""
-    known = [] if progress is None else [name for name in progress.ids if source.subscribes(name)]
-    if source.pattern is None:
-        return source.topics
-    return {*known, *(name for name in _asked(cluster.names) if source.subscribes(name))}
+def topic_names(config: KafkaConfig, cluster: Cluster, position: KafkaPosition | None) -> Collection[str]:
+    """The topics to describe: those subscribed to, and of a pattern also those that were read."""
+    known = [] if position is None else [name for name in position.ids if config.subscribes(name)]
+    if config.pattern is None:
+        return config.topics
+    return {*known, *(name for name in _ask(cluster.list_topics) if config.subscribes(name))}
 
 
 def resolve_position(
-    source: KafkaConfig, cluster: Cluster, topics: Topics, progress: KafkaPosition | None
+    config: KafkaConfig, cluster: Cluster, topics: Topics, position: KafkaPosition | None
 ) -> KafkaPosition:
-    """Progress to go on from, with the stop that the source has now.
+    """The position to read on from, with the stop offsets that the source has now.
 
     Raises:
-        ConnectorError: a boundary says nothing of a partition, or the cluster cannot be reached.
+        ConnectorError: ``start`` or ``stop`` gives no offset for a partition, or the cluster cannot be reached.
     """
-    if progress is None:
-        told = _told(source.start, cluster, topics)
-        progress = resolve_start(source.start, topics, told=told, otherwise=source.start_otherwise)
-    if source.stop is None:
-        return KafkaPosition(ids=progress.ids, next=progress.next)
-    if progress.stop is not None:
-        return progress
-    stop = resolve_stop(source.stop, topics, told=_told(source.stop, cluster, topics))
-    return KafkaPosition(ids=progress.ids, next=progress.next, stop=stop)
+    if position is None:
+        resolved = _look_up(config.start, cluster, topics)
+        position = resolve_start(config.start, topics, resolved=resolved, otherwise=config.start_otherwise)
+    if config.stop is None:
+        return KafkaPosition(ids=position.ids, next=position.next)
+    if position.stop is not None:
+        return position
+    stop = resolve_stop(config.stop, topics, resolved=_look_up(config.stop, cluster, topics))
+    return KafkaPosition(ids=position.ids, next=position.next, stop=stop)
 
 
-def _told(bound: Start | Stop, cluster: Cluster, topics: Topics) -> ResolvedOffsets:
-    parts = [TopicPartition(name, partition) for name, topic in topics.items() for partition in topic.partitions]
-    if not parts:
+def _look_up(bound: Start | Stop, cluster: Cluster, topics: Topics) -> ResolvedOffsets:
+    """The offsets that only the brokers know: those of a time, or those that the group has committed."""
+    partitions = [TopicPartition(name, number) for name, topic in topics.items() for number in topic.partitions]
+    if not partitions:
         return {}
     if isinstance(bound, AtTimestamp):
-        return _asked(lambda: cluster.at_time(bound.millis, parts))
-    return _asked(lambda: cluster.committed(parts)) if bound == "committed" else {}
+        return _ask(lambda: cluster.offsets_for_time(bound.millis, partitions))
+    return _ask(lambda: cluster.committed_offsets(partitions)) if bound == "committed" else {}
 
 
-def _asked(question: Callable[[], KafkaFuture[T]]) -> T:
-    """The answer; asked again while a broker that is not quite back refuses it at once. One that is away is slow."""
+def _ask(request: Callable[[], KafkaFuture[T]]) -> T:
+    """The answer to a request, sent again while a broker that is not quite back refuses it at once.
+
+    A broker that is away does not answer quickly, and gets one request.
+    """
     for _ in range(_TRIES):
-        answer = question()
-        if not answer.wait(_SOON):
-            return await_answer(answer)
+        future = request()
+        if not future.wait(_QUICK_ANSWER):
+            return await_answer(future)
         try:
-            return answer.result()
+            return future.result()
         except ConnectorError as error:
             if not error.retry:
                 raise
-        threading.Event().wait(_MOMENT)
-    return await_answer(question())
+        threading.Event().wait(_RETRY_INTERVAL)
+    return await_answer(request())
 
 
-def await_answer(answer: KafkaFuture[T]) -> T:
+def await_answer(future: KafkaFuture[T]) -> T:
     """The answer, waited for.
 
     Raises:
-        ConnectorError: there is none.
+        ConnectorError: the request failed, or there was no answer in time.
     """
-    if not answer.wait(SECONDS):
-        msg = f"Kafka has not answered within {SECONDS:g} s: see that its brokers are well and can be reached"
+    if not future.wait(ANSWER_TIMEOUT):
+        msg = f"Kafka has not answered within {ANSWER_TIMEOUT:g} s: see that its brokers are well and can be reached"
         raise SourceUnavailable(msg)
-    return answer.result()
+    return future.result()
 
 
-# ----------------------------------------------------------------------------------------------------
-# Proves that the topics that were read are those that were planned: a topic's name is not its identity.
+# ---- topic ids -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicIdCheck:
-    """Called after rows were read, on any thread. An id never comes back, so it is enough to look afterwards.
+    """Checks after rows were read that their topics are those that were planned. Called on any thread.
 
-    A consumer goes on in a topic that was deleted and made again without a word: at the same offsets, with other rows.
+    A consumer reads on silently in a topic that was deleted and made again: the same offsets, other rows. An id is
+    never used twice, so a check after reading is enough.
 
     Attributes:
-        cluster: is asked.
-        ids: of the topics that were read, where the cluster has ids.
-        goes_on: a restart leaves out what is lost.
-        answer: to a question that was asked after the rows were read, if it was.
+        cluster: the cluster to ask.
+        ids: the planned ids of the topics that were read, where the cluster has ids.
+        skips_lost: whether a restart skips what is lost.
+        answer: the answer to a request that was sent after the rows were read, if one was.
     """
 
     cluster: Cluster
     ids: Mapping[str, str]
-    goes_on: bool
+    skips_lost: bool
     answer: KafkaFuture[Mapping[str, str | None]] | None = None
 
     def __call__(self) -> None:
-        """See that it is so.
+        """Check the ids.
 
         Raises:
-            SourceChanged: a topic was made again under its name.
-            SourceUnavailable: nobody can tell now, or a restart reads the new one.
+            SourceChanged: a topic was deleted and made again.
+            SourceUnavailable: the same, but a restart reads the new topic; or the cluster does not answer.
         """
         if not self.ids:
             return
-        now = await_answer(self.answer or self.cluster.ids(list(self.ids)))
+        now = await_answer(self.answer or self.cluster.topic_ids(list(self.ids)))
         changed = sorted(name for name, id in self.ids.items() if now.get(name, id) not in (id, None))
         if not changed:
             return
-        told = f"topic {', '.join(map(repr, changed))} was deleted and made again while it was read"
-        if self.goes_on:
-            msg = f"{told}; a restart reads the new one from its beginning"
+        cause = f"topic {', '.join(map(repr, changed))} was deleted and made again while it was read"
+        if self.skips_lost:
+            msg = f"{cause}; a restart reads the new one from its beginning"
             raise SourceUnavailable(msg)
-        msg = f"{told}: give the new topic another name, or the source another uid"
+        msg = f"{cause}: give the new topic another name, or the source another uid"
         raise SourceChanged(msg)
 
 
-# ----------------------------------------------------------------------------------------------------
-# What waits in topics for a reader at a position: asked of the brokers, without reading or committing anything.
+# ---- backlog ---------------------------------------------------------------------------------------------------------
 
 NEAR_RETENTION: Final = 10
-"""A position in the oldest of so many equal parts of what a partition keeps is near to being lost."""
+"""A position in the oldest tenth of the offsets that a partition keeps is close to being lost to retention."""
 
 
-def backlog_of(source: KafkaConfig, resume: Position | None, *, cluster: Cluster | None = None) -> Backlog:
-    """What a reader of this source would find.
+def backlog_of(config: KafkaConfig, resume: Position | None, *, cluster: Cluster | None = None) -> Backlog:
+    """What waits for a reader of this source. Asks the brokers; reads and commits nothing.
 
     Raises:
         StateIncompatible: the position is not one of a Kafka source.
-        ConnectorError: the cluster cannot be reached, a topic is not there, or a boundary says nothing of a partition.
+        ConnectorError: the cluster cannot be reached, a topic does not exist, or a boundary gives no offset for a
+            partition.
     """
-    progress = None if resume is None else decode(resume)
-    asked = cluster or _cluster(source)
+    position = None if resume is None else decode(resume)
+    cluster = cluster or KafkaCluster(config.connection)
     try:
-        topics = fetch_metadata(source, asked, progress)
+        topics = fetch_metadata(config, cluster, position)
         return backlog_between(
-            source, resolve_position(source, asked, topics, progress), topics, resumed=progress is not None
+            config, resolve_position(config, cluster, topics, position), topics, resumed=position is not None
         )
     finally:
-        asked.close()
+        cluster.close()
 
 
-def backlog_between(source: KafkaConfig, progress: KafkaPosition, topics: Topics, *, resumed: bool) -> Backlog:
-    """What waits by what was read and what is there. Pure.
+def backlog_between(config: KafkaConfig, position: KafkaPosition, topics: Topics, *, resumed: bool) -> Backlog:
+    """What waits between a position and the ends of its topics.
 
-    A start from the earliest record on is at the edge of what is kept by itself; only what was read before is judged.
+    Retention is judged only for a position that is ``resumed``: a start at the earliest record is always near it.
     """
-    found = reconcile(progress, topics, subscribed=source.subscribes)
-    here = found.progress
-    until = ends(here, topics)
-    waiting = backlog(here, until)
-    told = (*found.found, *(loss.at for loss in found.lost))
-    then = "they are left out and reported"
-    if source.on_lost_offsets == "fail":
-        then = "the start fails (on_lost_offsets='fail')"
+    changes = reconcile(position, topics, subscribed=config.subscribes)
+    current = changes.position
+    until = ends(current, topics)
+    waiting = backlog(current, until)
+    reported = (*changes.found, *(loss.at for loss in changes.lost))
+    consequence = "they are left out and reported"
+    if config.on_lost_offsets == "fail":
+        consequence = "the start fails (on_lost_offsets='fail')"
     return Backlog(
         rows=sum(waiting.values()),
-        partitions={str(at): (here.next[at], end) for at, end in sorted(until.items())},
+        partitions={str(at): (current.next[at], end) for at, end in sorted(until.items())},
         warnings=(
-            *(f"{loss} can no longer be read: {then}" for loss in found.lost),
-            *(_near_the_edge(here, topics, frozenset(waiting).difference(told)) if resumed else ()),
+            *(f"{loss} can no longer be read: {consequence}" for loss in changes.lost),
+            *(_near_retention(current, topics, frozenset(waiting).difference(reported)) if resumed else ()),
         ),
     )
 
 
-def _near_the_edge(progress: KafkaPosition, topics: Topics, waiting: frozenset[TopicPartition]) -> Iterator[str]:
-    """Partitions whose retention is close behind the position: it has deleted before, most of what is left waits."""
+def _near_retention(position: KafkaPosition, topics: Topics, waiting: frozenset[TopicPartition]) -> Iterator[str]:
+    """A warning for each partition whose retention has deleted before and is close behind the position."""
     for at in sorted(waiting):
-        extent = topics[at.topic].partitions[at.partition]
-        behind, kept = progress.next[at] - extent.earliest, extent.latest - extent.earliest
-        if extent.earliest > 0 and 0 <= behind * NEAR_RETENTION < kept:
+        available = topics[at.topic].partitions[at.partition]
+        behind, kept = position.next[at] - available.earliest, available.latest - available.earliest
+        if available.earliest > 0 and 0 <= behind * NEAR_RETENTION < kept:
             yield (
                 f"{at}: only {behind:,} of the {kept:,} offsets that the topic keeps lie before the position: "
                 "retention may delete what waits before it is read"
             )
-
-
-def _cluster(source: KafkaConfig) -> Cluster:
-    from penstock.connectors.kafka.cluster import KafkaCluster
-
-    return KafkaCluster(
-        Connection(
-            servers=source.servers,
-            options=source.options,
-            group=source.group,
-            committed_only=source.isolation == "read_committed",
-        )
-    )

@@ -1,4 +1,7 @@
-"""Between polls: new partitions, lost offsets, lag, stalls, outages."""
+"""What a Kafka reader watches between batches: new partitions, lost offsets, lag, stalls, outages.
+
+:class:`TopicMonitor` sends requests and looks for their answers at each poll, so none of them delays a batch.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +36,18 @@ if TYPE_CHECKING:
     from penstock.connectors.kafka.planning import LostOffsets
     from penstock.facts import Fact
 
-
-# ----------------------------------------------------------------------------------------------------
-# How far behind a source is, partition by partition, and which partitions do not move; pure, and reads no clock.
-
+log: Final = logging.getLogger("penstock")
 _SECOND: Final = 1_000_000
-_SAMPLES: Final = 120
+
+
+# ---- lag -------------------------------------------------------------------------------------------------------------
+
+_MAX_SAMPLES: Final = 120
 
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """Where reading stood, and where partitions ended, at one moment."""
+    """The next and the end offsets of partitions at one time."""
 
     at: MonotonicTime
     next: Offsets
@@ -51,16 +55,16 @@ class _Sample:
 
 
 class LagMeter:
-    """Remembers where partitions ended at what time, and so tells how old the next record to be read is.
+    """Computes the lag of a source in rows and seconds from samples of its end offsets.
 
-    Lag in seconds is the time since a partition's end passed the position: the age of the next record, by when it came.
-    Nothing has to be read for it, clocks of producers do not matter, and a partition that is read to its end has no
-    lag however old its last record is. What came before the first sample is judged by the rate at which the partition
-    has grown since; if it has not, seconds are unknown.
+    Lag in seconds is the time since a partition's end passed its position: the age of the next record, by its arrival.
+    No record has to be read for it, and clocks of producers do not matter. A partition that is read to its end has no
+    lag, however old its last record is. The age of records from before the first sample is estimated by the rate at
+    which the partition has grown since then; if it has not grown, seconds are unknown.
 
     Args:
-        every: microseconds from one sample to the next. When there are more than 120, every other one is forgotten
-            and the pace halved, so the table stays small and reaches back as far as it can.
+        every: microseconds between samples. Of more than 120 samples every other one is dropped and ``every`` doubled:
+            the table stays small and reaches back as far as it can.
     """
 
     def __init__(self, every: int = _SECOND) -> None:
@@ -68,11 +72,11 @@ class LagMeter:
         self._samples: list[_Sample] = []
 
     def observe(self, now: MonotonicTime, next: Offsets, ends: Offsets) -> None:
-        """Take a sample, if it is time for one."""
+        """Take a sample, if the last one is old enough."""
         if self._samples and now < self._samples[-1].at + self._every:
             return
         self._samples.append(_Sample(now, next, ends))
-        if len(self._samples) > _SAMPLES:
+        if len(self._samples) > _MAX_SAMPLES:
             self._samples = self._samples[::2]
             self._every *= 2
 
@@ -83,9 +87,9 @@ class LagMeter:
         next: Offsets,
         ends: Offsets,
         *,
-        named: Callable[[TopicPartition], str] = str,
+        partition_name: Callable[[TopicPartition], str] = str,
     ) -> SourceLag:
-        """The lag of every partition that has an end, and of all together; ``named`` is what rows call a partition."""
+        """The lag of every partition in ``ends``, and of all together; ``partition_name`` is its name in rows."""
         partitions = {
             str(at): PartitionLag(
                 rows=max(0, end - next.get(at, 0)),
@@ -93,7 +97,7 @@ class LagMeter:
                 position=next.get(at, 0),
                 end=end,
                 rate=self._rate(at, now, next.get(at, 0)),
-                name=named(at),
+                name=partition_name(at),
             )
             for at, end in sorted(ends.items())
         }
@@ -114,11 +118,11 @@ class LagMeter:
         history = [sample for sample in self._samples if at in sample.ends]
         if not history:
             return None
-        place = bisect_left(history, next + 1, key=lambda sample: sample.ends[at])
-        if place == len(history):
-            return 0.0  # the record came after the last sample
-        if place > 0:
-            before, after = history[place - 1], history[place]
+        index = bisect_left(history, next + 1, key=lambda sample: sample.ends[at])
+        if index == len(history):
+            return 0.0  # the record arrived after the last sample
+        if index > 0:
+            before, after = history[index - 1], history[index]
             part = (next - before.ends[at]) / (after.ends[at] - before.ends[at])
             return (now - before.at - part * (after.at - before.at)) / _SECOND
         first = history[0]
@@ -126,14 +130,14 @@ class LagMeter:
         return (end - next) * took / grown / _SECOND if grown > 0 and took > 0 else None
 
     def _rate(self, at: TopicPartition, now: MonotonicTime, next: int) -> float | None:
-        """Rows a second that were read since the first sample; ``None`` as long as there is no time between."""
+        """Rows per second that were read since the first sample; ``None`` without an earlier sample."""
         first = self._samples[0] if self._samples else None
         if first is None or now <= first.at or at not in first.next:
             return None
         return max(0, next - first.next[at]) * _SECOND / (now - first.at)
 
     def _eta(self, rows: int, now: MonotonicTime, next: Offsets, ends: Offsets) -> float | None:
-        """Seconds until nothing waits, at the pace since the first sample; ``None`` if it is not coming closer."""
+        """Seconds until nothing waits, at the rate since the first sample; ``None`` if the lag does not shrink."""
         if rows == 0:
             return 0.0
         if not self._samples or now <= self._samples[0].at:
@@ -145,82 +149,77 @@ class LagMeter:
         return rows / gained / _SECOND if gained > 0 else None
 
 
-# ----------------------------------------------------------------------------------------------------
-# What the clients of a reader say of their own accord: why an answer does not come, and what of it people are told.
-#
-# A client whose broker is away says so twenty times a second. People are told once, then now and then, then that it is
-# over; the rest is there for whoever sets the logger ``penstock.kafka`` to debug.
+# ---- outages ---------------------------------------------------------------------------------------------------------
 
-_AGAIN: Final = 10 * _SECOND
-"""Microseconds from the first line about a trouble to the second; each later wait is twice as long."""
-_SELDOM: Final = 3_600 * _SECOND
-"""The longest of these waits."""
-_CALM: Final = 20 * _SECOND
-"""Microseconds without a word after which one broker of several is well again: clients try it at least so often."""
+_FIRST_REPEAT: Final = 10 * _SECOND
+"""Microseconds from the first line about an outage to the second; each later interval is twice as long."""
+_MAX_REPEAT: Final = 3_600 * _SECOND
+_RECOVERED_AFTER: Final = 20 * _SECOND
+"""Microseconds without an error after which one broker of several counts as back: clients retry it more often."""
 
 
 @final
 class OutageLog:
-    """Decides what is told of a cluster in trouble: its beginning, that it goes on, its end. Pure.
+    """Decides which lines to log about an outage: its beginning, its duration now and then, its end.
+
+    A client whose broker is away reports that twenty times a second. The logger ``penstock.kafka`` gets all of it.
 
     Args:
-        what: who has trouble with what: ``"source orders has trouble with Kafka at k:9092"``.
+        subject: how each line begins: ``"source orders has trouble with Kafka at k:9092"``.
 
     >>> outage = OutageLog("source in has trouble with Kafka at k:9092")
-    >>> outage.met(MonotonicTime(0), "connection refused", whole=True)
+    >>> outage.on_error(MonotonicTime(0), "connection refused", all_brokers=True)
     'source in has trouble with Kafka at k:9092: connection refused'
-    >>> outage.met(MonotonicTime(1_000_000), "connection refused", whole=True)
-    >>> outage.answered(MonotonicTime(4_000_000), asked=MonotonicTime(3_000_000))
+    >>> outage.on_error(MonotonicTime(1_000_000), "connection refused", all_brokers=True)
+    >>> outage.on_answer(MonotonicTime(4_000_000), asked=MonotonicTime(3_000_000))
     'source in has trouble with Kafka at k:9092 no more; it lasted 4 s'
     """
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
         self._since: MonotonicTime | None = None
-        self._last = MonotonicTime(0)
-        self._due = MonotonicTime(0)
-        self._wait = _AGAIN
-        self._whole = False
+        self._last_error = MonotonicTime(0)
+        self._next_line = MonotonicTime(0)
+        self._interval = _FIRST_REPEAT
+        self._all_brokers = False
 
-    def met(self, now: MonotonicTime, words: str, *, whole: bool) -> str | None:
-        """Something went wrong; what to tell, if anything.
+    def on_error(self, now: MonotonicTime, error: str, *, all_brokers: bool) -> str | None:
+        """The line to log for an error, if there is one.
 
         Args:
             now: the time.
-            words: what.
-            whole: whether nothing of the cluster can be reached, not only one of its brokers.
+            error: the message.
+            all_brokers: whether the whole cluster cannot be reached, not only one of its brokers.
         """
-        self._last, self._whole = now, self._whole or whole
+        self._last_error, self._all_brokers = now, self._all_brokers or all_brokers
         if self._since is None:
-            self._since, self._due, self._wait = now, MonotonicTime(now + _AGAIN), _AGAIN
-            return f"{self._what}: {words}"
-        if now < self._due:
+            self._since, self._next_line, self._interval = now, MonotonicTime(now + _FIRST_REPEAT), _FIRST_REPEAT
+            return f"{self._subject}: {error}"
+        if now < self._next_line:
             return None
-        self._wait = min(_SELDOM, self._wait * 2)
-        self._due = MonotonicTime(now + self._wait)
-        return f"{self._what}, for {(now - self._since) // _SECOND} s now: {words}"
+        self._interval = min(_MAX_REPEAT, self._interval * 2)
+        self._next_line = MonotonicTime(now + self._interval)
+        return f"{self._subject}, for {(now - self._since) // _SECOND} s now: {error}"
 
-    def answered(self, now: MonotonicTime, *, asked: MonotonicTime) -> str | None:
-        """The cluster answered what it was asked then; what to tell, if that means that it is well again."""
-        if self._since is None or asked < self._last or not (self._whole or now >= self._last + _CALM):
+    def on_answer(self, now: MonotonicTime, *, asked: MonotonicTime) -> str | None:
+        """The line to log for an answer to a request sent at ``asked``, if it ends the outage."""
+        if self._since is None or asked < self._last_error:
             return None
-        told = f"{self._what} no more; it lasted {(now - self._since) // _SECOND} s"
-        self._since, self._whole = None, False
-        return told
+        if not self._all_brokers and now < self._last_error + _RECOVERED_AFTER:
+            return None
+        line = f"{self._subject} no more; it lasted {(now - self._since) // _SECOND} s"
+        self._since, self._all_brokers = None, False
+        return line
 
 
-# ----------------------------------------------------------------------------------------------------
-# Notices partitions that have records waiting and bring none: first a warning, then a new client, then an error. Pure.
-#
-# A client may hold an assignment and get nothing, without any error: a topic that was deleted, a lost connection that
-# nobody closed. Time counts only while somebody looks, so a job that is held up by what is behind it has no stall.
+# ---- stalls ----------------------------------------------------------------------------------------------------------
 
-_LONGEST_LOOK: Final = 1_000_000
-"""Microseconds that one look may add: what is beyond was not spent waiting for the broker."""
+_MAX_STEP: Final = 1_000_000
+"""Microseconds that the time between two checks may add: longer pauses were not spent waiting for the broker."""
 
 
 class StallAction(str, Enum):
-    """What to do about a stall, in the order of time."""
+    """What to do about a stalled partition, in the order of time."""
 
     WARN = "warn"
     REOPEN = "reopen"
@@ -229,14 +228,14 @@ class StallAction(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StalledPartition:
-    """A partition that does not move.
+    """A partition that has records waiting and returns none.
 
     Attributes:
         at: the partition.
-        action: what is due now; told once.
-        waited: microseconds that it was waited for.
-        next: where it stands.
-        end: where it ends.
+        action: the action that is due; returned once.
+        waited: microseconds without a record.
+        next: the offset of the next record to read.
+        end: the partition's end.
     """
 
     at: TopicPartition
@@ -246,7 +245,7 @@ class StalledPartition:
     end: int
 
     def error(self) -> SourceUnavailable:
-        """The error for one whose time is up; a restart of the job may help."""
+        """The error for ``FAIL``; a restart of the job may help."""
         return SourceUnavailable(
             f"partition {self.at} has given no record for {self.waited / 1_000_000:g} s, though it stands at offset "
             f"{self.next} and ends at {self.end}; a new client got none either. See that the broker that leads it is "
@@ -257,206 +256,199 @@ class StalledPartition:
 @dataclass(frozen=True, slots=True)
 class _Wait:
     next: int
-    looked: MonotonicTime
+    checked: MonotonicTime
     waited: int = 0
-    done: tuple[StallAction, ...] = ()
+    actions: tuple[StallAction, ...] = ()
 
 
 @dataclass(slots=True)
 class StallDetector:
-    """Follows the partitions of one source from look to look.
+    """Finds partitions that have records waiting and return none.
 
-    >>> watch = StallDetector(StallTimeouts(warn=1_000_000, reopen=2_000_000, fail=9_000_000))
+    A client may hold an assignment and get nothing, without any error: a deleted topic, a lost connection that was
+    never closed. Only time between checks counts: a job that is slow downstream has no stall.
+
+    >>> stalls = StallDetector(StallTimeouts(warn=1_000_000, reopen=2_000_000, fail=9_000_000))
     >>> at = TopicPartition("orders", 0)
-    >>> watch.look(MonotonicTime(0), {at: 5}, {at: 9})
+    >>> stalls.check(MonotonicTime(0), {at: 5}, {at: 9})
     ()
-    >>> [stall.action.value for stall in watch.look(MonotonicTime(1_000_000), {at: 5}, {at: 9})]
+    >>> [stall.action.value for stall in stalls.check(MonotonicTime(1_000_000), {at: 5}, {at: 9})]
     ['warn']
     """
 
-    patience: StallTimeouts
+    timeouts: StallTimeouts
     _waits: dict[TopicPartition, _Wait] = field(default_factory=dict)
 
-    def look(
+    def check(
         self, now: MonotonicTime, next: Offsets, ends: Offsets, *, paused: Collection[TopicPartition] = ()
     ) -> tuple[StalledPartition, ...]:
-        """What is due now.
+        """The actions that are due now.
 
         Args:
-            now: when the partitions were asked for records.
-            next: where each stands.
-            ends: where each ends.
-            paused: those that were not asked.
+            now: the time.
+            next: the next offset of each partition.
+            ends: the end of each partition.
+            paused: partitions that are not asked for records.
         """
         self._waits = {
-            at: self._go_on(at, next[at], now)
+            at: self._continue(at, next[at], now)
             for at, end in ends.items()
             if at in next and next[at] < end and at not in paused
         }
         return tuple(stall for at in sorted(self._waits) for stall in self._due(at, ends[at]))
 
-    def _go_on(self, at: TopicPartition, next: int, now: MonotonicTime) -> _Wait:
+    def _continue(self, at: TopicPartition, next: int, now: MonotonicTime) -> _Wait:
         wait = self._waits.get(at)
         if wait is None or wait.next != next:
-            return _Wait(next=next, looked=now)
-        return replace(wait, looked=now, waited=wait.waited + min(now - wait.looked, _LONGEST_LOOK))
+            return _Wait(next=next, checked=now)
+        return replace(wait, checked=now, waited=wait.waited + min(now - wait.checked, _MAX_STEP))
 
     def _due(self, at: TopicPartition, end: int) -> list[StalledPartition]:
         wait = self._waits[at]
-        limits = {
-            StallAction.WARN: self.patience.warn,
-            StallAction.REOPEN: self.patience.reopen,
-            StallAction.FAIL: self.patience.fail,
+        timeouts = {
+            StallAction.WARN: self.timeouts.warn,
+            StallAction.REOPEN: self.timeouts.reopen,
+            StallAction.FAIL: self.timeouts.fail,
         }
-        due = [action for action in StallAction if wait.waited >= limits[action] and action not in wait.done]
-        self._waits[at] = replace(wait, done=(*wait.done, *due))
+        due = [action for action in StallAction if wait.waited >= timeouts[action] and action not in wait.actions]
+        self._waits[at] = replace(wait, actions=(*wait.actions, *due))
         return [StalledPartition(at=at, action=action, waited=wait.waited, next=wait.next, end=end) for action in due]
 
 
-# ----------------------------------------------------------------------------------------------------
-# What a reader knows of its cluster from look to look, and what it tells of it: losses, lag, stalls. Plans nothing.
-#
-# Questions are asked and their answers looked for with each poll, so none holds up a batch.
-
-log: Final = logging.getLogger("penstock")
+# ---- the topics of one source ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """A look that is under way, and how far was read when it began."""
+class _Refresh:
+    """A request for the topics that is under way, and the position when it was sent."""
 
     answer: KafkaFuture[Topics]
-    began: MonotonicTime
-    progress: KafkaPosition
+    sent: MonotonicTime
+    position: KafkaPosition
 
 
 class TopicMonitor:
-    """Follows the topics of one source.
+    """Keeps the topics of one source up to date, and reports what it finds as facts and log lines.
 
     Attributes:
-        progress: how far was read; whoever plans moves it on.
-        topics: as they were at the last look.
-        looked: when that look began.
-        changes: rises when partitions came, went, or have to be read from another place.
+        position: how far the source was read; the reader advances it.
+        topics: the topics at the last refresh.
+        changes: counts up when partitions come, go, or have to be read from another offset.
     """
 
     def __init__(
         self,
-        source: KafkaConfig,
+        config: KafkaConfig,
         cluster: Cluster,
         uid: str,
         report: Callable[[Fact], None],
         *,
         topics: Topics,
-        progress: KafkaPosition,
+        position: KafkaPosition,
     ) -> None:
-        self._source = source
+        self._config = config
         self._cluster = cluster
         self._uid = uid
         self._report = report
-        self.progress = progress
+        self.position = position
         self.topics = topics
-        self.looked: MonotonicTime | None = None
         self.changes = 0
-        self._names: frozenset[str] = frozenset(source.topics) | topics.keys()
-        self._look: _Look | None = None
+        self._names: frozenset[str] = frozenset(config.topics) | topics.keys()
+        self._refresh: _Refresh | None = None
+        self._refreshed: MonotonicTime | None = None
         self._listing: KafkaFuture[frozenset[str]] | None = None
         self._listed: MonotonicTime | None = None
-        self._absences = AbsenceFilter(patience=source.gone_after)
-        self._stalls = StallDetector(source.patience)
+        self._absences = AbsenceFilter(gone_after=config.gone_after)
+        self._stalls = StallDetector(config.stall_timeouts)
         self._lag = LagMeter()
-        self._told: MonotonicTime | None = None
-        self._away: MonotonicTime | None = None
-        self._outage = OutageLog(f"source {uid} has trouble with Kafka at {source.servers}")
-        self._learn(topics, progress, None)
+        self._lag_reported: MonotonicTime | None = None
+        self._away_since: MonotonicTime | None = None
+        self._outage = OutageLog(f"source {uid} has trouble with Kafka at {config.servers}")
+        self._update(topics, position, None)
 
     @property
-    def looking(self) -> bool:
-        """Whether a look is under way."""
-        return self._look is not None
-
-    @property
-    def parts(self) -> list[TopicPartition]:
-        """The partitions that are there and are read, in order."""
+    def partitions(self) -> list[TopicPartition]:
+        """The partitions that exist and are read, in order."""
         return sorted(
             at
-            for at in self.progress.next
+            for at in self.position.next
             if at.topic in self.topics
             and at.partition in self.topics[at.topic].partitions
-            and self._source.subscribes(at.topic)
+            and self._config.subscribes(at.topic)
         )
 
-    def look(self, now: MonotonicTime, *, after: int) -> None:
-        """Begin a look, unless one is under way or the last one began less than so many microseconds ago."""
-        if self._look is not None or (self.looked is not None and now < self.looked + after):
+    def refresh(self, now: MonotonicTime, *, after: int) -> None:
+        """Ask for the topics, unless a request is under way or was sent less than ``after`` microseconds ago."""
+        if self._refresh is not None or (self._refreshed is not None and now < self._refreshed + after):
             return
-        self._look = _Look(self._cluster.look(self._names, self.topics), now, self.progress)
-        self.looked = now
+        self._refresh = _Refresh(self._cluster.describe_topics(self._names, self.topics), now, self.position)
+        self._refreshed = now
 
-    def hear(self, now: MonotonicTime, *, paused: Collection[TopicPartition], reading: bool) -> bool:
-        """See whether answers have come; ``True`` if a partition has stalled so that another consumer is to be tried.
+    def poll(self, now: MonotonicTime, *, paused: Collection[TopicPartition], in_driver: bool) -> bool:
+        """Handle the answers that have come; whether a stalled partition needs another consumer.
 
         Args:
             now: the time.
             paused: partitions that are not asked for records.
-            reading: whether the others are.
+            in_driver: whether a consumer in the driver asks for records of the others, so that they can stall.
 
         Raises:
             ConnectorError: the cluster was away for too long, records are lost, or a partition has stalled for good.
         """
-        for trouble in self._cluster.complaints():
-            _warn(self._outage.met(now, trouble.str(), whole=is_outage(trouble.name())))
-        self._hear_names(now)
-        look = self._look
-        if look is None or not look.answer.ready():
+        for error in self._cluster.take_errors():
+            _warn(self._outage.on_error(now, error.str(), all_brokers=is_outage(error.name())))
+        self._poll_names(now)
+        refresh = self._refresh
+        if refresh is None or not refresh.answer.ready():
             return False
-        self._look = None
+        self._refresh = None
         try:
-            topics = look.answer.result()
-        except ConnectorError as error:
-            self._bear(error, now)
+            topics = refresh.answer.result()
+        except ConnectorError as failure:
+            self._tolerate(failure, now)
             return False
-        self._away = None
-        _warn(self._outage.answered(now, asked=look.began))
-        self._learn(topics, look.progress, now)
-        bounds = ends(self.progress, topics)
-        self._tell_lag(now, bounds)
-        return self._tell_stalls(now, bounds, paused) if reading else False
+        self._away_since = None
+        _warn(self._outage.on_answer(now, asked=refresh.sent))
+        self._update(topics, refresh.position, now)
+        bounds = ends(self.position, topics)
+        self._report_lag(now, bounds)
+        return self._handle_stalls(now, bounds, paused) if in_driver else False
 
-    def _bear(self, error: ConnectorError, now: MonotonicTime) -> None:
-        """A cluster that is away for a while is no reason to fail: nothing is lost by waiting."""
+    def _tolerate(self, error: ConnectorError, now: MonotonicTime) -> None:
+        """Raise an error that no retry mends, or once the cluster was away for too long: waiting loses nothing."""
         if not error.retry:
             raise error
-        self._away = now if self._away is None else self._away
-        if now >= self._away + self._source.patience.fail:
+        self._away_since = now if self._away_since is None else self._away_since
+        if now >= self._away_since + self._config.stall_timeouts.fail:
             raise error
-        _warn(self._outage.met(now, str(error), whole=True))
+        _warn(self._outage.on_error(now, str(error), all_brokers=True))
 
-    def _learn(self, topics: Topics, then: KafkaPosition, now: MonotonicTime | None) -> None:
-        """Take over what is there now. What is lost must have been so when the look began, and still be so."""
-        seen = reconcile(self.progress, topics, subscribed=self._source.subscribes)
-        before = reconcile(then, topics, subscribed=self._source.subscribes)
-        told = {(loss.at, loss.reason) for loss in before.lost}
-        lost = [loss for loss in seen.lost if (loss.at, loss.reason) in told]
+    def _update(self, topics: Topics, position_then: KafkaPosition, now: MonotonicTime | None) -> None:
+        """Take over topics that were asked for at ``position_then``; ``now`` is ``None`` at the start.
+
+        Offsets count as lost only if they were lost at that position and still are at the current one.
+        """
+        changes = reconcile(self.position, topics, subscribed=self._config.subscribes)
+        changes_then = reconcile(position_then, topics, subscribed=self._config.subscribes)
+        lost_then = {(loss.at, loss.reason) for loss in changes_then.lost}
+        lost = [loss for loss in changes.lost if (loss.at, loss.reason) in lost_then]
         if now is not None:
             lost = list(self._absences.certain(lost, now))
-        else:
-            lost = [
-                loss for loss in lost if loss.reason not in TRANSIENT_REASONS
-            ]  # what is not there at the start may come yet
+        else:  # what is missing at the start may still appear
+            lost = [loss for loss in lost if loss.reason not in TRANSIENT_REASONS]
         self.topics = topics
-        if now is None or self._source.discover_every is not None:
-            self.progress = seen.progress
-            if seen.found:
+        if now is None or self._config.discover_every is not None:
+            self.position = changes.position
+            if changes.found:
                 self.changes += 1
-                self._report(PartitionsFound(task=self._uid, partitions=tuple(map(str, seen.found))))
+                self._report(PartitionsFound(task=self._uid, partitions=tuple(map(str, changes.found))))
         if lost:
-            self._lose(lost)
+            self._handle_loss(lost)
 
-    def _lose(self, lost: Sequence[LostOffsets]) -> None:
-        if self._source.on_lost_offsets == "fail":
+    def _handle_loss(self, lost: Sequence[LostOffsets]) -> None:
+        if self._config.on_lost_offsets == "fail":
             raise lost_offsets_error(lost)
-        self.progress = skip_lost(self.progress, lost, self.topics)
+        self.position = skip_lost(self.position, lost, self.topics)
         self.changes += 1
         for loss in lost:
             log.warning("source %s goes on without what is lost: %s", self._uid, loss)
@@ -465,34 +457,34 @@ class TopicMonitor:
             )
             self._report(fact)
 
-    def _hear_names(self, now: MonotonicTime) -> None:
+    def _poll_names(self, now: MonotonicTime) -> None:
         """Look for new topics of a pattern."""
-        every = self._source.discover_every
-        if self._source.pattern is None or every is None:
+        every = self._config.discover_every
+        if self._config.pattern is None or every is None:
             return
         if self._listing is None:
             if self._listed is None or now >= self._listed + every:
-                self._listing, self._listed = self._cluster.names(), now
+                self._listing, self._listed = self._cluster.list_topics(), now
             return
         if self._listing.ready():
             listing, self._listing = self._listing, None
             try:
-                names = {name for name in listing.result() if self._source.subscribes(name)}
+                names = {name for name in listing.result() if self._config.subscribes(name)}
             except ConnectorError as error:
-                self._bear(error, now)
+                self._tolerate(error, now)
                 return
-            self._names = frozenset(names | set(self.progress.ids))
+            self._names = frozenset(names | set(self.position.ids))
 
-    def _tell_lag(self, now: MonotonicTime, bounds: Offsets) -> None:
-        self._lag.observe(now, self.progress.next, bounds)
-        if self._told is None or now >= self._told + _SECOND:
-            self._told = now
-            lag = self._lag.lag(self._uid, now, self.progress.next, bounds, named=self._source.partition_name)
-            self._report(lag)
+    def _report_lag(self, now: MonotonicTime, bounds: Offsets) -> None:
+        self._lag.observe(now, self.position.next, bounds)
+        if self._lag_reported is None or now >= self._lag_reported + _SECOND:
+            self._lag_reported = now
+            name = self._config.partition_name
+            self._report(self._lag.lag(self._uid, now, self.position.next, bounds, partition_name=name))
 
-    def _tell_stalls(self, now: MonotonicTime, bounds: Offsets, paused: Collection[TopicPartition]) -> bool:
+    def _handle_stalls(self, now: MonotonicTime, bounds: Offsets, paused: Collection[TopicPartition]) -> bool:
         reopen = False
-        for stall in self._stalls.look(now, self.progress.next, bounds, paused=paused):
+        for stall in self._stalls.check(now, self.position.next, bounds, paused=paused):
             fact = PartitionStalled(
                 task=self._uid,
                 partition=str(stall.at),
@@ -506,7 +498,7 @@ class TopicMonitor:
                 raise stall.error()
             reopen = reopen or stall.action is StallAction.REOPEN
             log.warning(
-                "source %s: partition %s stands at offset %d for %d s, though it ends at %d%s",
+                "source %s: partition %s has stood at offset %d for %d s, though it ends at %d%s",
                 *(self._uid, stall.at, stall.next, stall.waited // _SECOND, stall.end),
                 "; trying another connection" if stall.action is StallAction.REOPEN else "",
             )

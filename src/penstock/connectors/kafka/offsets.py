@@ -1,4 +1,8 @@
-"""Offsets, positions; where reading starts and stops."""
+"""Offsets and positions of Kafka topics; how ``start`` and ``stop`` become offsets.
+
+Offsets mean what Kafka means by them: ``next`` is the first offset not yet read, ``end`` the first one not part of a
+range. There may be fewer records than offsets: transaction markers take one each, and compaction leaves gaps.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,10 @@ from typing import Any, Final, Literal, TypeAlias, cast, get_args
 from penstock.errors import ConnectorError, GraphError, InternalError, StateIncompatible
 from penstock.handles import Json, Position
 
-# ----------------------------------------------------------------------------------------------------
-# How far each partition of Kafka topics was read, and how a manifest holds that; pure values that know no broker.
-#
-# Offsets mean what Kafka means by them: ``next`` is the offset of the first record that was not read yet, ``end`` of a
-# range is the first that is not part of it. Between the two there may be fewer records than numbers: transaction
-# markers take one each, and compaction leaves gaps.
+# ---- positions -------------------------------------------------------------------------------------------------------
 
 KIND: Final = "kafka/1"
+"""Kind of the positions; also the version of their format."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -37,7 +37,7 @@ class TopicPartition:
 
 @dataclass(frozen=True, slots=True)
 class AvailableOffsets:
-    """Which offsets of a partition can be read now: from ``earliest`` on, below ``latest``.
+    """The offsets of a partition that can be read now: from ``earliest`` on, below ``latest``.
 
     ``latest`` is the last stable offset where only committed records are read, the high watermark elsewhere.
     """
@@ -48,20 +48,20 @@ class AvailableOffsets:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic as the broker describes it. ``id`` tells it from one that is made again under its name."""
+    """A topic as the broker describes it. Its ``id`` changes when it is deleted and made again under its name."""
 
     id: str | None
     partitions: Mapping[int, AvailableOffsets]
 
 
 Topics: TypeAlias = Mapping[str, Topic]
-"""What is there now, of the topics that are subscribed to. One that does not exist is missing."""
+"""The topics of a source that exist now, by name."""
 Offsets: TypeAlias = Mapping[TopicPartition, int]
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class OffsetRange:
-    """The records of one partition from offset ``start`` on that lie below ``end``."""
+    """The records of one partition with offsets from ``start`` on, below ``end``."""
 
     topic: str
     partition: int
@@ -75,18 +75,18 @@ class OffsetRange:
 
     @property
     def offsets(self) -> int:
-        """How many offsets it spans: the most rows it can have."""
+        """Number of offsets in the range: the most rows it can have."""
         return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaPosition:
-    """What was read so far.
+    """How far a source was read.
 
     Attributes:
-        ids: the id of each topic that was seen; ``None`` where the broker has none to give.
-        next: of each partition, the next offset to read.
-        stop: of a bounded source, where each partition ends; no other partition is ever read. Else ``None``.
+        ids: the id of each topic; ``None`` if the broker has no ids.
+        next: the next offset to read of each partition.
+        stop: the end of each partition of a bounded source, which reads no other partitions; otherwise ``None``.
     """
 
     ids: Mapping[str, str | None] = field(default_factory=dict)
@@ -95,41 +95,41 @@ class KafkaPosition:
 
     @property
     def is_done(self) -> bool:
-        """Whether a bounded source has been read: every partition's position has reached its stop.
+        """Whether a bounded source was read: ``next`` has reached ``stop`` in every partition.
 
-        The position counts, not the last record: behind it there may be transaction markers only.
+        Offsets count, not records: the last offsets before a stop may be transaction markers.
         """
         return self.stop is not None and all(self.next.get(at, -1) >= end for at, end in self.stop.items())
 
 
-def advance(progress: KafkaPosition, ranges: Sequence[OffsetRange]) -> KafkaPosition:
-    """Progress after ranges that begin where each partition stood.
+def advance(position: KafkaPosition, ranges: Sequence[OffsetRange]) -> KafkaPosition:
+    """The position after ranges were read that start at the position of each partition.
 
     Raises:
-        InternalError: a range leaves offsets out, or reads some again.
+        InternalError: a range skips offsets, or reads some again.
     """
-    after = dict(progress.next)
+    after = dict(position.next)
     for part in ranges:
         if after.get(part.at) != part.start or part.end < part.start:
             msg = f"range {part} does not follow on offset {after.get(part.at)} of {part.at}"
             raise InternalError(msg)
         after[part.at] = part.end
-    return replace(progress, next=after)
+    return replace(position, next=after)
 
 
-def encode(progress: KafkaPosition) -> Position:
-    """Progress as a position that a manifest can hold: the same bytes for the same progress.
+def encode(position: KafkaPosition) -> Position:
+    """The position as a manifest holds it: the same bytes for equal positions.
 
     >>> at = TopicPartition("orders", 0)
     >>> encode(KafkaPosition(ids={"orders": "x1"}, next={at: 7})).detail
     {'bounded': False, 'topics': {'orders': {'id': 'x1', 'next': {'0': 7}}}}
     """
     topics: dict[str, dict[str, Json]] = {}
-    for topic, id in sorted(progress.ids.items()):
-        topics[topic] = {"id": id, "next": _of_topic(progress.next, topic)}
-        if progress.stop is not None:
-            topics[topic]["stop"] = _of_topic(progress.stop, topic)
-    return Position(kind=KIND, detail={"bounded": progress.stop is not None, "topics": topics})
+    for topic, id in sorted(position.ids.items()):
+        topics[topic] = {"id": id, "next": _of_topic(position.next, topic)}
+        if position.stop is not None:
+            topics[topic]["stop"] = _of_topic(position.stop, topic)
+    return Position(kind=KIND, detail={"bounded": position.stop is not None, "topics": topics})
 
 
 def _of_topic(offsets: Offsets, topic: str) -> dict[str, Json]:
@@ -139,10 +139,10 @@ def _of_topic(offsets: Offsets, topic: str) -> dict[str, Json]:
 def decode(position: Position) -> KafkaPosition:
     """The inverse of :func:`encode`.
 
-    Fields that this version does not know are ignored: those that must not be will come under another kind.
+    Fields that this version does not know are ignored: a field that must not be ignored needs another kind.
 
     Raises:
-        StateIncompatible: the position was made by another kind of source, or is not what this version writes.
+        StateIncompatible: another kind of source wrote the position, or this version cannot read it.
     """
     if position.kind != KIND:
         msg = (
@@ -153,11 +153,11 @@ def decode(position: Position) -> KafkaPosition:
     detail: Any = position.detail
     try:
         topics = detail["topics"]
-        ids = {topic: None if told["id"] is None else _text(told["id"]) for topic, told in topics.items()}
-        next = {at: offset for topic, told in topics.items() for at, offset in _read(topic, told["next"])}
+        ids = {topic: None if entry["id"] is None else _text(entry["id"]) for topic, entry in topics.items()}
+        next = {at: offset for topic, entry in topics.items() for at, offset in _read(topic, entry["next"])}
         stop = None
         if detail["bounded"]:
-            stop = {at: offset for topic, told in topics.items() for at, offset in _read(topic, told["stop"])}
+            stop = {at: offset for topic, entry in topics.items() for at, offset in _read(topic, entry["stop"])}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         msg = (
             f"the position of a Kafka source cannot be read ({error!r}): it was written by another version of penstock"
@@ -187,14 +187,11 @@ def _text(value: object) -> str:
     return value
 
 
-# ----------------------------------------------------------------------------------------------------
-# Where reading of topics begins and ends: what users write, and the numbers it becomes. Asks no broker.
-#
-# Whoever resolves a boundary looks at its kind first: :class:`AtTime` needs the offsets of that time, ``"committed"``
-# those that the group has committed; both are handed in as ``told``.
+# ---- start and stop --------------------------------------------------------------------------------------------------
 
 OffsetWord: TypeAlias = Literal["earliest", "latest"]
 OffsetReset: TypeAlias = Literal["fail", "earliest", "latest"]
+OFFSET_RESETS: Final = get_args(OffsetReset)
 StartText: TypeAlias = "str | datetime | Mapping[str, Mapping[int, int | OffsetWord]]"
 """``"earliest"``, ``"latest"``, ``"committed"``, a time, or offsets by topic and partition."""
 StopText: TypeAlias = "str | datetime | Mapping[str, Mapping[int, int | Literal['latest']]]"
@@ -204,14 +201,14 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 @dataclass(frozen=True, slots=True)
 class AtTimestamp:
-    """The first record of each partition that is not older; milliseconds since the epoch, as in Kafka."""
+    """The first record of each partition that is not older than ``millis`` since the epoch, as in Kafka."""
 
     millis: int
 
 
 @dataclass(frozen=True, slots=True)
 class AtOffsets:
-    """Offsets of each partition, or words for them."""
+    """An offset, or a word for one, for each partition."""
 
     offsets: Mapping[TopicPartition, int | OffsetWord]
 
@@ -219,14 +216,14 @@ class AtOffsets:
 Start: TypeAlias = "Literal['earliest', 'latest', 'committed'] | AtTimestamp | AtOffsets"
 Stop: TypeAlias = "Literal['latest'] | AtTimestamp | AtOffsets"
 ResolvedOffsets: TypeAlias = Mapping[TopicPartition, "int | None"]
-"""What the broker answered, ``None`` where it has no offset of that time or of that group."""
+"""Offsets that the broker looked up; ``None`` where it has none for that time or that group."""
 
 
 def parse_start(start: object) -> Start:
-    """The boundary that ``start`` means.
+    """``start`` as a boundary.
 
     Raises:
-        GraphError: it means none.
+        GraphError: it is none.
 
     >>> parse_start("1970-01-01T00:00:01Z"), parse_start({"orders": {0: 12}})
     (AtTimestamp(millis=1000), AtOffsets(offsets={TopicPartition(topic='orders', partition=0): 12}))
@@ -235,21 +232,23 @@ def parse_start(start: object) -> Start:
 
 
 def parse_stop(stop: object) -> Stop:
-    """The boundary that ``stop`` means.
+    """``stop`` as a boundary.
 
     Raises:
-        GraphError: it means none.
+        GraphError: it is none.
     """
     return cast("Stop", _parse("stop", stop, ("latest",), ("latest",)))
 
 
-def _parse(name: str, value: object, words: tuple[str, ...], inner: tuple[str, ...]) -> str | AtTimestamp | AtOffsets:
+def _parse(
+    name: str, value: object, words: tuple[str, ...], offset_words: tuple[str, ...]
+) -> str | AtTimestamp | AtOffsets:
     if isinstance(value, str):
         return value if value in words else AtTimestamp(_millis(name, _moment(name, value, words)))
     if isinstance(value, datetime):
         return AtTimestamp(_millis(name, value))
     if isinstance(value, Mapping) and value:
-        return AtOffsets(_offsets(name, value, inner))
+        return AtOffsets(_offsets(name, value, offset_words))
     raise _meaningless(name, value, words)
 
 
@@ -284,19 +283,19 @@ def _millis(name: str, moment: datetime) -> int:
 
 
 def _offsets(
-    name: str, given: Mapping[object, object], inner: tuple[str, ...]
+    name: str, value: Mapping[object, object], words: tuple[str, ...]
 ) -> dict[TopicPartition, int | OffsetWord]:
     found: dict[TopicPartition, int | OffsetWord] = {}
-    for topic, partitions in given.items():
+    for topic, partitions in value.items():
         if not isinstance(topic, str) or not isinstance(partitions, Mapping) or not partitions:
-            msg = f"{name} must have offsets by topic and partition, as {{'orders': {{0: 120}}}}; got {given!r}"
+            msg = f"{name} must have offsets by topic and partition, as {{'orders': {{0: 120}}}}; got {value!r}"
             raise GraphError(msg)
         for partition, offset in partitions.items():
-            if not _is_number(partition) or not (_is_number(offset) or offset in inner):
-                words = " or ".join(map(repr, inner))
+            if not _is_number(partition) or not (_is_number(offset) or offset in words):
+                known = " or ".join(map(repr, words))
                 msg = (
                     f"{name} says {partition!r}: {offset!r} for topic {topic!r}: partitions are numbers from 0 on, and "
-                    f"their offsets are such numbers too, or {words}"
+                    f"their offsets are such numbers too, or {known}"
                 )
                 raise GraphError(msg)
             found[TopicPartition(topic, cast("int", partition))] = cast("int | OffsetWord", offset)
@@ -308,91 +307,98 @@ def _is_number(value: object) -> bool:
 
 
 def resolve_start(
-    start: Start, topics: Topics, *, told: ResolvedOffsets | None = None, otherwise: OffsetReset = "fail"
+    start: Start, topics: Topics, *, resolved: ResolvedOffsets | None = None, otherwise: OffsetReset = "fail"
 ) -> KafkaPosition:
-    """The progress of a source that has read nothing: every partition begins at a number.
+    """The position of a source that has read nothing: an offset for every partition.
 
-    Offsets that were given or committed are taken as they are; whether they can be read is for
-    :func:`~penstock.connectors.kafka.planning.reconcile` to find out, as with any that were read up to.
+    Given and committed offsets are taken as they are. Whether they can be read is checked by
+    :func:`~penstock.connectors.kafka.planning.reconcile`, as for any position.
 
     Args:
         start: where to begin.
-        topics: what is there.
-        told: for a time, the offsets of that time; for ``"committed"``, those of the group.
-        otherwise: where to begin in a partition that ``start`` says nothing of.
+        topics: the topics of the source.
+        resolved: the offsets of the time that ``start`` is, or those of the group if it is ``"committed"``.
+        otherwise: where to begin in a partition for which ``start`` gives no offset.
 
     Raises:
-        ConnectorError: ``start`` says nothing of a partition, and nothing else was said; or it names one that does
-            not exist.
+        ConnectorError: ``start`` gives no offset for a partition and ``otherwise`` is ``"fail"``, or it names a
+            partition that does not exist.
     """
     return KafkaPosition(
         ids={name: topic.id for name, topic in topics.items()},
-        next=_resolve("start", start, topics, told or {}, otherwise),
+        next=_resolve("start", start, topics, resolved or {}, otherwise),
     )
 
 
-def resolve_stop(stop: Stop, topics: Topics, *, told: ResolvedOffsets | None = None) -> Offsets:
-    """Where each partition that is there now ends.
+def resolve_stop(stop: Stop, topics: Topics, *, resolved: ResolvedOffsets | None = None) -> Offsets:
+    """The end of each partition that exists now.
 
     Raises:
-        ConnectorError: ``stop`` does not name a partition, or one that does not exist.
+        ConnectorError: ``stop`` leaves out a partition, or names one that does not exist.
     """
-    return _resolve("stop", stop, topics, told or {}, "fail")
+    return _resolve("stop", stop, topics, resolved or {}, "fail")
 
 
-def _resolve(name: str, bound: Start | Stop, topics: Topics, told: ResolvedOffsets, otherwise: OffsetReset) -> Offsets:
+def _resolve(
+    argument: str, bound: Start | Stop, topics: Topics, resolved: ResolvedOffsets, otherwise: OffsetReset
+) -> Offsets:
     if isinstance(bound, AtOffsets):
-        _check_named(name, bound, topics)
-    return {
-        TopicPartition(topic, partition): _place(name, bound, TopicPartition(topic, partition), found, told, otherwise)
-        for topic, found in topics.items()
-        for partition in sorted(found.partitions)
-    }
+        _check_named(argument, bound, topics)
+    partitions = [TopicPartition(name, number) for name, topic in topics.items() for number in sorted(topic.partitions)]
+    return {at: _resolve_partition(argument, bound, at, topics[at.topic], resolved, otherwise) for at in partitions}
 
 
-def _check_named(name: str, bound: AtOffsets, topics: Topics) -> None:
+def _check_named(argument: str, bound: AtOffsets, topics: Topics) -> None:
     unknown = [at for at in bound.offsets if at.topic not in topics or at.partition not in topics[at.topic].partitions]
     if unknown:
-        msg = f"{name} has offsets for {_list(unknown)}, which the source does not read or the cluster does not have"
+        msg = (
+            f"{argument} has offsets for {_list(unknown)}, which the source does not read or the cluster does not have"
+        )
         raise ConnectorError(msg)
 
 
-def _place(
-    name: str, bound: Start | Stop, at: TopicPartition, topic: Topic, told: ResolvedOffsets, otherwise: OffsetReset
+def _resolve_partition(
+    argument: str,
+    bound: Start | Stop,
+    at: TopicPartition,
+    topic: Topic,
+    resolved: ResolvedOffsets,
+    otherwise: OffsetReset,
 ) -> int:
-    extent = topic.partitions[at.partition]
+    available = topic.partitions[at.partition]
     offset: int | str | None
     match bound:
         case AtTimestamp():
-            offset = told.get(at)
-            offset = extent.latest if offset is None else offset  # nothing is as young: what comes next
+            offset = resolved.get(at)
+            offset = available.latest if offset is None else offset  # every record is older: begin at the next one
         case AtOffsets():
             offset = bound.offsets.get(at, otherwise)
         case "committed":
-            offset = told.get(at)
+            offset = resolved.get(at)
             offset = otherwise if offset is None else offset
         case _:
             offset = bound
     if isinstance(offset, int):
         return offset
     if offset == "fail":
-        raise _unsaid(name, bound, at)
-    return extent.earliest if offset == "earliest" else extent.latest
+        raise _no_offset(argument, bound, at)
+    return available.earliest if offset == "earliest" else available.latest
 
 
-def _unsaid(name: str, bound: Start | Stop, at: TopicPartition) -> ConnectorError:
+def _no_offset(argument: str, bound: Start | Stop, at: TopicPartition) -> ConnectorError:
     if bound == "committed":
         return ConnectorError(
             f"start is 'committed', but the group has no offset for {at} (it never committed one, or it has expired): "
             "say where to begin in such partitions, start_otherwise='earliest' or 'latest'"
         )
-    hint = ", or say where to begin in all others, start_otherwise='earliest' or 'latest'" if name == "start" else ""
-    return ConnectorError(f"{name} has no offset for {at}: name each partition, perhaps with the word 'latest'{hint}")
+    hint = (
+        ", or say where to begin in all others, start_otherwise='earliest' or 'latest'" if argument == "start" else ""
+    )
+    return ConnectorError(
+        f"{argument} has no offset for {at}: name each partition, perhaps with the word 'latest'{hint}"
+    )
 
 
 def _list(partitions: list[TopicPartition]) -> str:
     shown = ", ".join(map(str, sorted(partitions)[:5]))
     return shown if len(partitions) <= 5 else f"{shown} and {len(partitions) - 5} more"  # noqa: PLR2004 - as shown
-
-
-OFFSET_RESETS: Final = get_args(OffsetReset)

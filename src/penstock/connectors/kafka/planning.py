@@ -1,4 +1,4 @@
-"""What the next batch reads; what is new or lost: pure."""
+"""Pure decisions of a Kafka source: what is new or lost in its topics, what the next batch reads."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ from penstock.connectors.kafka.offsets import (
 from penstock.errors import SourceChanged
 from penstock.interfaces.source import ReadLimit
 
-# ----------------------------------------------------------------------------------------------------
-# Compares how far topics were read with what is there now: what is new, and what can no longer be read. Pure.
+# ---- new and lost partitions -----------------------------------------------------------------------------------------
 
 
 class LossReason(str, Enum):
-    """Why records cannot be read any more."""
+    """Why records can no longer be read."""
 
     EXPIRED = "expired"
-    """Retention, or somebody, deleted them before they were read."""
+    """Retention or a delete request removed them before they were read."""
     TRUNCATED = "truncated"
-    """The partition ends before what was read: an unclean election, a restored copy, another cluster."""
+    """The partition ends before the position: an unclean election, a restored copy, another cluster."""
     RECREATED = "recreated"
     """The topic was deleted and made again under its name."""
     TOPIC_GONE = "topic gone"
@@ -39,18 +38,18 @@ class LossReason(str, Enum):
 
 
 TRANSIENT_REASONS: Final = frozenset({LossReason.TOPIC_GONE, LossReason.PARTITION_GONE, LossReason.TRUNCATED})
-"""What a broker may say for a moment though it is not so, see :class:`AbsenceFilter`."""
+"""Losses that a broker may report for a moment in error, see :class:`AbsenceFilter`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostOffsets:
-    """What one partition has lost.
+    """Offsets of one partition that can no longer be read.
 
     Attributes:
         at: the partition.
         reason: why.
-        start: the first offset concerned.
-        end: the first one behind them; ``None`` if nobody can know.
+        start: the first lost offset.
+        end: the first offset after them; ``None`` if unknown.
     """
 
     at: TopicPartition
@@ -60,7 +59,7 @@ class LostOffsets:
 
     @property
     def offsets(self) -> int | None:
-        """How many offsets are concerned: the most records that were lost."""
+        """Number of lost offsets: the most records that were lost."""
         return None if self.end is None else self.end - self.start
 
     def __str__(self) -> str:
@@ -70,55 +69,60 @@ class LostOffsets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicChanges:
-    """Progress with what is new in it, the new partitions, and what was lost; of that, progress is as it was."""
+    """What :func:`reconcile` found.
 
-    progress: KafkaPosition
+    Attributes:
+        position: the position with the new partitions added. Lost partitions keep their offsets.
+        found: the new partitions.
+        lost: what was lost.
+    """
+
+    position: KafkaPosition
     found: tuple[TopicPartition, ...] = ()
     lost: tuple[LostOffsets, ...] = ()
 
 
-def reconcile(progress: KafkaPosition, topics: Topics, *, subscribed: Callable[[str], bool]) -> TopicChanges:
-    """Compare progress with what is there.
+def reconcile(position: KafkaPosition, topics: Topics, *, subscribed: Callable[[str], bool]) -> TopicChanges:
+    """Compare a position with the topics as they are now.
 
-    A partition or topic that was not there before begins at its earliest offset, so nothing of it is missed; a bounded
-    source takes no new ones but those that it has a stop for. Progress of topics that are no longer subscribed to is
-    kept, should they be again.
+    A new partition or topic begins at its earliest offset, so that none of its records is missed. A bounded source
+    takes only new partitions that it has a stop for. The offsets of topics that are no longer subscribed to are kept.
 
     Args:
-        progress: what was read.
-        topics: what is there, of the topics that are subscribed to.
-        subscribed: whether a topic of that name is read by the source.
+        position: how far the topics were read.
+        topics: the subscribed topics as they are now.
+        subscribed: whether the source reads a topic of that name.
     """
-    lost = tuple(_losses(progress, topics, subscribed))
+    lost = tuple(_losses(position, topics, subscribed))
     recreated = {loss.at.topic for loss in lost if loss.reason is LossReason.RECREATED}
     found: dict[TopicPartition, int] = {}
-    ids = dict(progress.ids)
+    ids = dict(position.ids)
     for name, topic in topics.items():
         if name in recreated:
             continue
-        new = {at: earliest for at, earliest in _beginnings(name, topic) if at not in progress.next}
-        if progress.stop is not None:
-            new = {at: earliest for at, earliest in new.items() if at in progress.stop}
-        if progress.stop is None or new or name in ids:
+        new = {at: earliest for at, earliest in _earliest(name, topic) if at not in position.next}
+        if position.stop is not None:
+            new = {at: earliest for at, earliest in new.items() if at in position.stop}
+        if position.stop is None or new or name in ids:
             ids[name] = topic.id or ids.get(name)
         found |= new
-    after = replace(progress, ids=ids, next={**progress.next, **found})
-    return TopicChanges(progress=after, found=tuple(sorted(found)), lost=lost)
+    after = replace(position, ids=ids, next={**position.next, **found})
+    return TopicChanges(position=after, found=tuple(sorted(found)), lost=lost)
 
 
-def _beginnings(name: str, topic: Topic) -> Iterator[tuple[TopicPartition, int]]:
-    for partition, extent in topic.partitions.items():
-        yield TopicPartition(name, partition), extent.earliest
+def _earliest(name: str, topic: Topic) -> Iterator[tuple[TopicPartition, int]]:
+    for partition, available in topic.partitions.items():
+        yield TopicPartition(name, partition), available.earliest
 
 
-def _losses(progress: KafkaPosition, topics: Topics, subscribed: Callable[[str], bool]) -> Iterator[LostOffsets]:
-    for at, next in sorted(progress.next.items()):
+def _losses(position: KafkaPosition, topics: Topics, subscribed: Callable[[str], bool]) -> Iterator[LostOffsets]:
+    for at, next in sorted(position.next.items()):
         if not subscribed(at.topic):
             continue
-        stop = None if progress.stop is None else progress.stop.get(at, next)
+        stop = None if position.stop is None else position.stop.get(at, next)
         if stop is not None and next >= stop:
-            continue  # it was read, whatever became of it
-        loss = _loss(at, next, stop, progress.ids.get(at.topic), topics.get(at.topic))
+            continue  # it was read before it was lost
+        loss = _loss(at, next, stop, position.ids.get(at.topic), topics.get(at.topic))
         if loss is not None:
             yield loss
 
@@ -128,48 +132,49 @@ def _loss(at: TopicPartition, next: int, stop: int | None, id: str | None, topic
         return LostOffsets(at=at, reason=LossReason.TOPIC_GONE, start=next, end=stop)
     if id is not None and topic.id is not None and id != topic.id:
         return LostOffsets(at=at, reason=LossReason.RECREATED, start=next, end=stop)
-    extent = topic.partitions.get(at.partition)
-    if extent is None:
+    available = topic.partitions.get(at.partition)
+    if available is None:
         return LostOffsets(at=at, reason=LossReason.PARTITION_GONE, start=next, end=stop)
-    if next < extent.earliest:
-        end = extent.earliest if stop is None else min(extent.earliest, stop)
+    if next < available.earliest:
+        end = available.earliest if stop is None else min(available.earliest, stop)
         return LostOffsets(at=at, reason=LossReason.EXPIRED, start=next, end=end)
-    if next > extent.latest:
-        return LostOffsets(at=at, reason=LossReason.TRUNCATED, start=extent.latest, end=next)
+    if next > available.latest:
+        return LostOffsets(at=at, reason=LossReason.TRUNCATED, start=available.latest, end=next)
     return None
 
 
-def skip_lost(progress: KafkaPosition, lost: Sequence[LostOffsets], topics: Topics) -> KafkaPosition:
-    """Progress that goes on behind what was lost.
+def skip_lost(position: KafkaPosition, lost: Sequence[LostOffsets], topics: Topics) -> KafkaPosition:
+    """The position after what was lost.
 
-    Expired records: at the earliest that are there. Truncated: at the end, since what is before it was read, unless
-    the topic has no id to prove that it is the same one; then at the earliest. A topic made again: all of it, from its
-    earliest records on; a bounded source does not read it, its stop was an offset of the old one. What is gone is
-    forgotten: should it come back, it is new.
+    - Expired: the earliest offset.
+    - Truncated: the end, since the records before it were read; the earliest offset if the topic has no id that
+      proves it is the same topic.
+    - Topic made again: its earliest offsets. A bounded source does not read it: its stop belongs to the old topic.
+    - Topic or partition gone: none. If it comes back, it is new.
     """
     gone: set[TopicPartition] = set()
-    after = dict(progress.next)
-    ids = dict(progress.ids)
+    after = dict(position.next)
+    ids = dict(position.ids)
     for loss in lost:
         topic = topics.get(loss.at.topic)
-        extent = None if topic is None else topic.partitions.get(loss.at.partition)
-        if topic is not None and loss.reason is LossReason.RECREATED and progress.stop is None:
+        available = None if topic is None else topic.partitions.get(loss.at.partition)
+        if topic is not None and loss.reason is LossReason.RECREATED and position.stop is None:
             ids[loss.at.topic] = topic.id
-            after |= dict(_beginnings(loss.at.topic, topic))
-        if extent is None or (loss.reason is LossReason.RECREATED and progress.stop is not None):
+            after |= dict(_earliest(loss.at.topic, topic))
+        if available is None or (loss.reason is LossReason.RECREATED and position.stop is not None):
             gone.add(loss.at)
         elif loss.reason is LossReason.TRUNCATED and topic is not None and topic.id is not None:
-            after[loss.at] = extent.latest
+            after[loss.at] = available.latest
         else:
-            after[loss.at] = extent.earliest
+            after[loss.at] = available.earliest
     next = {at: offset for at, offset in after.items() if at not in gone}
-    stop = None if progress.stop is None else {at: end for at, end in progress.stop.items() if at not in gone}
+    stop = None if position.stop is None else {at: end for at, end in position.stop.items() if at not in gone}
     kept = {at.topic for at in next} | {name for name in ids if name in topics}
     return KafkaPosition(ids={name: id for name, id in ids.items() if name in kept}, next=next, stop=stop)
 
 
 def lost_offsets_error(lost: Sequence[LostOffsets]) -> SourceChanged:
-    """The error for what was lost, with the ways out."""
+    """The error for lost offsets, with the remedies."""
     shown = "; ".join(map(str, lost[:5])) + (f"; and {len(lost) - 5} more" if len(lost) > 5 else "")  # noqa: PLR2004
     remedies = "; ".join(dict.fromkeys(_REMEDIES[loss.reason] for loss in lost))
     msg = (
@@ -193,72 +198,77 @@ _REMEDIES: Final = {
 
 @dataclass(slots=True)
 class AbsenceFilter:
-    """Believes that topics, partitions or their last records are gone only after it was told so for a while.
+    """Accepts losses of :data:`TRANSIENT_REASONS` only after they were reported for a while.
 
     Brokers that have just started do not know all topics for a moment, nor that all records of a partition are stable.
-    Other losses are certain at once.
 
     Args:
-        patience: microseconds from the first look without them to belief.
+        gone_after: microseconds from the first report to acceptance.
 
     >>> gone = LostOffsets(at=TopicPartition("orders", 0), reason=LossReason.TOPIC_GONE, start=7)
-    >>> doubt = AbsenceFilter(patience=1_000_000)
-    >>> doubt.certain([gone], MonotonicTime(0)), len(doubt.certain([gone], MonotonicTime(1_000_000)))
+    >>> absences = AbsenceFilter(gone_after=1_000_000)
+    >>> absences.certain([gone], MonotonicTime(0)), len(absences.certain([gone], MonotonicTime(1_000_000)))
     ((), 1)
     """
 
-    patience: int
+    gone_after: int
     _since: Mapping[TopicPartition, MonotonicTime] = field(default_factory=dict)
 
     def certain(self, lost: Sequence[LostOffsets], now: MonotonicTime) -> tuple[LostOffsets, ...]:
-        """Those of the losses of one look that are to be believed."""
+        """The losses of one report that are certain."""
         self._since = {loss.at: self._since.get(loss.at, now) for loss in lost if loss.reason in TRANSIENT_REASONS}
-        return tuple(loss for loss in lost if now >= self._since.get(loss.at, now - self.patience) + self.patience)
+        return tuple(loss for loss in lost if now >= self._since.get(loss.at, now - self.gone_after) + self.gone_after)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Which records of which partitions the next batch reads, within its caps and fairly; pure, and knows no broker.
+# ---- the next batch --------------------------------------------------------------------------------------------------
 
 _EQUAL_SHARE: Final = 8
-"""One row in so many of a batch is divided equally, whatever waits where."""
+"""Every eighth row of a batch is divided equally among partitions, however much waits in each."""
 _FIRST_GUESS: Final = 1024
-"""Bytes of a row of which nothing is known yet."""
+"""Assumed bytes of a row while no row of its topic was read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """The next batch, empty if there is nothing to read, the progress after it, and whose turn was last."""
+    """The next batch.
+
+    Attributes:
+        ranges: what it reads; empty if there is nothing to read.
+        position: the position after it.
+        turn: the partition that got the last row left over by rounding.
+        behind: the partitions with more rows than the batch takes.
+    """
 
     ranges: tuple[OffsetRange, ...]
-    progress: KafkaPosition
+    position: KafkaPosition
     turn: TopicPartition | None = None
     behind: frozenset[TopicPartition] = frozenset()
 
 
-def ends(progress: KafkaPosition, topics: Topics, *, caught_up: Offsets | None = None) -> Offsets:
-    """Up to where each partition can be read now.
+def ends(position: KafkaPosition, topics: Topics, *, caught_up: Offsets | None = None) -> Offsets:
+    """The offset up to which each partition can be read now.
 
-    That is what is there, but not more than a bounded source's stops, nor than ``caught_up``, what was there when a run
-    that drains began; partitions that neither names are not read.
+    The latest offset, limited by the stops of a bounded source and by ``caught_up``, the ends when a draining run
+    began. A partition missing from a given limit is not read.
     """
     found = {}
     for name, topic in topics.items():
-        for partition, extent in topic.partitions.items():
+        for partition, available in topic.partitions.items():
             at = TopicPartition(name, partition)
-            bounds = [bound.get(at, 0) for bound in (progress.stop, caught_up) if bound is not None]
-            if at in progress.next:
-                found[at] = min([extent.latest, *bounds])
+            bounds = [bound.get(at, 0) for bound in (position.stop, caught_up) if bound is not None]
+            if at in position.next:
+                found[at] = min([available.latest, *bounds])
     return found
 
 
-def backlog(progress: KafkaPosition, ends: Offsets) -> dict[TopicPartition, int]:
-    """How many offsets wait in each partition that has some, in the order of partitions."""
-    waiting = {at: end - progress.next[at] for at, end in sorted(ends.items())}
+def backlog(position: KafkaPosition, ends: Offsets) -> dict[TopicPartition, int]:
+    """Number of offsets that wait in each partition; partitions with none are left out."""
+    waiting = {at: end - position.next[at] for at, end in sorted(ends.items())}
     return {at: offsets for at, offsets in waiting.items() if offsets > 0}
 
 
 def plan(
-    progress: KafkaPosition,
+    position: KafkaPosition,
     ends: Offsets,
     limits: ReadLimit,
     sizes: RowSizes,
@@ -266,39 +276,38 @@ def plan(
     turn: TopicPartition | None = None,
     paused: Collection[TopicPartition] = (),
 ) -> Planned:
-    """The next batch.
+    """Plan the next batch.
 
-    Of what waits, each partition gives the same part, so those that hold the same hours stay together in event time
-    and are through together; but an eighth of a batch is divided equally, so that a partition with little never waits
-    for one with much. Rows left over by rounding go round from batch to batch: with fewer rows than partitions every
-    partition still has its turn.
+    Each partition gives the same share of what waits in it. So partitions that hold the same hours stay together in
+    event time. An eighth of the batch is divided equally: a partition with few rows never waits for one with many.
+    Rows left over by rounding go to the partitions in turn, so with fewer rows than partitions each is still read.
 
     Args:
-        progress: where each partition stands.
+        position: the next offset of each partition.
         ends: up to where each can be read.
         limits: most rows and bytes; a batch has at least one row, whatever its size.
-        sizes: what rows of a topic weigh.
-        turn: of the batch before; the partitions after it come first.
-        paused: partitions that are not to be read now, as they are ahead of others.
+        sizes: bytes per row of each topic.
+        turn: of the previous batch; leftover rows go first to the partitions after it.
+        paused: partitions that are not read now, because they are ahead of others.
     """
-    waiting = {at: offsets for at, offsets in backlog(progress, ends).items() if at not in paused}
+    waiting = {at: offsets for at, offsets in backlog(position, ends).items() if at not in paused}
     total = sum(waiting.values())
     most = total if limits.rows is None else min(total, max(1, limits.rows))
     shares, last = _share(waiting, most, turn)
-    while limits.bytes is not None and most > 1 and (weight := sizes.weigh(shares)) > limits.bytes:
+    while limits.bytes is not None and most > 1 and (weight := sizes.estimate_bytes(shares)) > limits.bytes:
         most = max(1, min(most - 1, int(most * limits.bytes / weight)))
         shares, last = _share(waiting, most, turn)
     ranges = tuple(
-        OffsetRange(at.topic, at.partition, progress.next[at], progress.next[at] + rows)
+        OffsetRange(at.topic, at.partition, position.next[at], position.next[at] + rows)
         for at, rows in shares.items()
         if rows
     )
     return Planned(
         ranges=ranges,
-        progress=advance(progress, ranges),
+        position=advance(position, ranges),
         turn=last,
         behind=frozenset(at for at, offsets in waiting.items() if offsets > shares[at]).union(
-            at for at in paused if ends.get(at, 0) > progress.next.get(at, 0)
+            at for at in paused if ends.get(at, 0) > position.next.get(at, 0)
         ),
     )
 
@@ -306,7 +315,7 @@ def plan(
 def _share(
     waiting: Mapping[TopicPartition, int], most: int, turn: TopicPartition | None
 ) -> tuple[dict[TopicPartition, int], TopicPartition | None]:
-    """Divide ``most`` rows among those that wait, who have at least as many."""
+    """Divide ``most`` rows among the partitions that wait; also the next ``turn``."""
     if most >= sum(waiting.values()):
         return dict(waiting), turn
     equal = most // (_EQUAL_SHARE * len(waiting))
@@ -325,7 +334,7 @@ def _share(
 
 
 def cut(ranges: Sequence[OffsetRange], tasks: int) -> tuple[tuple[OffsetRange, ...], ...]:
-    """Divide a batch among tasks evenly, no more than it has offsets; each reads neighbouring ranges.
+    """Divide a batch evenly among tasks, at most one for each offset; each reads neighbouring ranges.
 
     >>> for part in cut([OffsetRange("a", 0, 0, 6), OffsetRange("b", 0, 10, 12)], 2):
     ...     print([(str(range.at), range.start, range.end) for range in part])
@@ -348,23 +357,23 @@ def cut(ranges: Sequence[OffsetRange], tasks: int) -> tuple[tuple[OffsetRange, .
 
 @dataclass(slots=True)
 class RowSizes:
-    """What rows of each topic weigh in bytes, judged by those that were read: rises at once, falls slowly.
+    """Estimated bytes per row of each topic, by the rows that were read: rises at once, falls slowly.
 
     >>> sizes = RowSizes()
     >>> sizes.learn("orders", rows=10, bytes=4000)
-    >>> sizes.weigh({TopicPartition("orders", 0): 5, TopicPartition("new", 0): 1})
+    >>> sizes.estimate_bytes({TopicPartition("orders", 0): 5, TopicPartition("new", 0): 1})
     3024
     """
 
     _bytes: dict[str, float] = field(default_factory=dict)
 
     def learn(self, topic: str, *, rows: int, bytes: int) -> None:
-        """So many rows had so many bytes, keys and headers included."""
+        """Note that ``rows`` rows of a topic had ``bytes`` bytes."""
         if rows < 1:
             return
         seen, known = bytes / rows, self._bytes.get(topic, 0.0)
         self._bytes[topic] = max(seen, known + (seen - known) / 4)
 
-    def weigh(self, rows: Mapping[TopicPartition, int]) -> int:
-        """About how many bytes they have."""
+    def estimate_bytes(self, rows: Mapping[TopicPartition, int]) -> int:
+        """Estimated bytes of that many rows of each partition."""
         return int(sum(count * self._bytes.get(at.topic, _FIRST_GUESS) for at, count in rows.items()))

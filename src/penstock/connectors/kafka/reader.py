@@ -1,4 +1,8 @@
-"""KafkaReader: prefetched in the driver or ranges for executors."""
+"""KafkaReader: reads topics in the driver while little waits, by executors while much waits.
+
+In the driver a batch is what a prefetching consumer has fetched. For executors a batch is a plan of ranges.
+Both advance the same offsets, so a switch skips nothing and repeats nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 from penstock.clock import MonotonicTime
-from penstock.connectors.kafka.client import Connection, FetchFailed, fetch_error, is_loss
-from penstock.connectors.kafka.commits import OffsetCommitPolicy, OffsetCommitter
+from penstock.connectors.kafka.client import FetchFailed, fetch_error, is_loss
+from penstock.connectors.kafka.cluster import KafkaCluster
+from penstock.connectors.kafka.commits import OffsetCommitter
 from penstock.connectors.kafka.fetch import PartitionRecords, RecordCollector
 from penstock.connectors.kafka.frames import KafkaFrames
 from penstock.connectors.kafka.metadata import TopicIdCheck, fetch_metadata, resolve_position
@@ -32,215 +37,173 @@ if TYPE_CHECKING:
     from penstock.interfaces.source import PollResult, SourceContext
 
 
-# ----------------------------------------------------------------------------------------------------
-# The two kinds of plan of a Kafka batch, and the partitions that it tells of. Values only.
-
-
 @dataclass(frozen=True, slots=True)
 class DriverBatch:
-    """A plan: rows that are here."""
+    """Plan of a batch that was read in the driver: its rows."""
 
     table: pa.Table
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorBatch:
-    """A plan: ranges that workers are to read."""
+    """Plan of a batch that executors will read: its ranges."""
 
     ranges: tuple[OffsetRange, ...]
 
 
-def partitions_of(
-    source: KafkaConfig,
-    progress: KafkaPosition,
-    there: Collection[TopicPartition],
-    behind: Collection[TopicPartition],
-    read: Collection[TopicPartition],
-) -> SourcePartitions:
-    """All partitions that may bring rows. One that a bounded source has read to its stop holds nobody back any more.
+# ---- reading in the driver -------------------------------------------------------------------------------------------
 
-    Args:
-        source: gives them their names.
-        progress: after the batch.
-        there: those that are read, in order.
-        behind: those that have more than the batch takes.
-        read: those that the batch has rows of.
-    """
-    stop = progress.stop
-    live = [at for at in there if stop is None or at in read or progress.next[at] < stop.get(at, 0)]
-    return SourcePartitions(
-        names=tuple(map(source.partition_name, live)),
-        behind=frozenset(map(source.partition_name, behind)),
-        column=source.partition_column,
-    )
-
-
-def ended_of(source: KafkaConfig, progress: KafkaPosition) -> frozenset[str]:
-    """The partitions that a bounded source has read to their stop."""
-    stop = progress.stop or {}
-    return frozenset(source.partition_name(at) for at, end in stop.items() if progress.next.get(at, end) >= end)
-
-
-# ----------------------------------------------------------------------------------------------------
-# The driver's own hands on topics: a consumer that fetches what comes, followed partition by partition. No plans.
-
-_STEP: Final = 1_000
-"""Most records that are taken at a time."""
+_MAX_MESSAGES: Final = 1_000
+"""Most messages that one call takes from the consumer."""
 
 
 class PrefetchingConsumer:
-    """Follows partitions with one consumer, which is made when it is needed first.
+    """Reads partitions with one consumer, which is made at the first need.
 
     Args:
-        made: makes a consumer.
-        servers: for the message of an error.
+        new_consumer: makes a consumer.
+        servers: for error messages.
     """
 
-    def __init__(self, made: Callable[[], Consumer], *, servers: str) -> None:
-        self._made = made
+    def __init__(self, new_consumer: Callable[[], Consumer], *, servers: str) -> None:
+        self._new_consumer = new_consumer
         self._servers = servers
         self._consumer: Consumer | None = None
-        self._intake = RecordCollector({}, {}, servers=servers)
-        self._row = 1024  # bytes of one, by those that were taken last
+        self._collector = RecordCollector({}, {}, servers=servers)
+        self._row_bytes = 1024  # of the last rows
 
     @property
     def next(self) -> Offsets:
-        """Where each partition that was to be followed stands."""
-        return self._intake.next
+        """The next offset of each assigned partition."""
+        return self._collector.next
 
-    def follow(self, at: Offsets, end: Offsets) -> None:
-        """Fetch exactly these partitions from now on; those that stand there already just go on.
+    def assign(self, next: Offsets, end: Offsets) -> None:
+        """Fetch exactly these partitions; one whose next offset is unchanged just goes on.
 
         Args:
-            at: where each is to be read on.
-            end: where they end, of those that do.
+            next: the next offset of each.
+            end: the end of each that has one.
         """
-        stands = self._intake.next
-        gone = [part for part, offset in stands.items() if at.get(part) != offset]
-        new = {part: offset for part, offset in at.items() if stands.get(part) != offset}
+        current = self._collector.next
+        gone = [at for at, offset in current.items() if next.get(at) != offset]
+        new = {at: offset for at, offset in next.items() if current.get(at) != offset}
         if gone and self._consumer is not None:
-            self._consumer.drop(gone)
+            self._consumer.unassign(gone)
         if new:
-            self._consumer = self._consumer or self._made()
-            self._consumer.add(new)
-        self._intake = RecordCollector(at, end, servers=self._servers)
+            self._consumer = self._consumer or self._new_consumer()
+            self._consumer.assign(new)
+        self._collector = RecordCollector(next, end, servers=self._servers)
 
     def take(self, *, rows: int, bytes: int | None, wait: float) -> list[PartitionRecords]:
-        """Records that are here by now, those of a partition in order; at most so many, and about so many bytes.
+        """Up to ``rows`` records that have arrived, of about ``bytes`` bytes; those of one partition in order.
 
         Raises:
             FetchFailed: a partition cannot be read further.
         """
-        found: list[PartitionRecords] = []
+        taken: list[PartitionRecords] = []
         count = size = 0
         while self._consumer is not None and count < rows and (bytes is None or size < bytes):
-            most = min(rows - count, _STEP, _STEP if bytes is None else max(1, (bytes - size) // self._row))
-            chunk = self._consumer.take(most, wait=0 if found else wait)
-            runs = self._intake.take(chunk)
-            found += runs
-            count += sum(len(run.messages) for run in runs)
-            size += sum(sum(map(len, run.messages)) for run in runs)
-            if len(chunk) < most:
+            most = _MAX_MESSAGES if bytes is None else max(1, (bytes - size) // self._row_bytes)
+            most = min(rows - count, _MAX_MESSAGES, most)
+            messages = self._consumer.take(most, wait=0 if taken else wait)
+            records = self._collector.collect(messages)
+            taken += records
+            count += sum(len(part.messages) for part in records)
+            size += sum(sum(map(len, part.messages)) for part in records)
+            if len(messages) < most:
                 break
         if count:
-            self._row = max(1, size // count)
-        return found
+            self._row_bytes = max(1, size // count)
+        return taken
 
-    def rest(self) -> None:
+    def unassign(self) -> None:
         """Fetch nothing more."""
-        if self._consumer is not None and self._intake.next:
-            self._consumer.drop(list(self._intake.next))
-        self._intake = RecordCollector({}, {}, servers=self._servers)
+        if self._consumer is not None and self._collector.next:
+            self._consumer.unassign(list(self._collector.next))
+        self._collector = RecordCollector({}, {}, servers=self._servers)
 
     def reopen(self) -> None:
-        """Fetch nothing more, and with another consumer next time."""
+        """Fetch nothing more, and use a new consumer next time."""
         self.close()
         self._consumer = None
-        self._intake = RecordCollector({}, {}, servers=self._servers)
+        self._collector = RecordCollector({}, {}, servers=self._servers)
 
     def close(self) -> None:
-        """Release the connection."""
+        """Close the connection."""
         if self._consumer is not None:
             self._consumer.close()
 
 
-# ----------------------------------------------------------------------------------------------------
-# Where the next batch of a Kafka source is read: in the driver or by the executors. Pure.
-#
-# In the driver a consumer has at hand what comes, so a small batch costs least and is there soonest. Executors read a
-# backlog with all cores. Which is better changes over at a size that ``bench/kafka_crossover.py`` measures. What counts
-# is all that waits, not what of it a batch may hold: the consumer brings a backlog one partition after the other, and
-# so some would wait for others; what executors read is planned, a part of each.
+# ---- in the driver or by executors -----------------------------------------------------------------------------------
+
+# A small batch is read fastest by the consumer in the driver, a large backlog by all cores of the executors; the
+# crossover is measured by bench/kafka_crossover.py. What counts is all that waits, not what a batch may take of it: a
+# consumer returns a backlog one partition after the other, so that some would wait for others.
 
 MAX_DRIVER_ROWS: Final = 30_000
-"""Rows that wait up to which they are read in the driver."""
+"""Most waiting rows that are read in the driver."""
 MAX_DRIVER_BYTES: Final = 24 * 1024 * 1024
-"""Bytes of the same: less than a consumer keeps at hand."""
-_MOST_AT_HAND: Final = 100_000
-"""Rows of a batch where everything is read in the driver."""
+"""Most waiting bytes that are read in the driver: less than the consumer prefetches."""
+_MAX_BATCH_ROWS: Final = 100_000
+"""Most rows of a batch if everything is read in the driver."""
 
 
 @dataclass(slots=True)
 class ReadModeChooser:
-    """Chooses for each batch.
+    """Decides for each batch whether it is read in the driver.
 
     Attributes:
-        read_in: what was asked for: ``"driver"``, ``"executors"``, or ``"auto"``, by size.
-        is_here: whether the last batch was read in the driver.
+        read_in: ``"driver"``, ``"executors"``, or ``"auto"``: by size.
+        in_driver: the last decision.
 
-    >>> places, sizes, at = ReadModeChooser("auto"), RowSizes(), TopicPartition("orders", 0)
+    >>> mode, sizes, at = ReadModeChooser("auto"), RowSizes(), TopicPartition("orders", 0)
     >>> sizes.learn("orders", rows=1, bytes=100)
-    >>> places.choose({at: 20_000}, sizes), places.choose({at: 12_000}, sizes)
+    >>> mode.choose_driver({at: 20_000}, sizes), mode.choose_driver({at: 12_000}, sizes)
     (False, True)
-    >>> places.choose({at: 20_000}, sizes), places.choose({at: 40_000}, sizes)
+    >>> mode.choose_driver({at: 20_000}, sizes), mode.choose_driver({at: 40_000}, sizes)
     (True, False)
     """
 
     read_in: ReadIn
-    is_here: bool = False
+    in_driver: bool = False
 
-    def choose(self, waiting: Mapping[TopicPartition, int], sizes: RowSizes) -> bool:
+    def choose_driver(self, waiting: Mapping[TopicPartition, int], sizes: RowSizes) -> bool:
         """Whether the next batch is read in the driver.
 
-        What is read there stays there until there is twice as much as would bring it back: changing over costs.
+        Reading moves to the driver below half the limits and back above them: each switch has a cost.
 
         Args:
-            waiting: how many offsets wait in each partition that may be read.
-            sizes: what rows weigh.
+            waiting: number of offsets that wait in each partition that may be read.
+            sizes: bytes per row of each topic.
         """
         if self.read_in != "auto":
-            self.is_here = self.read_in == "driver"
-            return self.is_here
-        rows, weight = sum(waiting.values()), sizes.weigh(waiting)
-        share = 1 if self.is_here else 2
-        self.is_here = rows * share <= MAX_DRIVER_ROWS and weight * share <= MAX_DRIVER_BYTES
-        return self.is_here
+            self.in_driver = self.read_in == "driver"
+            return self.in_driver
+        rows, size = sum(waiting.values()), sizes.estimate_bytes(waiting)
+        factor = 1 if self.in_driver else 2
+        self.in_driver = rows * factor <= MAX_DRIVER_ROWS and size * factor <= MAX_DRIVER_BYTES
+        return self.in_driver
 
-    def most(self, limits: ReadLimit) -> int:
+    def max_rows(self, limits: ReadLimit) -> int:
         """Most rows of a batch in the driver."""
-        most = MAX_DRIVER_ROWS if self.read_in == "auto" else _MOST_AT_HAND
+        most = MAX_DRIVER_ROWS if self.read_in == "auto" else _MAX_BATCH_ROWS
         return most if limits.rows is None else min(most, limits.rows)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Reads topics from a position on: what is at hand here, a backlog in the executors. Knows no checkpoint.
-#
-# While little waits, a consumer in the driver has it at hand when it is asked for, and the batch is what it has. While
-# much waits, a batch is a plan of ranges that workers read. Both follow the same offsets, so changing over leaves
-# nothing out and reads nothing again.
+# ---- the reader ------------------------------------------------------------------------------------------------------
 
-_EVERY: Final = 500_000
-"""Microseconds from one look at the topics to the next, while what comes is read as it comes."""
-_SHORTEST, _LONGEST = 1_000, 8_000
-"""Microseconds until a reader that had nothing is asked again: at first, and when it was so for a while."""
-_SOON: Final = 50_000
-"""Microseconds until something that failed is tried again."""
-_PATIENCE: Final = 0.005
-"""Seconds that a reader with a fixed end waits for records that it knows to be there."""
+_REFRESH_INTERVAL: Final = 500_000
+"""Microseconds between two requests for the topics, while the driver reads all that comes."""
+_MIN_PAUSE, _MAX_PAUSE = 1_000, 8_000
+"""Microseconds until a reader without data is polled again: at first, and after some polls without data."""
+_RETRY_AFTER: Final = 50_000
+"""Microseconds until a failed read is tried again."""
+_WAIT_SECONDS: Final = 0.005
+"""How long a poll waits for records, in a run with a fixed end, where records are known to exist."""
 
 
 class KafkaReader:
-    """Reads a source's topics from one progress on. Made by :meth:`Source.open`.
+    """Reads a source's topics from a position on. Made by :meth:`Source.open`.
 
     Raises:
         ConnectorError: the topics cannot be read; :meth:`Source.open` says why.
@@ -248,218 +211,228 @@ class KafkaReader:
 
     def __init__(
         self,
-        source: KafkaConfig,
+        config: KafkaConfig,
         context: SourceContext,
-        progress: KafkaPosition | None,
+        position: KafkaPosition | None,
         *,
         cluster: Cluster | None = None,
         frames: KafkaFrames | None = None,
     ) -> None:
-        connection = Connection(
-            servers=source.servers,
-            options=source.options,
-            group=source.group,
-            committed_only=source.isolation == "read_committed",
-        )
-        self._source = source
-        self._cluster = cluster or _cluster(connection)
+        self._config = config
+        self._cluster = cluster or KafkaCluster(config.connection)
         try:
-            topics = fetch_metadata(source, self._cluster, progress)
-            progress = resolve_position(source, self._cluster, topics, progress)
-            self._watch = TopicMonitor(
-                source, self._cluster, context.uid, context.report, topics=topics, progress=progress
+            topics = fetch_metadata(config, self._cluster, position)
+            position = resolve_position(config, self._cluster, topics, position)
+            self._monitor = TopicMonitor(
+                config, self._cluster, context.uid, context.report, topics=topics, position=position
             )
         except BaseException:
             self._cluster.close()
             raise
-        decides = OffsetCommitPolicy(source.committing.mode, interval=source.commit_interval)
-        self._commits = OffsetCommitter(source, self._cluster, context.uid, context.report, decides=decides)
-        self._fixed = source.stop is not None or context.until is Until.CAUGHT_UP
+        self._commits = OffsetCommitter(config, self._cluster, context.uid, context.report)
+        self._has_end = config.stop is not None or context.until is Until.CAUGHT_UP
         self._caught_up: Offsets | None = None
         if context.until is Until.CAUGHT_UP:
-            self._caught_up = ends(self._watch.progress, topics) if source.end is None else source.end
-        self._frames = frames or KafkaFrames(context.spark, source, connection)
-        self._hands = PrefetchingConsumer(self._cluster.live, servers=source.servers)
+            end = config.replay_end
+            self._caught_up = ends(self._monitor.position, topics) if end is None else end
+        self._frames = frames or KafkaFrames(context.spark, config)
+        self._consumer = PrefetchingConsumer(self._cluster.new_consumer, servers=config.servers)
+        self._mode = ReadModeChooser(config.read_in)
         self._sizes = RowSizes()
         self._turn: TopicPartition | None = None
-        self._followed: object = None
-        self._bounded: tuple[tuple[KafkaPosition, Topics], Offsets] | None = None
-        self._places = ReadModeChooser(source.read_in)
-        self._pause = _SHORTEST
+        self._assigned: object = None
+        self._bounds_cache: tuple[tuple[KafkaPosition, Topics], Offsets] | None = None
+        self._pause = _MIN_PAUSE
         self._not_before: MonotonicTime | None = None
         self._closed = False
 
-    # --------------------------------------------------------------------------------------------------------- polling
+    # ---- polling -----------------------------------------------------------------------------------------------------
 
     def poll(self, *, now: MonotonicTime, wall: WallTime, limits: ReadLimit) -> PollResult:  # noqa: ARG002 - as for any reader
-        """What is at hand, or ranges of what waits.
+        """The next batch: rows that have arrived in the driver, or ranges for executors.
 
         Raises:
-            SourceUnavailable: the cluster was away for too long, or a partition gives nothing.
+            SourceUnavailable: the cluster was away for too long, or a partition returns nothing.
             SourceChanged: records that were to be read are lost.
             ConnectorError: the cluster refuses to be read.
         """
-        source, watch = self._source, self._watch
-        limits = source.capped(limits)
+        config, monitor = self._config, self._monitor
+        limits = config.limit_batch(limits)
         paused = self._paused(limits)
-        if watch.hear(now, paused=paused, reading=self._places.is_here):
-            self._reopen()
-        self._commits.look(watch.progress, now)
+        if monitor.poll(now, paused=paused, in_driver=self._mode.in_driver):
+            self._assigned = None
+            self._consumer.reopen()
+        self._commits.poll(monitor.position, now)
         bounds = self._bounds()
-        if self._fixed and self._is_through():
-            return Ended() if source.stop is not None else CaughtUp()
+        if self._has_end and self._is_finished():
+            return Ended() if config.stop is not None else CaughtUp()
         if self._not_before is not None and now < self._not_before:
             return NoData(wake_at=self._not_before)
-        waiting = {at: rows for at, rows in backlog(watch.progress, bounds).items() if at not in paused}
-        for topic, (rows, size) in self._frames.weighed().items():
+        waiting = {at: rows for at, rows in backlog(monitor.position, bounds).items() if at not in paused}
+        for topic, (rows, size) in self._frames.new_sizes().items():
             self._sizes.learn(topic, rows=rows, bytes=size)
-        was_here = self._places.is_here
-        if self._places.choose(waiting, self._sizes):
-            return self._from_hand(now, limits, bounds, paused)
-        if was_here:
-            self._leave_hands()
-        return self._from_executors(now, limits, bounds, paused)
+        was_in_driver = self._mode.in_driver
+        if self._mode.choose_driver(waiting, self._sizes):
+            return self._read_in_driver(now, limits, bounds, paused)
+        if was_in_driver:
+            self._leave_driver()
+        return self._plan_for_executors(now, limits, bounds, paused)
 
     def _paused(self, limits: ReadLimit) -> frozenset[TopicPartition]:
         if not limits.paused:
             return frozenset()
-        return frozenset(at for at in self._watch.progress.next if self._source.partition_name(at) in limits.paused)
+        name = self._config.partition_name
+        return frozenset(at for at in self._monitor.position.next if name(at) in limits.paused)
 
     def _bounds(self) -> Offsets:
-        """Up to where each partition can be read; worked out anew only if something has changed."""
-        state = self._watch.progress, self._watch.topics
-        if self._bounded is None or any(old is not new for old, new in zip(self._bounded[0], state, strict=True)):
-            self._bounded = state, ends(*state, caught_up=self._caught_up)
-        return self._bounded[1]
+        """The offset up to which each partition can be read; computed again only if something has changed."""
+        state = self._monitor.position, self._monitor.topics
+        cache = self._bounds_cache
+        if cache is None or any(old is not new for old, new in zip(cache[0], state, strict=True)):
+            cache = self._bounds_cache = state, ends(*state, caught_up=self._caught_up)
+        return cache[1]
 
-    def _is_through(self) -> bool:
-        progress = self._watch.progress
-        if self._source.stop is not None and progress.is_done:
+    def _is_finished(self) -> bool:
+        position = self._monitor.position
+        if self._config.stop is not None and position.is_done:
             return True
         if self._caught_up is None:
             return False
-        return all(progress.next.get(at, end) >= end for at, end in self._caught_up.items())
+        return all(position.next.get(at, end) >= end for at, end in self._caught_up.items())
 
-    # ---------------------------------------------------------------------------------------------------- in the driver
+    def _no_data(self, now: MonotonicTime) -> NoData:
+        self._pause = min(_MAX_PAUSE, self._pause * 2)
+        position, name = self._monitor.position, self._config.partition_name
+        ended = frozenset(name(at) for at, end in (position.stop or {}).items() if position.next.get(at, end) >= end)
+        return NoData(wake_at=MonotonicTime(now + self._pause), ended=ended)
 
-    def _from_hand(
+    # ---- in the driver -----------------------------------------------------------------------------------------------
+
+    def _read_in_driver(
         self, now: MonotonicTime, limits: ReadLimit, bounds: Offsets, paused: Collection[TopicPartition]
     ) -> PollResult:
-        watch = self._watch
-        self._follow(bounds, paused)
-        most = self._places.most(limits)
+        monitor = self._monitor
+        self._assign(bounds, paused)
+        most = self._mode.max_rows(limits)
         try:
-            runs = self._hands.take(rows=most, bytes=limits.bytes, wait=_PATIENCE if self._fixed else 0)
+            records = self._consumer.take(rows=most, bytes=limits.bytes, wait=_WAIT_SECONDS if self._has_end else 0)
         except FetchFailed as error:
-            return self._failed(error, now)
-        before = watch.progress
-        moved = [
+            return self._handle_failure(error, now)
+        before = monitor.position
+        ranges = [
             OffsetRange(at.topic, at.partition, before.next[at], offset)
-            for at, offset in self._hands.next.items()
+            for at, offset in self._consumer.next.items()
             if offset != before.next[at]
         ]
-        watch.progress = advance(before, moved)
-        rows = sum(len(run.messages) for run in runs)
-        watch.look(now, after=0 if rows == most else _EVERY)
+        monitor.position = advance(before, ranges)
+        rows = sum(len(part.messages) for part in records)
+        monitor.refresh(now, after=0 if rows == most else _REFRESH_INTERVAL)
         if not rows:
-            return self._nothing(now)
-        self._pause = _SHORTEST
-        return self._in_hand(runs, rows, bounds, takes_all=rows < most)
+            return self._no_data(now)
+        self._pause = _MIN_PAUSE
+        return self._driver_batch(records, rows, bounds, takes_all=rows < most)
 
-    def _in_hand(
-        self, runs: Sequence[PartitionRecords], rows: int, bounds: Offsets, *, takes_all: bool
+    def _driver_batch(
+        self, records: Sequence[PartitionRecords], rows: int, bounds: Offsets, *, takes_all: bool
     ) -> PlannedBatch:
         size = 0
-        for run in runs:
-            weight = sum(map(len, run.messages))
-            self._sizes.learn(run.at.topic, rows=len(run.messages), bytes=weight)
-            size += weight
-        names = {run.at.topic for run in runs}
-        table = self._frames.table(runs)
+        for part in records:
+            part_size = sum(map(len, part.messages))
+            self._sizes.learn(part.at.topic, rows=len(part.messages), bytes=part_size)
+            size += part_size
+        topics = {part.at.topic for part in records}
+        table = self._frames.table(records)
         return PlannedBatch(
             plan=DriverBatch(table),
             rows=rows,
             bytes=size,
-            measures={"rows": ObservedMetrics.known({"rows": rows, "bytes": size}), **self._frames.told(table)},
-            verify=self._unchanged(names, asked=True),
-            partitions=self._partitions(backlog(self._watch.progress, bounds), {run.at for run in runs}),
+            measures={"rows": ObservedMetrics.known({"rows": rows, "bytes": size}), **self._frames.metrics(table)},
+            verify=self._topic_id_check(topics, ask_now=True),
+            partitions=self._partitions(backlog(self._monitor.position, bounds), {part.at for part in records}),
             takes_all=takes_all,
         )
 
-    def _follow(self, bounds: Offsets, paused: Collection[TopicPartition]) -> None:
-        """Have the consumer fetch what is to be read on, unless it does already."""
-        watch = self._watch
-        fixed = bounds if self._fixed else {}
-        is_done = len([at for at, end in fixed.items() if watch.progress.next[at] >= end])
-        wanted = (watch.changes, paused, is_done, len(watch.topics))
-        if wanted == self._followed:
+    def _assign(self, bounds: Offsets, paused: Collection[TopicPartition]) -> None:
+        """Have the consumer fetch the partitions to read, unless it does so already."""
+        monitor = self._monitor
+        end = bounds if self._has_end else {}
+        finished = len([at for at, offset in end.items() if monitor.position.next[at] >= offset])
+        wanted = (monitor.changes, paused, finished, len(monitor.topics))
+        if wanted == self._assigned:
             return
-        self._followed = wanted
-        next = watch.progress.next
-        at = {at: next[at] for at in watch.parts if at not in paused and (not self._fixed or next[at] < bounds[at])}
-        self._hands.follow(at, fixed)
+        self._assigned = wanted
+        next = monitor.position.next
+        to_read = (at for at in monitor.partitions if at not in paused)
+        self._consumer.assign({at: next[at] for at in to_read if not self._has_end or next[at] < bounds[at]}, end)
 
-    def _failed(self, error: FetchFailed, now: MonotonicTime) -> PollResult:
-        """A consumer cannot go on. If offsets are gone, the next look says which and what to do."""
-        if not is_loss(error.told):
-            raise fetch_error(error.told) from error
-        self._leave_hands()
-        self._watch.look(now, after=0)
-        self._not_before = MonotonicTime(now + _SOON)
+    def _handle_failure(self, error: FetchFailed, now: MonotonicTime) -> PollResult:
+        """Raise the error, unless offsets are lost: then the next refresh finds which, and handles the loss."""
+        if not is_loss(error.details):
+            raise fetch_error(error.details) from error
+        self._leave_driver()
+        self._monitor.refresh(now, after=0)
+        self._not_before = MonotonicTime(now + _RETRY_AFTER)
         return NoData(wake_at=self._not_before)
 
-    def _leave_hands(self) -> None:
-        self._followed = None
-        self._hands.rest()
+    def _leave_driver(self) -> None:
+        self._assigned = None
+        self._consumer.unassign()
 
-    def _reopen(self) -> None:
-        self._followed = None
-        self._hands.reopen()
+    # ---- by executors ------------------------------------------------------------------------------------------------
 
-    def _nothing(self, now: MonotonicTime) -> NoData:
-        self._pause = min(_LONGEST, self._pause * 2)
-        return NoData(wake_at=MonotonicTime(now + self._pause), ended=ended_of(self._source, self._watch.progress))
-
-    # ------------------------------------------------------------------------------------------------ in the executors
-
-    def _from_executors(
+    def _plan_for_executors(
         self, now: MonotonicTime, limits: ReadLimit, bounds: Offsets, paused: Collection[TopicPartition]
     ) -> PollResult:
-        watch = self._watch
-        planned = plan(watch.progress, bounds, limits, self._sizes, turn=self._turn, paused=paused)
+        monitor = self._monitor
+        planned = plan(monitor.position, bounds, limits, self._sizes, turn=self._turn, paused=paused)
         if not planned.ranges:
-            watch.look(now, after=self._pause)
-            return self._nothing(now)
-        watch.progress, self._turn, self._pause = planned.progress, planned.turn, _SHORTEST
-        watch.look(now, after=0)
+            monitor.refresh(now, after=self._pause)
+            return self._no_data(now)
+        monitor.position, self._turn, self._pause = planned.position, planned.turn, _MIN_PAUSE
+        monitor.refresh(now, after=0)
         ranges = planned.ranges
-        names = {part.topic for part in ranges}
         return PlannedBatch(
             plan=ExecutorBatch(ranges),
-            bytes=self._sizes.weigh({part.at: part.offsets for part in ranges}),
-            verify=self._unchanged(names, asked=False),
+            bytes=self._sizes.estimate_bytes({part.at: part.offsets for part in ranges}),
+            verify=self._topic_id_check({part.topic for part in ranges}, ask_now=False),
             partitions=self._partitions(planned.behind, {part.at for part in ranges}),
             takes_all=not planned.behind,
         )
 
+    # ---- every batch -------------------------------------------------------------------------------------------------
+
     def partitions(self) -> SourcePartitions:
-        """All that are read now."""
+        """The partitions that are read now."""
         return self._partitions((), ())
 
     def _partitions(self, behind: Collection[TopicPartition], read: Collection[TopicPartition]) -> SourcePartitions:
-        return partitions_of(self._source, self._watch.progress, self._watch.parts, behind, read)
+        """The partitions that may bring rows: not those that a bounded source has read to their stop.
 
-    def _unchanged(self, names: Collection[str], *, asked: bool) -> TopicIdCheck:
-        """What proves, after rows of these topics were read, that they are the topics that were planned."""
-        ids = self._watch.progress.ids
-        return TopicIdCheck(
-            cluster=self._cluster,
-            ids={name: id for name in names if (id := ids.get(name)) is not None},
-            goes_on=self._source.on_lost_offsets == "continue",
-            answer=self._cluster.ids(names) if asked else None,
+        Args:
+            behind: those with more rows than the batch takes.
+            read: those that the batch has rows of.
+        """
+        position, name = self._monitor.position, self._config.partition_name
+        open = [
+            at
+            for at in self._monitor.partitions
+            if position.stop is None or at in read or position.next[at] < position.stop.get(at, 0)
+        ]
+        return SourcePartitions(
+            names=tuple(map(name, open)),
+            behind=frozenset(map(name, behind)),
+            column=self._config.partition_column,
         )
 
-    # ----------------------------------------------------------------------------------------------- the reader's rest
+    def _topic_id_check(self, topics: Collection[str], *, ask_now: bool) -> TopicIdCheck:
+        """The check that topics of a batch are still those that were planned, once its rows were read."""
+        ids = self._monitor.position.ids
+        return TopicIdCheck(
+            cluster=self._cluster,
+            ids={name: id for name in topics if (id := ids.get(name)) is not None},
+            skips_lost=self._config.on_lost_offsets == "continue",
+            answer=self._cluster.topic_ids(topics) if ask_now else None,
+        )
 
     def frame(self, plan: object) -> DataFrame:
         """A lazy frame of the plan's rows."""
@@ -468,24 +441,18 @@ class KafkaReader:
         return self._frames.of_ranges(cast("ExecutorBatch", plan).ranges)
 
     def position(self) -> Position:
-        """After the last plan."""
-        return encode(self._watch.progress)
+        """The position after the last plan."""
+        return encode(self._monitor.position)
 
     def committed(self, checkpoint: CheckpointId, position: Position) -> None:
-        """Have the offsets committed to the group, if they are to be, with one of the next polls."""
+        """Commit the checkpoint's offsets to the group, if the commit mode says so."""
         del checkpoint
-        self._commits.completed(decode(position))
+        self._commits.checkpoint_completed(decode(position))
 
     def close(self) -> None:
-        """Release the connections."""
+        """Close the connections, after the last commit."""
         if not self._closed:
             self._closed = True
-            self._commits.finish()
-            self._hands.close()
+            self._commits.close()
+            self._consumer.close()
             self._cluster.close()
-
-
-def _cluster(connection: Connection) -> Cluster:
-    from penstock.connectors.kafka.cluster import KafkaCluster
-
-    return KafkaCluster(connection)

@@ -1,4 +1,4 @@
-"""Topics of a Kafka cluster as a source: what users write about them, checked. Talks to no broker itself."""
+"""``ps.kafka.Source``: topics of a Kafka cluster as a source."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from penstock.connectors.kafka.config import (
     check_options,
     choose_commit_mode,
     parse_group,
-    parse_patience,
     parse_servers,
+    parse_stall_timeouts,
     parse_topics,
 )
 from penstock.connectors.kafka.metadata import backlog_of
@@ -87,7 +87,7 @@ class Source(KafkaConfig):
         max_bytes_per_batch: about how many bytes a batch takes at most, judged by the rows before.
         read_in: where records are fetched: ``"driver"``, which is quick for small batches, ``"executors"``, which is
             fast for large ones, or ``"auto"``, by size.
-        warn_stalled_after: how long a partition may give nothing though records wait, before that is told.
+        warn_stalled_after: how long a partition may give nothing though records wait, before a warning is logged.
         reopen_stalled_after: before another connection is tried.
         fail_stalled_after: before the job fails and restarts.
         options: properties of the client library (librdkafka), such as ``security.protocol``. Secrets are referred to:
@@ -102,7 +102,7 @@ class Source(KafkaConfig):
 
     position_kind: ClassVar[str] = KIND
 
-    def __init__(  # noqa: PLR0913 - what can be said about topics
+    def __init__(  # noqa: PLR0913 - the arguments of a Kafka source
         self,
         *,
         servers: str | Sequence[str],
@@ -141,7 +141,7 @@ class Source(KafkaConfig):
             "start_otherwise": start_otherwise,
             "stop": None if stop is None else parse_stop(stop),
             "group": parse_group(group, start),
-            "committing": choose_commit_mode(None if commit is None else CommitMode(commit), group),
+            "commit_choice": choose_commit_mode(None if commit is None else CommitMode(commit), group),
             "commit_interval": parse_duration("commit_interval", commit_interval, least=1_000),
             "isolation": isolation,
             "on_lost_offsets": on_lost_offsets,
@@ -150,42 +150,43 @@ class Source(KafkaConfig):
             "max_rows_per_batch": max_rows_per_batch,
             "max_bytes_per_batch": max_bytes_per_batch,
             "read_in": read_in,
-            "patience": parse_patience(warn_stalled_after, reopen_stalled_after, fail_stalled_after),
+            "stall_timeouts": parse_stall_timeouts(warn_stalled_after, reopen_stalled_after, fail_stalled_after),
             "options": check_options(options or {}),
             "json": None,
-            "wanted": None,
-            "end": None,
+            "needed_columns": None,
+            "replay_end": None,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
     @property
     def guarantee(self) -> Guarantee:
-        """Replaying a position reads the same offsets again; of a compacted topic fewer records may be left."""
+        """Replaying a position reads the same offsets again; a compacted topic may have fewer records left."""
         return Guarantee.EXACTLY_ONCE
 
     def decoding(self, column: str, record: StructType) -> Source | None:
-        """The same source with ``key`` or ``value`` decoded from JSON while it is read, where that is sure."""
+        """The same source with ``key`` or ``value`` decoded from JSON while it is read, where the result is exact."""
         from penstock.formats.json_arrow import decoder_of
 
         decoder = decoder_of(record) if self.json is None and column in ("key", "value") else None
         if decoder is None:
             return None
-        return self._but(json=JsonColumn(column, record, decoder))
+        return self._with(json=JsonColumn(column, record, decoder))
 
     def only(self, columns: Collection[str]) -> Source:
-        """The same source, whose rows have ``NULL`` in all other columns: they need not be fetched from records."""
-        return self._but(wanted=frozenset(columns))
+        """The same source with ``NULL`` in all other columns, which saves making them."""
+        return self._with(needed_columns=frozenset(columns))
 
     def replayed(self, end: Position | None) -> Source:
-        """The same topics, nothing committed to a group; a run until caught up ends at ``end``, if that is given."""
-        return self._but(committing=CommitChoice(CommitMode.DISABLED), end=None if end is None else decode(end).next)
+        """The same topics without commits to the group; a run until caught up ends at ``end``, if given."""
+        replay_end = None if end is None else decode(end).next
+        return self._with(commit_choice=CommitChoice(CommitMode.DISABLED), replay_end=replay_end)
 
-    def _but(self, **changes: object) -> Source:
-        """The same, with other values of some fields; what it was made with is not checked again."""
+    def _with(self, **changes: object) -> Source:
+        """The same source with other values of some fields, which are not checked again."""
         other = object.__new__(Source)
-        for name in fields(self):
-            object.__setattr__(other, name.name, changes.get(name.name, getattr(self, name.name)))
+        for field in fields(self):
+            object.__setattr__(other, field.name, changes.get(field.name, getattr(self, field.name)))
         return other
 
     def open(self, context: SourceContext, resume: Position | None) -> KafkaReader:
@@ -200,18 +201,18 @@ class Source(KafkaConfig):
         """
         from penstock.connectors.kafka.reader import KafkaReader
 
-        progress = None if resume is None else decode(resume)
-        if self.committing.warning is not None:
-            log.warning("source %s: %s", context.uid, self.committing.warning)
-        if progress is None:
+        position = None if resume is None else decode(resume)
+        if self.commit_choice.warning is not None:
+            log.warning("source %s: %s", context.uid, self.commit_choice.warning)
+        if position is None:
             log.info("source %s has no position: it starts at %s", context.uid, self.start)
-        return KafkaReader(self, context, progress)
+        return KafkaReader(self, context, position)
 
     def waiting(self, resume: Position | None) -> Backlog:
-        """What a reader at this position would find; asks the brokers and commits nothing."""
+        """What waits for a reader at this position. Asks the brokers, commits nothing."""
         return backlog_of(self, resume)
 
     def describe(self) -> str:
-        """For people: topics and servers, none of the client's properties."""
+        """Topics and servers, for people; none of the client's properties."""
         what = ", ".join(self.topics) if self.pattern is None else f"topics like {self.pattern}"
         return f"kafka {what} at {self.servers}"
