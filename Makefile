@@ -6,6 +6,7 @@ MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 CLASSES := .venv/spark-classes.jsa
+BOTH_CORES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 WITH_JAVA = java=$$(tools/find-java.sh) && JAVA_HOME="$$java"
 SHELL_SCRIPTS := .ci/run $(wildcard tools/*.sh)
 
@@ -56,13 +57,16 @@ imports: $(INSTALLED) ## who may import whom
 	@PYTHONPATH=tests $(BIN)/lint-imports --no-logo --no-cache
 
 ##@ Test
-.PHONY: test test-core test-long mission torture replay exhaust planted coverage-simulation torture-windows torture-files \
+.PHONY: test test-core test-long test-nightly mission torture replay exhaust planted coverage-simulation torture-windows torture-files \
         torture-kafka ways newcomer
-test: $(INSTALLED) $(CLASSES) ## all tests; TESTS="tests/spark -k join" runs some
-	@$(WITH_JAVA) tools/test.sh $(or $(TESTS),--numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not long" tests)
+test: $(INSTALLED) $(CLASSES) ## what each change must pass, in ten minutes; TESTS="tests/spark -k join" runs some
+	@$(WITH_JAVA) tools/test.sh $(or $(TESTS),$(BOTH_CORES) -m "not long and not nightly" tests)
 
-test-long: $(INSTALLED) $(CLASSES) ## the tests that take minutes, of which `make test` has a short form
-	@$(WITH_JAVA) tools/test.sh $(or $(TESTS),-m long tests)
+test-long: $(INSTALLED) $(CLASSES) ## more breadth of what `make test` has proved once; CI runs both
+	@$(WITH_JAVA) tools/test.sh $(or $(TESTS),$(BOTH_CORES) -m "long and not nightly" tests)
+
+test-nightly: $(INSTALLED) $(CLASSES) ## the rest, without a limit: before an issue is closed
+	@$(WITH_JAVA) tools/test.sh $(or $(TESTS),-m nightly tests)
 
 test-core: $(INSTALLED) ## the tests that need no JVM: seconds
 	@tools/test.sh -m "not spark and not crash and not integration" $(or $(TESTS),tests)

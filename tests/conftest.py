@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+import tiers
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -27,8 +29,14 @@ settings.register_profile("penstock", deadline=None, suppress_health_check=[Heal
 settings.load_profile("penstock")
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is long comes first, seconds come last: else one worker ends with minutes that the other lacks."""
+    """Mark tests of outer tiers, and put long tests first: else one worker ends with minutes that the other lacks."""
+    table = tiers.read_table()
+    for item in items:
+        tier = tiers.tier_of(item.nodeid.removeprefix("tests/"), table)
+        if tier is not None:
+            item.add_marker(tier)
     items.sort(key=_place)
 
 
