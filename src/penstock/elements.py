@@ -222,7 +222,7 @@ class Batch:
         frame: a lazy Spark DataFrame; running it again gives the same rows.
         sequence: rises by one for each batch of the task that made it.
         rows: how many, if the maker knows; ``0`` is never sent.
-        measures: by name, what the first job over it will tell. ``"rows"`` counts the rows as read
+        metrics: by name, what the first job over it will tell. ``"rows"`` counts the rows as read
             (``{"rows": n, "bytes": n}``); ``"time:<step>"`` belongs to a ``with_watermark`` (``{"max": micros | None,
             "ahead": n, "missing": n}``, and ``"partitions": {name: max}`` where rows say which they are of);
             ``"bad:<step>"`` to a ``parse_json`` (``{"bad": n}``).
@@ -238,7 +238,7 @@ class Batch:
     frame: object
     sequence: int
     rows: int | None = None
-    measures: Mapping[str, ObservedMetrics] = field(default_factory=dict)
+    metrics: Mapping[str, ObservedMetrics] = field(default_factory=dict)
     leases: tuple[RefCount, ...] = ()
     only_if: tuple[str, str] | None = None
     verify: Callable[[], None] | None = None
@@ -252,7 +252,7 @@ class Batch:
         Raises:
             ConnectorError: it may have read something else; its output must not get into a checkpoint.
         """
-        for measure in self.measures.values():
+        for measure in self.metrics.values():
             measure.settle()
         if self.verify is not None:
             self.verify()
@@ -264,7 +264,7 @@ class Batch:
 
         Leases stay the holder's business, see :meth:`release`.
         """
-        for measure in self.measures.values():
+        for measure in self.metrics.values():
             measure.lose()
 
     def release(self) -> None:
@@ -346,5 +346,5 @@ def is_empty(batch: Batch) -> bool:
     if batch.only_if is None:
         return False
     name, figure = batch.only_if
-    measure = batch.measures.get(name)
+    measure = batch.metrics.get(name)
     return measure is not None and measure.is_zero(figure)

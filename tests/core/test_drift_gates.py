@@ -103,7 +103,7 @@ class Bench:
     def _task(self, uid: str, pace: PollSchedule | None) -> SourceTask:
         def rewrite(batch: Batch) -> Batch:
             figures: dict[str, object] = batch.frame  # type: ignore[assignment]
-            return replace(batch, measures={f"time:{id}": ObservedMetrics(lambda: figures) for id in (1, 2)})
+            return replace(batch, metrics={f"time:{id}": ObservedMetrics(lambda: figures) for id in (1, 2)})
 
         follow: Rewrite = rewrite
         for step in filter(self.gates.follows, (mark(1), mark(2))):
@@ -263,7 +263,7 @@ def test_rows_that_no_source_read_and_steps_outside_of_groups_are_not_followed()
     bench = Bench(a=[], b=[])
     assert [bench.gates.follows(mark(id)) for id in (1, 2)] == [True, False]
     told = {"time:1": ObservedMetrics.known({"max": 7})}
-    bench.gates.follow(Batch(frame=None, sequence=1, measures=told), mark())
+    bench.gates.follow(Batch(frame=None, sequence=1, metrics=told), mark())
     bench.gates.follow(Batch(frame=None, sequence=1, reading=SourceBatch("a", 1)), mark())
     assert bench.woken == []
     assert bench.gates.hold("a", MonotonicTime(0)) == NO_PAUSE
@@ -285,7 +285,7 @@ def test_rows_waiting_in_partitions_that_are_not_told_apart_are_no_silence() -> 
     for number, now, time in ((1, 0, 100), (2, 150, None)):
         bench.gates.sent("a", number, MonotonicTime(now))
         told = {"time:1": ObservedMetrics.known({"max": time})}
-        batch = Batch(frame=None, sequence=1, measures=told, partitions=partitions, reading=SourceBatch("a", number))
+        batch = Batch(frame=None, sequence=1, metrics=told, partitions=partitions, reading=SourceBatch("a", number))
         bench.gates.follow(batch, mark())
     assert bench.gates.hold("b", MonotonicTime(200)).by == "a"
     assert bench.gates.hold("b", MonotonicTime(250)) == NO_PAUSE
@@ -335,7 +335,7 @@ def test_a_partition_that_was_told_to_pause_is_not_called_idle_by_the_batches_of
     def took(now: int, **each: int | None) -> EventTime:
         partitions = SourcePartitions(names=tuple(each), column="p", source="t")
         figures = {"time:1": ObservedMetrics.known({"max": None, "partitions": each})}
-        batch = Batch(frame=None, sequence=1, measures=figures, partitions=partitions)
+        batch = Batch(frame=None, sequence=1, metrics=figures, partitions=partitions)
         inputs[0].took(batch, MonotonicTime(now), lambda: None)
         return inputs.advance()
 

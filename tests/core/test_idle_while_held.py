@@ -134,7 +134,7 @@ def of(asked: int, **largest: int | None) -> Batch:
     return Batch(
         frame=[],
         sequence=1,
-        measures={"time:7": ObservedMetrics(lambda: told)},
+        metrics={"time:7": ObservedMetrics(lambda: told)},
         partitions=SourcePartitions(names=tuple(largest), column="p", source="t"),
         reading=SourceBatch("t", 1, MonotonicTime(asked)),
     )

@@ -168,7 +168,7 @@ def mark(idle_after: int | None = None) -> WithWatermark:
 
 def batch(largest: int | None, topic: SourcePartitions | None = None, **figures: object) -> Batch:
     measure = ObservedMetrics.known({"max": largest, "ahead": 0, "missing": 0, **figures})
-    return Batch(frame=None, sequence=1, measures={"time:3": measure}, partitions=topic)
+    return Batch(frame=None, sequence=1, metrics={"time:3": measure}, partitions=topic)
 
 
 def topic(*names: str, column: str | None = "p", behind: str = "") -> SourcePartitions:
@@ -219,7 +219,7 @@ def test_a_partition_found_while_running_does_not_hold_for_ever_where_rows_do_no
 def test_a_measure_that_was_lost_says_nothing() -> None:
     of, lost = inputs(), ObservedMetrics(dict)
     lost.lose()
-    assert took(of, 1, Batch(frame=None, sequence=1, measures={"time:3": lost})) == MIN_WATERMARK
+    assert took(of, 1, Batch(frame=None, sequence=1, metrics={"time:3": lost})) == MIN_WATERMARK
     assert took(of, 1, batch(None)) == MIN_WATERMARK
 
 
@@ -228,7 +228,7 @@ def test_a_quiet_partition_is_called_idle_while_others_bring_rows_but_not_before
     took(of, 1, batch(9, topic("0", "1"), partitions={"0": 9, "1": 4}))
     assert of.check_idle(MonotonicTime(2)) == 101
     unsettled = ObservedMetrics(lambda: {"max": 20, "partitions": {"0": 20, "1": None}})
-    took(of, 50, Batch(frame=None, sequence=2, measures={"time:3": unsettled}, partitions=topic("0", "1")))
+    took(of, 50, Batch(frame=None, sequence=2, metrics={"time:3": unsettled}, partitions=topic("0", "1")))
     of.check_idle(MonotonicTime(101))
     assert of.advance() == 4
     assert of.frozen().settled is False

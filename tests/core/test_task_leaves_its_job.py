@@ -39,7 +39,7 @@ class Leaving:
 
     def process(self, batch: Batch, *, source: int, watermark: EventTime, emit: Callable[..., None]) -> DeferredBatch:
         ran = ObservedMetrics(dict)
-        emit(Batch(frame=batch.frame, sequence=0, measures={"ran": ran}))
+        emit(Batch(frame=batch.frame, sequence=0, metrics={"ran": ran}))
         return DeferredBatch(ran=ran, finish=lambda: self.rows.extend(batch.frame))  # type: ignore[call-overload]
 
     def advance(self, watermark: EventTime, *, emit: object) -> None:

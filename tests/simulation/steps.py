@@ -103,7 +103,7 @@ class CountOperator:
             self._fresh += [(number, row) for number, row, _ in due]
             batch.settle()
 
-        emit(Batch(frame=tuple(due), sequence=0, rows=len(due), measures={"ran": ran}), MAIN_PORT)
+        emit(Batch(frame=tuple(due), sequence=0, rows=len(due), metrics={"ran": ran}), MAIN_PORT)
         return DeferredBatch(ran=ran, finish=finish)
 
     def _count(self, number: int, row: int) -> tuple[int, int, int]:

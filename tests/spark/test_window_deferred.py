@@ -93,7 +93,7 @@ def test_what_is_observed_below_is_told_after_the_job_and_not_before(spark, tmp_
     watched, told = PlanObserver(PlanEditor(spark)).observe(
         analyzed_plan(frame), observe_sql(frame, "time", {"max": "max(unix_micros(at))", "n": "count(*)"})
     )
-    batch = {"frame": rig.operator._plans.frame(watched), "measures": {"time": told}}
+    batch = {"frame": rig.operator._plans.frame(watched), "metrics": {"time": told}}
     deferred = begin(rig, [], **batch)
     assert not told.settled
     results(rig)

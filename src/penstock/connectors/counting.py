@@ -178,7 +178,7 @@ class CountingReader:
         known = ObservedMetrics.known({"rows": rows, "bytes": 0})
         plan = NumberRange(count.next, end, started)
         takes_all = extent.rate is not None and end == due
-        return PlannedBatch(plan=plan, rows=rows, bytes=0, measures={"rows": known}, takes_all=takes_all)
+        return PlannedBatch(plan=plan, rows=rows, bytes=0, metrics={"rows": known}, takes_all=takes_all)
 
     def _due(self, elapsed: int) -> int:
         """Below which number may be read now."""

@@ -66,7 +66,7 @@ class ReadLimit:
 class PlannedBatch:
     """A plan of a batch: the reader's own description of exact ranges, never empty.
 
-    ``rows`` and ``bytes`` are what the reader knows or estimates. ``measures`` holds what it already knows for sure.
+    ``rows`` and ``bytes`` are what the reader knows or estimates. ``metrics`` holds what it already knows for sure.
     After this answer the reader's position is the one after the plan.
 
     ``verify`` raises ``SourceChanged`` if what a job over the plan has just read may not be what was planned. It is
@@ -82,7 +82,7 @@ class PlannedBatch:
     plan: object
     rows: int | None = None
     bytes: int | None = None
-    measures: Mapping[str, ObservedMetrics] = field(default_factory=dict)
+    metrics: Mapping[str, ObservedMetrics] = field(default_factory=dict)
     verify: Callable[[], None] | None = None
     partitions: SourcePartitions | None = None
     takes_all: bool = False

@@ -43,7 +43,7 @@ def with_row_counts(rewrite: Rewrite, task: str, listener: Listener) -> Rewrite:
 
     def counted(batch: Batch) -> Batch:
         rewritten = rewrite(batch)
-        measure = rewritten.measures.get("rows")
+        measure = rewritten.metrics.get("rows")
         if measure is not None:
             measure.when_settled(lambda: _tell_rows(task, measure.value, listener))
         return rewritten
@@ -61,7 +61,7 @@ def with_rate_control(rewrite: Rewrite, task: str, control: RateControl, clock: 
             dict
         )  # tells nothing but that a job has succeeded; it settles after those that are here already
         ran.when_settled(lambda: _through(rewritten, batch.sequence, control, clock))
-        return replace(rewritten, measures={**rewritten.measures, f"ran:{task}": ran})
+        return replace(rewritten, metrics={**rewritten.metrics, f"ran:{task}": ran})
 
     return rewriting
 
@@ -78,7 +78,7 @@ def with_watermark_alignment(rewrite: Rewrite, mark: WithWatermark, gates: Align
 
 
 def _through(batch: Batch, sequence: int, control: RateControl, clock: Clock) -> None:
-    measure = batch.measures.get("rows")
+    measure = batch.metrics.get("rows")
     rows = measure.value.get("rows") if measure is not None and measure.value else batch.rows
     control.through(sequence, rows if isinstance(rows, int) else 0, clock.now())
 
@@ -438,7 +438,7 @@ class SourceTask:
             frame=frame,
             sequence=self._sent,
             rows=rows.rows,
-            measures=dict(rows.measures),
+            metrics=dict(rows.metrics),
             verify=rows.verify,
             partitions=replace(rows.partitions, source=self.id) if rows.partitions is not None else None,
             reading=SourceBatch(self.id, self._sent, began),

@@ -344,7 +344,7 @@ class StepTask:
             return False
         (batch, began, rows), self._unsettled = self._unsettled, None
         took = (self._clock.now() - began) / 1_000
-        figures = {name: measure.value for name, measure in batch.measures.items() if measure.value}
+        figures = {name: measure.value for name, measure in batch.metrics.items() if measure.value}
         self._shell.report(
             BatchDone(task=self.id, sequence=batch.sequence, rows=rows, duration_ms=took, figures=figures)
         )

@@ -380,7 +380,7 @@ class KafkaReader:
             plan=DriverBatch(table),
             rows=rows,
             bytes=size,
-            measures={"rows": ObservedMetrics.known({"rows": rows, "bytes": size}), **self._frames.told(table)},
+            metrics={"rows": ObservedMetrics.known({"rows": rows, "bytes": size}), **self._frames.told(table)},
             verify=self._unchanged(names, asked=True),
             partitions=self._partitions(backlog(self._watch.progress, bounds), {run.at for run in runs}),
             takes_all=takes_all,
