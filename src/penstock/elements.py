@@ -226,7 +226,7 @@ class Batch:
             (``{"rows": n, "bytes": n}``); ``"time:<step>"`` belongs to a ``with_watermark`` (``{"max": micros | None,
             "ahead": n, "missing": n}``, and ``"partitions": {name: max}`` where rows say which they are of);
             ``"bad:<step>"`` to a ``parse_json`` (``{"bad": n}``).
-        leases: released by the last consumer when it will not run the frame again.
+        ref_counts: released by the last consumer when it will not run the frame again.
         only_if: name of a measure and figure without which this side branch has no rows (``("bad:…", "bad")``).
         verify: raises if what a job over the batch has read may not be what its source planned; called after a job,
             before a snapshot can contain the batch.
@@ -239,7 +239,7 @@ class Batch:
     sequence: int
     rows: int | None = None
     metrics: Mapping[str, ObservedMetrics] = field(default_factory=dict)
-    leases: tuple[RefCount, ...] = ()
+    ref_counts: tuple[RefCount, ...] = ()
     only_if: tuple[str, str] | None = None
     verify: Callable[[], None] | None = None
     partitions: SourcePartitions | None = None
@@ -262,15 +262,15 @@ class Batch:
     def skip(self) -> None:
         """This holder will not run the batch, which has no rows: figures that nobody read are lost, waits end.
 
-        Leases stay the holder's business, see :meth:`release`.
+        Ref counts stay the holder's business, see :meth:`release`.
         """
         for measure in self.metrics.values():
             measure.lose()
 
     def release(self) -> None:
         """The holder will not run the frame again."""
-        for lease in self.leases:
-            lease.release()
+        for count in self.ref_counts:
+            count.release()
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -206,9 +206,10 @@ def test_a_job_of_its_own_where_the_results_cannot_do_it(spark, tmp_path, shape)
         shape, UPDATES
     )
     rig = rig_of(spark, tmp_path, emission=emission, late_read=shape == "late rows are read")
-    more = {"run by others too": {"firsts": (FirstRunGate(),)}, "joined": {"leases": (RefCount(lambda: None),)}}.get(
-        shape, {}
-    )
+    more = {
+        "run by others too": {"firsts": (FirstRunGate(),)},
+        "joined": {"ref_counts": (RefCount(lambda: None),)},
+    }.get(shape, {})
     with counted(spark) as cost:
         assert begin(rig, rows(1), **more) is None
     assert cost.jobs == 1

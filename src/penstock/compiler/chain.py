@@ -98,7 +98,7 @@ class StepChain:
         return self.apply(batch)
 
     def apply(self, batch: Batch) -> Batch:
-        """Rewrite a batch. Its leases then include the tables it joins."""
+        """Rewrite a batch. Its ref counts then include the tables it joins."""
         readings = self._take()
         whole = True in self._inputs and self._is_whole(batch)
         compiled = self._current(readings, whole=whole)
@@ -115,7 +115,7 @@ class StepChain:
             frame=frame,
             rows=batch.rows if self._keeps_rows() else None,
             metrics=measures,
-            leases=(*batch.leases, *_leases(readings)),
+            ref_counts=(*batch.ref_counts, *_leases(readings)),
             only_if=self._only_if() or batch.only_if,
             partitions=_told_apart(batch, compiled, compiled.pieces),
         )

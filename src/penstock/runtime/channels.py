@@ -109,7 +109,7 @@ class Rewrite(Protocol):
 
 
 class PersistBatch(Protocol):
-    """Persists a batch that several will run. The result's leases free it when each of ``readers`` released it."""
+    """Persists a batch that several will run. The result's ref counts free it when each of ``readers`` released it."""
 
     def __call__(self, batch: Batch, readers: int) -> Batch:
         """Persist; runs no job."""
@@ -194,4 +194,4 @@ class TaskOutput:
         runners = sum(not is_empty(replace(batch, only_if=each.only_if or batch.only_if)) for each in branches)
         if runners > 1:
             return self._keep(batch, len(branches))
-        return replace(batch, leases=(RefCount(batch.release, holders=len(branches)),))
+        return replace(batch, ref_counts=(RefCount(batch.release, holders=len(branches)),))

@@ -147,5 +147,5 @@ class SparkPools:
             batch.release()
 
         return replace(
-            batch, frame=frame, leases=(RefCount(free, holders=readers),), firsts=(*batch.firsts, FirstRunGate())
+            batch, frame=frame, ref_counts=(RefCount(free, holders=readers),), firsts=(*batch.firsts, FirstRunGate())
         )
