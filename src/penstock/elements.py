@@ -232,7 +232,7 @@ class Batch:
             before a snapshot can contain the batch.
         partitions: of the source that its rows come from, where that has some.
         reading: of the source that read the rows; ``None`` if a step made them.
-        firsts: of each branch point that kept the batch, the outermost first: who may run it before the others.
+        run_gates: of each branch point that kept the batch, the outermost first: who may run it before the others.
     """
 
     frame: object
@@ -244,7 +244,7 @@ class Batch:
     verify: Callable[[], None] | None = None
     partitions: SourcePartitions | None = None
     reading: SourceBatch | None = None
-    firsts: tuple[FirstRunGate, ...] = ()
+    run_gates: tuple[FirstRunGate, ...] = ()
 
     def settle(self) -> None:
         """A job over this batch has succeeded: read what it told, then see that it read what was planned.
@@ -256,7 +256,7 @@ class Batch:
             measure.settle()
         if self.verify is not None:
             self.verify()
-        for first in self.firsts:
+        for first in self.run_gates:
             first.done()
 
     def skip(self) -> None:

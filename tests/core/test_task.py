@@ -265,7 +265,7 @@ def kept(*values: object, bad: int = 2, first: FirstRunGate, only_if: bool = Fal
     """A branch of a kept batch; a side branch tells by its figure whether it has rows."""
     measures = {"bad:3": ObservedMetrics(lambda: {"bad": bad})}
     condition = ("bad:3", "bad") if only_if else None
-    return Batch(frame=list(values), sequence=1, metrics=measures, only_if=condition, firsts=(first,))
+    return Batch(frame=list(values), sequence=1, metrics=measures, only_if=condition, run_gates=(first,))
 
 
 def test_a_side_batch_waits_for_the_main_one_to_tell_whether_it_has_rows() -> None:

@@ -84,7 +84,7 @@ class CountOperator:
         self._world.may_break(EngineFailed, "an executor is lost")
         rows: Any = batch.frame
         due = [self._count(number, row) for number, row, _ in rows]
-        if self._shape.defers and due and not batch.firsts:
+        if self._shape.defers and due and not batch.run_gates:
             return self._defer(batch, due, emit)
         self._fresh += [(number, row) for number, row, _ in due]
         batch.settle()

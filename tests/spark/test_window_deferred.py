@@ -207,7 +207,7 @@ def test_a_job_of_its_own_where_the_results_cannot_do_it(spark, tmp_path, shape)
     )
     rig = rig_of(spark, tmp_path, emission=emission, late_read=shape == "late rows are read")
     more = {
-        "run by others too": {"firsts": (FirstRunGate(),)},
+        "run by others too": {"run_gates": (FirstRunGate(),)},
         "joined": {"ref_counts": (RefCount(lambda: None),)},
     }.get(shape, {})
     with counted(spark) as cost:

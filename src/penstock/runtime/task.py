@@ -201,23 +201,23 @@ class BatchGate:
 
     def wait_for(self, source: int, head: Element, now: MonotonicTime) -> MonotonicTime | None:
         """``None`` if the head of input ``source`` may be taken now; else when to ask again without being woken."""
-        if not self._runs or not isinstance(head, Batch) or not head.firsts:
+        if not self._runs or not isinstance(head, Batch) or not head.run_gates:
             return None
         due = self._patience(source, head, now)
         if due is not None:
             return due
-        if is_empty(head) or all(first.claim(self._task, self._wake) for first in head.firsts):
+        if is_empty(head) or all(first.claim(self._task, self._wake) for first in head.run_gates):
             self._held.pop(source, None)
             return None
         return UNTIL_WOKEN
 
     def _patience(self, source: int, head: Batch, now: MonotonicTime) -> MonotonicTime | None:
         """Until when a side branch waits for the main one, if it still does."""
-        if head.only_if is None or all(first.is_done for first in head.firsts):
+        if head.only_if is None or all(first.is_done for first in head.run_gates):
             return None
         if source not in self._held:
             self._held[source] = now
-            for first in head.firsts:
+            for first in head.run_gates:
                 first.when_done(self._wake)
         due = MonotonicTime(self._held[source] + SIDE_BRANCH_TIMEOUT)
         return due if due > now else None
