@@ -231,7 +231,7 @@ class Batch:
         verify: raises if what a job over the batch has read may not be what its source planned; called after a job,
             before a snapshot can contain the batch.
         partitions: of the source that its rows come from, where that has some.
-        reading: of the source that read the rows; ``None`` if a step made them.
+        source_batch: of the source that read the rows; ``None`` if a step made them.
         run_gates: of each branch point that kept the batch, the outermost first: who may run it before the others.
     """
 
@@ -243,7 +243,7 @@ class Batch:
     only_if: tuple[str, str] | None = None
     verify: Callable[[], None] | None = None
     partitions: SourcePartitions | None = None
-    reading: SourceBatch | None = None
+    source_batch: SourceBatch | None = None
     run_gates: tuple[FirstRunGate, ...] = ()
 
     def settle(self) -> None:

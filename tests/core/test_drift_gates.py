@@ -264,7 +264,7 @@ def test_rows_that_no_source_read_and_steps_outside_of_groups_are_not_followed()
     assert [bench.gates.follows(mark(id)) for id in (1, 2)] == [True, False]
     told = {"time:1": ObservedMetrics.known({"max": 7})}
     bench.gates.follow(Batch(frame=None, sequence=1, metrics=told), mark())
-    bench.gates.follow(Batch(frame=None, sequence=1, reading=SourceBatch("a", 1)), mark())
+    bench.gates.follow(Batch(frame=None, sequence=1, source_batch=SourceBatch("a", 1)), mark())
     assert bench.woken == []
     assert bench.gates.hold("a", MonotonicTime(0)) == NO_PAUSE
 
@@ -285,7 +285,9 @@ def test_rows_waiting_in_partitions_that_are_not_told_apart_are_no_silence() -> 
     for number, now, time in ((1, 0, 100), (2, 150, None)):
         bench.gates.sent("a", number, MonotonicTime(now))
         told = {"time:1": ObservedMetrics.known({"max": time})}
-        batch = Batch(frame=None, sequence=1, metrics=told, partitions=partitions, reading=SourceBatch("a", number))
+        batch = Batch(
+            frame=None, sequence=1, metrics=told, partitions=partitions, source_batch=SourceBatch("a", number)
+        )
         bench.gates.follow(batch, mark())
     assert bench.gates.hold("b", MonotonicTime(200)).by == "a"
     assert bench.gates.hold("b", MonotonicTime(250)) == NO_PAUSE

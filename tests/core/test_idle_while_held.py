@@ -136,7 +136,7 @@ def of(asked: int, **largest: int | None) -> Batch:
         sequence=1,
         metrics={"time:7": ObservedMetrics(lambda: told)},
         partitions=SourcePartitions(names=tuple(largest), column="p", source="t"),
-        reading=SourceBatch("t", 1, MonotonicTime(asked)),
+        source_batch=SourceBatch("t", 1, MonotonicTime(asked)),
     )
 
 

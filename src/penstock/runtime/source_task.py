@@ -441,7 +441,7 @@ class SourceTask:
             metrics=dict(rows.metrics),
             verify=rows.verify,
             partitions=replace(rows.partitions, source=self.id) if rows.partitions is not None else None,
-            reading=SourceBatch(self.id, self._sent, began),
+            source_batch=SourceBatch(self.id, self._sent, began),
         )
         self._output.emit(batch, ready=lambda: self._tell_read(rows, began, polled))
 

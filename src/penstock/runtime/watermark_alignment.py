@@ -361,7 +361,7 @@ class AlignmentCoordinator:
 
     def follow(self, batch: Batch, mark: WithWatermark) -> None:
         """A batch has just been given the measure of this step: what it tells counts as soon as it is there."""
-        measure, reading = batch.metrics.get(f"time:{mark.id}"), batch.reading
+        measure, reading = batch.metrics.get(f"time:{mark.id}"), batch.source_batch
         if measure is None or reading is None:
             return
         partitions = batch.partitions
