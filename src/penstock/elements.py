@@ -191,7 +191,7 @@ class RefCount:
         self._holders = holders
         self._lock = threading.Lock()
 
-    def share(self, more: int) -> None:
+    def retain(self, more: int) -> None:
         """``more`` others may run the frame too."""
         with self._lock:
             self._holders += more

@@ -324,7 +324,7 @@ def test_an_input_that_was_quiet_since_the_start_goes_idle_too() -> None:
 def test_the_last_holder_of_a_lease_frees() -> None:
     freed: list[int] = []
     lease = RefCount(lambda: freed.append(1), holders=2)
-    lease.share(1)
+    lease.retain(1)
     for expected in ([], [], [1]):
         lease.release()
         assert freed == expected
