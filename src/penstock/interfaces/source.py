@@ -228,7 +228,7 @@ class Backlog:
 class SupportsBacklog(Protocol):
     """A source that can be asked what waits for it, without a session and without changing anything anywhere."""
 
-    def waiting(self, resume: Position | None) -> Backlog:
+    def backlog(self, resume: Position | None) -> Backlog:
         """What a reader opened with this position would find.
 
         Raises:

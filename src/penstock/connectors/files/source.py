@@ -419,7 +419,7 @@ class Source:
         """
         return FilesReader(self, context, FilesPosition() if resume is None else decode(resume))
 
-    def waiting(self, resume: Position | None) -> Backlog:
+    def backlog(self, resume: Position | None) -> Backlog:
         """The files that are there and not yet read, and their bytes.
 
         Raises:

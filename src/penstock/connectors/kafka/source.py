@@ -207,7 +207,7 @@ class Source(KafkaConfig):
             log.info("source %s has no position: it starts at %s", context.uid, self.start)
         return KafkaReader(self, context, progress)
 
-    def waiting(self, resume: Position | None) -> Backlog:
+    def backlog(self, resume: Position | None) -> Backlog:
         """What a reader at this position would find; asks the brokers and commits nothing."""
         return backlog_of(self, resume)
 
