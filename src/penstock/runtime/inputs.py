@@ -98,7 +98,7 @@ class Input:
 
     def took(self, batch: Batch, now: MonotonicTime, wake: Callable[[], None]) -> None:
         """A batch was taken: its largest event times count as soon as its first job has told them."""
-        asked = batch.source_batch.at if batch.source_batch is not None else None
+        asked = batch.source_batch.polled_at if batch.source_batch is not None else None
         self.last_batch, self.asked, self.waited = now, now if asked is None else asked, 0
         if self.mark is not None and (measure := batch.metrics.get(f"time:{self.mark.id}")) is not None:
             self.unsettled.append(PendingTimes(measure, batch.partitions, self.asked))
