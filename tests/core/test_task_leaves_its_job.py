@@ -200,7 +200,7 @@ def test_rows_gather_while_a_batch_is_held_and_after_the_pause_they_come_out_tho
         topic,  # type: ignore[arg-type]
         output_to(chain.source),
         limits=ReadLimit,
-        pace=AdaptiveBatching(100),
+        schedule=AdaptiveBatching(100),
         shell=chain.shell,
         clock=chain.clock,
     )
