@@ -1,4 +1,4 @@
-"""Who may read on where event times are aligned: the slowest always, the others within their drift and one batch."""
+"""Watermark alignment: the slowest is never paused, the others stay within their drift and one batch."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from penstock.elements import Batch, Element, RefCount, is_empty
 from penstock.interfaces.operator import MAIN_PORT
@@ -99,14 +99,8 @@ def _ignore() -> None:
 
 Rewrite: TypeAlias = Callable[[Batch], Batch]
 """Chained stateless steps: the batch with another lazy frame and the metrics that it observes. Runs no job."""
-
-
-class PersistBatch(Protocol):
-    """Persists a batch that several consumers run."""
-
-    def __call__(self, batch: Batch, readers: int) -> Batch:
-        """The persisted batch, which is freed when ``readers`` consumers have released it. Runs no job."""
-        ...
+PersistBatch: TypeAlias = Callable[[Batch, int], Batch]
+"""Persists a batch for a number of consumers; it is freed when all of them have released it. Runs no job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
