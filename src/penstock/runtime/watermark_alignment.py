@@ -164,9 +164,9 @@ class WatermarkAlignment:
     always read on. Sources wait for one that has not reported yet until it is idle. They wait for a partition without
     an event time for :data:`BATCHES_WITHOUT_TIME` batches, if it has rows waiting. What is paused is not idle.
 
-    A partition within its limit may have several batches in flight, as long as they will not take it past the limit,
-    judging by its last batch; otherwise it is read one batch at a time. So it is ahead by at most its ``max_drift`` and
-    one batch, or the amount by which its batches have grown.
+    Far from its limit a partition may have several batches in flight. Once they could take it past the limit, judging
+    by its last batch, it is read one batch at a time. So it is ahead by at most its ``max_drift`` and one batch, or the
+    amount by which its batches have grown.
 
     >>> from penstock.graph.nodes import CallSite, WithWatermark
     >>> from penstock.graph.queries import AlignedStream

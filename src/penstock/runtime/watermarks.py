@@ -14,7 +14,7 @@ from penstock.clock import MAX_WATERMARK, MIN_WATERMARK, EventTime, MonotonicTim
 class BoundedOutOfOrderness:
     """Watermark of a partition, or of an edge without partitions: the largest event time seen, less the delay.
 
-    It never goes back. A row is late if it is strictly below the watermark, so with a delay of zero two rows with the
+    It never goes back. A row is late if it is strictly below the watermark: with a delay of zero, two rows with the
     same event time are both in time.
 
     >>> edge = BoundedOutOfOrderness(delay=5)
