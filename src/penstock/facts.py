@@ -215,8 +215,8 @@ class ReadingPaused:
 class PartitionLag:
     """How far reading is behind one partition's end: the most rows, and the age of the next one if known.
 
-    ``position`` is the next position to be read, ``end`` the first that does not exist yet. ``rate`` is the rows a second
-    that were read recently, ``name`` the partition's name in rows and in facts of watermarks. Each only if known.
+    ``position`` is the next position to be read, ``end`` the first that does not exist yet. ``rate`` is the number of
+    rows read per second recently, ``name`` the partition's name in rows and in facts of watermarks. Each only if known.
     """
 
     rows: int
