@@ -24,7 +24,7 @@ TIERS = ("long", "nightly")
 class Outward:
     """Tests that are run in an outer tier: those whose id, from `tests/` on, begins with `tests`.
 
-    `but` are the beginnings of ids among them that stay in `make test`; `kept_by` is where the claim is proved further in.
+    `but`: beginnings of ids among them that stay in `make test`. `kept_by`: where the claim is proved further in.
     """
 
     tests: str

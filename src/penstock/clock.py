@@ -1,4 +1,4 @@
-"""Kinds of time, Clock and SystemClock, lengths of time as text."""
+"""Kinds of time, clocks, and lengths of time as text."""
 
 from __future__ import annotations
 
@@ -8,8 +8,57 @@ from typing import Final, NewType, Protocol
 
 from penstock.errors import GraphError
 
-# ----------------------------------------------------------------------------------------------------
-# Reads lengths of time such as ``"1 minute"``; knows nothing of clocks, windows or what the length is for.
+# ---- kinds of time ---------------------------------------------------------------------------------------------------
+
+EventTime = NewType("EventTime", int)
+"""Microseconds since the epoch, as the data says."""
+WallTime = NewType("WallTime", int)
+"""Microseconds since the epoch, as the wall clock says. Data for people, never used to decide an order."""
+MonotonicTime = NewType("MonotonicTime", int)
+"""Microseconds of a clock that never goes back; its zero has no meaning. Durations and timers use it."""
+MIN_WATERMARK: Final = EventTime(-(2**63))
+"""The watermark before anything was seen."""
+MAX_WATERMARK: Final = EventTime(2**63 - 1)
+"""The watermark after the last row of a source that ended by itself."""
+
+
+# ---- clocks ----------------------------------------------------------------------------------------------------------
+# No other module reads the machine's time: it comes in events, or from a Clock that is passed in.
+
+MAX_WAIT: Final = 3_600.0
+"""Longest wait of a thread, in seconds; then it checks again, since an operating system's wait has a limit."""
+
+
+class Clock(Protocol):
+    """Monotonic time for durations, and wall time for people; the two never mix."""
+
+    def now(self) -> MonotonicTime:
+        """Microseconds of a clock that never goes back."""
+        ...
+
+    def wall(self) -> WallTime:
+        """Microseconds since the epoch."""
+        ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def now(self) -> MonotonicTime:
+        """Microseconds of the monotonic clock."""
+        return MonotonicTime(time.monotonic_ns() // 1_000)
+
+    def wall(self) -> WallTime:
+        """Microseconds since the epoch, by the wall clock."""
+        return WallTime(time.time_ns() // 1_000)
+
+
+def sleep(seconds: float) -> None:
+    """Sleep. For backoff on threads that have nothing else to do; never in tests, never on the deciding thread."""
+    time.sleep(seconds)
+
+
+# ---- lengths of time such as "1 minute" ------------------------------------------------------------------------------
 
 _UNITS: Final = {
     "microsecond": 1,
@@ -29,7 +78,7 @@ _UNITS: Final = {
 _PLURAL: Final = frozenset({"microsecond", "millisecond", "second", "minute", "hour", "day", "week"})
 _SHAPE: Final = re.compile(r"\s*(-?\d+)\s*([a-z]+)\s*")
 _LONGEST: Final = 1000 * 366 * 86_400_000_000
-"""A thousand years: what is longer is a mistake, and would leave the range of timestamps."""
+"""A thousand years, in microseconds: anything longer is a mistake, and would leave the range of timestamps."""
 
 
 def parse_duration(what: str, text: object, *, least: int = 0) -> int:
@@ -87,54 +136,3 @@ def _unit(word: str) -> int | None:
         return _UNITS[word]
     singular = word.removesuffix("s")
     return _UNITS[singular] if singular in _PLURAL else None
-
-
-# ----------------------------------------------------------------------------------------------------
-# Names and numbers with one meaning each, validated where they enter; knows nothing of what they name.
-
-EventTime = NewType("EventTime", int)
-"""Microseconds since the epoch, as the data says."""
-WallTime = NewType("WallTime", int)
-"""Microseconds since the epoch, as the wall clock says. Data for people, never used to decide an order."""
-MonotonicTime = NewType("MonotonicTime", int)
-"""Microseconds of a clock that never goes back; its zero means nothing. Durations and timers use it."""
-MIN_WATERMARK: Final = EventTime(-(2**63))
-"""The watermark before anything was seen."""
-MAX_WATERMARK: Final = EventTime(2**63 - 1)
-"""The watermark after the last row of a source that ended by itself."""
-
-
-# ----------------------------------------------------------------------------------------------------
-# The only readers of time. Everything else gets time in events or asks a :class:`Clock` handed to it.
-
-MAX_WAIT: Final = 3_600.0
-"""Seconds after which a thread looks again whatever it was told: an operating system's wait has a limit."""
-
-
-class Clock(Protocol):
-    """Two readings that never mix: one for durations, one for people."""
-
-    def now(self) -> MonotonicTime:
-        """Microseconds of a clock that never goes back."""
-        ...
-
-    def wall(self) -> WallTime:
-        """Microseconds since the epoch."""
-        ...
-
-
-class SystemClock:
-    """The machine's clocks."""
-
-    def now(self) -> MonotonicTime:
-        """Microseconds of the monotonic clock."""
-        return MonotonicTime(time.monotonic_ns() // 1_000)
-
-    def wall(self) -> WallTime:
-        """Microseconds since the epoch, by the wall clock."""
-        return WallTime(time.time_ns() // 1_000)
-
-
-def sleep(seconds: float) -> None:
-    """Sleep. For backoff on threads that have nothing else to do; never in tests, never on the deciding thread."""
-    time.sleep(seconds)

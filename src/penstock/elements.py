@@ -10,16 +10,16 @@ from enum import Enum
 from penstock.clock import EventTime, MonotonicTime
 from penstock.handles import CheckpointId
 
-# ----------------------------------------------------------------------------------------------------
-# Lets one consumer of a kept batch run it alone first: only then are its figures whole. Knows neither tasks nor Spark.
-#
-# Figures of a persisted frame arrive when the tasks that computed its partitions end. A consumer that finds partitions
-# in the cache, computed by another's job that still runs, would read figures that lack them, and take zero for an
-# answer.
+# ---- which consumer of a persisted batch runs first ------------------------------------------------------------------
 
 
 class FirstRunGate:
-    """Who runs first. Nothing here blocks: whoever may not go yet is called back."""
+    """Lets one consumer of a persisted batch run it alone first, so that its metrics are complete.
+
+    The metrics of a persisted frame arrive when the tasks that computed its partitions end. A consumer that finds
+    cached partitions of another consumer's unfinished job would read metrics that lack them. Nothing here blocks: a
+    consumer that has to wait is called back.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -32,11 +32,11 @@ class FirstRunGate:
         """Whether a job over the batch has succeeded."""
         return self._done
 
-    def claim(self, who: str, when_done: Callable[[], None]) -> bool:
-        """Whether ``who`` may run the batch now; if not, ``when_done`` is called once it may ask again."""
+    def claim(self, consumer: str, when_done: Callable[[], None]) -> bool:
+        """Whether ``consumer`` may run the batch now; if not, ``when_done`` is called once it may ask again."""
         with self._lock:
-            if self._done or self._runner in {None, who}:
-                self._runner = self._runner or who
+            if self._done or self._runner in {None, consumer}:
+                self._runner = self._runner or consumer
                 return True
             self._waiting.append(when_done)
             return False
@@ -50,7 +50,7 @@ class FirstRunGate:
         callback()
 
     def done(self) -> None:
-        """The first job over the batch has succeeded: the others may go. Later calls do nothing."""
+        """Note that the first job over the batch has succeeded, and call back the others. Later calls do nothing."""
         with self._lock:
             self._done = True
             waiting, self._waiting = self._waiting, []
@@ -58,18 +58,17 @@ class FirstRunGate:
             callback()
 
 
-# ----------------------------------------------------------------------------------------------------
-# The partitions of a source that a batch may have rows of; knows nothing of any connector, nor of Spark.
+# ---- partitions of a source ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourcePartitions:
-    """What brings rows independently of each other: partitions of a topic, shards of a stream.
+    """The partitions that a batch may have rows of: partitions of a topic, shards of a stream.
 
     Attributes:
-        names: all that are live, whether or not the batch has rows of them. A name is the column's value as text.
-        behind: those that have more rows to read by now than the batch takes: they are not idle.
-        column: which column of the rows has the name; ``None`` if none has it, or a step changed or dropped it.
+        names: all live partitions, with or without rows in the batch. A name is the column's value as text.
+        behind: partitions that have more rows to read than the batch takes: they are not idle.
+        column: the column of the rows that has the name; ``None`` if there is none, or a step changed or dropped it.
         source: the source's uid.
 
     >>> SourcePartitions(names=("0", "1"), column="partition", source="orders").qualified("1")
@@ -82,49 +81,46 @@ class SourcePartitions:
     source: str = ""
 
     def qualified(self, name: str) -> str:
-        """A partition's name among those of all sources; the source's own for rows that say no partition."""
+        """The partition's name with its source's; the source's own name where ``name`` is empty."""
         return f"{self.source}/{name}" if name else self.source
 
     def by_column(self) -> str | None:
-        """The column to tell rows apart by; ``None`` if there is nothing to tell apart, or nothing to do it by."""
+        """The column that separates rows by partition; ``None`` with one partition, or without such a column."""
         return self.column if len(self.names) > 1 else None
 
     def without_column(self) -> SourcePartitions:
-        """The same, but rows no longer say which they are of."""
+        """These partitions, for rows that no longer say which one they are of."""
         return replace(self, column=None)
 
 
 def max_event_times(figures: Mapping[str, object], partitions: SourcePartitions | None) -> dict[str, int | None]:
-    """What a measure ``time:<step>`` says: of each partition the largest event time, ``None`` if it had none.
+    """Each partition's largest event time in the metric ``time:<step>``; ``None`` for a partition without any.
 
-    Where rows do not say which of several they are of, or there are none, all are one, and its name is empty.
+    Rows that do not say which of several partitions they are of count as one partition, whose name is empty.
 
     >>> max_event_times({"max": 7}, SourcePartitions(names=("0", "1")))
     {'': 7}
     """
-    told, largest = figures.get("partitions"), figures.get("max")
-    if partitions is not None and isinstance(told, Mapping):
-        return {name: time if isinstance(time, int) else None for name, time in told.items()}
+    by_partition, largest = figures.get("partitions"), figures.get("max")
+    if partitions is not None and isinstance(by_partition, Mapping):
+        return {name: time if isinstance(time, int) else None for name, time in by_partition.items()}
     name = partitions.names[0] if partitions is not None and len(partitions.names) == 1 else ""
     return {name: largest if isinstance(largest, int) else None}
 
 
-# ----------------------------------------------------------------------------------------------------
-# A batch of rows on its way: a lazy frame, what its first job will tell, and who may still run it.
-#
-# Knows nothing of Spark: the frame is opaque here, and only the Spark edge looks into it.
+# ---- batches ---------------------------------------------------------------------------------------------------------
 
 
 class ObservedMetrics:
-    """What the first job over a batch tells about it: set once, read without waiting.
+    """Figures that the first job over a batch observes: set once, read without waiting.
 
-    The one who ran a job over the batch calls :meth:`settle` after the job's success, never before: an observation
-    read earlier can wait for ever, and one read after a failure reports zero. A measure whose job never brings it
-    (the optimiser removed the branch) settles as lost: ``value`` stays ``None``.
+    The task that ran the job calls :meth:`settle` after it has succeeded, never before: an observation read earlier
+    can wait for ever, and one read after a failure reports zero. Metrics that no job brings (the optimiser removed the
+    branch) settle as lost: ``value`` stays ``None``.
     """
 
     def __init__(self, read: Callable[[], Mapping[str, object] | None]) -> None:
-        self._bring = read
+        self._read = read
         self._lock = threading.Lock()
         self._waiting: list[Callable[[], None]] = []
         self._settled = False
@@ -132,14 +128,14 @@ class ObservedMetrics:
 
     @classmethod
     def known(cls, value: Mapping[str, object]) -> ObservedMetrics:
-        """A measure that the reader brought along with the rows."""
-        measure = cls(lambda: value)
-        measure.settle()
-        return measure
+        """Metrics that are settled already, such as those that a reader brings along with the rows."""
+        metrics = cls(lambda: value)
+        metrics.settle()
+        return metrics
 
     @property
     def settled(self) -> bool:
-        """Whether asking again can bring nothing new."""
+        """Whether the value is final."""
         return self._settled
 
     @property
@@ -148,20 +144,20 @@ class ObservedMetrics:
         return self._value
 
     def is_zero(self, figure: str) -> bool:
-        """Whether it has told that there is nothing of a figure."""
+        """Whether the figure is known to be zero."""
         return self._value is not None and self._value.get(figure) == 0
 
     def settle(self) -> None:
         """Read the figures; call it only after a job over the batch has succeeded. Later calls do nothing."""
-        self._settle(self._bring)
+        self._settle(self._read)
 
     def read(self) -> Mapping[str, object] | None:
-        """Settle, and say what it told."""
+        """Settle, and return the figures."""
         self.settle()
         return self._value
 
     def lose(self) -> None:
-        """Settle without reading: no job over the batch will tell. Does nothing if it is settled."""
+        """Settle without figures: no job over the batch will bring any. Does nothing if settled."""
         self._settle(lambda: None)
 
     def _settle(self, read: Callable[[], Mapping[str, object] | None]) -> None:
@@ -175,7 +171,7 @@ class ObservedMetrics:
             callback()
 
     def when_settled(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once figures are there; at once if they are."""
+        """Call ``callback`` once settled; at once if that is so already."""
         with self._lock:
             if not self._settled:
                 self._waiting.append(callback)
@@ -184,20 +180,20 @@ class ObservedMetrics:
 
 
 class RefCount:
-    """Counts who may still run a frame, and frees what lies under it (cached blocks) when nobody may."""
+    """Counts the holders that may still run a frame; when the last one releases it, its cached blocks are freed."""
 
     def __init__(self, free: Callable[[], None], *, holders: int = 1) -> None:
         self._free = free
         self._holders = holders
         self._lock = threading.Lock()
 
-    def share(self, more: int) -> None:
-        """``more`` others may run the frame too."""
+    def retain(self, more: int) -> None:
+        """Add ``more`` holders."""
         with self._lock:
             self._holders += more
 
     def release(self) -> None:
-        """One holder is done; the last one frees."""
+        """Drop one holder; the last one frees."""
         with self._lock:
             self._holders -= 1
             last = self._holders == 0
@@ -207,11 +203,11 @@ class RefCount:
 
 @dataclass(frozen=True, slots=True)
 class SourceBatch:
-    """Which source read rows, with which of its batches in this attempt (1, 2, …), and when it was asked for them."""
+    """The source that read the rows, the number of its batch in this attempt (from 1), and when it was polled."""
 
     source: str
     number: int
-    at: MonotonicTime | None = None
+    polled_at: MonotonicTime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,60 +217,65 @@ class Batch:
     Attributes:
         frame: a lazy Spark DataFrame; running it again gives the same rows.
         sequence: rises by one for each batch of the task that made it.
-        rows: how many, if the maker knows; ``0`` is never sent.
-        measures: by name, what the first job over it will tell. ``"rows"`` counts the rows as read
+        rows: number of rows, if known; ``0`` is never sent.
+        metrics: by name, what the first job over the batch observes. ``"rows"`` counts the rows as read
             (``{"rows": n, "bytes": n}``); ``"time:<step>"`` belongs to a ``with_watermark`` (``{"max": micros | None,
-            "ahead": n, "missing": n}``, and ``"partitions": {name: max}`` where rows say which they are of);
+            "ahead": n, "missing": n}``, and ``"partitions": {name: max}`` where rows say which partition they are of);
             ``"bad:<step>"`` to a ``parse_json`` (``{"bad": n}``).
-        leases: released by the last consumer when it will not run the frame again.
-        only_if: name of a measure and figure without which this side branch has no rows (``("bad:…", "bad")``).
-        verify: raises if what a job over the batch has read may not be what its source planned; called after a job,
-            before a snapshot can contain the batch.
-        partitions: of the source that its rows come from, where that has some.
-        reading: of the source that read the rows; ``None`` if a step made them.
-        firsts: of each branch point that kept the batch, the outermost first: who may run it before the others.
+        ref_counts: each consumer releases them once it will not run the frame again.
+        only_if: a metric and its figure: if that is zero, this side branch has no rows (``("bad:…", "bad")``).
+        verify: raises if what a job has read may differ from what the source planned; called after each job, before a
+            snapshot can contain the batch.
+        partitions: the partitions of the source that the rows come from, if it has any.
+        source_batch: the source's batch that the rows were read with; ``None`` if a step made them.
+        run_gates: one for each branch point that persisted the batch, the outermost first.
     """
 
     frame: object
     sequence: int
     rows: int | None = None
-    measures: Mapping[str, ObservedMetrics] = field(default_factory=dict)
-    leases: tuple[RefCount, ...] = ()
+    metrics: Mapping[str, ObservedMetrics] = field(default_factory=dict)
+    ref_counts: tuple[RefCount, ...] = ()
     only_if: tuple[str, str] | None = None
     verify: Callable[[], None] | None = None
     partitions: SourcePartitions | None = None
-    reading: SourceBatch | None = None
-    firsts: tuple[FirstRunGate, ...] = ()
+    source_batch: SourceBatch | None = None
+    run_gates: tuple[FirstRunGate, ...] = ()
 
     def settle(self) -> None:
-        """A job over this batch has succeeded: read what it told, then see that it read what was planned.
+        """Settle the metrics after a job over this batch has succeeded, and verify that it read what was planned.
 
         Raises:
             ConnectorError: it may have read something else; its output must not get into a checkpoint.
         """
-        for measure in self.measures.values():
-            measure.settle()
+        for metrics in self.metrics.values():
+            metrics.settle()
         if self.verify is not None:
             self.verify()
-        for first in self.firsts:
-            first.done()
+        for gate in self.run_gates:
+            gate.done()
 
     def skip(self) -> None:
-        """This holder will not run the batch, which has no rows: figures that nobody read are lost, waits end.
-
-        Leases stay the holder's business, see :meth:`release`.
-        """
-        for measure in self.measures.values():
-            measure.lose()
+        """Settle the metrics without a job, for a batch that has no rows; :meth:`release` is called separately."""
+        for metrics in self.metrics.values():
+            metrics.lose()
 
     def release(self) -> None:
-        """The holder will not run the frame again."""
-        for lease in self.leases:
-            lease.release()
+        """Release the ref counts: this holder will not run the frame again."""
+        for count in self.ref_counts:
+            count.release()
 
 
-# ----------------------------------------------------------------------------------------------------
-# Control elements: plain frozen values that travel between batches, in order with them.
+def is_empty(batch: Batch) -> bool:
+    """Whether the batch is a side branch that is known to have no rows."""
+    if batch.only_if is None:
+        return False
+    name, figure = batch.only_if
+    metrics = batch.metrics.get(name)
+    return metrics is not None and metrics.is_zero(figure)
+
+
+# ---- control elements, which travel between batches in order with them -----------------------------------------------
 
 
 class CheckpointKind(str, Enum):
@@ -284,9 +285,9 @@ class CheckpointKind(str, Enum):
     SAVEPOINT = "savepoint"
     FINAL = "final"
     IMPORT = "import"
-    """Brought from an exported folder: no task ever took it."""
+    """Imported from an exported folder: no task took it."""
     WRITTEN = "written"
-    """By hand: one step's state was made of a table, all else was taken from another checkpoint."""
+    """Written by hand: one step's state was made from a table, the rest is that of another checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,7 +306,7 @@ class WatermarkStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyMarker:
-    """Sent by a source now and then, waits behind batches like a row, bypasses operators' logic, ends at sinks."""
+    """Measures latency: a source sends it at intervals, it queues like a row, bypasses operators, ends at sinks."""
 
     source: str
     sent: MonotonicTime
@@ -321,7 +322,7 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelBarrier:
-    """The checkpoint is aborted: whoever waits for its barrier waits no longer."""
+    """The checkpoint is aborted: tasks stop waiting for its barrier."""
 
     checkpoint: CheckpointId
 
@@ -331,20 +332,4 @@ class EndOfStream:
     """Nothing comes after it on this edge."""
 
 
-# ----------------------------------------------------------------------------------------------------
-# What flows along an edge: batches of rows, and the control elements between them.
-
 Element = Batch | Watermark | WatermarkStatus | LatencyMarker | Barrier | CancelBarrier | EndOfStream
-
-
-# ----------------------------------------------------------------------------------------------------
-# When a task may run a batch that others run too. Knows nothing of channels and operators.
-
-
-def is_empty(batch: Batch) -> bool:
-    """Whether the batch is a side branch that is known to have no rows."""
-    if batch.only_if is None:
-        return False
-    name, figure = batch.only_if
-    measure = batch.measures.get(name)
-    return measure is not None and measure.is_zero(figure)

@@ -1,4 +1,4 @@
-"""The exception tree: whose fault, whether a retry helps; did_you_mean."""
+"""The exception tree: each error says whose fault it is and whether a retry can help. And did_you_mean."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from difflib import get_close_matches
 from enum import Enum
 from typing import ClassVar, NoReturn
 
-# ----------------------------------------------------------------------------------------------------
-# The whole exception tree: each error says whose fault it is and whether a retry can help.
-#
-# ::
+# ---- the exception tree ----------------------------------------------------------------------------------------------
 #
 #     PenstockError                      domain, retry, and the uid of the step if known
 #     ├── GraphError                     user: refused before anything runs
@@ -26,24 +23,24 @@ from typing import ClassVar, NoReturn
 #     │   ├── CheckpointAborted          external, retry: carries a reason of a closed list
 #     │   ├── CheckpointUnreadable       external: never skipped silently
 #     │   ├── LogGap                     external: a number is missing above the floor
-#     │   ├── CondemnedWhileRead         external, retry: a reader was overtaken by the clean-up; nothing was handed out
+#     │   ├── CondemnedWhileRead         external, retry: a reader was overtaken by the clean-up; nothing was returned
 #     │   ├── GenerationFenced           another driver owns this job: stop, do not restart
-#     │   ├── JobIsRunning               user: a living process owns the job; a start does not take it over unasked
-#     │   ├── RequestRefused             user: a running job does not do what it was asked; the message says why
-#     │   ├── RequestFailed              external: it tried and failed, or has not answered in time
+#     │   ├── JobIsRunning               user: a living process owns the job; a start takes it over only if asked to
+#     │   ├── RequestRefused             user: a running job refuses a request; the message says why
+#     │   ├── RequestFailed              external: a running job failed at a request, or did not answer in time
 #     │   ├── StateDirectoryRefused      user: the directory cannot hold this job's log
-#     │   ├── PlanOutdated               user: what a saved plan was made from is no longer so
+#     │   ├── PlanOutdated               user: what a saved plan was made from has changed
 #     │   ├── StorageFailed              external, retry: full, read-only, input/output error; nothing was lost
 #     │   ├── CommitFailed               external, retry
-#     │   ├── CommitUnknown              external: ask, then decide; never repeat blindly
+#     │   ├── CommitUnknown              external: ask the sink, then decide; never repeat blindly
 #     │   └── SinkIdentityConflict       user: the sink remembers another log
 #     ├── StateError
 #     │   ├── StateIncompatible          user: schema or uid changed
 #     │   └── LayerMissing               external
-#     ├── EngineFailed                   external, retry: a Spark job failed for reasons of its own
+#     ├── EngineFailed                   external, retry: a Spark job failed for a reason of its own
 #     ├── EngineDied                     external: the JVM is gone; the process must end, its parent restarts it
 #     ├── UserFunctionError              user: chained, with module and line
-#     ├── HarnessError                   user: a test asked penstock.testing for what cannot be
+#     ├── HarnessError                   user: a test asked penstock.testing for something impossible
 #     └── InternalError                  a broken invariant: please report
 
 
@@ -87,7 +84,7 @@ class GraphError(PenstockError):
 
 
 class DuplicateUid(GraphError):
-    """Two steps have one uid: state could not be addressed."""
+    """Two steps have the same uid, so that state could not be addressed."""
 
 
 class SchemaMismatch(GraphError):
@@ -101,7 +98,7 @@ class SettingsError(PenstockError):
 
 
 class UnknownName(PenstockError):
-    """A job, checkpoint, savepoint or step that is not there; the message has the nearest one."""
+    """There is no job, checkpoint, savepoint or step of that name; the message has the nearest one."""
 
     domain = Domain.USER
 
@@ -119,7 +116,7 @@ class SourceUnavailable(ConnectorError):
 
 
 class SourceChanged(ConnectorError):
-    """What was read, or planned to be read, is no longer what is there: reading on would lose or repeat rows."""
+    """The data that was read, or planned to be read, has changed: reading on would lose or repeat rows."""
 
     domain = Domain.USER
 
@@ -157,7 +154,7 @@ class LogGap(CheckpointError):
 
 
 class CondemnedWhileRead(CheckpointError):
-    """A checkpoint was condemned while its files were read: what was read may be a part, and is not handed out."""
+    """A checkpoint was condemned while its files were read: what was read may be incomplete, and is not returned."""
 
     retry = True
 
@@ -167,19 +164,19 @@ class GenerationFenced(CheckpointError):
 
 
 class JobIsRunning(CheckpointError):
-    """A living process owns the job: a start refuses unless it was told to take over."""
+    """A living process owns the job; a start takes it over only if asked to."""
 
     domain = Domain.USER
 
 
 class RequestRefused(CheckpointError):
-    """A job does not do what it was asked: it does not run, it is ending, or a name is taken."""
+    """A job refuses a request: it does not run, it is ending, or a name is taken."""
 
     domain = Domain.USER
 
 
 class RequestFailed(CheckpointError):
-    """A job failed at what it was asked, or has not answered in time; the message says which."""
+    """A job failed at a request, or did not answer in time; the message says which."""
 
 
 class StateDirectoryRefused(CheckpointError):
@@ -189,7 +186,7 @@ class StateDirectoryRefused(CheckpointError):
 
 
 class PlanOutdated(CheckpointError):
-    """The log, the code or the settings are not what a saved plan was made from; the message says what moved."""
+    """The log, the code or the settings have changed since a plan was saved; the message says which."""
 
     domain = Domain.USER
 
@@ -201,7 +198,7 @@ class StorageFailed(CheckpointError):
 
 
 class CommitFailed(CheckpointError):
-    """A sink said that a commit did not happen; it is tried again."""
+    """A sink reported that a commit did not happen; it is tried again."""
 
     retry = True
 
@@ -235,14 +232,14 @@ class LayerMissing(StateError):
 
 
 class EngineFailed(PenstockError):
-    """A Spark job failed for reasons of its own (a lost executor, memory); the job begins again from its checkpoint."""
+    """A Spark job failed for a reason of its own (lost executor, memory); the job restarts from its checkpoint."""
 
     domain = Domain.EXTERNAL
     retry = True
 
 
 class EngineDied(PenstockError):
-    """The JVM under Spark is gone. The process must end; whoever watches it starts another."""
+    """Spark's JVM is gone. The process must end; its supervisor starts another one."""
 
     domain = Domain.EXTERNAL
 
@@ -254,7 +251,7 @@ class UserFunctionError(PenstockError):
 
 
 class HarnessError(PenstockError):
-    """A test asked a harness for what cannot be: a uid that is not there, a step of a job that is dead."""
+    """A test asked a harness for something impossible: a uid that does not exist, a step of a job that is dead."""
 
     domain = Domain.USER
 
@@ -265,7 +262,7 @@ class InternalError(PenstockError):
 
 def assert_never(value: NoReturn) -> NoReturn:
     """Close a ``match``: the type checker proves that no case is left (``typing`` has it only since Python 3.11)."""
-    msg = f"a case nobody thought of: {value!r}"
+    msg = f"an unexpected case: {value!r}"
     raise InternalError(msg)
 
 

@@ -1,4 +1,4 @@
-"""What the runtime reports to listeners."""
+"""What the runtime reports to listeners: one fact a batch, never one a row. No code decides by them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from typing import Protocol, TypeAlias
 from penstock.clock import EventTime
 from penstock.handles import CheckpointId, Generation
 
-# ----------------------------------------------------------------------------------------------------
-# What becomes of a batch on its way: its times, its watermark, late rows. Knows nothing of checkpoints.
+# ---- batches and event time ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRead:
     """A source sent a batch.
 
-    ``poll_ms`` is what choosing what to read took, and reading it, where that is done in the driver; ``plan_ms`` what
-    building the frame of it and rewriting that took.
+    ``poll_ms`` is the time to plan the batch, and to read it if that is done in the driver; ``plan_ms`` is the time to
+    make its frame and to rewrite it.
     """
 
     task: str
@@ -30,7 +29,7 @@ class BatchRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDone:
-    """A step or sink is through with a batch. ``rows`` is what it wrote; ``figures`` what the batch's measures told."""
+    """A step or sink has finished a batch. ``rows`` is what it wrote; ``figures`` has the batch's observed metrics."""
 
     task: str
     sequence: int
@@ -49,7 +48,7 @@ class WatermarkAdvanced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatermarkHeld:
-    """Another one than before holds a task's event time back, which stands ``at`` now.
+    """Another partition, source or step than before holds a task's event time back, which is ``at`` now.
 
     ``by`` is a partition of a source (``orders/3``), or the source or step behind one of several inputs.
     """
@@ -61,7 +60,7 @@ class WatermarkHeld:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsLate:
-    """Rows of a source's partition (``orders/3``) came too late for a step; they are in its counter ``late`` too."""
+    """Rows of a source's partition (``orders/3``) were too late for a step; its counter ``late`` includes them."""
 
     task: str
     partition: str
@@ -70,9 +69,9 @@ class RowsLate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyMeasured:
-    """A marker that a source sent has arrived at a sink: how long what is queued between them takes to get through.
+    """A latency marker of a source has arrived at a sink: the time that queued data takes between them.
 
-    Markers pass operators by, so the time that rows wait in windows is not in it, nor their checkpoint's.
+    Markers bypass operators, so the time that rows wait in windows, or for their checkpoint, is not included.
     """
 
     source: str
@@ -89,16 +88,15 @@ class Counted:
     amount: int
 
 
-# ----------------------------------------------------------------------------------------------------
-# What becomes of a job: its start, its checkpoints, what it publishes, its end. Knows nothing of data.
+# ---- jobs and checkpoints --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restoring:
-    """A driver owns the job and prepares its start, which may take a while; told before each part of it.
+    """A driver owns the job and prepares its start, which may take a while; reported before each part of it.
 
-    ``publishing`` counts outputs that the log held open, ``copying`` bytes of an exported checkpoint, ``restoring``
-    bytes of state. ``task`` is the sink or the step whose turn it is, ``None`` for copying.
+    ``done`` and ``total`` count outputs that the log held open (``publishing``), bytes of an exported checkpoint
+    (``copying``) or bytes of state (``restoring``). ``task`` is the current sink or step, ``None`` for copying.
     """
 
     doing: str
@@ -111,9 +109,9 @@ class Restoring:
 class JobStarted:
     """A driver owns the job and its tasks run.
 
-    ``restored`` is the checkpoint it continues, ``None`` for an empty start; ``published`` counts the open outputs
-    that were committed before anything else. ``age_ms`` is how old that checkpoint is; ``new``, ``migrated`` and
-    ``dropped`` are the steps whose state is not simply taken over; ``imported`` is the folder it was brought from.
+    ``restored`` is the checkpoint it continues from, ``None`` for an empty start; ``published`` counts the open outputs
+    that were committed first. ``age_ms`` is the age of that checkpoint. ``new``, ``migrated`` and ``dropped`` are the
+    steps whose state is not restored unchanged. ``imported`` is the folder that the checkpoint was imported from.
     """
 
     job: str
@@ -130,10 +128,10 @@ class JobStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarrierPassed:
-    """A step or sink has named its state for a checkpoint and sent the barrier on; writing it goes on beside the data.
+    """A step or sink has taken its snapshot and forwarded the barrier; the snapshot is made durable in the background.
 
-    ``aligned_ms`` is the time from its first barrier to its last, in which inputs that were ahead waited; ``stall_ms``
-    that in which nothing went through, while state was named.
+    ``aligned_ms`` is the time from its first barrier to its last, during which inputs that were ahead waited.
+    ``stall_ms`` is the time that the snapshot took, during which no element was processed.
     """
 
     task: str
@@ -144,7 +142,7 @@ class BarrierPassed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCompleted:
-    """A manifest is in the log. Durations from the trigger on."""
+    """A manifest is in the log. The duration is counted from the trigger on."""
 
     checkpoint: CheckpointId
     kind: str
@@ -164,7 +162,7 @@ class CheckpointFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """A sink made the output of a checkpoint visible, found it so, or says why not yet."""
+    """A sink has published the output of a checkpoint, found it published, or says why it is not yet."""
 
     task: str
     checkpoint: CheckpointId
@@ -174,7 +172,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restarting:
-    """The job failed and begins again from its restore point after ``delay_ms``."""
+    """The job failed and restarts from its restore point after ``delay_ms``."""
 
     cause: str
     delay_ms: float
@@ -189,13 +187,12 @@ class JobEnded:
     cause: str | None = None
 
 
-# ----------------------------------------------------------------------------------------------------
-# What sources tell: rows read, partitions found and lost, how far they are behind. Knows nothing of steps.
+# ---- sources ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsRead:
-    """The first job over a batch has told how many rows its source read for it."""
+    """The first job over a batch has counted the rows that the source read for it."""
 
     task: str
     rows: int
@@ -203,10 +200,10 @@ class RowsRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadingPaused:
-    """Others than before of a source's partitions are too far ahead in event time (``max_drift``) and not read on.
+    """Other partitions of a source than before are paused: they are too far ahead in event time (``max_drift``).
 
-    ``paused`` names them (``orders/3``), or the source if its rows do not say which partition they are of; if it is
-    empty, everything is read again. ``by`` is the slowest, for whom they wait: a partition or a source.
+    ``paused`` names them (``orders/3``), or the source if its rows do not say their partition; if it is empty,
+    everything is read again. ``by`` is the slowest partition or source, which they wait for.
     """
 
     task: str
@@ -216,10 +213,10 @@ class ReadingPaused:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """How far reading is behind one partition's end: rows at most, and the age of the next one, if it can be told.
+    """How far reading is behind one partition's end: the most rows, and the age of the next one if known.
 
-    ``position`` is the next to be read, ``end`` the first that is not there yet, ``rate`` the rows a second that were
-    read of late; ``name`` is what rows call the partition where facts of watermarks name it. Each only if known.
+    ``position`` is the next position to be read, ``end`` the first that does not exist yet. ``rate`` is the number of
+    rows read per second recently, ``name`` the partition's name in rows and in facts of watermarks. Each only if known.
     """
 
     rows: int
@@ -232,10 +229,10 @@ class PartitionLag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceLag:
-    """How far a source is behind, in all and by partition (``orders-3``).
+    """How far a source is behind, in total and by partition (``orders-3``).
 
-    ``seconds`` is the greatest of the partitions', ``None`` as long as one of them is unknown. ``eta_seconds`` is when
-    nothing will be waiting at the pace of late; ``None`` if more comes than is read.
+    ``seconds`` is the maximum over the partitions, ``None`` while one of them is unknown. ``eta_seconds`` is the time
+    until no row is waiting, at the current rate; ``None`` if more rows arrive than are read.
     """
 
     task: str
@@ -247,7 +244,7 @@ class SourceLag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionsFound:
-    """A source reads partitions that it did not know before, from their first row on."""
+    """A source has found new partitions, which it reads from their first row on."""
 
     task: str
     partitions: tuple[str, ...]
@@ -255,7 +252,7 @@ class PartitionsFound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionStalled:
-    """A partition has rows waiting and gives none; ``action`` is what is done: ``warn``, ``reopen`` or ``fail``."""
+    """A partition has rows waiting but brings none; ``action`` is ``warn``, ``reopen`` or ``fail``."""
 
     task: str
     partition: str
@@ -267,9 +264,9 @@ class PartitionStalled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetsLost:
-    """A source goes on without rows that it can no longer read, as it was told to (``on_lost_offsets="continue"``).
+    """A source continues without rows that it can no longer read (``on_lost_offsets="continue"``).
 
-    They are those from offset ``first`` on that lie below ``end``, which is ``None`` where nobody can know it.
+    Those rows are from offset ``first`` on and below ``end``, which is ``None`` if it cannot be known.
     """
 
     task: str
@@ -281,7 +278,7 @@ class OffsetsLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetsCommitted:
-    """A source's offsets, by partition, were committed to its group for people to see; if not, ``error`` says why."""
+    """A source's offsets, by partition, were committed to its group for monitoring; if not, ``error`` says why."""
 
     task: str
     group: str
@@ -289,10 +286,7 @@ class OffsetsCommitted:
     error: str | None = None
 
 
-# ----------------------------------------------------------------------------------------------------
-# What the runtime reports to observers, as frozen values, and the listener that gets them.
-#
-# Facts are for people and metrics: nothing decides by them. One fact a batch, never one a row.
+# ---- facts and listeners ---------------------------------------------------------------------------------------------
 
 Fact: TypeAlias = (
     Restoring
@@ -321,8 +315,8 @@ Fact: TypeAlias = (
 
 
 class Listener(Protocol):
-    """Gets every fact, on the thread it arose on; must be quick and must not raise."""
+    """Gets every fact, on the thread that it occurred on. It must be quick and must not raise."""
 
     def __call__(self, fact: Fact) -> None:
-        """Take one in."""
+        """Take in a fact."""
         ...

@@ -1,6 +1,6 @@
-"""Named places where a test can crash, stop or break a process; knows nothing of what happens there.
+"""Named places where a test can crash, stop or break a process.
 
-A place costs two look-ups while nothing is armed. Arm it in code::
+A failpoint costs two look-ups while nothing is armed. Arm it in code::
 
     with failpoints.armed("checkpoint.manifest.written", "raise"):
         ...
@@ -31,7 +31,7 @@ from penstock.errors import InternalError, SettingsError
 FAILPOINTS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "checkpoint.manifest.before": "all tasks have acknowledged, nothing of the manifest is written",
-        "checkpoint.manifest.written": "the manifest is in the log, nobody has been told",
+        "checkpoint.manifest.written": "the manifest is in the log, no task has been notified",
         "gc.delete.after": "a condemned file is deleted",
         "gc.delete.before": "a file is condemned in the log and not yet deleted",
         "export.file.copied": "a file of a checkpoint is copied, the export is not yet one",
@@ -57,7 +57,7 @@ FAILPOINTS: Final[Mapping[str, str]] = MappingProxyType(
         "sink.commit.before": "a checkpoint is in the log, its output is not published",
         "sink.files.before_move": "a staged file is about to get its final name",
         "sink.files.moved": "one file of an epoch is published, others may not be",
-        "sink.published": "output is published, nobody has recorded it",
+        "sink.published": "output is published, that is not recorded",
         "sink.staged": "a batch is staged, in no checkpoint",
         "sink.prepared": "an epoch is durable and not yet acknowledged",
         "sink.voided": "a discarded committable can no longer be published",
@@ -69,11 +69,11 @@ FAILPOINTS: Final[Mapping[str, str]] = MappingProxyType(
         "state.part.loaded": "some of a step's restored rows are in memory, others may not be",
     }
 )
-"""Every place and what is true there. Hitting one that is not declared is an :class:`InternalError`."""
+"""Every failpoint and what is true there. Hitting one that is not declared is an :class:`InternalError`."""
 
 
 class FailpointCrash(BaseException):
-    """Raised by the action ``raise``; not an ``Exception``, so that nobody handles it on the way."""
+    """Raised by the action ``raise``; not an ``Exception``, so that no handler on the way catches it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class _Plan:
 
 
 class _Register:
-    """What is armed, and how often each armed or recorded place was hit."""
+    """The armed failpoints, and how often each failpoint was hit."""
 
     def __init__(self) -> None:
         self.plans: dict[str, _Plan] = {}
@@ -101,13 +101,13 @@ _active = False
 
 
 def failpoint(name: str) -> None:
-    """A place where a test may strike.
+    """Mark a place where a test may strike.
 
     Raises:
         InternalError: the name is not declared in :data:`FAILPOINTS`.
     """
     if name not in FAILPOINTS:
-        msg = f"failpoint {name!r} is not declared in penstock.failpoints.KNOWN"
+        msg = f"failpoint {name!r} is not declared in penstock.failpoints.FAILPOINTS"
         raise InternalError(msg)
     if _active:
         _hit(name)
@@ -126,10 +126,10 @@ def _hit(name: str) -> None:
 
 
 def arm(name: str, action: str, *, hit: int | None = None) -> None:
-    """Act at a place, at its ``hit``-th hit from now on or at each.
+    """Act at a failpoint, at its ``hit``-th hit from now on or at each.
 
     Raises:
-        SettingsError: no such place or action.
+        SettingsError: no such failpoint or action.
     """
     if name not in FAILPOINTS:
         near = get_close_matches(name, FAILPOINTS, n=1)
@@ -146,7 +146,7 @@ def arm(name: str, action: str, *, hit: int | None = None) -> None:
 
 
 def disarm(name: str | None = None) -> None:
-    """Do nothing any more at one place, or at all."""
+    """Disarm one failpoint, or all."""
     with _register.lock:
         if name is None:
             _register.plans.clear()
@@ -157,7 +157,7 @@ def disarm(name: str | None = None) -> None:
 
 @contextmanager
 def armed(name: str, action: str, *, hit: int | None = None) -> Iterator[None]:
-    """Arm a place for the length of a ``with`` block."""
+    """Arm a failpoint for the length of a ``with`` block."""
     arm(name, action, hit=hit)
     try:
         yield
@@ -166,7 +166,7 @@ def armed(name: str, action: str, *, hit: int | None = None) -> Iterator[None]:
 
 
 def reached() -> Mapping[str, int]:
-    """How often each place was hit so far, while anything was armed; for messages: only differences mean something."""
+    """How often each failpoint was hit while any was armed. For messages: only differences are meaningful."""
     with _register.lock:
         return dict(_register.hits)
 
@@ -179,10 +179,10 @@ def record_to(path: Path | None) -> None:
 
 
 def load(environment: Mapping[str, str]) -> None:
-    """Arm what the environment asks for; called once at import with the process's own.
+    """Arm the failpoints of the environment; called once at import with that of the process.
 
     Raises:
-        SettingsError: it cannot be understood.
+        SettingsError: a malformed value.
     """
     for text in filter(None, (part.strip() for part in environment.get("PENSTOCK_FAILPOINTS", "").split(";"))):
         name, equals, action = text.partition("=")
@@ -197,7 +197,7 @@ def load(environment: Mapping[str, str]) -> None:
 
 
 def _refresh() -> None:
-    global _active  # noqa: PLW0603 - one flag for the process, read at every place
+    global _active  # noqa: PLW0603 - one flag for the process, read at every failpoint
     _active = _register.is_active
 
 
@@ -227,7 +227,7 @@ def _raise_error(number: int, name: str) -> None:
 
 
 def _wait_until_gone(path: Path) -> None:
-    """Stop this thread until the file is gone; the file is the only clock."""
+    """Block this thread until the file is gone."""
     waiting = threading.Event()
     while path.exists():
         waiting.wait(0.01)

@@ -1,6 +1,6 @@
-"""Every option of a job with its default, in one frozen value. The only reader of the environment.
+"""Every option of a job with its default; the only reader of the environment.
 
-Options come, later over earlier, from the defaults below, ``PENSTOCK_<OPTION>`` in the environment, and arguments.
+Arguments override ``PENSTOCK_<OPTION>`` in the environment, which overrides the defaults.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ class Settings:
 
     Attributes:
         checkpoint_every: from one periodic checkpoint's trigger to the next.
-        checkpoint_timeout: a checkpoint that is not complete by then is aborted.
+        checkpoint_timeout: a checkpoint that is not complete after this time is aborted.
         min_pause: least time from a completed checkpoint to the next periodic one.
         tolerated_failures: checkpoints that may fail in a row before the job restarts.
         retained: complete checkpoints that stay restorable, the newest included.
         max_rows_per_batch: most rows a batch may hold, where the source can count them before reading.
         max_bytes_per_batch: most bytes a batch may hold.
-        channel_capacity: batches that wait on an edge before its sender pauses: with one, the next of a backlog is
-            planned while one runs; more only make rows wait longer. Where nothing else waits, a source reads on when
-            its last batch is through.
+        channel_capacity: batches that are queued on an edge before its sender pauses. With one, the next batch of a
+            backlog is planned while one runs; more only make rows wait longer. Without a backlog, a source reads on
+            when its last batch has been processed.
         stop_timeout: how long a stop waits for the last checkpoint and its output; then the job ends without them, and
-            the next start goes on from the last complete one. ``None`` waits for ever.
+            the next start continues from the last complete one. ``None`` waits for ever.
         restart: ``exponential``, ``fixed``, ``rate`` or ``none``.
         mode: ``exactly-once``, where inputs wait for each other's barriers, or ``at-least-once``, where none waits and
             rows may count twice after a restart.
-        rate_control: cap each batch at what, judged by those before it, is processed in a second, or in the interval of
-            its source's pace; ``max_rows_per_batch`` holds too, and alone caps the first ones.
+        rate_control: cap each batch at the rows that earlier batches processed in a second, or in the interval of the
+            source's pace; ``max_rows_per_batch`` holds too, and alone caps the first batches.
         latency_every: from one latency marker of a source to the next; ``None`` sends none.
     """
 
@@ -101,8 +101,8 @@ _SWITCHES: Final = {
 }
 
 
-def read_settings(given: Mapping[str, object], *, environment: Mapping[str, str] | None = None) -> Settings:
-    """Settings from the environment and from ``given``, which wins. Durations may be written as text.
+def read_settings(arguments: Mapping[str, object], *, environment: Mapping[str, str] | None = None) -> Settings:
+    """Settings from the environment and from ``arguments``, which override it. Durations may be written as text.
 
     Raises:
         SettingsError: an unknown option (with the nearest name), or an impossible value.
@@ -112,19 +112,19 @@ def read_settings(given: Mapping[str, object], *, environment: Mapping[str, str]
     """
     environment = os.environ if environment is None else environment
     known = {field.name for field in fields(Settings)}
-    for name in given:
+    for name in arguments:
         if name not in known:
             near = get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(known))}"
             msg = f"unknown setting {name!r}{hint}"
             raise SettingsError(msg)
     outside = {name: environment[PREFIX + name.upper()] for name in known if PREFIX + name.upper() in environment}
-    merged = {**outside, **{name: value for name, value in given.items() if value is not None}}
+    merged = {**outside, **{name: value for name, value in arguments.items() if value is not None}}
     return Settings(**{name: _value(name, value) for name, value in merged.items()})  # type: ignore[arg-type]
 
 
 def is_duration(name: str) -> bool:
-    """Whether this setting is a length of time: microseconds here, text outside.
+    """Whether a setting is a length of time, which is microseconds in :class:`Settings` and text outside.
 
     >>> is_duration("checkpoint_every"), is_duration("retained")
     (True, False)

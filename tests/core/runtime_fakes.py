@@ -36,7 +36,7 @@ class NotingShell:
     done: list[tuple[str, bool]] = field(default_factory=list)
     facts: list[Fact] = field(default_factory=list)
 
-    def capture(self, task: str, checkpoint: CheckpointId, work: Callable[[], TaskSnapshot]) -> None:
+    def snapshot(self, task: str, checkpoint: CheckpointId, work: Callable[[], TaskSnapshot]) -> None:
         self.snapshots.append((task, checkpoint, work()))
 
     def abandoned(self, task: str, checkpoint: CheckpointId) -> None:
@@ -99,7 +99,7 @@ class KeepingWork:
 def rows(*values: object, largest: int | None = None, mark: int = 7, **more: object) -> Batch:
     """A batch whose measure tells ``largest`` as its event time once it is settled."""
     measures = {} if largest is None else {f"time:{mark}": ObservedMetrics(lambda: {"max": largest})}
-    return Batch(frame=list(values), sequence=0, measures=measures, **more)  # type: ignore[arg-type]
+    return Batch(frame=list(values), sequence=0, metrics=measures, **more)  # type: ignore[arg-type]
 
 
 def marked(id: int = 7, *, delay: int = 0, idle_after: int | None = None) -> WithWatermark:

@@ -28,7 +28,7 @@ def test_losing_what_was_settled_changes_nothing():
 
 def test_a_skipped_batch_loses_what_nobody_read():
     known, unknown = ObservedMetrics.known({"rows": 0}), ObservedMetrics(never)
-    Batch(frame=None, sequence=1, measures={"rows": known, "time:t": unknown}, verify=never).skip()
+    Batch(frame=None, sequence=1, metrics={"rows": known, "time:t": unknown}, verify=never).skip()
     assert known.value == {"rows": 0}
     assert unknown.settled
     assert unknown.value is None
@@ -43,7 +43,7 @@ def test_a_batch_is_verified_after_its_measures_are_settled():
         msg = "changed"
         raise SourceChanged(msg)
 
-    batch = Batch(frame=None, sequence=1, measures={"rows": measure}, verify=verify)
+    batch = Batch(frame=None, sequence=1, metrics={"rows": measure}, verify=verify)
     with pytest.raises(SourceChanged):
         batch.settle()
     assert seen == ["measure", "verify"]

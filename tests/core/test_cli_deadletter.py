@@ -143,7 +143,7 @@ class Asked(NoSource):
     guarantee = Guarantee.EXACTLY_ONCE
     positions: ClassVar[list[Position | None]] = []
 
-    def waiting(self, resume: Position | None) -> Backlog:
+    def backlog(self, resume: Position | None) -> Backlog:
         self.positions.append(resume)
         return Backlog()
 

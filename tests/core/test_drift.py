@@ -1,4 +1,4 @@
-"""Who may read on where event times are aligned: the slowest always, the others within their drift and one batch."""
+"""Watermark alignment: the slowest is never paused, the others stay within their drift and one batch."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ class Bench:
     sent: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.drift = WatermarkAlignment(self.group, now=MonotonicTime(0))
+        self.alignment = WatermarkAlignment(self.group, now=MonotonicTime(0))
 
     def send(self, source: str) -> int:
         number = self.sent[source] = self.sent.get(source, 0) + 1
-        self.drift.sent(source, number, MonotonicTime(self.now))
+        self.alignment.sent(source, number, MonotonicTime(self.now))
         return number
 
     def read(self, source: str, behind: str = "", /, mark: int = 1, **times: int | None) -> None:
         """A batch is sent, run and told; ``all`` is the name of rows that do not say their partition."""
         named = {"" if name == "all" else name: time for name, time in times.items()}
-        self.drift.told(mark, source, self.send(source), named, behind=behind.split())
+        self.alignment.observed(mark, source, self.send(source), named, behind=behind.split())
 
     def hold(self, source: str, now: int | None = None) -> ReadPause:
         self.now = self.now if now is None else now
-        return self.drift.hold(source, MonotonicTime(self.now))
+        return self.alignment.pause(source, MonotonicTime(self.now))
 
     def held(self, source: str) -> str:
         """The partitions that are held, or ``all``, and for whom."""
@@ -145,7 +145,7 @@ def test_a_source_that_has_not_spoken_yet_is_waited_for() -> None:
     number = bench.send("b")
     assert bench.held("a") == "all for b"
     assert bench.held("b") == "all", "until its first batch is told it has no other on the way"
-    bench.drift.told(1, "b", number, {"": 90})
+    bench.alignment.observed(1, "b", number, {"": 90})
     assert (bench.held("a"), bench.held("b")) == ("", "")
 
 
@@ -155,13 +155,13 @@ def test_one_that_has_spoken_without_a_time_holds_nobody(silence: str) -> None:
     bench.read("a", all=100)
     match silence:
         case "nothing to read":
-            bench.drift.rested("b", idle=False)
+            bench.alignment.polled_nothing("b", idle=False)
         case "nothing told":
-            bench.drift.told(1, "b", bench.send("b"), None)
+            bench.alignment.observed(1, "b", bench.send("b"), None)
         case "no times":
             bench.read("b", all=None)
         case _:
-            bench.drift.left("b")
+            bench.alignment.source_done("b")
     assert bench.hold("a") == NO_PAUSE
 
 
@@ -179,7 +179,7 @@ def test_nothing_to_read_while_a_batch_is_on_its_way_is_not_its_first_word() -> 
     bench = two()
     bench.read("a", all=100)
     bench.send("b")
-    bench.drift.rested("b", idle=False)
+    bench.alignment.polled_nothing("b", idle=False)
     assert bench.held("a") == "all for b"
 
 
@@ -235,13 +235,13 @@ def test_a_poll_in_vain_makes_idle_what_was_not_held_if_the_reader_says_so() -> 
     bench = Bench((stream("a"),))
     bench.read("a", p=10, q=100)
     assert bench.held("a") == "q for a/p"
-    bench.drift.rested("a", idle=False)
+    bench.alignment.polled_nothing("a", idle=False)
     assert bench.held("a") == "q for a/p"
-    bench.drift.rested("a", idle=True)
+    bench.alignment.polled_nothing("a", idle=True)
     assert bench.held("a") == "", "p has no more in this run, or not for now"
     bench.read("a", p=11, q=None)
     assert bench.held("a") == "q for a/p"
-    bench.drift.rested("a", idle=False, ended=["p"])
+    bench.alignment.polled_nothing("a", idle=False, ended=["p"])
     assert bench.held("a") == ""
 
 
@@ -252,7 +252,7 @@ def test_who_nears_its_limit_reads_one_batch_at_a_time() -> None:
     number = bench.send("b")
     assert bench.held("b") == "all", "nobody knows yet how far a batch takes it"
     assert bench.hold("b").ahead == ()
-    bench.drift.told(1, "b", number, {"": 120})
+    bench.alignment.observed(1, "b", number, {"": 120})
     bench.send("b")
     bench.send("b")
     assert bench.held("b") == "", "120 and two of 20 is within 160"
@@ -284,22 +284,22 @@ def test_a_batch_that_comes_by_two_ways_counts_once_as_on_its_way_and_both_times
     bench = two()
     bench.read("b", all=100)
     number = bench.send("a")
-    bench.drift.told(1, "a", number, {"": 50})
-    bench.drift.told(1, "a", number, {"": 200})
+    bench.alignment.observed(1, "a", number, {"": 50})
+    bench.alignment.observed(1, "a", number, {"": 200})
     assert bench.held("a") == "all for b"
 
 
 def test_a_source_with_two_event_times_does_not_wait_for_itself() -> None:
     bench = Bench((stream("a", id=1), stream("a", id=2)))
     number = bench.send("a")
-    bench.drift.told(1, "a", number, {"": 1_000})
+    bench.alignment.observed(1, "a", number, {"": 1_000})
     assert bench.held("a") == "all", "one batch at a time until both were told"
-    bench.drift.told(2, "a", number, {"p": 5, "q": 100})
+    bench.alignment.observed(2, "a", number, {"p": 5, "q": 100})
     assert bench.held("a") == "q for a/p"
     bench = Bench((stream("a", id=1), stream("a", id=2), stream("b", id=3)))
     number = bench.send("a")
-    bench.drift.told(1, "a", number, {"p": 1_000})
-    bench.drift.told(2, "a", number, {"": 5})
+    bench.alignment.observed(1, "a", number, {"p": 1_000})
+    bench.alignment.observed(2, "a", number, {"": 5})
     bench.read("b", mark=3, all=100)
     assert (bench.held("a"), bench.held("b")) == ("", "all for a")
 
@@ -307,7 +307,7 @@ def test_a_source_with_two_event_times_does_not_wait_for_itself() -> None:
 def test_what_one_event_time_of_a_source_has_not_told_yet_keeps_nobody_from_telling() -> None:
     bench = Bench((stream("a", id=1), stream("a", id=2), stream("b", id=3)))
     bench.read("b", mark=3, all=10)
-    bench.drift.told(1, "a", 1, {"": 1_000})
+    bench.alignment.observed(1, "a", 1, {"": 1_000})
     assert bench.held("a") == "", "its second has to come from somewhere"
     assert bench.held("b") == "all for a"
 
@@ -339,21 +339,21 @@ class World:
     told: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.drift = WatermarkAlignment(
+        self.alignment = WatermarkAlignment(
             (stream("".join(self.feeds), idle_after=self.idle_after),), now=MonotonicTime(0)
         )
 
     def poll(self, source: str) -> bool:
         """Whether it was read."""
-        hold = self.drift.hold(source, MonotonicTime(self.now))
+        hold = self.alignment.pause(source, MonotonicTime(self.now))
         if hold.everything:
             return False
         open = {name: feed for name, feed in self.feeds[source].items() if not hold.leaves_out(name)}
         if not any(feed.has_data for feed in open.values()):
             if any(feed.has_data for feed in self.feeds[source].values()):
-                self.drift.rested(source, idle=True)  # as in a run that ends at what is there
+                self.alignment.polled_nothing(source, idle=True)  # as in a run that ends at what is there
             else:
-                self.drift.left(source)
+                self.alignment.source_done(source)
                 self.told = {key: at for key, at in self.told.items() if key[0] != source}
             return False
         times: dict[str, int | None] = dict.fromkeys(self.feeds[source])
@@ -362,7 +362,7 @@ class World:
                 times[name] = feed.times[feed.at]
                 feed.at += 1
         number = self.numbers[source] = self.numbers.get(source, 0) + 1
-        self.drift.sent(source, number, MonotonicTime(self.now))
+        self.alignment.sent(source, number, MonotonicTime(self.now))
         self.on_the_way.append((source, number, times))
         return True
 
@@ -370,7 +370,7 @@ class World:
         """The oldest batch on its way is told."""
         source, number, times = self.on_the_way.pop(0)
         behind = [name for name, feed in self.feeds[source].items() if feed.has_data]
-        self.drift.told(1, source, number, times, behind=behind)
+        self.alignment.observed(1, source, number, times, behind=behind)
         for name, time in times.items():
             if time is not None:
                 self.told[source, name] = max(self.told.get((source, name), 0), time)

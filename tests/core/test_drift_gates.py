@@ -93,7 +93,7 @@ class Bench:
     ) -> None:
         self.clock, self.shell = Clock(), NotingShell()
         self.woken: list[str] = []
-        self.gates = AlignmentCoordinator(
+        self.alignment = AlignmentCoordinator(
             groups or [group(*scripts)], now=MonotonicTime(0), wake=self.woken.append, finite=finite
         )
         self.readers = {uid: Reader(script) for uid, script in scripts.items()}
@@ -103,19 +103,19 @@ class Bench:
     def _task(self, uid: str, pace: PollSchedule | None) -> SourceTask:
         def rewrite(batch: Batch) -> Batch:
             figures: dict[str, object] = batch.frame  # type: ignore[assignment]
-            return replace(batch, measures={f"time:{id}": ObservedMetrics(lambda: figures) for id in (1, 2)})
+            return replace(batch, metrics={f"time:{id}": ObservedMetrics(lambda: figures) for id in (1, 2)})
 
         follow: Rewrite = rewrite
-        for step in filter(self.gates.follows, (mark(1), mark(2))):
-            follow = with_watermark_alignment(follow, step, self.gates)
+        for step in filter(self.alignment.follows, (mark(1), mark(2))):
+            follow = with_watermark_alignment(follow, step, self.alignment)
         path = OutputPath(rewrite=follow)
         return SourceTask(
             uid,
             self.readers[uid],  # type: ignore[arg-type]
             TaskOutput({"out": replace(path, channel=self.channels[uid])}, keep=lambda batch, readers: batch),
             limits=ReadLimit,
-            pace=pace,
-            gates=self.gates,
+            schedule=pace,
+            alignment=self.alignment,
             shell=self.shell,
             clock=self.clock,
         )
@@ -224,7 +224,7 @@ def test_nobody_is_named_while_all_that_is_awaited_is_what_a_first_job_will_tell
     bench = Bench(a=[times(100), times(110)])
     bench.step("a")
     assert bench.step("a") == StepResult()
-    assert bench.tasks["a"].doing == "waiting to be told of event time"
+    assert bench.tasks["a"].doing == "waiting for the first event times"
     assert bench.pauses == []
     bench.take("a")
     assert bench.woken == ["a"]
@@ -250,23 +250,23 @@ def test_a_source_of_two_groups_waits_for_both_and_others_for_none() -> None:
     bench = Bench(pair, other, a=[times(100)], b=[times(500)], c=[times(200)], d=[times(900)])
     for uid in "abcd":
         bench.read(uid)
-    hold = bench.gates.hold("b", MonotonicTime(1))
+    hold = bench.alignment.pause("b", MonotonicTime(1))
     assert (hold.everything, hold.ahead, hold.by) == (True, ("b",), "a")
-    assert bench.gates.hold("d", MonotonicTime(1)) == NO_PAUSE
-    bench.gates.left("a")
-    assert bench.gates.hold("b", MonotonicTime(1)).by == "c"
-    bench.gates.left("c")
-    assert bench.gates.hold("b", MonotonicTime(1)) == NO_PAUSE
+    assert bench.alignment.pause("d", MonotonicTime(1)) == NO_PAUSE
+    bench.alignment.source_done("a")
+    assert bench.alignment.pause("b", MonotonicTime(1)).by == "c"
+    bench.alignment.source_done("c")
+    assert bench.alignment.pause("b", MonotonicTime(1)) == NO_PAUSE
 
 
 def test_rows_that_no_source_read_and_steps_outside_of_groups_are_not_followed() -> None:
     bench = Bench(a=[], b=[])
-    assert [bench.gates.follows(mark(id)) for id in (1, 2)] == [True, False]
+    assert [bench.alignment.follows(mark(id)) for id in (1, 2)] == [True, False]
     told = {"time:1": ObservedMetrics.known({"max": 7})}
-    bench.gates.follow(Batch(frame=None, sequence=1, measures=told), mark())
-    bench.gates.follow(Batch(frame=None, sequence=1, reading=SourceBatch("a", 1)), mark())
+    bench.alignment.follow(Batch(frame=None, sequence=1, metrics=told), mark())
+    bench.alignment.follow(Batch(frame=None, sequence=1, source_batch=SourceBatch("a", 1)), mark())
     assert bench.woken == []
-    assert bench.gates.hold("a", MonotonicTime(0)) == NO_PAUSE
+    assert bench.alignment.pause("a", MonotonicTime(0)) == NO_PAUSE
 
 
 def test_a_batch_that_nobody_runs_tells_nothing_and_lets_its_source_go_on() -> None:
@@ -283,12 +283,14 @@ def test_rows_waiting_in_partitions_that_are_not_told_apart_are_no_silence() -> 
     bench.read("b")
     partitions = SourcePartitions(names=("p", "q"), behind=frozenset("p"), source="a")
     for number, now, time in ((1, 0, 100), (2, 150, None)):
-        bench.gates.sent("a", number, MonotonicTime(now))
+        bench.alignment.sent("a", number, MonotonicTime(now))
         told = {"time:1": ObservedMetrics.known({"max": time})}
-        batch = Batch(frame=None, sequence=1, measures=told, partitions=partitions, reading=SourceBatch("a", number))
-        bench.gates.follow(batch, mark())
-    assert bench.gates.hold("b", MonotonicTime(200)).by == "a"
-    assert bench.gates.hold("b", MonotonicTime(250)) == NO_PAUSE
+        batch = Batch(
+            frame=None, sequence=1, metrics=told, partitions=partitions, source_batch=SourceBatch("a", number)
+        )
+        bench.alignment.follow(batch, mark())
+    assert bench.alignment.pause("b", MonotonicTime(200)).by == "a"
+    assert bench.alignment.pause("b", MonotonicTime(250)) == NO_PAUSE
 
 
 # ---------------------------------------------------------------------------------------------------------- downstream
@@ -302,8 +304,8 @@ def test_a_stream_whose_source_was_told_to_pause_is_not_called_idle() -> None:
         [Channel(), Channel()],
         [mark(idle_after=100), mark(idle_after=100)],
         upstream=[
-            UpstreamInfo(name="a", stood=lambda now: bench.gates.stood({"a"}, now)),
-            UpstreamInfo(name="b", stood=lambda now: bench.gates.stood({"b"}, now)),
+            UpstreamInfo(name="a", paused_until=lambda now: bench.alignment.paused_until({"a"}, now)),
+            UpstreamInfo(name="b", paused_until=lambda now: bench.alignment.paused_until({"b"}, now)),
         ],
         wake=lambda: None,
     )
@@ -320,7 +322,7 @@ def test_a_stream_whose_source_was_told_to_pause_is_not_called_idle() -> None:
 
 
 def test_a_stream_without_event_time_is_not_disturbed_by_pauses_before_it() -> None:
-    upstream = UpstreamInfo(stood=lambda now: {"a": now})
+    upstream = UpstreamInfo(paused_until=lambda now: {"a": now})
     inputs = Inputs([Channel()], [None], upstream=[upstream], wake=lambda: None)
     assert inputs.check_idle(MonotonicTime(500)) is None
     assert inputs.valve.idle == set()
@@ -329,14 +331,17 @@ def test_a_stream_without_event_time_is_not_disturbed_by_pauses_before_it() -> N
 def test_a_partition_that_was_told_to_pause_is_not_called_idle_by_the_batches_of_others() -> None:
     held = {"t/p": MonotonicTime(180)}
     inputs = Inputs(
-        [Channel()], [mark(idle_after=100)], upstream=[UpstreamInfo(name="t", stood=lambda _: held)], wake=lambda: None
+        [Channel()],
+        [mark(idle_after=100)],
+        upstream=[UpstreamInfo(name="t", paused_until=lambda _: held)],
+        wake=lambda: None,
     )
 
     def took(now: int, **each: int | None) -> EventTime:
         partitions = SourcePartitions(names=tuple(each), column="p", source="t")
         figures = {"time:1": ObservedMetrics.known({"max": None, "partitions": each})}
-        batch = Batch(frame=None, sequence=1, measures=figures, partitions=partitions)
-        inputs[0].took(batch, MonotonicTime(now), lambda: None)
+        batch = Batch(frame=None, sequence=1, metrics=figures, partitions=partitions)
+        inputs[0].received(batch, MonotonicTime(now), lambda: None)
         return inputs.advance()
 
     inputs.check_idle(MonotonicTime(0))

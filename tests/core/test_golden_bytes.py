@@ -1,6 +1,6 @@
 """Files of logs, requests and replays that older code wrote are read, and written again byte for byte.
 
-`tests/golden/bytes.json` has documents of each form, recorded from core tests, simulated stories and the golden windows.
+`tests/golden/bytes.json` has documents of each form, recorded from core tests, simulated stories and golden windows.
 It is never written again.
 """
 

@@ -50,7 +50,7 @@ class Bench:
     def sink_is_through(self) -> None:
         """It has worked off all there is."""
         self.sink_takes()
-        self.sink.through()
+        self.sink.acknowledge()
 
     @property
     def idle(self) -> set[int]:
@@ -134,9 +134,9 @@ def of(asked: int, **largest: int | None) -> Batch:
     return Batch(
         frame=[],
         sequence=1,
-        measures={"time:7": ObservedMetrics(lambda: told)},
+        metrics={"time:7": ObservedMetrics(lambda: told)},
         partitions=SourcePartitions(names=tuple(largest), column="p", source="t"),
-        reading=SourceBatch("t", 1, MonotonicTime(asked)),
+        source_batch=SourceBatch("t", 1, MonotonicTime(asked)),
     )
 
 

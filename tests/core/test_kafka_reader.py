@@ -93,7 +93,7 @@ def test_a_plan_tells_its_rows_and_bytes_and_the_partitions_that_have_more():
     bench = Bench(cluster_of(3, 2), read_in="driver", limits=ReadLimit(rows=4))
     plan = bench.poll()
     assert isinstance(plan, PlannedBatch)
-    assert plan.measures["rows"].value == {"rows": 4, "bytes": 4}
+    assert plan.metrics["rows"].value == {"rows": 4, "bytes": 4}
     assert (plan.partitions.names, plan.partitions.behind, plan.partitions.column) == (("0", "1"), {"1"}, "partition")
 
 
@@ -112,7 +112,7 @@ def test_a_plan_tells_whether_it_takes_all_that_waits(read_in):
 def test_ranges_of_executors_leave_rows_to_be_counted_and_tell_who_is_behind():
     plan = Bench(cluster_of(6, 2), read_in="executors", limits=ReadLimit(rows=4)).poll()
     assert plan.rows is None
-    assert "rows" not in plan.measures
+    assert "rows" not in plan.metrics
     assert plan.partitions.behind == {"0", "1"}
 
 

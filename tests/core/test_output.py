@@ -32,7 +32,7 @@ class Branches:
 
     def emit(self, **measures: ObservedMetrics) -> list[Batch]:
         named = {name.replace("_", ":"): measure for name, measure in measures.items()}
-        self._output.emit(Batch(frame="rows", sequence=1, measures=named, leases=(RefCount(self._free),)))
+        self._output.emit(Batch(frame="rows", sequence=1, metrics=named, ref_counts=(RefCount(self._free),)))
         taken = [channel.take() for channel in self.channels]
         assert all(isinstance(batch, Batch) for batch in taken)
         return [batch for batch in taken if isinstance(batch, Batch)]

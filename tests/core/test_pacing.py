@@ -18,7 +18,7 @@ def test_the_first_tick_is_strictly_in_the_future_and_a_multiple_of_the_interval
     metronome = FixedInterval(10)
     assert metronome.wait(at(now)) == first - now
     assert metronome.wait(at(first)) == 0
-    assert metronome.served(at(first)) == 0
+    assert metronome.polled(at(first)) == 0
     assert metronome.wait(at(first)) == 10
 
 
@@ -27,7 +27,7 @@ def test_the_first_tick_is_strictly_in_the_future_and_a_multiple_of_the_interval
 def test_after_a_restart_ticks_keep_their_phase(down: int) -> None:
     before = FixedInterval(10)
     before.wait(at(100))
-    before.served(at(110))
+    before.polled(at(110))
     ticks = {110 + before.wait(at(110))}
     after = FixedInterval(10)
     ticks.add(111 + down + after.wait(at(111 + down)))
@@ -39,42 +39,42 @@ def test_late_ticks_are_one_poll_and_the_rest_is_counted_not_made_up() -> None:
     metronome = FixedInterval(10)
     metronome.wait(at(95))
     assert metronome.wait(at(131)) == 0, "100 is due, 110 to 130 went by"
-    assert metronome.served(at(131)) == 3
+    assert metronome.polled(at(131)) == 3
     assert metronome.wait(at(131)) == 9, "no burst: the next poll is at 140"
-    assert metronome.served(at(140)) == 0
+    assert metronome.polled(at(140)) == 0
 
 
 def test_a_poll_that_takes_less_than_the_interval_misses_nothing() -> None:
     metronome = FixedInterval(10)
     metronome.wait(at(0))
-    assert [metronome.served(at(now)) for now in (10, 29, 30, 45)] == [0, 0, 0, 0]
+    assert [metronome.polled(at(now)) for now in (10, 29, 30, 45)] == [0, 0, 0, 0]
 
 
 def test_ticks_at_which_there_was_nothing_to_read_are_not_missed() -> None:
     metronome = FixedInterval(10)
     metronome.wait(at(5))
-    metronome.served(at(10))
-    metronome.rest(at(75))
+    metronome.polled(at(10))
+    metronome.skip_until(at(75))
     assert metronome.wait(at(75)) == 5
-    assert metronome.served(at(80)) == 0
-    metronome.rest(at(90))
+    assert metronome.polled(at(80)) == 0
+    metronome.skip_until(at(90))
     assert metronome.wait(at(90)) == 0, "a tick right when there is something again is used"
-    metronome.served(at(90))
-    metronome.rest(at(91))
+    metronome.polled(at(90))
+    metronome.skip_until(at(91))
     assert metronome.wait(at(91)) == 9
 
 
 def test_a_reader_that_wants_to_be_asked_at_once_waits_for_the_next_tick_all_the_same() -> None:
     metronome = FixedInterval(10)
     metronome.wait(at(5))
-    metronome.served(at(10))
-    metronome.rest(at(10))
+    metronome.polled(at(10))
+    metronome.skip_until(at(10))
     assert metronome.wait(at(11)) == 9
 
 
 def test_a_rest_before_the_first_question_aims_too() -> None:
     metronome = FixedInterval(10)
-    metronome.rest(at(25))
+    metronome.skip_until(at(25))
     assert metronome.wait(at(26)) == 4
 
 
@@ -82,13 +82,13 @@ def test_a_wall_clock_that_is_set_back_does_not_stop_the_source() -> None:
     metronome = FixedInterval(10)
     metronome.wait(at(1_000_000))
     assert metronome.wait(at(503)) == 7
-    assert FixedInterval(10).served(at(7)) == 0, "served before anybody asked"
+    assert FixedInterval(10).polled(at(7)) == 0, "served before anybody asked"
 
 
 def test_rows_gather_after_a_batch_that_took_all() -> None:
     linger = AdaptiveBatching(100)
     assert linger.wait(at(1_000)) == 0, "the first batch waits for nothing"
-    assert linger.served(at(1_000)) == 0
+    assert linger.polled(at(1_000)) == 0
     linger.sent(takes_all=True)
     assert [linger.wait(at(now)) for now in (1_001, 1_099, 1_100, 5_000)] == [99, 1, 0, 0]
 
@@ -98,7 +98,7 @@ def test_rows_gather_after_a_batch_that_took_all() -> None:
 )
 def test_a_batch_is_followed_by_a_pause_in_proportion_within_bounds(took: int, apart: int) -> None:
     linger = AdaptiveBatching(100)
-    linger.served(at(1_000))
+    linger.polled(at(1_000))
     linger.sent(takes_all=True)
     through = 1_000 + took
     assert through + linger.wait(at(through)) == 1_000 + apart
@@ -108,7 +108,7 @@ def test_a_batch_is_followed_by_a_pause_in_proportion_within_bounds(took: int, a
 def test_the_pause_is_by_how_long_batches_take_as_a_rule() -> None:
     linger, begun, apart = AdaptiveBatching(100), 1_000, []
     for took in (200, 200, 450, 200, 40, 200, 240, 300, 300, 300, 300):
-        linger.served(at(begun))
+        linger.polled(at(begun))
         linger.sent(takes_all=True)
         through = begun + took
         next = through + linger.wait(at(through))
@@ -120,33 +120,33 @@ def test_the_pause_is_by_how_long_batches_take_as_a_rule() -> None:
 @pytest.mark.parametrize("took", [0, 5, 10_000])
 def test_who_is_not_to_linger_never_does(took: int) -> None:
     linger = AdaptiveBatching(0)
-    linger.served(at(1_000))
+    linger.polled(at(1_000))
     linger.sent(takes_all=True)
     assert linger.wait(at(1_000 + took)) == 0
 
 
 def test_who_lags_behind_does_not_linger() -> None:
     linger = AdaptiveBatching(100)
-    linger.served(at(1_000))
+    linger.polled(at(1_000))
     linger.sent(takes_all=False)
     assert linger.wait(at(1_001)) == 0
 
 
 def test_polls_that_bring_nothing_do_not_hold_up_the_first_rows_after_them() -> None:
     linger = AdaptiveBatching(100)
-    linger.served(at(1_000))
+    linger.polled(at(1_000))
     linger.sent(takes_all=True)
-    linger.served(at(1_100))
-    linger.rest(at(1_150))
+    linger.polled(at(1_100))
+    linger.skip_until(at(1_150))
     assert linger.wait(at(1_101)) == 0
 
 
 def test_a_wall_clock_that_is_set_back_ends_the_wait() -> None:
     linger = AdaptiveBatching(100)
-    linger.served(at(1_000_000))
+    linger.polled(at(1_000_000))
     linger.sent(takes_all=True)
     assert linger.wait(at(5)) == 0
-    linger.served(at(1_000_000))
+    linger.polled(at(1_000_000))
     linger.sent(takes_all=True)
     assert linger.wait(at(1_000_020)) == 80
     assert linger.wait(at(999_800)) == 0, "that is more than it chose to wait"
@@ -157,7 +157,7 @@ def test_paces_by_name() -> None:
     assert str(ps.linger("20 ms")) == "when ready, lingering 20 milliseconds"
     pace = schedule_of(ps.when_ready)
     assert isinstance(pace, AdaptiveBatching)
-    pace.served(at(7))
+    pace.polled(at(7))
     pace.sent(takes_all=True)
     assert pace.wait(at(7)) == DEFAULT_LINGER
     with pytest.raises(ps.GraphError, match="linger 'soon' is not a length of time"):

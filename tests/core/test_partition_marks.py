@@ -50,7 +50,7 @@ def test_a_partition_that_never_brought_a_row_holds_the_edge_until_it_is_idle() 
     assert edge.holder == "b"
     assert edge.idle_at() == 101
     assert told(edge, 60, a=20, b=None) == MIN_WATERMARK
-    assert edge.look(MonotonicTime(101)) == 20
+    assert edge.mark_idle(MonotonicTime(101)) == 20
     assert edge.holder == "a"
     assert edge.idle_at() == 160
 
@@ -59,8 +59,8 @@ def test_one_with_rows_waiting_is_not_idle() -> None:
     edge = marks(idle_after=100)
     told(edge, 1, a=10, b=5)
     assert told(edge, 101, a=20, b=None, behind="b") == 5
-    assert edge.look(MonotonicTime(200)) == 5
-    assert edge.look(MonotonicTime(201)) == 20
+    assert edge.mark_idle(MonotonicTime(200)) == 5
+    assert edge.mark_idle(MonotonicTime(201)) == 20
 
 
 def test_one_that_returns_behind_does_not_pull_the_edge_back() -> None:
@@ -75,7 +75,7 @@ def test_one_that_returns_behind_does_not_pull_the_edge_back() -> None:
 def test_when_all_are_idle_the_edge_stands_as_far_as_they_came() -> None:
     edge = marks(idle_after=100)
     told(edge, 1, a=10, b=5)
-    assert edge.look(MonotonicTime(101)) == 10
+    assert edge.mark_idle(MonotonicTime(101)) == 10
     assert edge.holder is None
     assert edge.idle_at() is None
 
@@ -115,8 +115,8 @@ def test_no_source_of_several_is_passed_before_it_has_told_its_partitions() -> N
     edge = marks(at=40, idle_after=100)
     edge.expect(["t", "u"], MonotonicTime(0))
     told(edge, 1, a=100)
-    assert edge.look(MonotonicTime(99)) == 40
-    assert edge.look(MonotonicTime(100)) == 100, "u is idle"
+    assert edge.mark_idle(MonotonicTime(99)) == 40
+    assert edge.mark_idle(MonotonicTime(100)) == 100, "u is idle"
 
 
 def test_partitions_of_two_sources_are_kept_apart() -> None:
@@ -168,7 +168,7 @@ def mark(idle_after: int | None = None) -> WithWatermark:
 
 def batch(largest: int | None, topic: SourcePartitions | None = None, **figures: object) -> Batch:
     measure = ObservedMetrics.known({"max": largest, "ahead": 0, "missing": 0, **figures})
-    return Batch(frame=None, sequence=1, measures={"time:3": measure}, partitions=topic)
+    return Batch(frame=None, sequence=1, metrics={"time:3": measure}, partitions=topic)
 
 
 def topic(*names: str, column: str | None = "p", behind: str = "") -> SourcePartitions:
@@ -183,16 +183,16 @@ def inputs(idle_after: int | None = None, count: int = 1) -> Inputs:
 
 def took(of: Inputs, now: int, *batches: Batch, source: int = 0) -> int:
     for each in batches:
-        of[source].took(each, MonotonicTime(now), lambda: None)
+        of[source].received(each, MonotonicTime(now), lambda: None)
     return of.advance()
 
 
 def test_an_input_follows_its_partitions_and_says_which_holds() -> None:
     of = inputs()
     assert took(of, 1, batch(9, topic("0", "1"), partitions={"0": 9, "1": 4})) == 4
-    assert list(of.news("totals", EventTime(4))) == [WatermarkHeld(task="totals", by="orders/1", at=EventTime(4))]
+    assert list(of.new_facts("totals", EventTime(4))) == [WatermarkHeld(task="totals", by="orders/1", at=EventTime(4))]
     assert took(of, 2, batch(12, topic("0", "1"), partitions={"0": 12, "1": None})) == 4
-    assert list(of.news("totals", EventTime(4))) == []
+    assert list(of.new_facts("totals", EventTime(4))) == []
     frozen = of.frozen()
     assert frozen.settled
     assert frozen.values() == (4,)
@@ -206,7 +206,7 @@ def test_the_only_partition_needs_no_column() -> None:
 def test_where_rows_do_not_say_all_are_one(told: Batch) -> None:
     of = inputs()
     assert took(of, 1, told) == 9
-    assert list(of.news("totals", EventTime(9))) == []
+    assert list(of.new_facts("totals", EventTime(9))) == []
 
 
 def test_a_partition_found_while_running_does_not_hold_for_ever_where_rows_do_not_say_which_they_are_of() -> None:
@@ -219,7 +219,7 @@ def test_a_partition_found_while_running_does_not_hold_for_ever_where_rows_do_no
 def test_a_measure_that_was_lost_says_nothing() -> None:
     of, lost = inputs(), ObservedMetrics(dict)
     lost.lose()
-    assert took(of, 1, Batch(frame=None, sequence=1, measures={"time:3": lost})) == MIN_WATERMARK
+    assert took(of, 1, Batch(frame=None, sequence=1, metrics={"time:3": lost})) == MIN_WATERMARK
     assert took(of, 1, batch(None)) == MIN_WATERMARK
 
 
@@ -228,7 +228,7 @@ def test_a_quiet_partition_is_called_idle_while_others_bring_rows_but_not_before
     took(of, 1, batch(9, topic("0", "1"), partitions={"0": 9, "1": 4}))
     assert of.check_idle(MonotonicTime(2)) == 101
     unsettled = ObservedMetrics(lambda: {"max": 20, "partitions": {"0": 20, "1": None}})
-    took(of, 50, Batch(frame=None, sequence=2, measures={"time:3": unsettled}, partitions=topic("0", "1")))
+    took(of, 50, Batch(frame=None, sequence=2, metrics={"time:3": unsettled}, partitions=topic("0", "1")))
     of.check_idle(MonotonicTime(101))
     assert of.advance() == 4
     assert of.frozen().settled is False
@@ -243,7 +243,7 @@ def test_of_several_inputs_the_one_behind_is_named() -> None:
     of = inputs(count=2)
     took(of, 1, batch(9), source=0)
     assert took(of, 1, batch(7), source=1) == 7
-    assert list(of.news("union", EventTime(7))) == [WatermarkHeld(task="union", by="clicks", at=EventTime(7))]
+    assert list(of.new_facts("union", EventTime(7))) == [WatermarkHeld(task="union", by="clicks", at=EventTime(7))]
     of.valve.set_idle(0, True)
     of.valve.set_idle(1, True)
     assert of.holder is None
@@ -252,12 +252,12 @@ def test_of_several_inputs_the_one_behind_is_named() -> None:
 def test_rows_too_far_ahead_are_counted_once() -> None:
     of = inputs()
     took(of, 1, batch(9, ahead=3), batch(9, ahead=1))
-    assert list(of.news("totals", EventTime(9))) == [Counted(task="totals", name="ahead", amount=4)]
-    assert list(of.news("totals", EventTime(9))) == []
+    assert list(of.new_facts("totals", EventTime(9))) == [Counted(task="totals", name="ahead", amount=4)]
+    assert list(of.new_facts("totals", EventTime(9))) == []
 
 
 def test_an_edge_without_a_generator_passes_on_what_it_gets() -> None:
     of = Inputs([Channel(capacity=1)], [None], restored=(EventTime(5),), wake=lambda: None)
-    assert of[0].passed(EventTime(9)) == 9
+    assert of[0].advance_from_upstream(EventTime(9)) == 9
     assert of.frozen().values() == (5,)
     assert of.holder is None

@@ -84,18 +84,18 @@ def test_the_next_batch_is_capped_by_what_the_completed_ones_achieved() -> None:
     assert control.cap(None) is None
     assert control.cap(5_000) == 5_000
     control.sent(1, seconds(0))
-    control.through(1, 10_000, seconds(2))
+    control.completed(1, 10_000, seconds(2))
     assert control.cap(None) is None, "the first batch only sets the starting point"
     control.sent(2, seconds(2))
-    control.through(2, 10_000, seconds(4))
+    control.completed(2, 10_000, seconds(4))
     assert control.cap(None) == 5_000, "10,000 rows in 2 seconds are 5,000 in one"
     assert control.cap(3_000) == 3_000
     assert control.cap(9_000) == 5_000
     control.sent(3, seconds(4))
-    control.through(3, 5_000, seconds(4.5))
+    control.completed(3, 5_000, seconds(4.5))
     assert control.cap(None) == 10_000, "faster again"
     control.sent(4, seconds(5))
-    control.through(4, 0, seconds(6))
+    control.completed(4, 0, seconds(6))
     assert control.cap(None) == 10_000, "a batch without rows says nothing"
 
 
@@ -104,7 +104,7 @@ def test_batches_that_queue_up_lower_the_cap_below_what_is_achieved() -> None:
     for number in (1, 2, 3):
         control.sent(number, seconds(0))
     for number in (1, 2, 3):
-        control.through(number, 1_000, seconds(number))
+        control.completed(number, 1_000, seconds(number))
     cap = control.cap(None)
     assert cap is not None
     assert cap < 1_000
@@ -115,8 +115,8 @@ def test_scheduling_and_processing_of_a_batch_add_up_to_its_total_delay() -> Non
     control = RateControl()
     control.sent(1, seconds(0))
     control.sent(2, seconds(1))
-    first = control.through(1, 10, seconds(3))
-    second = control.through(2, 10, seconds(5))
+    first = control.completed(1, 10, seconds(3))
+    second = control.completed(2, 10, seconds(5))
     assert first == BatchSample(at=seconds(3), rows=10, processing=3 * SECOND, scheduling=0)
     assert second == BatchSample(at=seconds(5), rows=10, processing=2 * SECOND, scheduling=2 * SECOND)
     assert second.processing + second.scheduling == seconds(5) - seconds(1)
@@ -126,14 +126,14 @@ def test_a_batch_that_never_told_is_forgotten_with_the_next_one() -> None:
     control = RateControl()
     control.sent(1, seconds(0))
     control.sent(2, seconds(1))
-    assert control.through(2, 10, seconds(2)) is not None
-    assert control.through(1, 10, seconds(3)) is None
-    assert control.through(2, 10, seconds(3)) is None
+    assert control.completed(2, 10, seconds(2)) is not None
+    assert control.completed(1, 10, seconds(3)) is None
+    assert control.completed(2, 10, seconds(3)) is None
 
 
 def test_a_cap_is_never_below_one_row() -> None:
     control = RateControl(10_000, estimator=PIDRateEstimator(10_000, least=1))
     for number in (1, 2):
         control.sent(number, seconds(number))
-        control.through(number, 1, seconds(number + 1))
+        control.completed(number, 1, seconds(number + 1))
     assert control.cap(None) == 1

@@ -84,7 +84,7 @@ class Bench:
             self.reader,  # type: ignore[arg-type]
             self.output,
             limits=lambda: ReadLimit(rows=self.control.cap(5_000)),
-            pace=pace,
+            schedule=pace,
             markers=markers,
             shell=self.shell,
             clock=self.clock,
@@ -218,7 +218,7 @@ def test_the_limit_is_asked_for_anew_before_each_poll() -> None:
     bench.at(0)
     for number in (1, 2):
         bench.control.sent(number, MonotonicTime(number * SECOND))
-        bench.control.through(number, 2_000, MonotonicTime((number + 1) * SECOND))
+        bench.control.completed(number, 2_000, MonotonicTime((number + 1) * SECOND))
     bench.at(1)
     assert bench.reader.calls == [(0, 5_000), (1, 2_000)]
 

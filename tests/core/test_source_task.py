@@ -115,8 +115,8 @@ def test_a_batch_that_took_all_is_through_before_the_next_is_read_and_others_are
     bench.channel.take()
     assert not bench.task.step().worked, "it was taken, and is worked on"
     assert woken == [bench.task.doing]
-    bench.channel.through()
-    bench.channel.through()
+    bench.channel.acknowledge()
+    bench.channel.acknowledge()
     assert len(woken) == 2, "told once"
     bench.settle_down()
     assert drained(bench.channel) == [["b"], ["c"]], "more waits, so one is read while the other is worked on"
@@ -128,7 +128,7 @@ def test_a_batch_is_not_through_while_anything_sent_behind_it_waits() -> None:
     bench.task.post(barrier(1))
     bench.settle_down()
     bench.channel.take()
-    bench.channel.through()
+    bench.channel.acknowledge()
     assert not bench.task.step().worked
     bench.channel.take()
     assert bench.task.step().worked
@@ -264,7 +264,7 @@ def test_a_checkpoint_that_the_source_knows_nothing_of_is_a_warning_and_tells_no
         bench.task.post(mail)
     bench.settle_down()
     assert bench.reader.told == []
-    assert "source in has no position of checkpoint 3 that completed" in caplog.text
+    assert "source in has no position for completed checkpoint 3" in caplog.text
     caplog.clear()
     for mail in (completed(1), completed(3)):
         bench.task.post(mail)

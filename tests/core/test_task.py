@@ -77,21 +77,21 @@ def test_what_was_taken_is_through_once_what_became_of_it_is() -> None:
     bench = Bench(passes_on=True)
     source, sink = bench.sources[0], bench.sink
     source.put(rows(1))
-    assert not source.is_awaited
+    assert not source.is_drained
     bench.settle_down()
-    assert not source.is_awaited, "it was sent on, and waits there"
+    assert not source.is_drained, "it was sent on, and waits there"
     source.put(at(4))
     bench.settle_down()
-    assert not source.is_awaited, "what came behind it was taken, and it is not through for that"
+    assert not source.is_drained, "what came behind it was taken, and it is not through for that"
     sink.take()
     sink.take()
     bench.settle_down()
-    assert not source.is_awaited, "the next one works on it"
-    sink.through()
+    assert not source.is_drained, "the next one works on it"
+    sink.acknowledge()
     bench.settle_down()
-    assert source.is_awaited
+    assert source.is_drained
     source.put(at(5))
-    assert not source.is_awaited, "not yet taken"
+    assert not source.is_drained, "not yet taken"
 
 
 @pytest.mark.mission("L8", "L16", "L19")
@@ -265,7 +265,7 @@ def kept(*values: object, bad: int = 2, first: FirstRunGate, only_if: bool = Fal
     """A branch of a kept batch; a side branch tells by its figure whether it has rows."""
     measures = {"bad:3": ObservedMetrics(lambda: {"bad": bad})}
     condition = ("bad:3", "bad") if only_if else None
-    return Batch(frame=list(values), sequence=1, measures=measures, only_if=condition, firsts=(first,))
+    return Batch(frame=list(values), sequence=1, metrics=measures, only_if=condition, run_gates=(first,))
 
 
 def test_a_side_batch_waits_for_the_main_one_to_tell_whether_it_has_rows() -> None:
@@ -302,7 +302,7 @@ def test_of_two_consumers_of_a_kept_batch_one_runs_it_alone_first_so_that_its_fi
 
 def test_a_step_that_only_passes_batches_on_does_not_claim_them() -> None:
     bench, first = Bench(passes_on=True), FirstRunGate()
-    bench.task._turns = BatchGate("union", lambda: None, runs_batches=False)
+    bench.task._gate = BatchGate("union", lambda: None, runs_batches=False)
     bench.sources[0].put(kept("row", first=first))
     bench.task.step()
     assert first.claim("sink behind it", lambda: None)
@@ -324,7 +324,7 @@ def test_an_input_that_was_quiet_since_the_start_goes_idle_too() -> None:
 def test_the_last_holder_of_a_lease_frees() -> None:
     freed: list[int] = []
     lease = RefCount(lambda: freed.append(1), holders=2)
-    lease.share(1)
+    lease.retain(1)
     for expected in ([], [], [1]):
         lease.release()
         assert freed == expected
@@ -363,7 +363,7 @@ class LeavingWork(KeepingWork):
 
 def test_nothing_comes_between_a_batch_and_the_job_that_it_was_left_to() -> None:
     bench = Bench()
-    bench.work = bench.task._work = LeavingWork("step")
+    bench.work = bench.task._logic = LeavingWork("step")
     for element in (rows("a"), at(5), barrier(1), EndOfStream()):
         bench.sources[0].put(element)
     assert bench.settle_down() == StepResult()

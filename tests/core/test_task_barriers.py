@@ -29,9 +29,9 @@ class OrderedShell(NotingShell):
     downstream: Channel = field(default_factory=Channel)
     forwarded: list[Element] = field(default_factory=list)
 
-    def capture(self, task: str, checkpoint: CheckpointId, work: Callable[[], TaskSnapshot]) -> None:
+    def snapshot(self, task: str, checkpoint: CheckpointId, work: Callable[[], TaskSnapshot]) -> None:
         self.forwarded += drained(self.downstream)
-        super().capture(task, checkpoint, work)
+        super().snapshot(task, checkpoint, work)
 
 
 class Bench:
@@ -124,7 +124,7 @@ def test_91_however_many_are_aborted_few_ids_are_remembered(barriers: Callable[[
     bench = Bench(barriers)
     for number in range(1, 1_000):
         bench.feed(0, cancel(number))
-    machine = bench.task._alignment
+    machine = bench.task._barriers
     remembered = len(machine.pending) if isinstance(machine, BarrierTracker) else len(machine.blocked)
     assert remembered <= MAX_TRACKED
     assert len(bench.shell.abandonments) == 999

@@ -39,7 +39,7 @@ class Leaving:
 
     def process(self, batch: Batch, *, source: int, watermark: EventTime, emit: Callable[..., None]) -> DeferredBatch:
         ran = ObservedMetrics(dict)
-        emit(Batch(frame=batch.frame, sequence=0, measures={"ran": ran}))
+        emit(Batch(frame=batch.frame, sequence=0, metrics={"ran": ran}))
         return DeferredBatch(ran=ran, finish=lambda: self.rows.extend(batch.frame))  # type: ignore[call-overload]
 
     def advance(self, watermark: EventTime, *, emit: object) -> None:
@@ -200,7 +200,7 @@ def test_rows_gather_while_a_batch_is_held_and_after_the_pause_they_come_out_tho
         topic,  # type: ignore[arg-type]
         output_to(chain.source),
         limits=ReadLimit,
-        pace=AdaptiveBatching(100),
+        schedule=AdaptiveBatching(100),
         shell=chain.shell,
         clock=chain.clock,
     )

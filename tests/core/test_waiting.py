@@ -48,15 +48,15 @@ def test_files_that_were_not_read_wait_with_their_bytes(folder):
         (read(folder, "a", partial="b"), 2, 16),
         (read(folder, "a", "b", "c"), 0, 0),
     ]:
-        waiting = source.waiting(position)
+        waiting = source.backlog(position)
         assert (waiting.files, waiting.bytes, waiting.rows) == (files, size, None)
 
 
 def test_a_bounded_source_waits_for_no_more_than_it_began_with(folder):
     begun = encode(FilesPosition(remaining={"a.txt": signature(folder / "a.txt")}))
 
-    assert Files(folder, format="text", bounded=True).waiting(begun).files == 1
-    assert Files(folder, format="text").waiting(begun).files == 3
+    assert Files(folder, format="text", bounded=True).backlog(begun).files == 1
+    assert Files(folder, format="text").backlog(begun).files == 3
 
 
 def test_what_a_start_would_stumble_over_is_raised(folder, tmp_path):
@@ -64,17 +64,17 @@ def test_what_a_start_would_stumble_over_is_raised(folder, tmp_path):
     (folder / "a.txt").write_text("other")
 
     with pytest.raises(SourceChanged, match=r"file 'a\.txt' was read"):
-        Files(folder, format="text").waiting(position)
+        Files(folder, format="text").backlog(position)
     with pytest.raises(SourceUnavailable, match="cannot be listed"):
-        Files(tmp_path / "nowhere", format="text").waiting(None)
+        Files(tmp_path / "nowhere", format="text").backlog(None)
     with pytest.raises(StateIncompatible, match="rate/1"):
-        Files(folder, format="text").waiting(Position(kind="rate/1", detail={}))
+        Files(folder, format="text").backlog(Position(kind="rate/1", detail={}))
 
 
 def test_asking_changes_no_file(folder):
     before = sorted((entry.name, entry.stat().st_mtime_ns) for entry in os.scandir(folder))
 
-    Files(folder, format="text").waiting(None)
+    Files(folder, format="text").backlog(None)
 
     assert sorted((entry.name, entry.stat().st_mtime_ns) for entry in os.scandir(folder)) == before
 

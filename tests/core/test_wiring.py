@@ -28,7 +28,7 @@ def test_every_mode_has_its_way_with_barriers() -> None:
 def test_a_batch_is_through_when_a_first_job_over_it_has_succeeded_and_tells_its_rows() -> None:
     clock, noting = Clock(), Noting()
     rewrite = with_rate_control(lambda batch: batch, "in", RateControl(estimator=noting), clock)
-    counted = rewrite(Batch(frame=None, sequence=1, measures={"rows": ObservedMetrics(lambda: {"rows": 70})}))
+    counted = rewrite(Batch(frame=None, sequence=1, metrics={"rows": ObservedMetrics(lambda: {"rows": 70})}))
     clock.at = 10
     known = rewrite(Batch(frame=None, sequence=2, rows=5))
     clock.at = 25
@@ -36,11 +36,11 @@ def test_a_batch_is_through_when_a_first_job_over_it_has_succeeded_and_tells_its
     counted.settle()
     clock.at = 40
     known.settle()
-    unknown = rewrite(Batch(frame=None, sequence=3, measures={"rows": ObservedMetrics(lambda: None)}))
+    unknown = rewrite(Batch(frame=None, sequence=3, metrics={"rows": ObservedMetrics(lambda: None)}))
     unknown.settle()
     assert noting.samples == [
         BatchSample(at=MonotonicTime(25), rows=70, processing=25, scheduling=0),
         BatchSample(at=MonotonicTime(40), rows=5, processing=15, scheduling=15),
         BatchSample(at=MonotonicTime(40), rows=0, processing=0, scheduling=0),
     ]
-    assert counted.measures["ran:in"].value == {}
+    assert counted.metrics["ran:in"].value == {}

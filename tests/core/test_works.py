@@ -73,7 +73,7 @@ class Held:
         self.rows = ObservedMetrics(lambda: {"rows": 1})
         measures = {"rows": self.rows} if bad is None else {"bad:1": ObservedMetrics.known({"bad": bad})}
         only_if = None if bad is None else ("bad:1", "bad")
-        self.batch = Batch(frame="f", sequence=1, measures=measures, only_if=only_if, leases=(RefCount(self._free),))
+        self.batch = Batch(frame="f", sequence=1, metrics=measures, only_if=only_if, ref_counts=(RefCount(self._free),))
 
     def _free(self) -> None:
         self.freed += 1
@@ -139,7 +139,7 @@ def test_a_step_passes_everything_else_to_its_operator_and_a_sink_has_no_use_for
 def test_a_side_branch_whose_measure_is_gone_or_lost_is_not_taken_for_empty() -> None:
     part = Everything()
     for measures in ({}, {"bad:1": ObservedMetrics(lambda: None)}):
-        batch = Batch(frame="f", sequence=1, measures=measures, only_if=("bad:1", "bad"))
+        batch = Batch(frame="f", sequence=1, metrics=measures, only_if=("bad:1", "bad"))
         OperatorLogic("o", part).process(batch, source=0, watermark=EventTime(9), output=output_to(Channel()))  # type: ignore[arg-type]
     assert len(part.calls) == 2
 
@@ -173,7 +173,7 @@ def test_state_is_that_of_the_barrier_however_late_it_is_written_and_says_what_i
 
 def test_rows_for_a_step_whose_event_time_has_ended_are_refused_not_dropped() -> None:
     part, released = Everything(), []
-    batch = Batch(frame="rows", sequence=1, rows=3, leases=(RefCount(lambda: released.append(1)),))
+    batch = Batch(frame="rows", sequence=1, rows=3, ref_counts=(RefCount(lambda: released.append(1)),))
 
     with pytest.raises(StateIncompatible, match="came to its end") as refused:
         OperatorLogic("o", part).process(batch, source=0, watermark=MAX_WATERMARK, output=output_to(Channel()))  # type: ignore[arg-type]

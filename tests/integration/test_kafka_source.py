@@ -137,7 +137,7 @@ def test_the_driver_says_how_many_records_are_left_to_spark(spark, broker, topic
             reader = open_reader(source, spark)
             found = 0
             while (batch := next_batch(reader)) is not None:
-                measure = batch.measures.get(UNDECODED_METRIC)
+                measure = batch.metrics.get(UNDECODED_METRIC)
                 assert (measure is None) == (told is None)
                 found += measure.value["rows"] if measure else 0
             assert found == (told or {"rows": 0})["rows"]

@@ -73,7 +73,7 @@ def _(put):
         self._positions[checkpoint] = self._reader.position()
         self._reading = self._reading and kind is not CheckpointKind.FINAL
         self._output.broadcast(mail)
-        self._shell.capture(self.id, checkpoint, lambda: TaskSnapshot(task=self.id, position=self._reader.position()))
+        self._shell.snapshot(self.id, checkpoint, lambda: TaskSnapshot(task=self.id, position=self._reader.position()))
 
     put(SourceTask, "_barrier", barrier)
 

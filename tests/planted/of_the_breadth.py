@@ -34,7 +34,8 @@ def _(put):
 @bug("idle-at-once", "an input is idle as soon as nothing comes")
 def _(put):
     def idle_at(self):
-        due = self.mark is not None and self.mark.idle_after is not None and self.last_batch is not None
+        step = self.with_watermark
+        due = step is not None and step.idle_after is not None and self.last_batch is not None
         return MonotonicTime(self.last_batch) if due else None
 
     put(Input, "idle_at", idle_at)
@@ -63,7 +64,7 @@ def _(put):
 @bug("marker-ends", "a latency marker ends at the step that keeps state")
 def _(put):
     real = StepTask._marked
-    put(StepTask, "_marked", lambda self, m: None if isinstance(self._work, OperatorLogic) else real(self, m))
+    put(StepTask, "_marked", lambda self, m: None if isinstance(self._logic, OperatorLogic) else real(self, m))
 
 
 @bug("side-dropped", "a side output is taken for empty before anybody knows")

@@ -132,9 +132,9 @@ def test_the_simulation_runs_the_classes_of_the_product() -> None:
         seen[type(task).__name__] = type(task)
         if isinstance(task, StepTask):
             assert type(task._inputs) is Inputs
-            assert type(task._alignment) is AlignedBarrierHandler
+            assert type(task._barriers) is AlignedBarrierHandler
             assert type(task._inputs[0].channel) is Channel
-            assert type(task._work) in {OperatorLogic, SinkLogic, UnionLogic}
+            assert type(task._logic) in {OperatorLogic, SinkLogic, UnionLogic}
         assert type(task._output) is TaskOutput
     assert seen == {"SourceTask": SourceTask, "StepTask": StepTask}
     assert type(wiring.coordinator.coordinator) is Coordinator

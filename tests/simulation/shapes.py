@@ -185,7 +185,7 @@ class FakeAnalysis:
 
     def segment(self, node: Node, steps: Sequence[Any], *, is_root: bool = True) -> Any:
         def rewrite(batch: Batch) -> Batch:
-            measures = dict(batch.measures)
+            measures = dict(batch.metrics)
             rows: Any = batch.frame
             if is_root and isinstance(node, Read):
                 measures["rows"] = _told(rows=len(rows))
@@ -201,7 +201,7 @@ class FakeAnalysis:
                         largest = max((self._world.time_of(row) for _, row, _ in rows), default=None)
                         measures[f"time:{step.id}"] = _told(max=largest)
             keeps = all(isinstance(step, WithWatermark) for step in steps)
-            return replace(batch, frame=rows, rows=batch.rows if keeps else None, measures=measures, only_if=only_if)
+            return replace(batch, frame=rows, rows=batch.rows if keeps else None, metrics=measures, only_if=only_if)
 
         return rewrite
 

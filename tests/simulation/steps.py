@@ -84,7 +84,7 @@ class CountOperator:
         self._world.may_break(EngineFailed, "an executor is lost")
         rows: Any = batch.frame
         due = [self._count(number, row) for number, row, _ in rows]
-        if self._shape.defers and due and not batch.firsts:
+        if self._shape.defers and due and not batch.run_gates:
             return self._defer(batch, due, emit)
         self._fresh += [(number, row) for number, row, _ in due]
         batch.settle()
@@ -103,7 +103,7 @@ class CountOperator:
             self._fresh += [(number, row) for number, row, _ in due]
             batch.settle()
 
-        emit(Batch(frame=tuple(due), sequence=0, rows=len(due), measures={"ran": ran}), MAIN_PORT)
+        emit(Batch(frame=tuple(due), sequence=0, rows=len(due), metrics={"ran": ran}), MAIN_PORT)
         return DeferredBatch(ran=ran, finish=finish)
 
     def _count(self, number: int, row: int) -> tuple[int, int, int]:

@@ -147,7 +147,9 @@ class FakeEdge:
             self.kept -= 1
             batch.release()
 
-        return replace(batch, leases=(RefCount(free, holders=readers),), firsts=(*batch.firsts, FirstRunGate()))
+        return replace(
+            batch, ref_counts=(RefCount(free, holders=readers),), run_gates=(*batch.run_gates, FirstRunGate())
+        )
 
 
 @dataclass(eq=False)

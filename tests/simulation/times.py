@@ -62,12 +62,17 @@ class Times:
         restored = self._marks(task)
         for i in range(len(task._inputs)):
             each = task._inputs[i]
-            if each.mark is None or each.unsettled or each.channel.peek() is not None or each.last_batch is None:
+            if (
+                each.with_watermark is None
+                or each.unsettled
+                or each.channel.peek() is not None
+                or each.last_batch is None
+            ):
                 return
             if task._inputs.valve.inputs[i] == MAX_WATERMARK:
                 continue
             after = self._shape.idle_after
-            may_be = after is not None and each.channel.is_awaited  # else its source may wait for what is at work
+            may_be = after is not None and each.channel.is_drained  # else its source may wait for what is at work
             is_quiet = may_be and self._world.now() - each.last_batch >= after
             (quiet if is_quiet else active).append(self._told(self._shape.sources[i], restored[i]))
         wanted = min(active) if active else max(quiet, default=MIN_WATERMARK)

@@ -72,7 +72,7 @@ class Reader:
         return PlannedBatch(
             plan=table,
             rows=len(table),
-            measures={UNDECODED_METRIC: ObservedMetrics.known({"rows": missing})} if told else {},
+            metrics={UNDECODED_METRIC: ObservedMetrics.known({"rows": missing})} if told else {},
             partitions=SourcePartitions(names=("0", "1"), column="part"),
         )
 

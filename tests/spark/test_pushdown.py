@@ -133,7 +133,7 @@ def sent(spark, analysis, route, source, values) -> list[Batch]:
     reader = analysis.source(analysis.graph.nodes[0]).open(_Context(spark), None)
     reader.source = type(source)(**{**vars(reader.source), "batches": (tuple(values),)})
     poll = reader.poll(now=None, wall=None, limits=None)
-    batch = Batch(frame=reader.frame(poll.plan), sequence=1, measures=poll.measures, partitions=poll.partitions)
+    batch = Batch(frame=reader.frame(poll.plan), sequence=1, metrics=poll.metrics, partitions=poll.partitions)
     batch = analysis.segment(analysis.graph.nodes[0], route.steps)(batch)
     return [analysis.segment(None, branch.steps, is_root=False)(batch) for branch in route.branches] or [batch]
 
@@ -161,11 +161,11 @@ def test_what_is_all_decoded_is_a_projection_and_the_rest_is_decoded_once(spark,
     if on_error == "split":
         assert whole[1].frame.schema == some[1].frame.schema
         assert whole[1].frame.collect() == []
-        assert set(whole[1].measures) == {whole[1].only_if[0]}
-        assert whole[1].measures[whole[1].only_if[0]].value == {"bad": 0}
+        assert set(whole[1].metrics) == {whole[1].only_if[0]}
+        assert whole[1].metrics[whole[1].only_if[0]].value == {"bad": 0}
     if on_error != "fail":
-        assert not any(measure.settled for name, measure in some[0].measures.items())
-    assert UNDECODED_METRIC not in {**whole[0].measures, **some[0].measures}
+        assert not any(measure.settled for name, measure in some[0].metrics.items())
+    assert UNDECODED_METRIC not in {**whole[0].metrics, **some[0].metrics}
     for each in (*whole, *some):
         assert each.partitions == SourcePartitions(names=("0", "1"), column="part")
 

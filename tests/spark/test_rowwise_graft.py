@@ -99,7 +99,7 @@ def rows(frame):
 def noop(batch):
     batch.frame.write.format("noop").mode("append").save()
     batch.settle()
-    return {name: measure.value for name, measure in batch.measures.items()}
+    return {name: measure.value for name, measure in batch.metrics.items()}
 
 
 STEPS = {
@@ -213,7 +213,7 @@ def test_measures_tell_rows_bad_records_and_event_time_by_the_way(spark):
     times = ["2025-12-31T23:00:00Z", "2026-01-01T00:59:00Z", "2026-01-01T02:00:00Z"]
     lines = [f'{{"id": 1, "at": "{at}"}}' for at in times] + ['{"id": 1}', "x", '{"id": "y"}']
     batch = segment(batch_of(spark.createDataFrame([(line,) for line in lines], "value string")))
-    assert all(measure.value is None for measure in batch.measures.values())
+    assert all(measure.value is None for measure in batch.metrics.values())
     told = noop(batch)
     seen = int(dt.datetime.fromisoformat("2026-01-01T00:59:00+00:00").timestamp()) * 1_000_000
     assert told == {
@@ -226,8 +226,8 @@ def test_measures_tell_rows_bad_records_and_event_time_by_the_way(spark):
 def test_rows_are_not_counted_again_where_the_reader_knows_them(spark):
     segment, _ = compiled(spark, STEPS["ours"])
     known = ObservedMetrics.known({"rows": 3, "bytes": 10})
-    batch = segment(Batch(frame=frame_of(spark), sequence=1, rows=3, measures={"rows": known}))
-    assert batch.measures["rows"] is known
+    batch = segment(Batch(frame=frame_of(spark), sequence=1, rows=3, metrics={"rows": known}))
+    assert batch.metrics["rows"] is known
     assert "CollectMetrics" not in analyzed_plan(batch.frame).toString()
     assert batch.rows is None
 
@@ -247,7 +247,7 @@ def test_a_split_is_decoded_once_and_its_bad_branch_waits_for_the_count(spark):
     ports = good(wide), bad(wide)
     assert rows(ports[0].frame) == [(1,)]
     ports[0].settle()
-    assert ports[1].measures["bad:1"].value == {"bad": 1}
+    assert ports[1].metrics["bad:1"].value == {"bad": 1}
     assert ports[1].only_if == ("bad:1", "bad")
     assert rows(ports[1].frame)[0][0] == "x"
     assert ports[0].only_if is None

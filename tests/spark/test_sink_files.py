@@ -224,7 +224,7 @@ def test_no_rows_no_file(spark, tmp_path):
 def test_measures_are_settled_after_the_write(spark, tmp_path):
     step = Step(spark, sink.Sink(str(tmp_path)), ROWS)
     measure = ObservedMetrics(lambda: {"rows": 3})
-    step.writer.write(Batch(frame=step.frame, sequence=1, measures={"rows": measure}))
+    step.writer.write(Batch(frame=step.frame, sequence=1, metrics={"rows": measure}))
     assert measure.value == {"rows": 3}
 
 

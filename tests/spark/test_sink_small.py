@@ -47,7 +47,7 @@ def test_console_prints_the_first_rows_in_one_job_that_runs_over_all(spark, capf
     observed = frame.observe(observation, F.count(F.lit(1)).alias("n"))
     out = writer(spark, console.Sink(2, truncate=5), frame.schema)
     measure = ObservedMetrics(lambda: observation.get)
-    batch = Batch(frame=observed, sequence=4, measures={"rows": measure})
+    batch = Batch(frame=observed, sequence=4, metrics={"rows": measure})
     assert jobs(spark, lambda: out.write(batch)) == (1000, 1)
     assert measure.value == {"n": 1000}
     assert capfd.readouterr().out == (
@@ -79,7 +79,7 @@ def test_console_counts_on_when_nobody_reads(spark, monkeypatch, caplog):
     out = writer(spark, console.Sink(2), frame.schema)
     measure = ObservedMetrics(lambda: {"rows": 7})
     assert out.write(Batch(frame=frame, sequence=1)) == 7
-    assert out.write(Batch(frame=frame, sequence=2, measures={"rows": measure})) == 7
+    assert out.write(Batch(frame=frame, sequence=2, metrics={"rows": measure})) == 7
     assert measure.settled
     assert pipe.calls == 1
     assert [record.levelname for record in caplog.records if "standard output is closed" in record.getMessage()] == [

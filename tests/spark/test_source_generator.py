@@ -42,7 +42,7 @@ def test_rate_rows_have_the_time_at_which_they_were_due(spark):
     reader = open_(spark, rate.Source(2))
     assert reader.position().detail == {"next": 0, "started": None}
     poll = ask(reader)
-    assert (poll.rows, poll.measures["rows"].value) == (1, {"rows": 1, "bytes": 0})
+    assert (poll.rows, poll.metrics["rows"].value) == (1, {"rows": 1, "bytes": 0})
     assert ask(reader, now=5) == NoData(wake_at=MonotonicTime(5 + 500_000))
     poll = ask(reader, wall=T0 + SECOND)
     start = datetime.fromtimestamp(T0 / SECOND, timezone.utc)

@@ -93,7 +93,7 @@ def test_what_is_observed_below_is_told_after_the_job_and_not_before(spark, tmp_
     watched, told = PlanObserver(PlanEditor(spark)).observe(
         analyzed_plan(frame), observe_sql(frame, "time", {"max": "max(unix_micros(at))", "n": "count(*)"})
     )
-    batch = {"frame": rig.operator._plans.frame(watched), "measures": {"time": told}}
+    batch = {"frame": rig.operator._plans.frame(watched), "metrics": {"time": told}}
     deferred = begin(rig, [], **batch)
     assert not told.settled
     results(rig)
@@ -206,9 +206,10 @@ def test_a_job_of_its_own_where_the_results_cannot_do_it(spark, tmp_path, shape)
         shape, UPDATES
     )
     rig = rig_of(spark, tmp_path, emission=emission, late_read=shape == "late rows are read")
-    more = {"run by others too": {"firsts": (FirstRunGate(),)}, "joined": {"leases": (RefCount(lambda: None),)}}.get(
-        shape, {}
-    )
+    more = {
+        "run by others too": {"run_gates": (FirstRunGate(),)},
+        "joined": {"ref_counts": (RefCount(lambda: None),)},
+    }.get(shape, {})
     with counted(spark) as cost:
         assert begin(rig, rows(1), **more) is None
     assert cost.jobs == 1

@@ -251,7 +251,7 @@ def _told(graph: Graph, positions: Mapping[str, Position | None]) -> dict[str, B
         if isinstance(node.source, SupportsBacklog):
             try:
                 position = positions[node.uid]
-                found[node.uid] = node.source.waiting(None if position is None else split_replays(position)[0])
+                found[node.uid] = node.source.backlog(None if position is None else split_replays(position)[0])
             except PenstockError as error:
                 found[node.uid] = str(error)
     return found

@@ -98,7 +98,7 @@ class StepChain:
         return self.apply(batch)
 
     def apply(self, batch: Batch) -> Batch:
-        """Rewrite a batch. Its leases then include the tables it joins."""
+        """Rewrite a batch. Its ref counts then include the tables it joins."""
         readings = self._take()
         whole = True in self._inputs and self._is_whole(batch)
         compiled = self._current(readings, whole=whole)
@@ -114,8 +114,8 @@ class StepChain:
             batch,
             frame=frame,
             rows=batch.rows if self._keeps_rows() else None,
-            measures=measures,
-            leases=(*batch.leases, *_leases(readings)),
+            metrics=measures,
+            ref_counts=(*batch.ref_counts, *_leases(readings)),
             only_if=self._only_if() or batch.only_if,
             partitions=_told_apart(batch, compiled, compiled.pieces),
         )
@@ -126,11 +126,11 @@ class StepChain:
         name, figure = (
             (UNDECODED_METRIC, "rows") if isinstance(step, ParseJson) else cast("PortSelection", step).node.bad_rows
         )
-        measure = batch.measures.get(name)
+        measure = batch.metrics.get(name)
         return measure is not None and measure.is_zero(figure)
 
     def _measures(self, batch: Batch, *, whole: bool) -> dict[str, ObservedMetrics]:
-        measures = dict(batch.measures)
+        measures = dict(batch.metrics)
         step = self._steps[0] if True in self._inputs else None
         if isinstance(step, ParseJson):
             measures.pop(UNDECODED_METRIC, None)

@@ -77,7 +77,7 @@ class StaticTables:
                     reading.lease.release()
                 reading = self._read(table, now)
                 self._readings[table.name] = reading
-            reading.lease.share(1)
+            reading.lease.retain(1)
             return reading
 
     def close(self) -> None:

@@ -176,7 +176,7 @@ class CountingReader:
         known = ObservedMetrics.known({"rows": rows, "bytes": 0})
         plan = NumberRange(count.next, end, started)
         takes_all = count_limits.rate is not None and end == due
-        return PlannedBatch(plan=plan, rows=rows, bytes=0, measures={"rows": known}, takes_all=takes_all)
+        return PlannedBatch(plan=plan, rows=rows, bytes=0, metrics={"rows": known}, takes_all=takes_all)
 
     def _due(self, elapsed: int) -> int:
         """The number below which numbers may be read now."""

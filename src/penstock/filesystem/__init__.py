@@ -6,15 +6,12 @@ from penstock.errors import StateDirectoryRefused
 from penstock.filesystem.base import FileSystem
 from penstock.filesystem.local import LocalFileSystem
 
-# ----------------------------------------------------------------------------------------------------
-# Which file system a path or address means. Knows the implementations, and nothing of what they store.
-
 
 def resolve(root: str) -> FileSystem:
-    """The file system rooted at ``root``, proven fit to hold a log.
+    """The file system rooted at ``root``, after a check that it can hold a log.
 
     Raises:
-        StateDirectoryRefused: nothing here knows the scheme, or the place cannot hold a log.
+        StateDirectoryRefused: the scheme is not supported, or the folder cannot hold a log.
     """
     scheme, separator, rest = root.partition("://")
     if separator and scheme != "file":

@@ -1,4 +1,4 @@
-"""The smallest file system that a log, layers and staged output need; knows nothing of what is stored.
+"""The smallest file system that a log, layers and staged output need.
 
 Paths are ``/``-separated and relative to the root that the implementation was made with, unless they begin with
 ``/`` or a scheme. Every implementation passes ``penstock.testing.contracts.FileSystemContract``.
@@ -15,14 +15,14 @@ from penstock.handles import FileRef
 
 
 class Created(Enum):
-    """How a create-if-absent ended, when its end is known."""
+    """The known outcome of a create-if-absent."""
 
     CREATED = "created"
     EXISTS = "exists"
 
 
 class UnknownOutcome(Exception):
-    """The call may or may not have had its effect, now or later. Only taking the name again resolves it."""
+    """The call may or may not have had its effect, now or later. Only creating the same name again resolves it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Moved:
 
 
 class FileSystem(Protocol):
-    """Where bytes rest. All failures that surely had no effect raise ``StorageFailed`` naming the path."""
+    """Stores files. A failure that surely had no effect raises ``StorageFailed``, which names the path."""
 
     def read(self, path: str) -> bytes | None:
         """The whole content, or ``None`` if there is no such file."""
@@ -49,19 +49,19 @@ class FileSystem(Protocol):
         ...
 
     def replace(self, path: str, data: bytes) -> None:
-        """Write ``path`` whole, over what is there. For hints only: nothing that decides may be replaced."""
+        """Write ``path`` as a whole, over an existing file. Only for hints: what decides anything is write-once."""
         ...
 
     def delete(self, path: str) -> None:
-        """Delete one file; absent is fine. Durable at the latest when the process ends in order."""
+        """Delete one file, if it exists. Durable at the latest when the process ends in order."""
         ...
 
     def list(self, prefix: str) -> Sequence[str]:
-        """All files below the folder ``prefix``, at any depth, sorted, strongly consistent. Absent is empty."""
+        """All files below the folder ``prefix``, at any depth, sorted, strongly consistent; none if it is absent."""
         ...
 
     def settle(self, path: str) -> FileRef:
-        """Make a file that somebody else wrote (a Spark task) durable, its name included, and describe it.
+        """Make a file that a Spark task wrote durable, including its name; returns its length and checksum.
 
         Raises:
             CheckpointUnreadable: it is not there.

@@ -1,7 +1,8 @@
-"""Local disk, true to fsync: what these calls return from survives a power failure. Knows nothing of what is stored.
+"""The local disk, with fsync: the effect of a call that has returned survives a power failure.
 
-Exclusive and whole at once is a hard link: the content is written and synced under a temporary name, then linked to its
-own, which fails if that is taken. A network file system that only pretends to this is refused by :meth:`probe`.
+A file is created exclusively and as a whole by a hard link: the content is written and synced under a temporary name,
+then linked to its own, which fails if that exists. :meth:`LocalFileSystem.probe` refuses network file systems that only
+pretend to do this.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ _counter = itertools.count()
 
 
 class LocalFileSystem:
-    """Files below ``root``; absolute paths and ``file:`` addresses are taken as they are.
+    """Files below ``root``; absolute paths and ``file:`` addresses are used as they are.
 
-    Files are made with mode 0600 and folders below the root with 0700. Temporary files that a crash leaves behind are
-    never listed.
+    Files are created with mode 0600, folders below the root with 0700. Temporary files that a crash has left behind
+    are never listed.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -48,33 +49,33 @@ class LocalFileSystem:
     def read(self, path: str) -> bytes | None:
         """The whole content, or ``None`` if there is no such file."""
         file = self._file(path)
-        with _told(file, "read"):
+        with _translated(file, "read"):
             try:
                 return file.read_bytes()
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
     def list(self, prefix: str) -> Sequence[str]:
-        """All files below the folder, as paths that this file system takes."""
+        """All files below the folder, as paths that this file system accepts."""
         folder = self._file(prefix)
         shown = folder if prefix.startswith(("/", "file:")) else Path(prefix)
         found: list[str] = []
-        with _told(folder, "list"):
+        with _translated(folder, "list"):
             for place, _, names in os.walk(folder, onerror=_raise_unless_absent):
                 below = shown / Path(place).relative_to(folder)
                 found += [(below / name).as_posix() for name in names if not name.startswith(_TEMPORARY)]
         return sorted(found)
 
     def url(self, path: str) -> str:
-        """A ``file:`` address, not percent-encoded: Spark takes it as it stands."""
+        """A ``file:`` address, not percent-encoded: Spark takes it literally."""
         return f"file://{self._file(path)}"
 
     # --------------------------------------------------------------------------------------------------------- writing
 
     def create(self, path: str, data: bytes) -> Created:
-        """Create if absent: a synced temporary file gets its name by ``link``, then the folder is synced."""
+        """Create if absent: a synced temporary file is linked to its name, then the folder is synced."""
         file = self._file(path)
-        with _told(file, "create"):
+        with _translated(file, "create"):
             if file.exists():
                 _sync_folder(file.parent)
                 return Created.EXISTS
@@ -98,9 +99,9 @@ class LocalFileSystem:
         return Created.CREATED
 
     def replace(self, path: str, data: bytes) -> None:
-        """Write whole over what is there; a crash leaves the old or the new content."""
+        """Write as a whole, over an existing file; a crash leaves the old or the new content."""
         file = self._file(path)
-        with _told(file, "write"):
+        with _translated(file, "write"):
             self._make_folders(file.parent)
             temporary = self._write_temporary(file.parent, data)
             temporary.replace(file)
@@ -109,14 +110,14 @@ class LocalFileSystem:
     def delete(self, path: str) -> None:
         """Delete one file; folders that become empty stay."""
         file = self._file(path)
-        with _told(file, "delete"), suppress(FileNotFoundError, NotADirectoryError):
+        with _translated(file, "delete"), suppress(FileNotFoundError, NotADirectoryError):
             file.unlink()
 
     def settle(self, path: str) -> FileRef:
-        """Sync a file that a Spark task wrote, and its folders up to the root; read it once for its checksum."""
+        """Sync a file that a Spark task wrote, and its folders up to the root; it is read once for its checksum."""
         file = self._file(path)
         digest, length = sha256(), 0
-        with _told(file, "settle"):
+        with _translated(file, "settle"):
             try:
                 with file.open("rb") as content:
                     while chunk := content.read(_CHUNK):
@@ -124,21 +125,21 @@ class LocalFileSystem:
                         length += len(chunk)
                     _sync(content.fileno())
             except (FileNotFoundError, NotADirectoryError) as error:
-                msg = f"{file} is not there, though a task said that it had written it"
+                msg = f"{file} is not there, although a task reported that it had written it"
                 raise CheckpointUnreadable(msg) from error
             failpoint("local.settle.synced")
             self._sync_up(file.parent)
         return FileRef(path=path, length=length, sha256=digest.hexdigest())
 
     def move(self, source: str, target: str) -> Moved:
-        """Rename: one step, so that at any instant the file has one of its two names, and only one mover finds it.
+        """Rename atomically: at any time the file has exactly one of its two names, and only one mover finds it.
 
-        A hard link and an unlink would refuse an existing target atomically, but between the two a reader could take
-        the target away while the source still says that nothing was published. So it is a rename, and an existing
-        target is refused by looking first; since names are never used twice, that guards against mistakes, not races.
+        A hard link and an unlink would refuse an existing target atomically. But between the two a reader could take
+        the target away while the source still exists, as if nothing were published. So it is a rename, and an existing
+        target is refused by a check before it. Names are never used twice, so the check is against mistakes, not races.
         """
         old, new = self._file(source), self._file(target)
-        with _told(new, f"move {old} to"):
+        with _translated(new, f"move {old} to"):
             if not old.exists():
                 return Moved(found=False)
             if new.exists() and not new.samefile(old):
@@ -183,7 +184,7 @@ class LocalFileSystem:
             )
             raise StateDirectoryRefused(msg)
 
-    # -------------------------------------------------------------------------------------------------------- in detail
+    # --------------------------------------------------------------------------------------------------------- helpers
 
     def _file(self, path: str) -> Path:
         if path.startswith("file:"):
@@ -196,7 +197,7 @@ class LocalFileSystem:
         return self._root / path
 
     def _make_folders(self, folder: Path) -> None:
-        """Make missing folders, each durable in the one above."""
+        """Make missing folders, and sync the parent of each."""
         missing = []
         while not folder.is_dir():
             missing.append(folder)
@@ -212,7 +213,7 @@ class LocalFileSystem:
             temporary = folder / f"{_TEMPORARY}{os.getpid()}-{next(_counter)}"
             try:
                 descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            except FileExistsError:  # left behind by a process of this number, perhaps on another host
+            except FileExistsError:  # left behind by a process with the same id, perhaps on another host
                 continue
             break
         try:
@@ -227,7 +228,7 @@ class LocalFileSystem:
         return temporary
 
     def _sync_up(self, folder: Path) -> None:
-        """Sync a folder that somebody else made, and those above it up to the root."""
+        """Sync a folder, which another process may have made, and its parents up to the root."""
         _sync_folder(folder)
         while folder != self._root and self._root in folder.parents:
             folder = folder.parent
@@ -235,8 +236,8 @@ class LocalFileSystem:
 
 
 @contextmanager
-def _told(file: Path, what: str) -> Iterator[None]:
-    """Turn an operating system's error into ours, with the path and what to do."""
+def _translated(file: Path, what: str) -> Iterator[None]:
+    """Turn an ``OSError`` into an error of penstock with the path and the remedy."""
     try:
         yield
     except OSError as error:
@@ -250,13 +251,13 @@ def _told(file: Path, what: str) -> Iterator[None]:
 
 
 def _raise_unless_absent(error: OSError) -> None:
-    """A folder that is not there, or goes while it is walked, has no files."""
+    """Treat a folder that is absent, or disappears while it is walked, as empty."""
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error
 
 
 def _link(temporary: Path, file: Path) -> bool:
-    """Give the file its name; ``False`` if another file has it."""
+    """Link the temporary file to its name; ``False`` if another file has it."""
     try:
         os.link(temporary, file)
     except FileExistsError:
@@ -270,7 +271,7 @@ def _link(temporary: Path, file: Path) -> bool:
 
 
 def _sync(descriptor: int) -> None:
-    if sys.platform == "darwin":  # there, fsync does not empty the drive's own cache
+    if sys.platform == "darwin":  # where fsync does not flush the drive's own cache
         import fcntl
 
         fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
@@ -287,7 +288,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def kind_of(path: Path) -> str:
-    """The kind of file system that ``path`` lies on, where the system tells."""
+    """The type of the file system that ``path`` is on, or ``"unknown"``."""
     best, kind = Path("/"), "unknown"
     with suppress(OSError):
         for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():

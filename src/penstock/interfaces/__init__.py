@@ -1,1 +1,1 @@
-"""What a source, a sink, an operator is to the engine: protocols, no code of any."""
+"""Protocols that sources, sinks and operators implement."""

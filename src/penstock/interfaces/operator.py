@@ -1,4 +1,4 @@
-"""Operator and OperatorSpec: what a keyed step must do; its ports."""
+"""What a keyed step must implement: OperatorSpec and Operator."""
 
 from __future__ import annotations
 
@@ -18,21 +18,15 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-# ----------------------------------------------------------------------------------------------------
-# What a stateful step is to the runtime; knows nothing of threads, barriers' alignment or the log.
-
 MAIN_PORT = "out"
 LATE_PORT = "late"
 
 
 class Collector(Protocol):
-    """Sends a batch downstream by a port of the step; may block while channels are full.
-
-    It is the same for the whole life of an operator.
-    """
+    """Sends a batch downstream through a port of the step. An operator gets the same one in every call."""
 
     def __call__(self, batch: Batch, port: str = MAIN_PORT) -> None:
-        """Send."""
+        """Send a batch."""
         ...
 
 
@@ -41,17 +35,21 @@ class OperatorContext:
     """What an operator may use.
 
     Attributes:
-        folder: its own folder below the job's directory for this generation, ``state/<uid>/<generation>``. Layer
-            names below it are used once.
+        uid: of the step.
+        spark: the session for its jobs.
+        filesystem: of the state directory.
+        folder: the step's folder of this generation, ``state/<uid>/<generation>``. Layer names in it are used once.
+        generation: of the process that runs the job.
         inputs: schema of each input.
-        consumed: the ports that somebody reads; a port nobody reads is not built.
-        partitions: ``n`` of the merge way, fixed for the life of the process.
-        background: enter it around every background Spark job: it waits for one of the ``cores - 1`` slots and puts
+        consumed: the ports that another step reads; output of other ports is not built.
+        partitions: number of partitions of state in memory, fixed for the life of the process.
+        cores: that Spark may use.
+        background: is entered around every background Spark job; it waits for one of the ``cores - 1`` slots, and puts
             the thread's jobs into the background pool. ``background()`` is cheap to call.
-        count: adds to a named counter of the step (``late``, ``fired``), for observers.
+        count: adds to a named counter of the step (``late``, ``fired``), for listeners.
         failpoint: names a durable step, so that tests can crash there.
-        wall: the wall clock, in microseconds since the epoch, for what is to happen in processing time.
-        report: tells observers more than a counter can.
+        wall: the wall clock, in microseconds since the epoch, for actions in processing time.
+        report: passes a fact to the job's listeners.
     """
 
     uid: str
@@ -71,25 +69,25 @@ class OperatorContext:
 
 
 class PendingSnapshot(Protocol):
-    """A snapshot by name: the layers are immutable, so naming them takes no time."""
+    """A snapshot that names its layers, which takes no time since layers are immutable."""
 
     def materialise(self) -> StateHandle:
-        """Make what is not yet durable so, in the background, and describe it. Called once, on a worker thread.
+        """Make the layers durable that are not yet, and return the handle. Called once, on a worker thread.
 
-        Layers belong to the step's stack, not to the checkpoint: an abort changes nothing, and what was written for
-        an aborted checkpoint serves the next.
+        Layers belong to the step's stack, not to the checkpoint. An abort changes nothing, and files written for an
+        aborted checkpoint are used by the next.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DeferredBatch:
-    """A batch whose job is left to whoever runs its results.
+    """A batch whose job is deferred to the job of the consumer of its results.
 
     Attributes:
-        ran: among the measures of the results: settled by the first job over them, or lost if nobody will run them.
-        finish: take in what that job has told; if there was none, run one. Called once, before anything else is asked
-            of the operator but background work, and never while somebody may be running the results for the first time.
+        ran: one of the metrics of the results: settled by the first job over them, or lost if no job will run them.
+        finish: takes in what that job has observed, or runs a job if there was none. Called once, never during the
+            first job over the results, and before any other call of the operator except for background work.
     """
 
     ran: ObservedMetrics
@@ -100,36 +98,37 @@ class Operator(Protocol):
     """One keyed step. ``process``, ``advance``, ``snapshot`` and ``completed`` are never called at the same time."""
 
     def process(self, batch: Batch, *, source: int, watermark: EventTime, emit: Collector) -> DeferredBatch | None:
-        """Take in a batch of input ``source``, in one Spark job. Calls ``batch.settle()`` after its success.
+        """Process a batch of input ``source`` in one Spark job, then call ``batch.settle()``.
 
-        Or in none: what it has emitted then is of this batch alone, and whoever runs that does the batch's job by the
-        way. The caller keeps the batch until that is finished.
+        An operator may defer that job instead. Then the results that it has emitted are of this batch alone, and the
+        job that runs them also does the batch's work. The caller keeps the batch until :class:`DeferredBatch` is
+        finished; otherwise it releases the batch after this call.
 
-        There is one more job, before it, only when :meth:`maintain` has fallen so far behind that state in memory is
-        at its limit: then the step does that work itself, and its input waits. A lost observation is asked for again,
-        which is a job too.
+        One more job runs first if :meth:`maintain` has fallen so far behind that state in memory is at its limit. A
+        lost observation takes one more job, too.
 
-        ``watermark`` is the step's, before this batch. The runtime releases the batch afterwards.
+        ``watermark`` is the step's watermark before this batch.
         """
         ...
 
     def advance(self, watermark: EventTime, *, emit: Collector) -> EventTime | None:
-        """The step's watermark rose: emit what is due, lazily. Output that surely has no rows is not emitted.
+        """Emit what is due at a higher watermark, lazily; output that is known to have no rows is not emitted.
 
-        Returns the watermark of its output, if that is not as high: rows below ``watermark`` are still to be emitted.
+        Returns:
+            The watermark of the output if it is lower, because rows below ``watermark`` are still to be emitted.
         """
         ...
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
-        """Name the state as of now."""
+        """A snapshot of the state as of now."""
         ...
 
     def completed(self, checkpoint: CheckpointId) -> None:
-        """The checkpoint is in the log."""
+        """Note that the checkpoint is in the log."""
         ...
 
     def maintain(self) -> Callable[[], None] | None:
-        """Background work that is due (compaction), or ``None``. The runtime runs it on a worker, one at a time."""
+        """Background work that is due (compaction), if any. The runtime runs it on a worker, one at a time."""
         ...
 
     def close(self) -> None:
@@ -139,26 +138,42 @@ class Operator(Protocol):
 
 @runtime_checkable
 class ProcessingTimeOperator(Protocol):
-    """An operator that also acts in processing time, whether rows come or not."""
+    """An operator that also acts in processing time, with or without rows."""
 
     def tick(self, *, emit: Collector) -> int | None:
         """Do what is due; never called at the same time as ``process`` and the others.
 
-        Returns after how many microseconds there is more to do; ``None``: not before something else happens.
+        Returns:
+            After how many microseconds there is more to do; ``None`` if not before another call.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSchema:
+    """The state of a step, as it is declared now.
+
+    Attributes:
+        kind: name and version of its format: ``"window/1"``.
+        schema: Spark DDL: key columns, start and end of a stretch of time, then partial columns ``<alias>__<part>``.
+        window: the windows that its rows are for, as the state records them.
+    """
+
+    kind: str
+    schema: str
+    window: str
 
 
 class OperatorSpec(Protocol):
     """A frozen description of a stateful step.
 
-    One whose rows undo one another has ``is_change_stream``, one that may send a result twice ``may_repeat``: then they
-    are not let into another stateful step.
+    It has ``is_change_stream`` if its output rows undo one another, and ``may_repeat`` if it may send a result twice.
+    Such output is not accepted by another stateful step.
     """
 
     @property
     def kind(self) -> str:
-        """Name and version of the state's format: ``"window/1"``. Restore compares it."""
+        """Name and version of the state's format, as in ``"window/1"``; a restore compares it."""
         ...
 
     def ports(self, inputs: tuple[StructType, ...]) -> Mapping[str, StructType]:
@@ -170,41 +185,18 @@ class OperatorSpec(Protocol):
         ...
 
     def keeps(self, inputs: tuple[StructType, ...], session: SparkSession) -> StateSchema:
-        """What its state looks like, which a start compares with what a checkpoint holds. Runs no job."""
+        """The schema of its state, which a start compares with that of the checkpoint. Runs no job."""
         ...
 
     def open(self, context: OperatorContext, restored: StateHandle | None) -> Operator:
-        """Begin from restored state or empty.
+        """An operator with restored or empty state.
 
         Raises:
-            StateIncompatible: schema or kind differ beyond what can be migrated.
-            LayerMissing: a named file is not there.
+            StateIncompatible: the schema or kind of the state cannot be migrated.
+            LayerMissing: a file of the state is missing.
         """
         ...
 
     def describe(self) -> str:
-        """In a few words, for people."""
+        """A short description for people."""
         ...
-
-
-# ----------------------------------------------------------------------------------------------------
-# Decides how recorded state becomes the state that a step declares; pure. Knows neither Spark nor files.
-#
-# State is described as Spark DDL: key columns, where a stretch of time starts and ends, then partial columns, each
-# called ``<alias>__<part>``. Aggregates come and go as a whole, types only get wider, and keys and windows stay as they
-# are.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateSchema:
-    """What a step keeps, as it is declared now.
-
-    Attributes:
-        kind: name and version of its format: ``"window/1"``.
-        schema: as Spark DDL.
-        window: for what windows its rows are cut, in the words that its state records.
-    """
-
-    kind: str
-    schema: str
-    window: str

@@ -1,7 +1,7 @@
-"""What a sink is to the runtime: a writer that stages, a committer that publishes. All a new connector must satisfy.
+"""What a sink must implement: a SinkWriter that stages output, and a Committer that publishes it.
 
-What is published twice is seen once. A committer works from the committable alone, for sinks that the pipeline no
-longer has are committed too.
+Output that is published twice is visible once. A committer works from the committable alone, since output of sinks
+that the pipeline no longer has is published too.
 """
 
 from __future__ import annotations
@@ -24,10 +24,20 @@ if TYPE_CHECKING:
 class SinkContext:
     """What a writer may use.
 
-    ``log_id`` is a part of every identity in the outside. ``staging`` is the folder that is this generation's alone
-    (``staged/<uid>/<generation>``), for sinks that stage in the state directory. ``background`` is entered around
-    every background Spark job: it waits for a slot and puts the thread's jobs into the background pool. ``failpoint``
-    names a durable step, so that tests can crash there.
+    Attributes:
+        uid: of the sink.
+        spark: the session for its jobs.
+        schema: of the batches.
+        log_id: is part of every identity outside of the state directory.
+        job: name of the job.
+        generation: of the process that runs the job.
+        filesystem: of the state directory.
+        staging: the folder of this generation (``staged/<uid>/<generation>``), for sinks that stage in the state
+            directory.
+        cores: that Spark may use.
+        background: is entered around every background Spark job; it waits for a slot, and puts the thread's jobs into
+            the background pool.
+        failpoint: names a durable step, so that tests can crash there.
     """
 
     uid: str
@@ -47,18 +57,18 @@ class PreparedOutput(Protocol):
     """Output of one epoch, closed to new rows but not yet durable."""
 
     def materialise(self) -> Sequence[Committable]:
-        """Make it durable (fsynced, checksummed). Runs in the background; called once. No rows: no committables.
+        """Make the output durable (fsynced, checksummed); no committables without rows. Called once, in the background.
 
-        What it returns stays valid however often checkpoints are aborted: it goes into the next manifest.
+        The committables stay valid if the checkpoint is aborted: they go into the next manifest.
         """
         ...
 
 
 class SinkWriter(Protocol):
-    """Stages the output of one sink step; called by one thread at a time (but for ``materialise``)."""
+    """Stages the output of one sink; called by one thread at a time (except ``materialise``)."""
 
     def write(self, batch: Batch) -> int | None:
-        """Stage a batch, in exactly one Spark job. Returns the rows written, if known.
+        """Stage a batch in exactly one Spark job; returns the number of rows written, if known.
 
         Raises:
             ConnectorError: nothing of this batch will ever be visible.
@@ -66,7 +76,7 @@ class SinkWriter(Protocol):
         ...
 
     def prepare(self, checkpoint: CheckpointId) -> PreparedOutput:
-        """Close the epoch: all that was written since the last one. Cheap: no job, no input or output."""
+        """Close the epoch: all rows since the last call. Cheap: no job, no input or output."""
         ...
 
     def close(self) -> None:
@@ -76,42 +86,42 @@ class SinkWriter(Protocol):
 
 @runtime_checkable
 class SupportsOutputLookup(Protocol):
-    """A committer whose staged files become the published ones: so what is published can be found and compared."""
+    """A committer whose staged files become the published ones, so that published output can be found and compared."""
 
     def final(self, item: Committable, path: str) -> str | None:
-        """Where a staged file lies once it is published; ``None`` if that cannot be told."""
+        """The path of a staged file once it is published; ``None`` if unknown."""
         ...
 
     def has_evidence(self, item: Committable) -> bool:
-        """Whether a staged file that is gone counts as published (its folder says that the target is there)."""
+        """Whether a missing staged file counts as published, because its folder shows that the target is there."""
         ...
 
 
 class Committer(Protocol):
-    """Publishes committables of one kind, from nothing but themselves. Idempotent. Called in order of checkpoints."""
+    """Publishes committables of one kind, from the committable alone. Idempotent. Called in order of checkpoints."""
 
     def commit(self, item: Committable) -> CommitOutcome:
-        """Fence where it can be, look, publish with the identity in the same atomic act."""
+        """Publish: fence if possible, check, then publish together with the identity in one atomic act."""
         ...
 
     def void(self, item: Committable) -> CommitOutcome:
-        """Make sure that this identity can never publish. ``ALREADY_DONE``: it was published before."""
+        """Make sure that the committable can never be published. ``ALREADY_DONE``: it was published before."""
         ...
 
 
 class Sink(Protocol):
     """A frozen description of where rows go.
 
-    One that understands change streams, or keeps their rows as they come, has ``accepts_changes``.
+    A sink that understands change streams, or keeps their rows as they come, has ``accepts_changes``.
     """
 
     @property
     def guarantee(self) -> Guarantee:
-        """The best it can do."""
+        """The best guarantee that it can give."""
         ...
 
     def check(self, schema: StructType) -> None:
-        """Refuse, before anything runs, what this sink cannot write.
+        """Refuse a schema that this sink cannot write, before anything runs.
 
         Raises:
             GraphError: with the column and the remedy.
@@ -119,16 +129,16 @@ class Sink(Protocol):
         ...
 
     def writer(self, context: SinkContext) -> SinkWriter:
-        """A writer for one run. Nothing of an earlier run is resumed: what is not in the log never was."""
+        """A writer for one run. It resumes nothing of an earlier run: only output in the log counts."""
         ...
 
     def stages_in(self, log_id: str, uid: str) -> Sequence[str]:
-        """Folders outside the state directory below which its writers stage, also those of the uids that it had before.
+        """Folders outside the state directory in which its writers stage, including those of its former uids.
 
-        What a dead generation left there is condemned by name in the log, as in the state directory (rule G2).
+        Files that a dead generation left there are condemned by name in the log, as in the state directory (rule G2).
         """
         ...
 
     def describe(self) -> str:
-        """In a few words, for people: ``files out/ (parquet)``. No secrets."""
+        """A short description for people: ``files out/ (parquet)``. No secrets."""
         ...

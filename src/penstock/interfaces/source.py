@@ -1,8 +1,8 @@
-"""What a source is to the runtime: all that a new connector has to satisfy.
+"""What a source must implement: Source, SourceReader and the optional protocols next to them.
 
-A source is a frozen description; :meth:`Source.open` makes a reader. A reader never sleeps and holds no state but
-what it got as position: it answers *what to read next* with a plan, and turns a plan into a lazy Spark frame that can
-be run again and again with the same rows.
+A source is a frozen description; :meth:`Source.open` makes a reader. A reader never sleeps, and its only state is its
+position. :meth:`SourceReader.poll` plans the next batch. :meth:`SourceReader.frame` turns that plan into a lazy Spark
+frame, which gives the same rows however often it is run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def ignore_fact(fact: Fact) -> None:
-    """Where nobody listens to facts."""
+    """Drop a fact."""
 
 
 class Until(str, Enum):
@@ -35,9 +35,13 @@ class Until(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceContext:
-    """What a reader may use. ``until=CAUGHT_UP`` fixes the end at what is there when the reader is opened.
+    """What a reader may use.
 
-    ``report`` tells observers of the job a fact; nothing is decided by it.
+    Attributes:
+        uid: of the source.
+        spark: the session for its frames.
+        until: with ``CAUGHT_UP``, reading ends at what is there when the reader is opened.
+        report: passes a fact to the job's listeners; nothing is decided by it.
     """
 
     uid: str
@@ -48,13 +52,16 @@ class SourceContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLimit:
-    """What the next batch may hold. ``None`` is no limit.
+    """What the next batch may hold.
 
-    ``paused``: names of partitions, as :attr:`PlannedBatch.partitions` has them, that are too far ahead in event time
-    of what they are aligned with. A reader that names partitions leaves them out of the plan and keeps their place;
-    they stay in ``names`` and, if they have rows waiting, in ``behind``. Those that have rows waiting are neither idle
-    nor caught up: where only such are left to read, the answer is :class:`NoData`, not idle. Readers without partitions
-    never get any.
+    Attributes:
+        rows: most rows; ``None`` is no limit.
+        bytes: most bytes; ``None`` is no limit.
+        paused: names of partitions, as in :attr:`PlannedBatch.partitions`, whose event time is too far ahead of those
+            they are aligned with. The reader leaves them out of the plan and keeps their position. They stay in
+            ``names`` and, if they have rows waiting, in ``behind``. A paused partition with rows waiting is neither
+            idle nor caught up: if only such partitions are left to read, the answer is :class:`NoData`, not idle.
+            Always empty for readers that name no partitions.
     """
 
     rows: int | None = None
@@ -64,25 +71,25 @@ class ReadLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedBatch:
-    """A plan of a batch: the reader's own description of exact ranges, never empty.
+    """The next batch as the reader has planned it. The reader's position is now the one after the plan.
 
-    ``rows`` and ``bytes`` are what the reader knows or estimates. ``measures`` holds what it already knows for sure.
-    After this answer the reader's position is the one after the plan.
-
-    ``verify`` raises ``SourceChanged`` if what a job over the plan has just read may not be what was planned. It is
-    called after each job, on the thread that ran it, before a snapshot can contain the rows; it must not block.
-
-    ``partitions``: all that the source has now, also those that the plan has no rows of; their ``source`` is filled in
-    by whoever runs the reader. Each has a watermark of its own then, and the least of them holds.
-
-    ``takes_all``: nothing else waits. The reader is asked again when the batch is through, and what came meanwhile is
-    the next one, whole and fresh; while more waits, the next batch is read ahead.
+    Attributes:
+        plan: the reader's own description of exact ranges, never empty.
+        rows: number of rows, as far as the reader knows or estimates it.
+        bytes: number of bytes, likewise.
+        metrics: metrics that are known for sure without a job.
+        verify: raises ``SourceChanged`` if a job over the plan may have read something else than was planned. It is
+            called after each job, on the thread that ran it, before a snapshot can contain the rows. It must not block.
+        partitions: all partitions that the source has now, with or without rows in the plan; the runtime fills in
+            their ``source``. Each then has a watermark of its own, and the minimum of them holds.
+        takes_all: no other rows are waiting. The reader is polled again when the batch has been processed, so that all
+            rows that arrive meanwhile are the next batch. Otherwise the next batch is read ahead.
     """
 
     plan: object
     rows: int | None = None
     bytes: int | None = None
-    measures: Mapping[str, ObservedMetrics] = field(default_factory=dict)
+    metrics: Mapping[str, ObservedMetrics] = field(default_factory=dict)
     verify: Callable[[], None] | None = None
     partitions: SourcePartitions | None = None
     takes_all: bool = False
@@ -90,11 +97,14 @@ class PlannedBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoData:
-    """No rows now; ask again at ``wake_at``. ``idle``: it does not hold watermarks back before its next rows.
+    """There are no rows now.
 
-    ``ended``: partitions that were read to their end while others, which are paused, have rows left. Nobody waits for
-    them any more; where all were read to their end the answer is :class:`Ended` or :class:`CaughtUp`. In a run until
-    caught up it may be left out: there nothing else can be meant.
+    Attributes:
+        wake_at: when to poll again.
+        idle: the source does not hold watermarks back before its next rows.
+        ended: partitions that were read to their end while others, which are paused, have rows left. Other sources stop
+            waiting for them. If all partitions were read to their end, the answer is :class:`Ended` or
+            :class:`CaughtUp`. A run until caught up may leave it empty: it is implied there.
     """
 
     wake_at: MonotonicTime
@@ -104,7 +114,7 @@ class NoData:
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """The end fixed by ``Until.CAUGHT_UP`` is reached. Not the end of the data: the watermark stays."""
+    """The end set by ``Until.CAUGHT_UP`` is reached. More data may come in a later run: the watermark stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +129,7 @@ class SourceReader(Protocol):
     """Reads one source from one position on; called by one thread at a time."""
 
     def poll(self, *, now: MonotonicTime, wall: WallTime, limits: ReadLimit) -> PollResult:
-        """What to read next. Must not block for long and must not run a Spark job.
+        """Plan what to read next. Must not block for long and must not run a Spark job.
 
         Raises:
             ConnectorError: with ``retry`` set truthfully.
@@ -131,11 +141,11 @@ class SourceReader(Protocol):
         ...
 
     def position(self) -> Position:
-        """After the last plan that was returned. Right after opening: the resolved start (``latest`` is a number)."""
+        """The position after the last returned plan; at first the resolved start (``latest`` is a number by then)."""
         ...
 
     def committed(self, checkpoint: CheckpointId, position: Position) -> None:
-        """The checkpoint with this position is complete. For monitoring (offsets shown elsewhere); cleans nothing."""
+        """Note that the checkpoint with this position is complete; for monitoring, such as offsets shown elsewhere."""
         ...
 
     def close(self) -> None:
@@ -149,36 +159,36 @@ class SupportsPartitions(Protocol):
 
     @property
     def partition_column(self) -> str | None:
-        """The column of its schema that has the partition's name, as plain value; ``None`` if it has none."""
+        """The column of its schema that has the partition's name, as a plain value; ``None`` if it has none."""
         ...
 
 
 @runtime_checkable
 class ChecksPosition(Protocol):
-    """A source that says beforehand which positions it goes on after, so that another kind's is refused at once."""
+    """A source that names the kind of its positions, so that a position of another kind is refused before opening."""
 
     @property
     def position_kind(self) -> str:
-        """What :attr:`Position.kind` is in its positions."""
+        """:attr:`Position.kind` of its positions."""
         ...
 
 
 @runtime_checkable
 class SupportsPartitionNames(Protocol):
-    """A reader that knows its partitions without a batch to tell them with."""
+    """A reader that knows its partitions before its first batch."""
 
     def partitions(self) -> SourcePartitions:
-        """All that it reads now."""
+        """All partitions that it reads now."""
         ...
 
 
 DECODED_RECORD: Final = "_record"
-"""Column of frames whose source has decoded a column of JSON: the record, ``NULL`` where Spark is to decode it."""
+"""Column with the decoded record, of frames whose source decodes JSON; ``NULL`` where Spark has to decode it."""
 UNDECODED_METRIC: Final = "undecided"
-"""Name of a metric of such a source: ``{"rows": n}``, the number of rows without a :data:`DECODED_RECORD`.
+"""Metric of such a source: ``{"rows": n}``, the number of rows without a :data:`DECODED_RECORD`.
 
-One that has settled by the time its batch is sent (the reader has the rows at hand) saves looking for the others:
-where there are none, the plan knows nothing of JSON. It goes no further than to the first step.
+If it is settled when the batch is sent (the reader has the rows at hand) and zero, the plan of the batch decodes no
+JSON. Only the first step gets it.
 """
 
 
@@ -189,31 +199,31 @@ class SupportsJsonDecoding(Protocol):
     def decoding(self, column: str, record: StructType) -> Source | None:
         """The same source with the column :data:`DECODED_RECORD` added, or ``None`` if it cannot decode ``column``.
 
-        Where ``DECODED_RECORD`` is there, it is what ``from_json`` would give, and ``column`` is ``NULL``. Where the
-        source is not sure, ``DECODED_RECORD`` is ``NULL`` and ``column`` as it came. Positions and guarantees are the
-        same as without.
+        In each row ``DECODED_RECORD`` is either what ``from_json`` would give, and ``column`` is ``NULL``. Or the
+        source is not sure: then ``DECODED_RECORD`` is ``NULL``, and ``column`` is unchanged. Positions and guarantees
+        stay the same.
         """
         ...
 
 
 @runtime_checkable
 class SupportsColumnPruning(Protocol):
-    """A source that can save the work for columns that nobody looks at."""
+    """A source that can skip the work for columns that the pipeline does not use."""
 
     def only(self, columns: Collection[str]) -> Source:
-        """The same source, with the same schema; in columns that are not named here it may have ``NULL``."""
+        """The same source with the same schema; other columns than these may be ``NULL``."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """What a reader that went on at a position would find, as far as it is known without reading.
+    """The data waiting for a reader that starts at a position, as far as it is known without reading.
 
     Attributes:
-        rows: at most so many; ``None`` if only reading tells.
-        files: so many of them, one that is partly read included.
-        bytes: of these files.
-        partitions: by name, where each would be read on, and its end now.
+        rows: most rows that are waiting; ``None`` if that is not known without reading.
+        files: number of files, including one that is partly read.
+        bytes: size of these files.
+        partitions: by name, where reading would start, and where the partition ends now.
         warnings: what may go wrong, each a sentence.
     """
 
@@ -226,24 +236,24 @@ class Backlog:
 
 @runtime_checkable
 class SupportsBacklog(Protocol):
-    """A source that can be asked what waits for it, without a session and without changing anything anywhere."""
+    """A source that can report its backlog, without a Spark session and without changing anything."""
 
-    def waiting(self, resume: Position | None) -> Backlog:
-        """What a reader opened with this position would find.
+    def backlog(self, resume: Position | None) -> Backlog:
+        """The data waiting for a reader that is opened with this position.
 
         Raises:
             StateIncompatible: the position is of another kind.
-            ConnectorError: it cannot be told; a start may fail the same way.
+            ConnectorError: it cannot be found out; a start may fail the same way.
         """
         ...
 
 
 @runtime_checkable
 class SupportsReplay(Protocol):
-    """A source that can be read by a run of which nobody outside learns, and up to where another run has read it."""
+    """A source that can be read without effects outside, and up to where another run has read it."""
 
     def replayed(self, end: Position | None) -> Source:
-        """The same source, which tells the outside nothing. With ``end``, a run until caught up ends there.
+        """The same source without effects outside, such as commits. With ``end``, a run until caught up ends there.
 
         Raises:
             StateIncompatible: that position is of another kind.
@@ -256,11 +266,11 @@ class Source(Protocol):
 
     @property
     def guarantee(self) -> Guarantee:
-        """What replaying a position gives."""
+        """The guarantee when a position is replayed."""
         ...
 
     def schema(self, spark: SparkSession) -> StructType:
-        """The columns of every frame, known before anything is read."""
+        """The schema of every frame, known before anything is read."""
         ...
 
     def open(self, context: SourceContext, resume: Position | None) -> SourceReader:
@@ -272,5 +282,5 @@ class Source(Protocol):
         ...
 
     def describe(self) -> str:
-        """In a few words, for people: ``files in/*.json``. No secrets."""
+        """A short description for people: ``files in/*.json``. No secrets."""
         ...

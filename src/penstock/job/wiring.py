@@ -212,9 +212,9 @@ class AttemptBuilder:
             limits=lambda: limits if control is None else replace(limits, rows=control.cap(limits.rows)),
             held=self._of.initial,
             has_ended=has_ended,
-            pace=schedule_of(without_pause if self._of.until is Until.CAUGHT_UP else node.pace),
+            schedule=schedule_of(without_pause if self._of.until is Until.CAUGHT_UP else node.pace),
             markers=LatencyMarkerTimer(settings.latency_every) if settings.latency_every is not None else None,
-            gates=self._gates,
+            alignment=self._gates,
             shell=self._of.supervisor,
             clock=self._of.clock,
         )
@@ -243,7 +243,7 @@ class AttemptBuilder:
         if gates is None:
             return UpstreamInfo(name=name, expected=expected)
         sources = upstream_sources(graph, ref)
-        return UpstreamInfo(name=name, expected=expected, stood=lambda now: gates.stood(sources, now))
+        return UpstreamInfo(name=name, expected=expected, paused_until=lambda now: gates.paused_until(sources, now))
 
     def _work(self, plan: TaskSpec) -> TaskLogic:
         node = plan.node

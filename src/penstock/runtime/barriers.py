@@ -1,4 +1,7 @@
-"""Barrier alignment (exactly-once) and barrier counting (at-least-once)."""
+"""Barrier alignment (exactly-once) and barrier counting (at-least-once) over the inputs of one task.
+
+Pure state machines: events in, effects out. They read no channel.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,7 @@ from penstock.elements import Barrier, CancelBarrier
 from penstock.errors import InternalError, assert_never
 from penstock.handles import CheckpointId
 
-# ----------------------------------------------------------------------------------------------------
-# Barrier alignment over the inputs of one task, exactly-once: a pure machine. Knows neither channels nor operators.
-#
-# The first barrier of a new checkpoint blocks its input; when the barrier came on every live input, the task snapshots,
-# and all inputs go on. One checkpoint is aligned at a time: a newer barrier abandons the older one.
-# (Flink: ``SingleCheckpointBarrierHandler``; scenarios 71-79.)
+# ---- events and effects ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,21 +33,21 @@ class CancelArrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputEnded:
-    """An input ended: no barrier will come from it, so it counts as aligned."""
+    """An input ended: it brings no more barriers, so it counts as aligned."""
 
     source: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeSnapshot:
-    """All live inputs have brought the barrier: snapshot, then forward it."""
+    """The barrier has arrived from all live inputs: take a snapshot, then forward the barrier."""
 
     barrier: Barrier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortAlignment:
-    """This checkpoint will not be aligned here any more: forward the cancellation."""
+    """The task abandons this checkpoint: forward the cancellation."""
 
     checkpoint: CheckpointId
 
@@ -59,7 +57,7 @@ AlignmentEffect: TypeAlias = TakeSnapshot | AbortAlignment
 
 
 class BarrierHandler(Protocol):
-    """Follows the barriers of one task: :class:`AlignedBarrierHandler` waits, ``BarrierTracker`` only counts."""
+    """Follows the barriers of one task: :class:`AlignedBarrierHandler` blocks, :class:`BarrierTracker` counts."""
 
     @property
     def blocked(self) -> frozenset[int]:
@@ -68,23 +66,35 @@ class BarrierHandler(Protocol):
 
     @property
     def aligning(self) -> CheckpointId | None:
-        """The checkpoint whose barriers are being waited for."""
+        """The oldest checkpoint whose barriers are still to come."""
         ...
 
     def handle(self, event: AlignmentEvent) -> list[AlignmentEffect]:
-        """Take in one event; return what to do, in order."""
+        """The effects of one event, in order.
+
+        Raises:
+            InternalError: a second barrier of a checkpoint on one input.
+        """
         ...
 
 
+# ---- exactly-once ----------------------------------------------------------------------------------------------------
+
+
 class AlignedBarrierHandler:
-    """Decides which inputs wait and when to snapshot. :meth:`handle` is the only way to change it."""
+    """Barrier alignment: decides which inputs are blocked and when to take a snapshot.
+
+    The first barrier of a new checkpoint blocks its input. When the barrier has arrived from every live input, the task
+    takes a snapshot, and all inputs are read again. One checkpoint is aligned at a time: a newer barrier abandons the
+    older checkpoint. (Flink: ``SingleCheckpointBarrierHandler``; scenarios 71-79.)
+    """
 
     def __init__(self, inputs: int) -> None:
         self._live = set(range(inputs))
         self._arrived: set[int] = set()
         self._current: Barrier | None = None
+        # The newest checkpoint that was aligned, abandoned or cancelled here; none up to it starts again.
         self._latest = CheckpointId(-1)
-        """The newest checkpoint that was aligned, abandoned or cancelled here: nothing up to it starts again."""
 
     @property
     def blocked(self) -> frozenset[int]:
@@ -93,11 +103,11 @@ class AlignedBarrierHandler:
 
     @property
     def aligning(self) -> CheckpointId | None:
-        """The checkpoint whose barriers are being waited for."""
+        """The checkpoint whose barriers are still to come."""
         return self._current.checkpoint if self._current else None
 
     def handle(self, event: AlignmentEvent) -> list[AlignmentEffect]:
-        """Take in one event; return what to do, in order."""
+        """The effects of one event, in order."""
         match event:
             case BarrierArrived():
                 return self._barrier(event)
@@ -155,21 +165,15 @@ class AlignedBarrierHandler:
         return [TakeSnapshot(barrier=current)]
 
 
-# ----------------------------------------------------------------------------------------------------
-# Barrier counting over the inputs of one task, at-least-once: a pure machine. Knows neither channels nor operators.
-#
-# Nothing is ever blocked, so rows behind an early barrier are in the snapshot too and come again after a restart.
-# Barriers are counted for each checkpoint; several may be under way at a time. A checkpoint whose last awaited barrier
-# came is snapshotted, and it and all older ones are over.
-# (Flink: ``CheckpointBarrierTracker``; scenarios 80-85.)
+# ---- at-least-once ---------------------------------------------------------------------------------------------------
 
 MAX_TRACKED: Final = 50
-"""Checkpoints that are counted at a time. One more, and the oldest is forgotten: it will not be snapshotted here."""
+"""Most checkpoints that are counted at a time. With one more the oldest is forgotten: no snapshot is taken for it."""
 
 
 @dataclass(slots=True)
 class _Count:
-    """The inputs that are through with a checkpoint: their barrier or its cancellation came."""
+    """The inputs from which the barrier of a checkpoint, or its cancellation, has arrived."""
 
     arrived: set[int] = field(default_factory=set)
     barrier: Barrier | None = None
@@ -177,16 +181,21 @@ class _Count:
 
 
 class BarrierTracker:
-    """Decides when to snapshot, never what waits. :meth:`handle` is the only way to change it."""
+    """Barrier counting: decides when to take a snapshot, and never blocks an input.
+
+    So rows behind an early barrier are in the snapshot too, and come again after a restart. Barriers are counted for
+    each checkpoint; several may be pending. When the last barrier of a checkpoint has arrived, the task takes a
+    snapshot, and that checkpoint and all older ones are over. (Flink: ``CheckpointBarrierTracker``; scenarios 80-85.)
+    """
 
     def __init__(self, inputs: int) -> None:
         self._live = set(range(inputs))
         self._counts: dict[CheckpointId, _Count] = {}  # oldest first
-        self._latest = CheckpointId(-1)  # the newest checkpoint seen: nothing up to it is begun again
+        self._latest = CheckpointId(-1)  # the newest checkpoint seen; none up to it starts again
 
     @property
     def blocked(self) -> frozenset[int]:
-        """No input ever waits."""
+        """Always empty."""
         return frozenset()
 
     @property
@@ -196,15 +205,11 @@ class BarrierTracker:
 
     @property
     def pending(self) -> tuple[CheckpointId, ...]:
-        """The checkpoints that are counted, oldest first; aborted ones stay until all their barriers were seen."""
+        """The checkpoints that are counted, oldest first; aborted ones stay until all their barriers have arrived."""
         return tuple(self._counts)
 
     def handle(self, event: AlignmentEvent) -> list[AlignmentEffect]:
-        """Take in one event; return what to do, in order.
-
-        Raises:
-            InternalError: a second barrier of a checkpoint on one input; nothing has changed.
-        """
+        """The effects of one event, in order."""
         match event:
             case BarrierArrived():
                 return self._barrier(event.source, event.barrier)
@@ -238,7 +243,7 @@ class BarrierTracker:
         return effects + self._abort(checkpoint) + self._complete()
 
     def _abort(self, checkpoint: CheckpointId) -> list[AlignmentEffect]:
-        """Told once for each checkpoint."""
+        """The effect of an abort, once for each checkpoint."""
         count = self._counts[checkpoint]
         if count.is_aborted:
             return []
@@ -249,7 +254,7 @@ class BarrierTracker:
         return checkpoint <= self._latest and checkpoint not in self._counts
 
     def _count(self, checkpoint: CheckpointId) -> _Count:
-        """The count of a checkpoint that is not over; begun if it is new."""
+        """The count of a checkpoint that is not over, made if it is new."""
         if checkpoint not in self._counts:
             self._latest = checkpoint
             self._counts[checkpoint] = _Count()
@@ -258,9 +263,9 @@ class BarrierTracker:
         return self._counts[checkpoint]
 
     def _complete(self) -> list[AlignmentEffect]:
-        """Forget what all live inputs are through with; snapshot the newest of it that is not aborted."""
-        through = [id for id, count in self._counts.items() if not self._live - count.arrived]
-        counts = [self._counts.pop(id) for id in through]
+        """Remove the checkpoints whose barriers have all arrived; snapshot the newest that is not aborted."""
+        complete = [id for id, count in self._counts.items() if not self._live - count.arrived]
+        counts = [self._counts.pop(id) for id in complete]
         barrier = next((count.barrier for count in reversed(counts) if not count.is_aborted), None)
         if barrier is None:
             return []

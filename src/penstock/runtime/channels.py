@@ -1,4 +1,4 @@
-"""Bounded queues (backpressure) and the routes a task sends along."""
+"""Channels, which are bounded queues between tasks (backpressure), and the output paths that lead to them."""
 
 from __future__ import annotations
 
@@ -6,37 +6,36 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TypeAlias
 
 from penstock.elements import Batch, Element, RefCount, is_empty
 from penstock.interfaces.operator import MAIN_PORT
 
-# ----------------------------------------------------------------------------------------------------
-# A bounded queue of elements on one edge: that bound is the backpressure. Knows nothing of what elements mean.
+# ---- channels --------------------------------------------------------------------------------------------------------
 
 CAPACITY = 2
-"""Batches that wait on an edge before its sender stops taking in more."""
+"""Batches that are queued on an edge before its sender stops taking in more."""
 
 
 class Channel:
-    """First in, first out, from one task to one input of another.
+    """A queue from one task to one input of another.
 
-    Only batches count towards the capacity, for a barrier must never wait behind a full channel's limit. A sender
-    looks at :attr:`has_room` before it begins work that may emit, so :meth:`put` never blocks; one piece of work may
-    overshoot by the few batches it emits.
+    Only batches count towards the capacity, since a barrier must never wait for room. A sender checks
+    :attr:`has_room` before it begins work that may emit, so :meth:`put` never blocks; one piece of work may exceed the
+    capacity by the few batches that it emits.
     """
 
     def __init__(self, *, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
         self._elements: deque[Element] = deque()
         self._batches = 0
-        self._is_worked_on = False
+        self._is_unacknowledged = False  # a batch was taken that is not processed yet
         self._lock = threading.Lock()
-        self._on_put: Callable[[], None] = _nobody
-        self._on_take: Callable[[], None] = _nobody
+        self._on_put: Callable[[], None] = _ignore
+        self._on_take: Callable[[], None] = _ignore
 
     def connect(self, *, on_put: Callable[[], None], on_take: Callable[[], None]) -> None:
-        """Tell the receiver when something came, and the sender when there is room again or nothing left to do."""
+        """Call ``on_put`` after each put, and ``on_take`` when there may be room again or all is acknowledged."""
         self._on_put = on_put
         self._on_take = on_take
 
@@ -46,9 +45,9 @@ class Channel:
         return self._batches < self._capacity
 
     @property
-    def is_awaited(self) -> bool:
-        """Whether all that was sent is through: whoever receives has told so, and nothing waits."""
-        return not self._elements and not self._is_worked_on
+    def is_drained(self) -> bool:
+        """Whether nothing is queued, and the receiver has acknowledged all batches."""
+        return not self._elements and not self._is_unacknowledged
 
     def put(self, element: Element) -> None:
         """Append an element."""
@@ -72,55 +71,43 @@ class Channel:
             element = self._elements.popleft()
             is_batch = isinstance(element, Batch)
             self._batches -= is_batch
-            self._is_worked_on |= is_batch
+            self._is_unacknowledged |= is_batch
         self._on_take()
         return element
 
-    def through(self) -> bool:
-        """The receiver is done with what it took, and so is everybody behind it; whether that is news."""
+    def acknowledge(self) -> bool:
+        """Note that all batches taken are processed, here and downstream; returns whether any was unacknowledged."""
         with self._lock:
-            told, self._is_worked_on = self._is_worked_on, False
-        if told:
+            was_unacknowledged, self._is_unacknowledged = self._is_unacknowledged, False
+        if was_unacknowledged:
             self._on_take()
-        return told
+        return was_unacknowledged
 
     def drain(self) -> list[Element]:
-        """Remove and return all that is left, when the job is torn down."""
+        """Remove and return all elements, when the job is torn down."""
         with self._lock:
             left, self._batches = list(self._elements), 0
             self._elements.clear()
         return left
 
 
-def _nobody() -> None:
-    """Nobody waits yet."""
+def _ignore() -> None:
+    pass
 
 
-# ----------------------------------------------------------------------------------------------------
-# Where a task's elements go: along routes, rewritten by fused steps, into channels. Runs nothing itself.
+# ---- output paths: through chained steps into channels ---------------------------------------------------------------
 
-
-class Rewrite(Protocol):
-    """Fused stateless steps: a batch with another lazy frame, and with the measures that were built into it."""
-
-    def __call__(self, batch: Batch) -> Batch:
-        """Rewrite; runs no job."""
-        ...
-
-
-class PersistBatch(Protocol):
-    """Persists a batch that several will run. The result's leases free it when each of ``readers`` released it."""
-
-    def __call__(self, batch: Batch, readers: int) -> Batch:
-        """Persist; runs no job."""
-        ...
+Rewrite: TypeAlias = Callable[[Batch], Batch]
+"""Chained stateless steps: the batch with another lazy frame and the metrics that it observes. Runs no job."""
+PersistBatch: TypeAlias = Callable[[Batch, int], Batch]
+"""Persists a batch for a number of consumers; it is freed when all of them have released it. Runs no job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputPath:
-    """A route, ready to walk: its steps compiled, its leaf a channel.
+    """A route whose steps are compiled and whose leaves are channels.
 
-    ``only_if`` is the measure and the figure without which a batch has no rows for this branch.
+    ``only_if`` is a metric and its figure: if that is zero, a batch has no rows for this branch.
     """
 
     rewrite: Rewrite | None
@@ -145,37 +132,37 @@ class TaskOutput:
 
     @property
     def has_room(self) -> bool:
-        """Whether every channel has room, so that work may begin that emits anywhere."""
+        """Whether every channel has room, so that the task may begin work that emits a batch."""
         return all(channel.has_room for channel in self._channels)
 
     @property
-    def is_awaited(self) -> bool:
-        """Whether everybody downstream is through with all that was sent."""
-        return all(channel.is_awaited for channel in self._channels)
+    def is_drained(self) -> bool:
+        """Whether all tasks downstream have processed all that was sent."""
+        return all(channel.is_drained for channel in self._channels)
 
     @property
     def is_end(self) -> bool:
-        """Whether nothing comes behind: the task is a sink."""
+        """Whether no task is downstream: the task is a sink."""
         return not self._channels
 
     def emit(self, batch: Batch, port: str = MAIN_PORT, *, ready: Callable[[], None] | None = None) -> None:
-        """Send a batch along the port's route. One that nobody reads is released at once.
+        """Send a batch along the port's path. Without a path it is released at once.
 
-        ``ready`` is called when all its rewriting is done, before anybody downstream can see it.
+        ``ready`` is called when the batch is rewritten, before a task downstream can take it.
         """
         path = self._paths.get(port)
         if path is None:
             batch.release()
             return
         self._sent += 1
-        parcels = list(self._walk(replace(batch, sequence=self._sent), path))
+        rewritten = list(self._walk(replace(batch, sequence=self._sent), path))
         if ready is not None:
             ready()
-        for channel, rewritten in parcels:
-            channel.put(rewritten)
+        for channel, each in rewritten:
+            channel.put(each)
 
     def broadcast(self, element: Element) -> None:
-        """Send a control element to everybody."""
+        """Send a control element to all channels."""
         for channel in self._channels:
             channel.put(element)
 
@@ -190,8 +177,8 @@ class TaskOutput:
                 yield from self._walk(kept, branch)
 
     def _kept(self, batch: Batch, branches: Sequence[OutputPath]) -> Batch:
-        """A batch for several branches: one that no more than one will run need not be persisted."""
+        """The batch for several branches, persisted if more than one of them will run it."""
         runners = sum(not is_empty(replace(batch, only_if=each.only_if or batch.only_if)) for each in branches)
         if runners > 1:
             return self._keep(batch, len(branches))
-        return replace(batch, leases=(RefCount(batch.release, holders=len(branches)),))
+        return replace(batch, ref_counts=(RefCount(batch.release, holders=len(branches)),))

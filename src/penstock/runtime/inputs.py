@@ -1,4 +1,4 @@
-"""The inputs of one task: whose turn it is, whose watermark holds. Knows nothing of operators and sinks."""
+"""The inputs of one task: which is read next, and which one's watermark holds."""
 
 from __future__ import annotations
 
@@ -13,137 +13,161 @@ from penstock.graph.nodes import WithWatermark
 from penstock.runtime.channels import Channel
 from penstock.runtime.watermarks import PartitionWatermarks, WatermarkValve
 
+# ---- one input -------------------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, slots=True)
 class PendingTimes:
-    """A batch whose largest event times are still to be told, and when its source was asked for it."""
+    """A batch whose largest event times may not be observed yet, and when its source was polled for it."""
 
-    measure: ObservedMetrics
+    metrics: ObservedMetrics
     partitions: SourcePartitions | None
-    asked: MonotonicTime
+    polled_at: MonotonicTime
 
-    def tell(self, marks: PartitionWatermarks) -> None:
-        """The measure has settled: what it says counts."""
-        figures = self.measure.value
+    def apply_to(self, watermarks: PartitionWatermarks) -> None:
+        """Advance the watermarks by the event times that the metrics have, once settled."""
+        figures = self.metrics.value
         if figures is None:
             return
         partitions, largest = self.partitions, max_event_times(figures, self.partitions)
         if partitions is None:
             if largest[""] is not None:
-                marks.observe(largest, source="", now=self.asked)
+                watermarks.observe(largest, source="", now=self.polled_at)
             return
         behind = ("",) if "" in largest and partitions.behind else partitions.behind
-        marks.observe(
+        watermarks.observe(
             {partitions.qualified(name): time for name, time in largest.items()},
             source=partitions.source,
-            now=self.asked,
+            now=self.polled_at,
             behind={partitions.qualified(name) for name in behind},
         )
 
 
-def _never(now: MonotonicTime) -> Mapping[str, MonotonicTime]:
-    """Nobody was held."""
+def _nothing_paused(now: MonotonicTime) -> Mapping[str, MonotonicTime]:
     del now
     return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamInfo:
-    """What an input knows of where its rows come from.
+    """Where the rows of an input come from.
 
-    ``name`` is the task before it, for people. ``expected`` are sources whose partitions will be told, where there are
-    several sources. ``stood(now)``: until when partitions and sources before it were told to pause, by name.
+    Attributes:
+        name: the upstream task, for people.
+        expected: sources whose partitions are still to be named, where the rows come from several sources.
+        paused_until: until when partitions and sources upstream were paused by watermark alignment, by name.
     """
 
     name: str = ""
     expected: frozenset[str] = frozenset()
-    stood: Callable[[MonotonicTime], Mapping[str, MonotonicTime]] = _never
+    paused_until: Callable[[MonotonicTime], Mapping[str, MonotonicTime]] = _nothing_paused
 
 
 @dataclass(slots=True, kw_only=True)
 class Input:
-    """One input: a channel, and the generator of its watermark where its route has a ``with_watermark``."""
+    """One input: a channel, and a watermark generator if its route has a ``with_watermark``.
+
+    Attributes:
+        channel: where its elements come from.
+        with_watermark: the last such step of its route.
+        upstream: where its rows come from.
+        generator: makes the watermark from the event times of its batches.
+        unsettled: batches whose event times are still to be observed, in order.
+        last_batch: when it last had a batch, or was acknowledged; idleness is counted from then on.
+        last_polled: when its source was polled for the last batch. Whether it has had rows since is not known before
+            the next poll.
+        in_flight_for: how long the source was not polled, since its last batch was not acknowledged yet.
+        ahead: rows too far ahead of the wall clock that are not reported yet.
+    """
 
     channel: Channel
-    mark: WithWatermark | None
+    with_watermark: WithWatermark | None
     upstream: UpstreamInfo
     generator: PartitionWatermarks | None = None
     unsettled: deque[PendingTimes] = field(default_factory=deque)
     last_batch: MonotonicTime | None = None
-    asked: MonotonicTime | None = None
-    """When its source was asked for the last batch: what it had after that nobody knows until it is asked again."""
-    waited: int = 0
-    """How long it was not, for what it had sent was not through."""
+    last_polled: MonotonicTime | None = None
+    in_flight_for: int = 0
     ahead: int = 0
 
     @classmethod
-    def of(cls, channel: Channel, mark: WithWatermark | None, at: EventTime, upstream: UpstreamInfo) -> Input:
-        """An input whose watermark stands ``at``."""
-        generator = PartitionWatermarks(mark.delay, at, mark.idle_after) if mark is not None else None
-        return cls(channel=channel, mark=mark, generator=generator, upstream=upstream)
+    def of(cls, channel: Channel, with_watermark: WithWatermark | None, at: EventTime, upstream: UpstreamInfo) -> Input:
+        """An input whose watermark is ``at``."""
+        step = with_watermark
+        generator = PartitionWatermarks(step.delay, at, step.idle_after) if step is not None else None
+        return cls(channel=channel, with_watermark=step, generator=generator, upstream=upstream)
 
     def begin(self, now: MonotonicTime) -> None:
-        """It is looked at for the first time: quiet since the start counts as well."""
+        """Count idleness from now on, before any batch came."""
         self.last_batch = now
         if self.generator is not None:
             self.generator.expect(self.upstream.expected, now)
 
-    def stand(self, now: MonotonicTime) -> None:
-        """While somebody before it was told to pause, no batch and no row of that partition is no silence."""
-        stood = self.upstream.stood(now)
-        if stood:
-            self.last_batch = max(self.last_batch if self.last_batch is not None else now, *stood.values())
+    def skip_pauses(self, now: MonotonicTime) -> None:
+        """Exclude pauses by watermark alignment from idleness."""
+        paused_until = self.upstream.paused_until(now)
+        if paused_until:
+            self.last_batch = max(self.last_batch if self.last_batch is not None else now, *paused_until.values())
             if self.generator is not None:
-                self.generator.stood(stood)
+                self.generator.paused_until(paused_until)
 
-    def took(self, batch: Batch, now: MonotonicTime, wake: Callable[[], None]) -> None:
-        """A batch was taken: its largest event times count as soon as its first job has told them."""
-        asked = batch.reading.at if batch.reading is not None else None
-        self.last_batch, self.asked, self.waited = now, now if asked is None else asked, 0
-        if self.mark is not None and (measure := batch.measures.get(f"time:{self.mark.id}")) is not None:
-            self.unsettled.append(PendingTimes(measure, batch.partitions, self.asked))
-            measure.when_settled(wake)
+    def received(self, batch: Batch, now: MonotonicTime, wake: Callable[[], None]) -> None:
+        """Note a batch; ``wake`` is called when its event times have been observed."""
+        polled = batch.source_batch.polled_at if batch.source_batch is not None else None
+        self.last_batch, self.last_polled, self.in_flight_for = now, now if polled is None else polled, 0
+        step = self.with_watermark
+        if step is not None and (metrics := batch.metrics.get(f"time:{step.id}")) is not None:
+            self.unsettled.append(PendingTimes(metrics, batch.partitions, self.last_polled))
+            metrics.when_settled(wake)
 
-    def through(self, now: MonotonicTime) -> bool:
-        """All that was taken is through, here and behind; whether that is news. Silence begins anew with it."""
-        is_news = self.channel.through()
-        if is_news and self.asked is not None:
-            self.last_batch, self.waited = now, now - self.asked
-        return is_news
+    def acknowledge(self, now: MonotonicTime) -> bool:
+        """Note that all that was taken is processed, here and downstream; idleness is counted from now on.
 
-    def told(self) -> EventTime | None:
-        """The generator's watermark after the batches that have settled, in order; ``None`` if it did not move."""
+        Returns:
+            Whether anything was still unacknowledged.
+        """
+        is_new = self.channel.acknowledge()
+        if is_new and self.last_polled is not None:
+            self.last_batch, self.in_flight_for = now, now - self.last_polled
+        return is_new
+
+    def advance_from_metrics(self) -> EventTime | None:
+        """The generator's watermark after all settled batches, in order; ``None`` if it did not move."""
         if self.generator is None:
             return None
         before = self.generator.at
-        while self.unsettled and self.unsettled[0].measure.settled:
+        while self.unsettled and self.unsettled[0].metrics.settled:
             settled = self.unsettled.popleft()
-            self.stand(settled.asked)
-            settled.tell(self.generator)
-            ahead = (settled.measure.value or {}).get("ahead")
+            self.skip_pauses(settled.polled_at)
+            settled.apply_to(self.generator)
+            ahead = (settled.metrics.value or {}).get("ahead")
             self.ahead += ahead if isinstance(ahead, int) else 0
         return self.generator.at if self.generator.at > before else None
 
-    def passed(self, at: EventTime) -> EventTime | None:
-        """A watermark from upstream: counts where there is no generator, or at the end of time."""
+    def advance_from_upstream(self, at: EventTime) -> EventTime | None:
+        """The watermark after one from upstream, which counts without a generator, or at the end of time."""
         if self.generator is None:
             return at
         return self.generator.end() if at == MAX_WATERMARK else None
 
     def idle_at(self) -> MonotonicTime | None:
-        """When this input is to be called idle if nothing comes, and nothing is queued."""
-        if self.mark is None or self.mark.idle_after is None or self.last_batch is None:
+        """When this input becomes idle if nothing comes and nothing is queued."""
+        step = self.with_watermark
+        if step is None or step.idle_after is None or self.last_batch is None:
             return None
-        return MonotonicTime(self.last_batch + self.mark.idle_after)
+        return MonotonicTime(self.last_batch + step.idle_after)
+
+
+# ---- all inputs ------------------------------------------------------------------------------------------------------
 
 
 class Inputs:
-    """All inputs of a task, read in turns, but for those that an alignment blocks."""
+    """All inputs of a task, read in turns, except those that a barrier alignment blocks."""
 
     def __init__(
         self,
         channels: Sequence[Channel],
-        marks: Sequence[WithWatermark | None],
+        with_watermarks: Sequence[WithWatermark | None],
         *,
         upstream: Sequence[UpstreamInfo] = (),
         restored: tuple[EventTime, ...] = (),
@@ -151,9 +175,9 @@ class Inputs:
     ) -> None:
         at = restored or tuple(MIN_WATERMARK for _ in channels)
         upstream = upstream or [UpstreamInfo(name=str(source)) for source in range(len(channels))]
-        self._inputs = [Input.of(*parts) for parts in zip(channels, marks, at, upstream, strict=True)]
+        self._inputs = [Input.of(*parts) for parts in zip(channels, with_watermarks, at, upstream, strict=True)]
         self._turn = 0
-        self._holder: str | None = None
+        self._reported_holder: str | None = None
         self.wake = wake
         self.valve = WatermarkValve.restored(at)
 
@@ -164,38 +188,38 @@ class Inputs:
         return self._inputs[source]
 
     def ready(self, blocked: frozenset[int]) -> list[tuple[int, Element]]:
-        """What can be taken now: the head of each input that is not blocked, whose turn it is first."""
+        """The head of each input that has one and is not blocked, in the order of turns."""
         order = [(self._turn + i) % len(self._inputs) for i in range(len(self._inputs))]
         heads = ((i, self._inputs[i].channel.peek()) for i in order if i not in blocked)
         return [(i, head) for i, head in heads if head is not None]
 
-    def through(self, now: MonotonicTime) -> MonotonicTime | None:
-        """All that was taken is through, here and behind; returns when to look who is idle, if that is news."""
-        told = [each for each in self._inputs if each.through(now)]
-        return self.check_idle(now) if told else None
-
     def take(self, source: int) -> Element:
-        """Take the head of an input; the next one has the turn then."""
+        """Take the head of an input; the turn passes to the next input."""
         self._turn = (source + 1) % len(self._inputs)
         return self._inputs[source].channel.take()
 
+    def acknowledge(self, now: MonotonicTime) -> MonotonicTime | None:
+        """Note that all that was taken is processed, here and downstream; returns when to check idleness again."""
+        is_new = [each for each in self._inputs if each.acknowledge(now)]
+        return self.check_idle(now) if is_new else None
+
     def advance(self) -> EventTime:
-        """Take in what settled batches tell about event time; returns the combined watermark."""
+        """Advance by the event times of settled batches; returns the combined watermark."""
         for i, each in enumerate(self._inputs):
-            at = each.told()
+            at = each.advance_from_metrics()
             if at is not None:
                 self.valve.advance(i, at)
         return self.valve.at
 
     def drain(self) -> None:
-        """Let go of the batches that wait here: the job is being torn down and nobody will run them."""
+        """Release the batches that are queued here: the job is torn down and no task will run them."""
         for each in self._inputs:
             for element in each.channel.drain():
                 if isinstance(element, Batch):
                     element.release()
 
     def frozen(self) -> FrozenWatermarks:
-        """The watermarks after all batches taken so far, which some of those have yet to tell."""
+        """The watermarks after all batches taken so far, some of which may not be observed yet."""
         return FrozenWatermarks(
             tuple(
                 (at, each.generator.copy() if each.generator else None, tuple(each.unsettled))
@@ -204,21 +228,21 @@ class Inputs:
         )
 
     def check_idle(self, now: MonotonicTime) -> MonotonicTime | None:
-        """Call inputs idle that brought nothing for long; returns when to look again.
+        """Set inputs idle that have been quiet for ``idle_after``; returns when to check again.
 
-        An input of which something is on its way, here or behind, is never idle: it is this task that is behind, or
-        one after it, and the source may wait for that.
+        An input with batches in flight, here or downstream, is never idle: this task or one after it is behind, and
+        the source may wait for that.
         """
         wake: list[MonotonicTime] = []
         for i, each in enumerate(self._inputs):
             if each.last_batch is None:
                 each.begin(now)
-            each.stand(now)
-            quiet = self._look(i, now)
-            if quiet is not None:
-                wake.append(quiet)
+            each.skip_pauses(now)
+            partitions_due = self._check_idle_partitions(i, now)
+            if partitions_due is not None:
+                wake.append(partitions_due)
             due = each.idle_at()
-            if due is None or i in self.valve.idle or not each.channel.is_awaited:
+            if due is None or i in self.valve.idle or not each.channel.is_drained:
                 continue
             if due > now:
                 wake.append(due)
@@ -226,31 +250,31 @@ class Inputs:
                 self.valve.set_idle(i, True)
         return min(wake, default=None)
 
-    def _look(self, source: int, now: MonotonicTime) -> MonotonicTime | None:
-        """Call partitions of an input idle that brought nothing for long; returns when to look again.
+    def _check_idle_partitions(self, source: int, now: MonotonicTime) -> MonotonicTime | None:
+        """Set partitions of an input idle that have been quiet for ``idle_after``; returns when to check again.
 
-        What settled batches have told is known, what unsettled ones hold is not: those are waited for. So are those
-        that are on their way, and the time that the last one took is nobody's silence, until the next one tells.
+        Batches in flight or not observed yet may have rows of any partition, so nothing becomes idle before they are
+        observed. Nor does the time that the last batch was in flight count, in which the source was not polled.
         """
         each = self._inputs[source]
-        if each.generator is None or each.unsettled or not each.channel.is_awaited:
+        if each.generator is None or each.unsettled or not each.channel.is_drained:
             return None
         due = each.generator.idle_at()
-        if due is not None and due + each.waited <= now:
-            self.valve.advance(source, each.generator.look(MonotonicTime(now - each.waited)))
+        if due is not None and due + each.in_flight_for <= now:
+            self.valve.advance(source, each.generator.mark_idle(MonotonicTime(now - each.in_flight_for)))
             due = each.generator.idle_at()
-        return None if due is None else MonotonicTime(due + each.waited)
+        return None if due is None else MonotonicTime(due + each.in_flight_for)
 
-    def news(self, task: str, at: EventTime) -> Iterator[Fact]:
-        """What observers do not know yet: rows too far ahead of the wall clock, another that holds event time back."""
+    def new_facts(self, task: str, at: EventTime) -> Iterator[Fact]:
+        """What listeners do not know yet: rows too far ahead of the wall clock, and what else holds event time back."""
         ahead = sum(each.ahead for each in self._inputs)
         if ahead:
             for each in self._inputs:
                 each.ahead = 0
             yield Counted(task=task, name="ahead", amount=ahead)
-        before, self._holder = self._holder, self.holder
-        if self._holder is not None and self._holder != before:
-            yield WatermarkHeld(task=task, by=self._holder, at=at)
+        before, self._reported_holder = self._reported_holder, self.holder
+        if self._reported_holder is not None and self._reported_holder != before:
+            yield WatermarkHeld(task=task, by=self._reported_holder, at=at)
 
     @property
     def holder(self) -> str | None:
@@ -265,24 +289,24 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class FrozenWatermarks:
-    """Watermarks as of a barrier: for each input where it stood, its generator then, and what was still to come."""
+    """Watermarks as of a barrier: for each input its watermark, its generator, and the batches not observed then."""
 
     parts: tuple[tuple[EventTime, PartitionWatermarks | None, tuple[PendingTimes, ...]], ...]
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is still to come."""
-        return all(each.measure.settled for _, _, unsettled in self.parts for each in unsettled)
+        """Whether all batches are observed by now."""
+        return all(each.metrics.settled for _, _, unsettled in self.parts for each in unsettled)
 
     def values(self) -> tuple[EventTime, ...]:
         """One watermark for each input."""
         return tuple(_after(*part) for part in self.parts)
 
 
-def _after(at: EventTime, marks: PartitionWatermarks | None, unsettled: tuple[PendingTimes, ...]) -> EventTime:
-    if marks is None:
+def _after(at: EventTime, generator: PartitionWatermarks | None, unsettled: tuple[PendingTimes, ...]) -> EventTime:
+    if generator is None:
         return at
-    marks = marks.copy()
+    generator = generator.copy()
     for each in unsettled:
-        each.tell(marks)
-    return max(at, marks.at)
+        each.apply_to(generator)
+    return max(at, generator.at)

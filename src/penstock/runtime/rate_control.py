@@ -1,4 +1,4 @@
-"""How many rows the next batch may hold so that batches keep pace: Spark Streaming's estimator. Reads no clock.
+"""The number of rows the next batch may hold, so that batches keep up: Spark Streaming's PID estimator.
 
 (Spark: ``PIDRateEstimator`` and ``RateController``; mission row S33.)
 """
@@ -13,16 +13,16 @@ from penstock.clock import MonotonicTime
 
 SECOND: Final = 1_000_000
 DEFAULT_BATCH_DURATION: Final = SECOND
-"""How long a batch is meant to take where its source has no interval of its own, in microseconds."""
+"""Target duration of a batch whose source has no interval of its own, in microseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSample:
-    """One batch that is through.
+    """One batch whose first job has finished.
 
     Attributes:
-        at: when it was through.
-        rows: how many it held.
+        at: when it finished.
+        rows: number of rows.
         processing: microseconds that the first step worked on it.
         scheduling: microseconds that it waited for the batches before it.
     """
@@ -34,19 +34,19 @@ class BatchSample:
 
 
 class PIDRateEstimator:
-    """A rate in rows a second, corrected after each batch by how far it was from what was processed.
+    """A rate in rows a second, corrected after each batch by its distance from the rate that was achieved.
 
-    ``error`` is the rate asked for less the rate achieved (proportional part); the rows that waited, spread over an
-    interval, are what errors have piled up (integral part); how fast the error changes is damped by the derivative
-    part, off by default. The first batch only sets the starting point. Batches without rows, without duration or
-    older than the last say nothing.
+    The proportional part is the error: the current rate less the achieved rate. The integral part is the accumulated
+    error: the rows that waited, spread over an interval. The derivative part damps changes of the error; it is off by
+    default. The first batch only sets the starting point. Batches without rows, without duration or older than the
+    last one are ignored.
 
     Args:
-        interval: microseconds in which piled up rows are to be worked off.
+        interval: microseconds in which accumulated rows are to be worked off.
         proportional: weight of the error.
-        integral: weight of what has piled up.
+        integral: weight of the accumulated error.
         derivative: weight of the error's change.
-        least: the rate never falls below.
+        least: the lowest rate.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class PIDRateEstimator:
         self._last: tuple[MonotonicTime, float, float] | None = None
 
     def estimate(self, sample: BatchSample) -> float | None:
-        """The rate after this batch; ``None`` if it says nothing, or was the first."""
+        """The rate after this batch; ``None`` if it is ignored, or was the first."""
         if sample.rows <= 0 or sample.processing <= 0 or (self._last is not None and sample.at <= self._last[0]):
             return None
         achieved = sample.rows / sample.processing * SECOND
@@ -75,19 +75,19 @@ class PIDRateEstimator:
             return None
         at, rate, last_error = self._last
         error = rate - achieved
-        piled_up = sample.scheduling * achieved / self._interval
+        accumulated = sample.scheduling * achieved / self._interval
         change = (error - last_error) / ((sample.at - at) / SECOND)
-        corrected = rate - self._proportional * error - self._integral * piled_up - self._derivative * change
+        corrected = rate - self._proportional * error - self._integral * accumulated - self._derivative * change
         corrected = max(self._least, corrected)
         self._last = (sample.at, corrected, error)
         return corrected
 
 
 class RateControl:
-    """Follows one source's batches from the moment they are sent until a first job has run them, and caps the next.
+    """Measures one source's batches from when they are sent until their first job has finished, and caps the next.
 
-    Batches are run one after the other, so one that was sent while the one before was being run has waited; its
-    processing begins when that ended. Any thread may tell.
+    Batches are processed one after the other: a batch that was sent during the previous one has waited, and its
+    processing begins when the previous one ended. Any thread may call.
     """
 
     def __init__(self, interval: int = DEFAULT_BATCH_DURATION, *, estimator: PIDRateEstimator | None = None) -> None:
@@ -99,15 +99,15 @@ class RateControl:
         self._lock = threading.Lock()
 
     def sent(self, sequence: int, at: MonotonicTime) -> None:
-        """A batch left the source."""
+        """Note that the source sent a batch."""
         with self._lock:
             self._sent[sequence] = at
 
-    def through(self, sequence: int, rows: int, at: MonotonicTime) -> BatchSample | None:
-        """A first job over the batch has succeeded. Earlier ones that never told are forgotten.
+    def completed(self, sequence: int, rows: int, at: MonotonicTime) -> BatchSample | None:
+        """Note that the first job over a batch has succeeded; earlier unfinished batches are forgotten.
 
         Returns:
-            What was measured, or ``None`` for a batch that was told before or forgotten.
+            What was measured, or ``None`` for a batch that was completed before or forgotten.
         """
         with self._lock:
             began = self._sent.get(sequence)
@@ -122,7 +122,7 @@ class RateControl:
             return sample
 
     def cap(self, rows: int | None) -> int | None:
-        """Most rows of the next batch, ``rows`` being the limit that was set."""
+        """The most rows that the next batch may hold; ``rows`` is the configured limit."""
         with self._lock:
             if self._rate is None:
                 return rows

@@ -1,4 +1,4 @@
-"""SourceTask: polls its reader, sends batches, puts barriers between them."""
+"""SourceTask: polls its reader, sends batches, and puts barriers between them with the reader's position."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from penstock.elements import (
 from penstock.errors import StateIncompatible, assert_never
 from penstock.facts import BatchRead, Counted, Listener, ReadingPaused, RowsRead
 from penstock.failpoints import failpoint
-from penstock.graph.nodes import Every, WhenReady, WithWatermark
-from penstock.graph.nodes import Pace as Asked
+from penstock.graph.nodes import Every, Pace, WhenReady, WithWatermark
 from penstock.handles import CheckpointId, Position, TaskSnapshot
 from penstock.interfaces.source import CaughtUp, Ended, NoData, PlannedBatch, ReadLimit, SourceReader
 from penstock.runtime.channels import Rewrite, TaskOutput
@@ -34,80 +33,81 @@ from penstock.runtime.rate_control import RateControl
 from penstock.runtime.task import Completed, StepResult, TaskEnvironment
 from penstock.runtime.watermark_alignment import NO_PAUSE, AlignmentCoordinator, ReadPause
 
-# ----------------------------------------------------------------------------------------------------
-# What is told of batches while routes rewrite them: rows, pace, event time. Decides nothing and runs no job.
+log = logging.getLogger("penstock")
+
+
+# ---- rewrites that follow what becomes of a batch --------------------------------------------------------------------
 
 
 def with_row_counts(rewrite: Rewrite, task: str, listener: Listener) -> Rewrite:
-    """Tell how many rows a source read, once the first job over the batch has told it."""
+    """The rewrite, which also reports :class:`RowsRead` once the first job over the batch has counted its rows."""
 
-    def counted(batch: Batch) -> Batch:
+    def rewriting(batch: Batch) -> Batch:
         rewritten = rewrite(batch)
-        measure = rewritten.measures.get("rows")
-        if measure is not None:
-            measure.when_settled(lambda: _tell_rows(task, measure.value, listener))
+        metrics = rewritten.metrics.get("rows")
+        if metrics is not None:
+            metrics.when_settled(lambda: _report_rows(task, metrics.value, listener))
         return rewritten
 
-    return counted
+    return rewriting
 
 
 def with_rate_control(rewrite: Rewrite, task: str, control: RateControl, clock: Clock) -> Rewrite:
-    """Tell the rate control when a batch leaves, and when a first job over it has succeeded."""
+    """The rewrite, which also notifies the rate control when a batch is sent and when its first job succeeded."""
 
     def rewriting(batch: Batch) -> Batch:
         control.sent(batch.sequence, clock.now())
         rewritten = rewrite(batch)
-        ran = ObservedMetrics(
-            dict
-        )  # tells nothing but that a job has succeeded; it settles after those that are here already
-        ran.when_settled(lambda: _through(rewritten, batch.sequence, control, clock))
-        return replace(rewritten, measures={**rewritten.measures, f"ran:{task}": ran})
+        ran = ObservedMetrics(dict)  # has no figures; it settles when a job has succeeded, after the metrics before it
+        ran.when_settled(lambda: _completed(rewritten, batch.sequence, control, clock))
+        return replace(rewritten, metrics={**rewritten.metrics, f"ran:{task}": ran})
 
     return rewriting
 
 
-def with_watermark_alignment(rewrite: Rewrite, mark: WithWatermark, gates: AlignmentCoordinator) -> Rewrite:
-    """Tell whoever aligns event times how far a batch has come, once the first job over it has told it."""
+def with_watermark_alignment(
+    rewrite: Rewrite, with_watermark: WithWatermark, alignment: AlignmentCoordinator
+) -> Rewrite:
+    """The rewrite, which also reports a batch's event times to watermark alignment after its first job."""
 
     def rewriting(batch: Batch) -> Batch:
         rewritten = rewrite(batch)
-        gates.follow(rewritten, mark)
+        alignment.follow(rewritten, with_watermark)
         return rewritten
 
     return rewriting
 
 
-def _through(batch: Batch, sequence: int, control: RateControl, clock: Clock) -> None:
-    measure = batch.measures.get("rows")
-    rows = measure.value.get("rows") if measure is not None and measure.value else batch.rows
-    control.through(sequence, rows if isinstance(rows, int) else 0, clock.now())
+def _completed(batch: Batch, sequence: int, control: RateControl, clock: Clock) -> None:
+    metrics = batch.metrics.get("rows")
+    rows = metrics.value.get("rows") if metrics is not None and metrics.value else batch.rows
+    control.completed(sequence, rows if isinstance(rows, int) else 0, clock.now())
 
 
-def _tell_rows(task: str, figures: Mapping[str, object] | None, listener: Listener) -> None:
+def _report_rows(task: str, figures: Mapping[str, object] | None, listener: Listener) -> None:
     rows = figures.get("rows") if figures else None
     if isinstance(rows, int):
         listener(RowsRead(task=task, rows=rows))
 
 
-# ----------------------------------------------------------------------------------------------------
-# When a source sends its next latency marker; pure. Knows neither the task that sends it nor where it arrives.
+# ---- latency markers -------------------------------------------------------------------------------------------------
 
 
 class LatencyMarkerTimer:
-    """A fixed rate, from the first question on; what is missed is not made up.
+    """When a source sends its next latency marker: at a fixed rate from the first call on; missed ones are skipped.
 
-    While there is no room downstream one marker at most waits there, to tell how long that lasts: so markers never
-    pile up behind a step that stands still.
+    While there is no room downstream, only one marker is sent, which measures how long that lasts: markers never pile
+    up behind a step that makes no progress.
     """
 
     def __init__(self, interval: int) -> None:
         self._interval = interval
         self._is_one_stuck = False
         self.next_at: MonotonicTime | None = None
-        """When to ask again."""
+        """When the next marker is due."""
 
     def due(self, now: MonotonicTime, *, has_room: bool) -> bool:
-        """Whether to send one now; asked again before :attr:`next_at`, the answer is no."""
+        """Whether to send a marker now; ``False`` before :attr:`next_at`."""
         if self.next_at is not None and now < self.next_at:
             return False
         first = now if self.next_at is None else self.next_at
@@ -118,98 +118,96 @@ class LatencyMarkerTimer:
         return True
 
 
-# ----------------------------------------------------------------------------------------------------
-# When a source may be read next: when it is ready, or at the ticks of a metronome. Pure: wall time is an argument.
+# ---- poll schedules: when a source is ready, or at a fixed interval --------------------------------------------------
 
 
 class PollSchedule(Protocol):
-    """Asked before each poll of one source."""
+    """When one source is polled."""
 
     def wait(self, wall: WallTime) -> int:
         """Microseconds until the next poll; 0 is now."""
         ...
 
-    def served(self, wall: WallTime) -> int:
-        """A poll begins now; returns how many ticks have gone by without one."""
+    def polled(self, wall: WallTime) -> int:
+        """Note that a poll begins now; returns the number of missed ticks."""
         ...
 
     def sent(self, *, takes_all: bool) -> None:
-        """That poll brought rows: all that there are, or some."""
+        """Note that the poll brought a batch: all rows that there are, or some of them."""
         ...
 
-    def rest(self, until: WallTime) -> None:
-        """The source will have nothing before then: ticks up to there are not missed."""
+    def skip_until(self, wall: WallTime) -> None:
+        """Note that the source is not polled before ``wall``: ticks until then do not count as missed."""
         ...
 
 
+# Start the next batch 1.6 times the median batch time after the previous start: a source that keeps up is idle for
+# about 3/8 of the time.
 IDLE_FACTOR: Final = 1.6
-"""The next batch begins so many times as long after the one before as batches take: who keeps up rests three
-eighths of the time, but …
-"""
+# But wait at most 10 times the linger time: rows pile up behind a slow batch.
 MAX_WAIT_FACTOR: Final = 10
-"""… they begin no more than so many times the time to linger apart, since rows gather while a long batch is at work."""
+# The median of the last 7 batches leaves out one that a checkpoint slowed down: it has gathered enough rows already,
+# and a pause in proportion to it would delay its late rows further.
 MEDIAN_OF: Final = 7
-"""Batches by which is known how long they take, as a rule: one that had a checkpoint beside it has gathered rows
-enough, and a pause in proportion to it would make its late rows later still.
-"""
 
 
 class AdaptiveBatching:
-    """Whoever is ready goes on, but lets rows gather after a batch that took all: a batch costs time whatever is in it.
+    """Polls when the source is ready, but lets rows gather after a batch that took all that there was.
 
-    It is asked for the first time when that batch is through. Polls that bring nothing count for nothing, so the first
-    rows after a rest are read at once. A wall clock that is set back ends the wait.
+    Each batch has a fixed cost, so fewer and larger ones cost less. :meth:`wait` is first called when that batch has
+    been processed. A poll without rows starts no wait, so the first rows after a quiet time are read at once. A wall
+    clock that is set back ends the wait.
 
-    >>> linger = AdaptiveBatching(10)
-    >>> linger.served(WallTime(100)), linger.sent(takes_all=True)
+    >>> schedule = AdaptiveBatching(10)
+    >>> schedule.polled(WallTime(100)), schedule.sent(takes_all=True)
     (0, None)
-    >>> linger.wait(WallTime(111)), linger.wait(WallTime(117))
+    >>> schedule.wait(WallTime(111)), schedule.wait(WallTime(117))
     (6, 0)
-    >>> linger.served(WallTime(117)), linger.sent(takes_all=True), linger.wait(WallTime(120))
+    >>> schedule.polled(WallTime(117)), schedule.sent(takes_all=True), schedule.wait(WallTime(120))
     (0, None, 7)
     """
 
-    def __init__(self, time: int = 0) -> None:
-        self._time = time
-        self._polled = 0
+    def __init__(self, linger: int = 0) -> None:
+        self._linger = linger
+        self._polled_at = 0
         self._gathers = False
-        self._next = self._apart = 0
-        self._took: deque[int] = deque(maxlen=MEDIAN_OF)
+        self._next = self._interval = 0
+        self._durations: deque[int] = deque(maxlen=MEDIAN_OF)
 
     def wait(self, wall: WallTime) -> int:
-        """Until the next batch may begin."""
+        """Microseconds until the next batch may begin."""
         if self._gathers:
             self._gathers = False
-            self._took.append(wall - self._polled)
-            as_a_rule = median_low(self._took)
-            self._apart = max(self._time, min(int(IDLE_FACTOR * as_a_rule), MAX_WAIT_FACTOR * self._time))
-            self._next = self._polled + self._apart
+            self._durations.append(wall - self._polled_at)
+            median = median_low(self._durations)
+            self._interval = max(self._linger, min(int(IDLE_FACTOR * median), MAX_WAIT_FACTOR * self._linger))
+            self._next = self._polled_at + self._interval
         left = self._next - wall
-        return left if 0 < left <= self._apart else 0
+        return left if 0 < left <= self._interval else 0
 
-    def served(self, wall: WallTime) -> int:
-        """There are no ticks to miss."""
-        self._polled, self._gathers, self._next = wall, False, 0
+    def polled(self, wall: WallTime) -> int:
+        """Start to measure a batch; there are no ticks to miss."""
+        self._polled_at, self._gathers, self._next = wall, False, 0
         return 0
 
     def sent(self, *, takes_all: bool) -> None:
-        """The next batch begins some time after this one, or at once if more waits."""
+        """Let rows gather before the next batch, unless more are waiting."""
         self._gathers = takes_all
 
-    def rest(self, until: WallTime) -> None:
-        """Nothing to do."""
+    def skip_until(self, wall: WallTime) -> None:
+        """Do nothing: there are no ticks to miss."""
 
 
 class FixedInterval:
-    """Ticks at multiples of its interval since the epoch, whenever it was started.
+    """Polls at ticks: the multiples of the interval since the epoch, whenever the job was started.
 
-    The first tick is strictly after the first question. A tick that comes while nobody asks is served late, once;
-    those before it are missed and not made up. A wall clock that is set back makes it aim anew.
+    The first tick is strictly after the first call. After a delay the newest tick is polled late; those before it are
+    missed and not made up. After the wall clock was set back, the next tick is computed again.
 
-    >>> metronome = FixedInterval(10)
-    >>> metronome.wait(WallTime(100)), metronome.wait(WallTime(110))
+    >>> schedule = FixedInterval(10)
+    >>> schedule.wait(WallTime(100)), schedule.wait(WallTime(110))
     (10, 0)
-    >>> metronome.served(WallTime(135)), metronome.wait(WallTime(135))
+    >>> schedule.polled(WallTime(135)), schedule.wait(WallTime(135))
     (2, 5)
     """
 
@@ -218,70 +216,77 @@ class FixedInterval:
         self._next: int | None = None
 
     def wait(self, wall: WallTime) -> int:
-        """Until the tick that is next; 0 once it has come, until it is served."""
+        """Microseconds until the next tick; 0 from then on until the poll."""
         if self._next is None or self._next - wall > self._interval:
             self._next = self._after(wall)
         return max(0, self._next - wall)
 
-    def served(self, wall: WallTime) -> int:
-        """The newest tick is served; the ones between it and the one that was due are missed."""
+    def polled(self, wall: WallTime) -> int:
+        """Note the poll of the newest tick; returns the number of ticks between it and the one that was due."""
         due, self._next = self._next, self._after(wall)
         return 0 if due is None else max(0, (self._next - due) // self._interval - 1)
 
     def sent(self, *, takes_all: bool) -> None:
-        """Makes no difference: what has no room waits for the next tick."""
+        """Do nothing: rows that the batch has no room for wait for the next tick."""
 
-    def rest(self, until: WallTime) -> None:
-        """Aim at the first tick at or after ``until``."""
-        self._next = max(self._next or 0, self._after(WallTime(until - 1)))
+    def skip_until(self, wall: WallTime) -> None:
+        """Set the next tick to the first at or after ``wall``."""
+        self._next = max(self._next or 0, self._after(WallTime(wall - 1)))
 
     def _after(self, wall: int) -> int:
         return (wall // self._interval + 1) * self._interval
 
 
-def schedule_of(asked: Asked) -> PollSchedule:
-    """The machine for what the user asked for."""
-    match asked:
-        case WhenReady(linger=time):
-            return AdaptiveBatching(time)
+def schedule_of(pace: Pace) -> PollSchedule:
+    """The poll schedule for the pace that the user set."""
+    match pace:
+        case WhenReady(linger=linger):
+            return AdaptiveBatching(linger)
         case Every(interval=interval):
             return FixedInterval(interval)
         case _:
-            assert_never(asked)
+            assert_never(pace)
 
 
-# ----------------------------------------------------------------------------------------------------
-# What a source's task gets between two batches, besides what goes on to others. Plain values.
+# ---- mail of a source task -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Mail: the job ends in order; tell everybody downstream."""
+    """Mail: the job ends in order; send the end of the stream downstream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Mail: there is nothing more to read, ever; the barrier of the final checkpoint comes next."""
+    """Mail: read nothing more, ever; the barrier of the final checkpoint comes next."""
 
 
 SourceMail: TypeAlias = Barrier | CancelBarrier | Completed | Drain | Finish
 
 
-# ----------------------------------------------------------------------------------------------------
-# The task of a source: asks its reader for plans, sends batches, and puts barriers between them with its position.
+# ---- the task --------------------------------------------------------------------------------------------------------
 
-log = logging.getLogger("penstock")
 MOST_PENDING: Final = 100
-"""Positions kept of checkpoints of which nothing was heard; there is one at a time unless messages are lost."""
+"""Positions kept for checkpoints whose outcome is not known; there is one at a time unless messages are lost."""
 
 
 class SourceTask:
     """Reads one source. Barriers come by mail and leave between two batches, with the position after the last one.
 
-    ``limits`` is asked before each poll. After the barrier of a final checkpoint nothing more is read. ``held``:
-    nothing is read before the first checkpoint is in the log, which fixes where a new source began (rule C4).
-    ``pace`` says when to poll, ``markers`` when a latency marker leaves, if any do, and ``gates`` what not to read for
-    now, where event times are aligned.
+    After the barrier of a final checkpoint nothing more is read.
+
+    Args:
+        id: uid of the source.
+        reader: is polled and closed by this task.
+        output: where batches and control elements go.
+        limits: asked before each poll.
+        held: read nothing before the first checkpoint is in the log, which fixes where a new source began (rule C4).
+        has_ended: the source ended in an earlier run.
+        schedule: when to poll.
+        markers: when to send latency markers, if at all.
+        alignment: what not to read for now, where event times are aligned.
+        shell: runs this task.
+        clock: for polls, ticks and facts.
     """
 
     def __init__(  # noqa: PLR0913 - named parts, each of its own kind
@@ -293,9 +298,9 @@ class SourceTask:
         limits: Callable[[], ReadLimit],
         held: bool = False,
         has_ended: bool = False,
-        pace: PollSchedule | None = None,
+        schedule: PollSchedule | None = None,
         markers: LatencyMarkerTimer | None = None,
-        gates: AlignmentCoordinator | None = None,
+        alignment: AlignmentCoordinator | None = None,
         shell: TaskEnvironment,
         clock: Clock,
     ) -> None:
@@ -303,16 +308,16 @@ class SourceTask:
         self._reader = reader
         self._output = output
         self._limits = limits
-        self._pace = pace or AdaptiveBatching()
+        self._schedule = schedule or AdaptiveBatching()
         self._markers = markers
-        self._gates = gates
-        self._hold = NO_PAUSE
+        self._alignment = alignment
+        self._pause = NO_PAUSE
         self._shell = shell
         self._clock = clock
         self._mail: deque[SourceMail] = deque()
-        self._cancelled: set[CheckpointId] = set()  # their cancellation is in the mail, perhaps behind the barrier
+        self._cancelled: set[CheckpointId] = set()  # whose cancellation is in the mail, perhaps behind the barrier
         self._positions: dict[CheckpointId, Position] = {}
-        self._newest: CheckpointId | None = None  # that completed
+        self._newest_completed: CheckpointId | None = None
         self._held = held
         self._has_ended = has_ended
         self._reading = True
@@ -320,11 +325,11 @@ class SourceTask:
         self._is_idle = False
         self._wake_at: MonotonicTime | None = None
         self._sent = 0
-        self._took_all = False
+        self._took_all = False  # the last batch was all that there was to read
         self.doing = "starting"
 
     def post(self, mail: SourceMail) -> None:
-        """Hand in mail; it is read before the next poll."""
+        """Queue mail, which is answered before the next poll."""
         if isinstance(mail, CancelBarrier):
             self._cancelled.add(mail.checkpoint)
         self._mail.append(mail)
@@ -334,11 +339,11 @@ class SourceTask:
         if self._mail:
             self._answer(self._mail.popleft())
             return StepResult(worked=True, done=self._finished)
-        mark_at = self._mark()
-        progress = self._read()
-        if progress.worked or mark_at is None:
-            return progress
-        return replace(progress, wake_at=min(progress.wake_at or mark_at, mark_at))
+        marker_at = self._send_marker()
+        result = self._read()
+        if result.worked or marker_at is None:
+            return result
+        return replace(result, wake_at=min(result.wake_at or marker_at, marker_at))
 
     def close(self) -> None:
         """Release the reader."""
@@ -350,50 +355,50 @@ class SourceTask:
             self.doing = f"waiting for {waits_for}"
             return StepResult()
         now, wall = self._clock.now(), self._clock.wall()
-        hold = self._look(now, wall)
-        if hold.everything:
-            self.doing = f"waiting for {hold.by}, which is behind" if hold.by else "waiting to be told of event time"
-            return StepResult(wake_at=hold.wake_at)
+        pause = self._update_pause(now, wall)
+        if pause.everything:
+            self.doing = f"waiting for {pause.by}, which is behind" if pause.by else "waiting for the first event times"
+            return StepResult(wake_at=pause.wake_at)
         if self._wake_at is not None and now < self._wake_at:
-            return self._rest(self._wake_at)
-        wait = self._pace.wait(wall)
+            return self._sleep(self._wake_at)
+        wait = self._schedule.wait(wall)
         if wait > 0:
             self.doing = "waiting for the time of its next batch"
             return StepResult(wake_at=MonotonicTime(now + wait))
         return self._poll(now, wall)
 
     def _waits_for(self) -> str | None:
-        """What it must not read before; whoever brings that about wakes it."""
+        """What has to happen before the next poll, if anything; the task is woken when it has."""
         if self._held or not self._reading:
             return f"the {'first' if self._held else 'final'} checkpoint"
         if not self._output.has_room:
             return "room downstream"
-        if self._took_all and not self._output.is_awaited:
-            return "its last batch to be through"  # what comes meanwhile is read with the next
+        if self._took_all and not self._output.is_drained:
+            return "its last batch to be through"  # rows that arrive meanwhile are read with the next
         return None
 
     def _poll(self, now: MonotonicTime, wall: WallTime) -> StepResult:
         self.doing = "polling"
         self._wake_at = None
-        missed = self._pace.served(wall)
+        missed = self._schedule.polled(wall)
         if missed:
             self._shell.report(Counted(task=self.id, name="ticks_missed", amount=missed))
-        poll = self._reader.poll(now=now, wall=wall, limits=self._within())
+        poll = self._reader.poll(now=now, wall=wall, limits=self._read_limit())
         match poll:
             case PlannedBatch():
                 self._refuse_after_end()
                 self._send(poll, now)
                 return StepResult(worked=True)
             case NoData(wake_at=wake_at, idle=idle):
-                if self._gates is not None:
-                    self._gates.rested(self.id, idle=idle, ended=poll.ended)
+                if self._alignment is not None:
+                    self._alignment.polled_nothing(self.id, idle=idle, ended=poll.ended)
                 if idle and not self._is_idle:
                     self._output.broadcast(WatermarkStatus(idle=True))
                 self._is_idle = self._is_idle or idle
                 self.doing = "waiting for data"
                 self._wake_at = wake_at
-                self._pace.rest(WallTime(wall + wake_at - now))
-                return self._rest(wake_at)
+                self._schedule.skip_until(WallTime(wall + wake_at - now))
+                return self._sleep(wake_at)
             case CaughtUp():
                 self._done(ended=False)
             case Ended():
@@ -402,57 +407,57 @@ class SourceTask:
                 assert_never(poll)
         return StepResult(worked=True)
 
-    def _look(self, now: MonotonicTime, wall: WallTime) -> ReadPause:
-        """What is not read for now; what changes in it is told, and ends the reader's rest. No tick is missed by it."""
-        if self._gates is None:
+    def _update_pause(self, now: MonotonicTime, wall: WallTime) -> ReadPause:
+        """What is not read for now. A change is reported, and the reader is polled again at once."""
+        if self._alignment is None:
             return NO_PAUSE
-        before, self._hold = self._hold, self._gates.hold(self.id, now)
-        if self._hold.everything or before.everything:
-            self._pace.rest(wall)
-        if self._hold.partitions != before.partitions:
+        before, self._pause = self._pause, self._alignment.pause(self.id, now)
+        if self._pause.everything or before.everything:
+            self._schedule.skip_until(wall)  # ticks during the pause are not missed
+        if self._pause.partitions != before.partitions:
             self._wake_at = None
-        if self._hold.ahead != before.ahead:
-            self._shell.report(ReadingPaused(task=self.id, paused=self._hold.ahead, by=self._hold.by))
-        return self._hold
+        if self._pause.ahead != before.ahead:
+            self._shell.report(ReadingPaused(task=self.id, paused=self._pause.ahead, by=self._pause.by))
+        return self._pause
 
-    def _rest(self, until: MonotonicTime) -> StepResult:
-        """Nothing to read before then, unless somebody for whom a partition waits is idle by then."""
-        return StepResult(wake_at=min(until, self._hold.wake_at or until))
+    def _sleep(self, until: MonotonicTime) -> StepResult:
+        """Nothing to read before then, unless the pause of a partition may end earlier."""
+        return StepResult(wake_at=min(until, self._pause.wake_at or until))
 
-    def _within(self) -> ReadLimit:
+    def _read_limit(self) -> ReadLimit:
         limits = self._limits()
-        return replace(limits, paused=self._hold.partitions) if self._hold.partitions else limits
+        return replace(limits, paused=self._pause.partitions) if self._pause.partitions else limits
 
-    def _send(self, rows: PlannedBatch, began: MonotonicTime) -> None:
+    def _send(self, planned: PlannedBatch, began: MonotonicTime) -> None:
         polled = self._clock.now()
         self._sent += 1
-        self._took_all = rows.takes_all
-        self._pace.sent(takes_all=rows.takes_all)
-        if self._gates is not None:
-            self._gates.sent(self.id, self._sent, began)
+        self._took_all = planned.takes_all
+        self._schedule.sent(takes_all=planned.takes_all)
+        if self._alignment is not None:
+            self._alignment.sent(self.id, self._sent, began)
         self._is_idle = False  # a batch makes its edge active again
         self.doing = f"batch {self._sent}"
         failpoint("source.polled")
-        frame = self._reader.frame(rows.plan)
+        frame = self._reader.frame(planned.plan)
         batch = Batch(
             frame=frame,
             sequence=self._sent,
-            rows=rows.rows,
-            measures=dict(rows.measures),
-            verify=rows.verify,
-            partitions=replace(rows.partitions, source=self.id) if rows.partitions is not None else None,
-            reading=SourceBatch(self.id, self._sent, began),
+            rows=planned.rows,
+            metrics=dict(planned.metrics),
+            verify=planned.verify,
+            partitions=replace(planned.partitions, source=self.id) if planned.partitions is not None else None,
+            source_batch=SourceBatch(self.id, self._sent, began),
         )
-        self._output.emit(batch, ready=lambda: self._tell_read(rows, began, polled))
+        # Reported before a task downstream can finish the batch, so that listeners get the facts of a batch in order.
+        self._output.emit(batch, ready=lambda: self._report_read(planned, began, polled))
 
-    def _tell_read(self, rows: PlannedBatch, began: MonotonicTime, polled: MonotonicTime) -> None:
-        """Before anybody can be through with it: observers see what happens to one batch in order."""
+    def _report_read(self, planned: PlannedBatch, began: MonotonicTime, polled: MonotonicTime) -> None:
         poll_ms, plan_ms = (polled - began) / 1_000, (self._clock.now() - polled) / 1_000
-        fact = BatchRead(task=self.id, sequence=self._sent, rows=rows.rows, poll_ms=poll_ms, plan_ms=plan_ms)
+        fact = BatchRead(task=self.id, sequence=self._sent, rows=planned.rows, poll_ms=poll_ms, plan_ms=plan_ms)
         self._shell.report(fact)
 
     def _refuse_after_end(self) -> None:
-        """Windows were closed for ever when the source ended: what it reads now would be late, all of it."""
+        """Refuse rows of a source that has ended: that closed all windows, so every row would be late."""
         if self._has_ended:
             msg = (
                 f"source '{self.id}' ended in an earlier run, or was drained, which closed all windows for ever; now "
@@ -461,8 +466,8 @@ class SourceTask:
             )
             raise StateIncompatible(msg, uid=self.id)
 
-    def _mark(self) -> MonotonicTime | None:
-        """Send a latency marker if one is due; returns when to look again. It is never worth a failure."""
+    def _send_marker(self) -> MonotonicTime | None:
+        """Send a latency marker if one is due; returns when the next one is. A failure is only logged."""
         if self._markers is None:
             return None
         now = self._clock.now()
@@ -474,7 +479,7 @@ class SourceTask:
         return self._markers.next_at
 
     def _end(self) -> None:
-        """Nothing more will come, ever: all windows close."""
+        """Send the end of event time, which closes all windows: no row will ever come."""
         self._has_ended = True
         self._output.broadcast(Watermark(at=MAX_WATERMARK))
         if self._reading:
@@ -482,8 +487,8 @@ class SourceTask:
 
     def _done(self, *, ended: bool) -> None:
         self._reading = False
-        if self._gates is not None:
-            self._gates.left(self.id)
+        if self._alignment is not None:
+            self._alignment.source_done(self.id)
         self._shell.source_done(self.id, ended=ended)
 
     def _answer(self, mail: SourceMail) -> None:
@@ -506,7 +511,7 @@ class SourceTask:
                 assert_never(mail)
 
     def _barrier(self, barrier: Barrier, checkpoint: CheckpointId, kind: CheckpointKind) -> None:
-        """Send it, unless its cancellation waits behind it: that alone frees whoever has the barrier from others."""
+        """Send the barrier, unless its cancellation is in the mail too: then only the cancellation is sent."""
         if kind is CheckpointKind.FINAL:
             self._reading = False
         if checkpoint in self._cancelled:
@@ -518,14 +523,16 @@ class SourceTask:
         self._output.broadcast(barrier)
         watermarks = (MAX_WATERMARK,) if self._has_ended else ()
         snapshot = TaskSnapshot(task=self.id, position=position, watermarks=watermarks)
-        self._shell.capture(self.id, checkpoint, lambda: snapshot)
+        self._shell.snapshot(self.id, checkpoint, lambda: snapshot)
 
     def _completed(self, checkpoint: CheckpointId) -> None:
         self._held = False
         position = self._positions.pop(checkpoint, None)
         if position is not None:
             self._reader.committed(checkpoint, position)
-        elif self._newest is None or checkpoint > self._newest:
-            log.warning("source %s has no position of checkpoint %d that completed: not told", self.id, checkpoint)
-        self._newest = max(checkpoint, self._newest or checkpoint)
+        elif self._newest_completed is None or checkpoint > self._newest_completed:
+            log.warning(
+                "source %s has no position for completed checkpoint %d: its reader is not notified", self.id, checkpoint
+            )
+        self._newest_completed = max(checkpoint, self._newest_completed or checkpoint)
         self._positions = {id: at for id, at in self._positions.items() if id > checkpoint}

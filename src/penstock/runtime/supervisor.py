@@ -376,7 +376,7 @@ class Supervisor:
 
     # ------------------------------------------------------------------------------------------- what tasks may ask
 
-    def capture(self, task: str, checkpoint: CheckpointId, work: Callable[[], TaskSnapshot]) -> None:
+    def snapshot(self, task: str, checkpoint: CheckpointId, work: Callable[[], TaskSnapshot]) -> None:
         """Make a snapshot durable on the task's worker, then acknowledge."""
         self._errands.capture(task, checkpoint, work)
 

@@ -1,4 +1,4 @@
-"""What the three kinds of step do with what arrives: a union passes on, an operator keeps state, a sink stages."""
+"""The three kinds of TaskLogic: a union passes batches on, an operator keeps state, a sink stages output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.runtime.task import SnapshotWork
 
 
 class UnionLogic:
-    """Passes batches on as they come; keeps nothing but its inputs' watermarks."""
+    """Passes batches on; its snapshot has only its inputs' watermarks."""
 
     runs_batches = False
 
@@ -24,45 +24,45 @@ class UnionLogic:
         self._task = task
 
     def process(self, batch: Batch, *, source: int, watermark: EventTime, output: TaskOutput) -> int | None:
-        """Pass it on, lazily."""
+        """Pass the batch on, lazily."""
         del source, watermark
         output.emit(batch)
         return batch.rows
 
     def settle(self, wake: Callable[[], None]) -> bool:
-        """Whoever receives a batch is done with it by itself."""
+        """Return ``True``: tasks downstream finish the batch."""
         del wake
         return True
 
     def advance(self, watermark: EventTime, *, output: TaskOutput) -> None:
-        """Nothing waits for event time here."""
+        """Do nothing: the task forwards the watermark."""
 
     def tick(self, *, output: TaskOutput) -> None:
-        """Nothing waits for processing time either."""
+        """Do nothing in processing time."""
 
     def snapshot(self, checkpoint: CheckpointId) -> SnapshotWork:
-        """Only the watermarks."""
+        """A snapshot of the watermarks only."""
         del checkpoint
         return lambda watermarks: TaskSnapshot(task=self._task, watermarks=watermarks)
 
     def completed(self, checkpoint: CheckpointId) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def maintain(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
         return
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 class OperatorLogic:
-    """Lets an operator keep state; a side batch without rows is dropped before it costs a job.
+    """Runs an operator; a side branch without rows is dropped before it costs a job.
 
-    An operator may leave a batch's job to whoever runs its results: until then the batch is kept.
+    An operator may defer a batch's job to the consumer of its results: until then the batch is kept.
 
-    ``repeats``: after a restart rows may come again that the state has counted (at-least-once): then those of sources
-    that had ended by that state's event time are late, and nothing is wrong.
+    ``repeats``: after a restart, rows that the state has counted may come again (at-least-once). Then rows of sources
+    that had ended are late, and that is no error.
     """
 
     runs_batches = True
@@ -72,11 +72,11 @@ class OperatorLogic:
         self._operator = operator
         self._repeats = repeats
         self._ticking = operator if isinstance(operator, ProcessingTimeOperator) else None
-        self._owed: tuple[Batch, DeferredBatch] | None = None
-        self._asked = False
+        self._deferred: tuple[Batch, DeferredBatch] | None = None
+        self._waits_for_job = False
 
     def process(self, batch: Batch, *, source: int, watermark: EventTime, output: TaskOutput) -> int | None:
-        """One job at most."""
+        """Process a batch in at most one job."""
         try:
             if is_empty(batch):
                 batch.skip()
@@ -86,38 +86,38 @@ class OperatorLogic:
             if deferred is None:
                 batch.settle()
             else:
-                self._owed, self._asked = (batch, deferred), False
+                self._deferred, self._waits_for_job = (batch, deferred), False
         finally:
-            if self._owed is None:
+            if self._deferred is None:
                 batch.release()
         return None
 
     def settle(self, wake: Callable[[], None]) -> bool:
-        """Whether a batch whose job was left to others is done; what its job told is taken in then."""
-        if self._owed is None:
+        """Finish a batch whose job was deferred; ``False`` while no job has run its results."""
+        if self._deferred is None:
             return True
-        batch, deferred = self._owed
+        batch, deferred = self._deferred
         if not deferred.ran.settled:
-            if not self._asked:
-                self._asked = True
+            if not self._waits_for_job:
+                self._waits_for_job = True
                 deferred.ran.when_settled(wake)
             return False
         deferred.finish()
         batch.settle()
-        self._owed = None
+        self._deferred = None
         batch.release()
         return True
 
     def advance(self, watermark: EventTime, *, output: TaskOutput) -> EventTime | None:
-        """Emit what is due."""
+        """Let the operator emit what is due."""
         return self._operator.advance(watermark, emit=output.emit)
 
     def tick(self, *, output: TaskOutput) -> int | None:
-        """Let an operator that keeps time act."""
+        """Let the operator act in processing time, if it does."""
         return self._ticking.tick(emit=output.emit) if self._ticking is not None else None
 
     def _refuse_after_end(self, watermark: EventTime) -> None:
-        """Its windows were closed for ever when all its sources ended: rows of a new one would be late, every one."""
+        """Refuse rows after all sources ended: that closed all windows, so every row would be late."""
         if watermark == MAX_WATERMARK and not self._repeats:
             msg = (
                 f"the event time of step '{self._task}' came to its end when its sources ended, and now a source that "
@@ -127,12 +127,12 @@ class OperatorLogic:
             raise StateIncompatible(msg, uid=self._task)
 
     def snapshot(self, checkpoint: CheckpointId) -> SnapshotWork:
-        """Name the layers; they are made durable later."""
+        """A snapshot that names the layers now and makes them durable later."""
         pending = self._operator.snapshot(checkpoint)
         return lambda watermarks: TaskSnapshot(task=self._task, state=pending.materialise(), watermarks=watermarks)
 
     def completed(self, checkpoint: CheckpointId) -> None:
-        """Tell the operator."""
+        """Notify the operator."""
         self._operator.completed(checkpoint)
 
     def maintain(self) -> Callable[[], None] | None:
@@ -141,18 +141,18 @@ class OperatorLogic:
         return None if work is None else lambda: _then_failpoint(work)
 
     def close(self) -> None:
-        """Free the operator's blocks, and those of a batch that is not done."""
-        owed, self._owed = self._owed, None
+        """Free the operator's blocks, and those of a batch that is not finished."""
+        deferred, self._deferred = self._deferred, None
         self._operator.close()
-        if owed is not None:
-            owed[0].release()
+        if deferred is not None:
+            deferred[0].release()
 
 
 class SinkLogic:
-    """Stages batches; at a barrier it closes the epoch and hands its output over, made durable on a worker.
+    """Stages batches; at a barrier it closes the epoch, whose output is made durable on a worker.
 
-    Each committable is handed over once: the coordinator carries what was prepared for an aborted checkpoint into the
-    next manifest (rule S2 of the protocol).
+    Each committable is handed over once: the coordinator puts those of an aborted checkpoint into the next manifest
+    (rule S2 of the protocol).
     """
 
     runs_batches = True
@@ -163,7 +163,7 @@ class SinkLogic:
         self._closed = CheckpointId(-1)  # the newest epoch that was closed
 
     def process(self, batch: Batch, *, source: int, watermark: EventTime, output: TaskOutput) -> int | None:
-        """One job at most."""
+        """Stage a batch in at most one job."""
         del source, watermark, output
         try:
             if is_empty(batch):
@@ -174,7 +174,7 @@ class SinkLogic:
             batch.release()
 
     def settle(self, wake: Callable[[], None]) -> bool:
-        """A batch is done when it is written."""
+        """Return ``True``: a batch is finished when it is written."""
         del wake
         return True
 
@@ -185,21 +185,21 @@ class SinkLogic:
         return rows
 
     def advance(self, watermark: EventTime, *, output: TaskOutput) -> None:
-        """Nothing waits for event time here."""
+        """Do nothing with event time."""
 
     def tick(self, *, output: TaskOutput) -> None:
-        """Nothing waits for processing time either."""
+        """Do nothing in processing time."""
 
     def snapshot(self, checkpoint: CheckpointId) -> SnapshotWork:
-        """Close the epoch; it is made durable later.
+        """Close the epoch; its output is made durable later.
 
-        If that fails, the writer takes its rows into the epoch that is open then. Where another was closed meanwhile,
-        the manifest of that one would pass rows that it lacks: then the attempt ends.
+        If that fails, the writer adds the rows to the epoch that is open by then. If another epoch was closed in the
+        meantime, that one's manifest would lack those rows, so the attempt fails.
         """
         self._closed = checkpoint
         prepared = self._writer.prepare(checkpoint)
 
-        def capture(watermarks: tuple[EventTime, ...]) -> TaskSnapshot:
+        def make_durable(watermarks: tuple[EventTime, ...]) -> TaskSnapshot:
             try:
                 items = tuple(prepared.materialise())
             except Exception as error:
@@ -209,13 +209,13 @@ class SinkLogic:
             failpoint("sink.prepared")
             return TaskSnapshot(task=self._task, watermarks=watermarks, committables=items)
 
-        return capture
+        return make_durable
 
     def completed(self, checkpoint: CheckpointId) -> None:
-        """Nothing to do: the coordinator carries what is open."""
+        """Do nothing: the coordinator commits."""
 
     def maintain(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
         return
 
     def close(self) -> None:

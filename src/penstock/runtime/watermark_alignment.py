@@ -1,4 +1,4 @@
-"""Sources wait for the slowest they are joined with (max_drift)."""
+"""Watermark alignment: a source waits for the slowest of those whose rows meet its own (``max_drift``)."""
 
 from __future__ import annotations
 
@@ -11,28 +11,23 @@ from typing import Final
 from penstock.clock import MIN_WATERMARK, MonotonicTime
 from penstock.elements import Batch, max_event_times
 from penstock.graph.nodes import WithWatermark
-from penstock.graph.queries import AlignedStream, AlignmentGroup
-
-# ----------------------------------------------------------------------------------------------------
-# Where the streams stand that wait for each other: what each was told, what is on its way, who is idle.
-#
-# Compares nobody; :mod:`penstock.runtime.drift` does.
+from penstock.graph.queries import AlignmentGroup
 
 BATCHES_WITHOUT_TIME: Final = 4
-"""After so many batches in which a partition with rows waiting told no event time, it is taken to have none."""
+"""Batches without an event time after which a partition that has rows waiting is taken to have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPause:
-    """What a source is to leave out of its next batch.
+    """What a source leaves out of its next batch.
 
     Attributes:
-        partitions: these.
-        everything: it is not polled at all.
-        ahead: what is further ahead than it may be, for people: ``orders/3``, or the source. Whoever only waits to be
-            told of batches on their way is not among them.
-        by: the slowest, for whom those wait.
-        wake_at: when to ask again if nothing else happens: somebody may be idle then.
+        partitions: the partitions that are not read.
+        everything: the source is not polled at all.
+        ahead: what is further ahead than it may be, for people: ``orders/3``, or the source. What only waits for the
+            event times of batches in flight is not among it.
+        by: the slowest partition or source, which those ahead wait for.
+        wake_at: when to ask again if nothing else happens: the slowest may be idle then.
     """
 
     partitions: frozenset[str] = frozenset()
@@ -42,24 +37,27 @@ class ReadPause:
     wake_at: MonotonicTime | None = None
 
     def leaves_out(self, name: str) -> bool:
-        """Whether a partition is not read; the empty name is that of all that are not told apart."""
+        """Whether a partition is not read; the empty name is that of rows that do not say their partition."""
         return self.everything or name in self.partitions
 
 
 NO_PAUSE: Final = ReadPause()
-"""Nothing is held."""
+"""Everything is read."""
 
 
 def qualified_name(source: str, name: str) -> str:
-    """A partition's name among those of all sources; the source's own where its rows are not told apart."""
+    """A partition's name with its source's; the source's own where its rows do not say their partition."""
     return f"{source}/{name}" if name else source
+
+
+# ---- progress of the streams -----------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, kw_only=True)
 class PartitionProgress:
-    """Where a partition stands: its largest event time, how far its last batch took it, when it last had rows."""
+    """A partition's largest event time, how far its last batch took it, and when it was last active."""
 
-    heard: MonotonicTime
+    last_active: MonotonicTime
     time: int | None = None
     stride: int | None = None
     is_idle: bool = False
@@ -67,201 +65,212 @@ class PartitionProgress:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether its first event time is on its way."""
+        """Whether its first event time is still expected."""
         return self.time is None and self.patience > 0 and not self.is_idle
 
-    def came_without(self, *, has_waiting: bool) -> None:
-        """A batch told nothing of it: as long as it has rows waiting they will be in one of the next."""
-        self.patience = self.patience - 1 if has_waiting else 0
-
-    def came_to(self, time: int) -> None:
-        """A batch told its largest event time."""
+    def observed(self, time: int) -> None:
+        """Take in the largest event time of a batch."""
         if self.time is not None:
             self.stride = max(0, time - self.time)
         self.time = time if self.time is None else max(self.time, time)
 
-    def may_pass(self, limit: int, on_the_way: int) -> bool:
-        """Whether it may be beyond the limit once all on its way is told, if batches go on as the last one."""
+    def observed_nothing(self, *, has_waiting: bool) -> None:
+        """Note a batch without its event times: rows that are waiting will be in one of the next batches."""
+        self.patience = self.patience - 1 if has_waiting else 0
+
+    def may_pass(self, limit: int, in_flight: int) -> bool:
+        """Whether the batches in flight may take it past the limit, if each goes as far as its last one."""
         assert self.time is not None
-        return on_the_way > 0 and (self.stride is None or self.time + on_the_way * self.stride > limit)
+        return in_flight > 0 and (self.stride is None or self.time + in_flight * self.stride > limit)
 
 
 @dataclass(slots=True, kw_only=True)
 class AlignedStreamState:
     """The rows of one source at one ``with_watermark``.
 
-    It has spoken once a first job has told about a batch, or there was nothing to read; before, others wait for it.
+    Attributes:
+        with_watermark: the step.
+        source: uid.
+        last_active: when the source last sent a batch.
+        partitions: by name, the progress of each.
+        in_flight: by number, the batches whose event times are not known yet, and when each was polled.
+        has_reported: a first job has observed a batch, or there was nothing to read. Other sources wait for that.
+        is_given_up: the source brought nothing for ``idle_after``, so other sources no longer wait for it.
     """
 
-    mark: WithWatermark
+    with_watermark: WithWatermark
     source: str
-    heard: MonotonicTime
-    places: dict[str, PartitionProgress] = field(default_factory=dict)
-    on_the_way: dict[int, MonotonicTime] = field(default_factory=dict)
-    has_spoken: bool = False
+    last_active: MonotonicTime
+    partitions: dict[str, PartitionProgress] = field(default_factory=dict)
+    in_flight: dict[int, MonotonicTime] = field(default_factory=dict)
+    has_reported: bool = False
     is_given_up: bool = False
 
     @property
     def is_awaited(self) -> bool:
-        """Whether others wait for its first word."""
-        return not self.has_spoken and not self.is_given_up
+        """Whether other sources wait for its first report."""
+        return not self.has_reported and not self.is_given_up
 
-    def look(self, now: MonotonicTime, hold: ReadPause) -> None:
-        """The clock stands for what is held; what brought nothing for long is idle, unless something is on its way."""
-        due = self.mark.idle_after
-        may_be_idle = due is not None and not self.on_the_way
-        for name, place in self.places.items():
-            if hold.leaves_out(name):
-                place.heard = max(place.heard, now)
-            elif may_be_idle and now >= place.heard + (due or 0):
-                place.is_idle = True
-        if may_be_idle and now >= self.heard + (due or 0):
+    def mark_idle(self, now: MonotonicTime, pause: ReadPause) -> None:
+        """Mark partitions idle that were quiet for ``idle_after``, unless paused or while batches are in flight."""
+        idle_after = self.with_watermark.idle_after
+        may_be_idle = idle_after is not None and not self.in_flight
+        for name, partition in self.partitions.items():
+            if pause.leaves_out(name):
+                partition.last_active = max(partition.last_active, now)
+            elif may_be_idle and now >= partition.last_active + (idle_after or 0):
+                partition.is_idle = True
+        if may_be_idle and now >= self.last_active + (idle_after or 0):
             self.is_given_up = True
 
-    def idle_at(self, hold: ReadPause) -> Iterator[MonotonicTime]:
-        """When its next partitions will be idle if nothing comes."""
-        due = self.mark.idle_after
-        if due is None or self.on_the_way:
+    def idle_times(self, pause: ReadPause) -> Iterator[MonotonicTime]:
+        """When its partitions become idle if nothing comes."""
+        idle_after = self.with_watermark.idle_after
+        if idle_after is None or self.in_flight:
             return
         if self.is_awaited:
-            yield MonotonicTime(self.heard + due)
-        for name, place in self.places.items():
-            if not place.is_idle and not hold.leaves_out(name):
-                yield MonotonicTime(place.heard + due)
+            yield MonotonicTime(self.last_active + idle_after)
+        for name, partition in self.partitions.items():
+            if not partition.is_idle and not pause.leaves_out(name):
+                yield MonotonicTime(partition.last_active + idle_after)
 
-    def told(self, polled: MonotonicTime, times: Mapping[str, int | None], behind: Collection[str]) -> None:
-        """A first job has told how far a batch has come; partitions that are not named are gone."""
-        self.places = {name: self.places.get(name) or PartitionProgress(heard=polled) for name in times}
-        due = self.mark.idle_after
+    def observed(self, polled: MonotonicTime, times: Mapping[str, int | None], behind: Collection[str]) -> None:
+        """Take in the event times of a batch, as its first job observed them; unnamed partitions are gone."""
+        self.partitions = {name: self.partitions.get(name) or PartitionProgress(last_active=polled) for name in times}
+        idle_after = self.with_watermark.idle_after
         for name, time in times.items():
-            place = self.places[name]
+            partition = self.partitions[name]
             if time is not None:
-                place.came_to(time)
+                partition.observed(time)
             else:
-                place.came_without(has_waiting=name in behind)
+                partition.observed_nothing(has_waiting=name in behind)
             if time is not None or name in behind:
-                place.heard, place.is_idle = max(place.heard, polled), False
-            elif due is not None and polled >= place.heard + due:
-                place.is_idle = True
+                partition.last_active, partition.is_idle = max(partition.last_active, polled), False
+            elif idle_after is not None and polled >= partition.last_active + idle_after:
+                partition.is_idle = True
 
 
-# ----------------------------------------------------------------------------------------------------
-# Who may read on, so that no source runs far ahead of those it meets: a pure machine, one for each group of streams.
-#
-# It is told what is read and what first jobs say of event time, and answers, before each poll, what to leave out. It
-# reads no clock and knows no threads. (Flink: watermark alignment, ``SourceCoordinator`` and ``SourceOperator``.)
+# ---- one group of streams --------------------------------------------------------------------------------------------
 
 
 class WatermarkAlignment:
-    """The streams of one group, and how far ahead of the slowest each of them may be read.
+    """Decides how far ahead of the slowest stream of a group each source may read.
+
+    It is a pure state machine: it reads no clock and has no threads. (Flink: watermark alignment,
+    ``SourceCoordinator`` and ``SourceOperator``.)
 
     Event times are compared, not watermarks: two streams with different delays still read the same hour. The slowest
-    is the least over all partitions that are known to be at some event time and are not idle; it is never held, so
-    somebody can always go on. A source that has not spoken yet is waited for, until it is idle, and so for some batches
-    is a partition of which no event time is known, if it has rows waiting. What is held is not idle.
+    is the minimum over all partitions that have an event time and are not idle. It is never paused, so one source can
+    always read on. Sources wait for one that has not reported yet until it is idle. They wait for a partition without
+    an event time for :data:`BATCHES_WITHOUT_TIME` batches, if it has rows waiting. What is paused is not idle.
 
-    One that is within its limit may have several batches on the way, as long as they will not take it beyond, going by
-    its last one; else it reads one at a time. So it is ahead by no more than its ``max_drift`` and one batch, or what
-    its batches have grown by.
+    Far from its limit a partition may have several batches in flight. Once they could take it past the limit, judging
+    by its last batch, it is read one batch at a time. So it is ahead by at most its ``max_drift`` and one batch, or the
+    amount by which its batches have grown.
 
     >>> from penstock.graph.nodes import CallSite, WithWatermark
-    >>> mark = WithWatermark(
+    >>> from penstock.graph.queries import AlignedStream
+    >>> step = WithWatermark(
     ...     id=1, origin=CallSite("a.py", 1), inputs=(), column="at", delay=0, idle_after=None, max_ahead=None,
     ...     max_drift=60,
     ... )
-    >>> drift = WatermarkAlignment((AlignedStream(mark, frozenset(("a", "b"))),), now=MonotonicTime(0))
+    >>> alignment = WatermarkAlignment((AlignedStream(step, frozenset(("a", "b"))),), now=MonotonicTime(0))
     >>> for source, time in (("a", 500), ("b", 100)):
-    ...     drift.sent(source, 1, MonotonicTime(1))
-    ...     drift.told(1, source, 1, {"": time})
-    >>> ahead, behind = drift.hold("a", MonotonicTime(2)), drift.hold("b", MonotonicTime(2))
+    ...     alignment.sent(source, 1, MonotonicTime(1))
+    ...     alignment.observed(1, source, 1, {"": time})
+    >>> ahead, behind = alignment.pause("a", MonotonicTime(2)), alignment.pause("b", MonotonicTime(2))
     >>> ahead.everything, ahead.by, behind.everything
     (True, 'b', False)
     """
 
     def __init__(self, group: AlignmentGroup, *, now: MonotonicTime) -> None:
         self._streams = [
-            AlignedStreamState(mark=each.mark, source=uid, heard=now) for each in group for uid in _sorted(each)
+            AlignedStreamState(with_watermark=each.mark, source=uid, last_active=now)
+            for each in group
+            for uid in sorted(each.sources)
         ]
-        self._holds: dict[str, ReadPause] = {}
+        self._pauses: dict[str, ReadPause] = {}
 
     @property
     def sources(self) -> frozenset[str]:
-        """Whose streams are left in the group."""
+        """The sources whose streams are left in the group."""
         return frozenset(stream.source for stream in self._streams)
 
     def sent(self, source: str, number: int, now: MonotonicTime) -> None:
-        """A source's batch is on its way; numbers rise."""
-        for stream in self._of(source):
-            stream.on_the_way[number] = stream.heard = now
+        """Note that a batch of the source is in flight; numbers rise."""
+        for stream in self._streams_of(source):
+            stream.in_flight[number] = stream.last_active = now
             stream.is_given_up = False
 
-    def told(
+    def observed(
         self,
-        mark: int,
+        with_watermark: int,
         source: str,
         number: int,
         times: Mapping[str, int | None] | None,
         *,
         behind: Collection[str] = (),
     ) -> None:
-        """A first job over a batch has succeeded, or nobody will run it. A batch may come by several ways.
+        """Take in the event times of a batch after its first job, or that no job will run it.
+
+        A batch that takes several routes is observed several times.
 
         Args:
-            mark: number of the ``with_watermark``.
+            with_watermark: id of the ``with_watermark``.
             source: uid.
             number: of the batch.
-            times: of each partition the largest event time in the batch, if it had any; the empty name where rows do
-                not say which they are of. ``None`` if nothing is known.
+            times: each partition's largest event time in the batch, if it had any; the empty name where rows do not
+                say their partition. ``None`` if nothing is known.
             behind: partitions that have rows waiting.
         """
-        for stream in self._of(source):
-            if stream.mark.id == mark:
-                polled = stream.on_the_way.pop(number, stream.heard)
-                stream.has_spoken = True
+        for stream in self._streams_of(source):
+            if stream.with_watermark.id == with_watermark:
+                polled = stream.in_flight.pop(number, stream.last_active)
+                stream.has_reported = True
                 if times is not None:
-                    stream.told(polled, times, behind)
+                    stream.observed(polled, times, behind)
 
-    def rested(self, source: str, *, idle: bool, ended: Collection[str] = ()) -> None:
-        """A poll brought nothing.
+    def polled_nothing(self, source: str, *, idle: bool, ended: Collection[str] = ()) -> None:
+        """Note that a poll brought no batch.
 
         Args:
             source: uid.
-            idle: what was not held will bring nothing for now, or nothing any more.
+            idle: what is not paused will bring nothing for now, or nothing any more.
             ended: partitions that will bring nothing any more.
         """
-        hold = self._holds.get(source, NO_PAUSE)
-        for stream in self._of(source):
-            stream.has_spoken = stream.has_spoken or not stream.on_the_way
-            for name, place in stream.places.items():
-                place.is_idle = place.is_idle or name in ended or (idle and not hold.leaves_out(name))
+        pause = self._pauses.get(source, NO_PAUSE)
+        for stream in self._streams_of(source):
+            stream.has_reported = stream.has_reported or not stream.in_flight
+            for name, partition in stream.partitions.items():
+                partition.is_idle = partition.is_idle or name in ended or (idle and not pause.leaves_out(name))
 
-    def left(self, source: str) -> None:
-        """The source has nothing more to read in this run."""
+    def source_done(self, source: str) -> None:
+        """Drop a source that has nothing more to read in this run."""
         self._streams = [stream for stream in self._streams if stream.source != source]
 
-    def hold(self, source: str, now: MonotonicTime) -> ReadPause:
-        """What the source is to leave out of its next batch; asked before each poll."""
+    def pause(self, source: str, now: MonotonicTime) -> ReadPause:
+        """What the source leaves out of its next batch; asked before each poll."""
         for stream in self._streams:
-            stream.look(now, self._holds.get(stream.source, NO_PAUSE))
-        hold = self._decided(source)
-        self._holds[source] = hold
-        if hold == NO_PAUSE:
-            return hold
-        wakes = (at for each in self._streams for at in each.idle_at(self._holds.get(each.source, NO_PAUSE)))
-        return replace(hold, wake_at=min(wakes, default=None))
+            stream.mark_idle(now, self._pauses.get(stream.source, NO_PAUSE))
+        pause = self._decided(source)
+        self._pauses[source] = pause
+        if pause == NO_PAUSE:
+            return pause
+        wakes = (at for each in self._streams for at in each.idle_times(self._pauses.get(each.source, NO_PAUSE)))
+        return replace(pause, wake_at=min(wakes, default=None))
 
     def _decided(self, source: str) -> ReadPause:
-        mine = self._of(source)
-        if any(stream.is_awaited and not stream.on_the_way for stream in mine):
+        streams = self._streams_of(source)
+        if any(stream.is_awaited and not stream.in_flight for stream in streams):
             return NO_PAUSE
-        everything = any(stream.is_awaited for stream in mine)  # one batch at a time until the first was told
+        everything = any(stream.is_awaited for stream in streams)  # one batch at a time until the first is observed
         slowest = self._slowest(source)
         partitions: set[str] = set()
         ahead: set[str] = set()
-        for stream in mine:
+        for stream in streams:
             far, waiting = self._beyond(stream, slowest)
             out = far | waiting
-            everything = everything or (bool(out) and out >= stream.places.keys())
+            everything = everything or (bool(out) and out >= stream.partitions.keys())
             partitions |= out
             ahead |= far
         return ReadPause(
@@ -272,37 +281,37 @@ class WatermarkAlignment:
         )
 
     def _beyond(self, stream: AlignedStreamState, slowest: list[_Unit]) -> tuple[set[str], set[str]]:
-        """The partitions that are too far ahead, and those that might be when all on their way is told."""
+        """The partitions that are too far ahead, and those that may be once their batches in flight are observed."""
         far: set[str] = set()
         waiting: set[str] = set()
-        drift = stream.mark.max_drift
-        for name, place in stream.places.items() if drift is not None else ():
+        max_drift = stream.with_watermark.max_drift
+        for name, partition in stream.partitions.items() if max_drift is not None else ():
             others = (unit.time for unit in slowest if (unit.source, unit.partition) != (stream.source, name))
             floor = next(others, None)
-            if floor is None or place.time is None:
+            if floor is None or partition.time is None:
                 continue
-            if place.time > floor + (drift or 0):
+            if partition.time > floor + (max_drift or 0):
                 far.add(name)
-            elif place.may_pass(floor + (drift or 0), len(stream.on_the_way)):
+            elif partition.may_pass(floor + (max_drift or 0), len(stream.in_flight)):
                 waiting.add(name)
-        if slowest and slowest[0].source == stream.source:  # with several streams of its own it never waits for itself
+        if slowest and slowest[0].source == stream.source:  # a source with several streams never waits for itself
             far -= far if slowest[0].partition == "" else {"", slowest[0].partition}
         return far, waiting
 
     def _slowest(self, source: str) -> list[_Unit]:
-        """The least two: one of them is another than the one that asks. Whoever is awaited comes first."""
+        """The two slowest units, awaited ones first: a unit that is the slowest itself is compared with the second."""
         times: dict[tuple[str, str], int] = {}
         for stream in self._streams:
             if stream.is_awaited and stream.source != source:
                 times[stream.source, ""] = MIN_WATERMARK
-            for name, place in stream.places.items():
-                time = MIN_WATERMARK if place.is_awaited else place.time
-                if time is not None and not place.is_idle:
+            for name, partition in stream.partitions.items():
+                time = MIN_WATERMARK if partition.is_awaited else partition.time
+                if time is not None and not partition.is_idle:
                     key = stream.source, name
                     times[key] = min(times.get(key, time), time)
         return heapq.nsmallest(2, (_Unit(time, *key) for key, time in times.items()))
 
-    def _of(self, source: str) -> list[AlignedStreamState]:
+    def _streams_of(self, source: str) -> list[AlignedStreamState]:
         return [stream for stream in self._streams if stream.source == source]
 
 
@@ -319,24 +328,19 @@ class _Unit:
         return qualified_name(self.source, self.partition)
 
 
-def _sorted(stream: AlignedStream) -> list[str]:
-    return sorted(stream.sources)
-
-
-# ----------------------------------------------------------------------------------------------------
-# The groups of an attempt, shared by the threads of its tasks: passes on what happens, wakes who may read again.
-#
-# Decides nothing; :mod:`penstock.runtime.drift` does.
+# ---- all groups of an attempt ----------------------------------------------------------------------------------------
 
 
 class AlignmentCoordinator:
-    """Asked by each source before it polls, and by each input before it calls a stream idle. Any thread may call.
+    """The alignment groups of an attempt, shared by the threads of its tasks.
+
+    Each source asks it before a poll, and each input before it is called idle. Any thread may call.
 
     Args:
         groups: of the graph.
         now: when the attempt begins.
-        wake: steps a source's task once more, by uid.
-        finite: the run ends at what is there at its beginning, so what has nothing to read will never have any.
+        wake: wakes a source's task, by uid.
+        finite: the run ends at what is there at its beginning, so a source with nothing to read never has any again.
     """
 
     def __init__(
@@ -347,100 +351,102 @@ class AlignmentCoordinator:
         wake: Callable[[str], None],
         finite: bool = False,
     ) -> None:
-        self._drifts = [WatermarkAlignment(group, now=now) for group in groups]
-        self._marks = frozenset(stream.mark.id for group in groups for stream in group)
+        self._alignments = [WatermarkAlignment(group, now=now) for group in groups]
+        self._steps = frozenset(stream.mark.id for group in groups for stream in group)
         self._wake = wake
         self._finite = finite
-        self._holds: dict[str, ReadPause] = {}
-        self._stood: dict[str, dict[str, MonotonicTime]] = {}
+        self._pauses: dict[str, ReadPause] = {}
+        self._paused_until: dict[str, dict[str, MonotonicTime]] = {}
         self._lock = threading.Lock()
 
-    def follows(self, mark: WithWatermark) -> bool:
-        """Whether batches that pass this step are to be :meth:`followed <follow>`."""
-        return mark.id in self._marks
+    def follows(self, with_watermark: WithWatermark) -> bool:
+        """Whether batches that pass this step are to be given to :meth:`follow`."""
+        return with_watermark.id in self._steps
 
-    def follow(self, batch: Batch, mark: WithWatermark) -> None:
-        """A batch has just been given the measure of this step: what it tells counts as soon as it is there."""
-        measure, reading = batch.measures.get(f"time:{mark.id}"), batch.reading
-        if measure is None or reading is None:
+    def follow(self, batch: Batch, with_watermark: WithWatermark) -> None:
+        """Take in the event times that this step observes in the batch, once its first job has finished."""
+        metrics, source_batch = batch.metrics.get(f"time:{with_watermark.id}"), batch.source_batch
+        if metrics is None or source_batch is None:
             return
         partitions = batch.partitions
 
-        def told() -> None:
-            times = None if measure.value is None else max_event_times(measure.value, partitions)
+        def settled() -> None:
+            times = None if metrics.value is None else max_event_times(metrics.value, partitions)
             behind = partitions.behind if partitions is not None else frozenset[str]()
             behind = behind if times is None or "" not in times or not behind else frozenset(("",))
             with self._lock:
-                for drift in self._drifts:
-                    drift.told(mark.id, reading.source, reading.number, times, behind=behind)
-            self._let_go()
+                for alignment in self._alignments:
+                    alignment.observed(
+                        with_watermark.id, source_batch.source, source_batch.number, times, behind=behind
+                    )
+            self._wake_paused()
 
-        measure.when_settled(told)
+        metrics.when_settled(settled)
 
     def sent(self, source: str, number: int, now: MonotonicTime) -> None:
-        """A source has planned a batch."""
+        """Note that a source has planned a batch."""
         with self._lock:
-            for drift in self._drifts:
-                drift.sent(source, number, now)
+            for alignment in self._alignments:
+                alignment.sent(source, number, now)
 
-    def rested(self, source: str, *, idle: bool, ended: Collection[str] = ()) -> None:
-        """A source had nothing; ``idle`` and ``ended`` as its reader says."""
+    def polled_nothing(self, source: str, *, idle: bool, ended: Collection[str] = ()) -> None:
+        """Note that a poll brought no batch; ``idle`` and ``ended`` are the reader's answer."""
         with self._lock:
-            for drift in self._drifts:
-                drift.rested(source, idle=idle or self._finite, ended=ended)
-        self._let_go()
+            for alignment in self._alignments:
+                alignment.polled_nothing(source, idle=idle or self._finite, ended=ended)
+        self._wake_paused()
 
-    def left(self, source: str) -> None:
-        """A source has ended or is caught up."""
+    def source_done(self, source: str) -> None:
+        """Note that a source has ended or is caught up."""
         with self._lock:
-            for drift in self._drifts:
-                drift.left(source)
-            self._holds.pop(source, None)
-        self._let_go()
+            for alignment in self._alignments:
+                alignment.source_done(source)
+            self._pauses.pop(source, None)
+        self._wake_paused()
 
-    def hold(self, source: str, now: MonotonicTime) -> ReadPause:
-        """What a source is to leave out of its next batch."""
+    def pause(self, source: str, now: MonotonicTime) -> ReadPause:
+        """What a source leaves out of its next batch."""
         with self._lock:
-            holds = [drift.hold(source, now) for drift in self._drifts if source in drift.sources]
-            before, hold = self._holds.get(source, NO_PAUSE), _together(holds)
-            self._holds[source] = hold
-            if before != NO_PAUSE or hold != NO_PAUSE:
-                names = (*_held(source, before), *_held(source, hold))
-                self._stood.setdefault(source, {}).update(dict.fromkeys(names, now))
-            return hold
+            pauses = [alignment.pause(source, now) for alignment in self._alignments if source in alignment.sources]
+            before, pause = self._pauses.get(source, NO_PAUSE), _combined(pauses)
+            self._pauses[source] = pause
+            if before != NO_PAUSE or pause != NO_PAUSE:
+                names = (*_paused_names(source, before), *_paused_names(source, pause))
+                self._paused_until.setdefault(source, {}).update(dict.fromkeys(names, now))
+            return pause
 
-    def stood(self, sources: Iterable[str], now: MonotonicTime) -> Mapping[str, MonotonicTime]:
-        """Until when partitions (``orders/3``) or whole sources were held, so that this is no silence of theirs."""
-        stood: dict[str, MonotonicTime] = {}
+    def paused_until(self, sources: Iterable[str], now: MonotonicTime) -> Mapping[str, MonotonicTime]:
+        """Until when each partition (``orders/3``) or whole source was paused: that time does not count as idle."""
+        paused_until: dict[str, MonotonicTime] = {}
         with self._lock:
             for source in sources:
-                stood.update(self._stood.get(source, {}))
-                stood.update(dict.fromkeys(_held(source, self._holds.get(source, NO_PAUSE)), now))
-        return stood
+                paused_until.update(self._paused_until.get(source, {}))
+                paused_until.update(dict.fromkeys(_paused_names(source, self._pauses.get(source, NO_PAUSE)), now))
+        return paused_until
 
-    def _let_go(self) -> None:
-        """Those who wait ask again. Without the lock: a wake may do anything."""
+    def _wake_paused(self) -> None:
+        """Let paused sources ask again. Called without the lock, since a wake may do anything."""
         with self._lock:
-            waiting = [source for source, hold in self._holds.items() if hold != NO_PAUSE]
-        for source in waiting:
+            paused = [source for source, pause in self._pauses.items() if pause != NO_PAUSE]
+        for source in paused:
             self._wake(source)
 
 
-def _held(source: str, hold: ReadPause) -> Iterable[str]:
-    if hold.everything:
+def _paused_names(source: str, pause: ReadPause) -> Iterable[str]:
+    if pause.everything:
         yield source
-    for name in hold.partitions:
+    for name in pause.partitions:
         yield qualified_name(source, name)
 
 
-def _together(holds: Sequence[ReadPause]) -> ReadPause:
-    """A source of several groups waits for all of them."""
-    if len(holds) == 1:
-        return holds[0]
+def _combined(pauses: Sequence[ReadPause]) -> ReadPause:
+    """The pause of a source in several groups, which waits for all of them."""
+    if len(pauses) == 1:
+        return pauses[0]
     return ReadPause(
-        partitions=frozenset[str]().union(*(hold.partitions for hold in holds)),
-        everything=any(hold.everything for hold in holds),
-        ahead=tuple(sorted({name for hold in holds for name in hold.ahead})),
-        by=next((hold.by for hold in holds if hold.by is not None), None),
-        wake_at=min((hold.wake_at for hold in holds if hold.wake_at is not None), default=None),
+        partitions=frozenset[str]().union(*(pause.partitions for pause in pauses)),
+        everything=any(pause.everything for pause in pauses),
+        ahead=tuple(sorted({name for pause in pauses for name in pause.ahead})),
+        by=next((pause.by for pause in pauses if pause.by is not None), None),
+        wake_at=min((pause.wake_at for pause in pauses if pause.wake_at is not None), default=None),
     )

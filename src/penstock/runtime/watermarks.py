@@ -1,4 +1,4 @@
-"""Watermarks by partition, and their minimum over inputs."""
+"""Watermarks of partitions and of inputs, and the minimum over them. Pure state machines: they read no clock."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from dataclasses import dataclass, field, replace
 
 from penstock.clock import MAX_WATERMARK, MIN_WATERMARK, EventTime, MonotonicTime
 
-# ----------------------------------------------------------------------------------------------------
-# How event time moves through a task: pure machines that generate and combine watermarks. They read no clock.
+# ---- generating and combining watermarks -----------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class BoundedOutOfOrderness:
-    """Watermark of a partition, or of an edge without any: the largest event time seen, less the delay.
+    """Watermark of a partition, or of an edge without partitions: the largest event time seen, less the delay.
 
-    It never goes back. Late means strictly below the watermark, so with a delay of zero two rows of one time are both
-    in time.
+    It never goes back. A row is late if it is strictly below the watermark: with a delay of zero, two rows with the
+    same event time are both in time.
 
     >>> edge = BoundedOutOfOrderness(delay=5)
     >>> edge.observe(EventTime(20)), edge.observe(EventTime(12))
@@ -27,12 +26,12 @@ class BoundedOutOfOrderness:
     at: EventTime = MIN_WATERMARK
 
     def observe(self, largest: EventTime) -> EventTime:
-        """A batch with this largest event time has passed."""
+        """Take in the largest event time of a batch; returns the watermark."""
         self.at = max(self.at, EventTime(largest - self.delay))
         return self.at
 
     def end(self) -> EventTime:
-        """Nothing comes any more."""
+        """Go to the end of time: no more rows come."""
         self.at = MAX_WATERMARK
         return self.at
 
@@ -67,7 +66,7 @@ class WatermarkValve:
 
     @property
     def holder(self) -> int | None:
-        """The input that holds the watermark back: the least of those that are active and have not ended."""
+        """The input that holds the watermark back: the lowest of those that are active and have not ended."""
         live = (i for i, at in enumerate(self.inputs) if i not in self.ended | self.idle and at != MAX_WATERMARK)
         return min(live, key=lambda i: self.inputs[i], default=None)
 
@@ -77,29 +76,27 @@ class WatermarkValve:
         return bool(self.idle) and len(self.idle | self.ended) == len(self.inputs)
 
     def advance(self, source: int, at: EventTime) -> EventTime | None:
-        """The watermark of one input; returns the combined one if it rose. A step back is ignored."""
+        """Take in the watermark of one input; returns the combined one if it rose. A step back is ignored."""
         self.inputs[source] = max(self.inputs[source], at)
         return self._raise()
 
     def set_idle(self, source: int, idle: bool) -> EventTime | None:
-        """An input went idle or active again; returns the combined watermark if it rose.
+        """Set an input idle or active again; returns the combined watermark if it rose.
 
-        One that comes back behind the combined watermark holds it where it is until it has caught up.
+        An input that becomes active below the combined watermark keeps it from rising until it has caught up.
         """
         (self.idle.add if idle else self.idle.discard)(source)
         return self._raise()
 
     def end(self, source: int) -> EventTime | None:
-        """An input ended; it holds nothing back any more."""
+        """Note that an input ended; it holds nothing back any more. Returns the combined watermark if it rose."""
         self.ended.add(source)
         return self._raise()
 
     def _raise(self) -> EventTime | None:
         live = [i for i, at in enumerate(self.inputs) if i not in self.ended and at != MAX_WATERMARK]
         holding = [self.inputs[i] for i in live if i not in self.idle]
-        if (
-            not holding and live
-        ):  # all that could still bring rows are idle: as far as they came, not to the end of time
+        if not holding and live:  # all inputs that have not ended are idle: as far as they came, not to the end of time
             holding = [max(self.inputs[i] for i in live)]
         elif not holding:
             holding = [max(self.inputs)] if MAX_WATERMARK in self.inputs else []
@@ -110,33 +107,32 @@ class WatermarkValve:
         return least
 
 
-# ----------------------------------------------------------------------------------------------------
-# The watermark of one edge out of those of its source's partitions: a pure machine. It reads no clock.
+# ---- the watermark of one edge, from those of partitions -------------------------------------------------------------
 
 
 @dataclass(slots=True, kw_only=True)
 class _Partition:
-    """One partition: its mark, the source it is of, when it last had rows or had some waiting, and if it is idle."""
+    """One partition: its watermark, its source, and when it last had rows in a batch or waiting."""
 
-    mark: BoundedOutOfOrderness
+    watermark: BoundedOutOfOrderness
     source: str
-    heard: MonotonicTime
+    last_active: MonotonicTime
     is_idle: bool = False
 
 
 @dataclass(slots=True)
 class PartitionWatermarks:
-    """Each partition's watermark trails its largest event time by the delay; the edge's is the least of them.
+    """The watermark of an edge: the minimum over its partitions, each its largest event time less the delay.
 
-    A partition without rows for ``idle_after`` holds nothing back, unless it is known to have some waiting; if all are
-    idle the edge stands as far as they came. One that is new stands where the edge does, and holds it there until it
-    has brought rows or is idle: its rows from then on are judged as everybody's. One that is gone holds nothing back.
-    The edge never goes back.
+    The edge's watermark never goes back. A partition without rows for ``idle_after`` holds nothing back, unless it is
+    known to have rows waiting. If all partitions are idle, the edge is at the highest of them. A new partition starts
+    at the edge's watermark and holds it there until it has brought rows or is idle. A partition that is gone holds
+    nothing back.
 
-    A snapshot has only where the edge stands, so after a restart all are new, and stand there. It was the slowest of
-    those that were not idle, so what any of them had not brought yet is not late now, unless it already was. Where
-    rows of several sources come, none counts before each has told its partitions (:meth:`expect`), lest the one that
-    is read first takes the edge past the others.
+    A snapshot contains only the edge's watermark, so after a restart all partitions are new and start there. It was
+    the lowest of the active ones, so rows that were not late before are not late now. Where rows of several sources
+    come, the watermark does not rise before each source has named its partitions (:meth:`expect`): otherwise the source
+    that is read first would take the edge past the others.
 
     >>> edge = PartitionWatermarks(delay=5)
     >>> edge.observe({"t/0": 20, "t/1": 12}, source="t", now=MonotonicTime(0))
@@ -151,77 +147,79 @@ class PartitionWatermarks:
     _partitions: dict[str, _Partition] = field(default_factory=dict)
 
     def copy(self) -> PartitionWatermarks:
-        """Another that stands where this does, to go on from here by itself."""
-        parts = {name: replace(part, mark=replace(part.mark)) for name, part in self._partitions.items()}
+        """An independent copy."""
+        parts = {name: replace(part, watermark=replace(part.watermark)) for name, part in self._partitions.items()}
         return replace(self, _partitions=parts)
 
     def expect(self, sources: Iterable[str], now: MonotonicTime) -> None:
-        """These sources have partitions which they have yet to name. Until then each is one that is new."""
+        """Wait for sources that have not named their partitions yet; until then each counts as one new partition."""
         for uid in sources:
-            self._partitions[uid] = _Partition(mark=BoundedOutOfOrderness(self.delay, self.at), source=uid, heard=now)
+            self._add(uid, uid, now)
 
-    def stood(self, until: Mapping[str, MonotonicTime]) -> None:
-        """Partitions and sources that were held until then: so long nobody asked them for rows."""
+    def paused_until(self, until: Mapping[str, MonotonicTime]) -> None:
+        """Count idleness only after the pauses of partitions or whole sources, by name."""
         for name, part in self._partitions.items():
-            held = [until[known] for known in (name, part.source) if known in until]
-            part.heard = max([part.heard, *held])
+            paused = [until[known] for known in (name, part.source) if known in until]
+            part.last_active = max([part.last_active, *paused])
 
     def observe(
         self, largest: Mapping[str, int | None], *, source: str, now: MonotonicTime, behind: Collection[str] = ()
     ) -> EventTime:
-        """A batch has passed.
+        """Take in the event times of a batch; returns the watermark.
 
         Args:
-            largest: of each live partition of its source, by qualified name: the largest event time, if it had any.
-            source: other partitions that came from it are gone.
-            now: when the batch was taken.
+            largest: each live partition of its source, by qualified name, with its largest event time, if it had any.
+            source: uid; other partitions of that source are gone.
+            now: when the source was polled for the batch.
             behind: partitions that have rows waiting.
         """
         self._partitions = {
             name: part for name, part in self._partitions.items() if part.source != source or name in largest
         }
         for name, time in largest.items():
-            part = self._partitions.get(name)
-            if part is None:
-                part = _Partition(mark=BoundedOutOfOrderness(self.delay, self.at), source=source, heard=now)
-                self._partitions[name] = part
+            part = self._partitions.get(name) or self._add(name, source, now)
             if time is not None:
-                part.mark.observe(EventTime(time))
+                part.watermark.observe(EventTime(time))
             if time is not None or name in behind:
-                part.heard = max(part.heard, now)
-        return self.look(now)
+                part.last_active = max(part.last_active, now)
+        return self.mark_idle(now)
 
-    def look(self, now: MonotonicTime) -> EventTime:
-        """Call those idle that brought nothing for long."""
+    def mark_idle(self, now: MonotonicTime) -> EventTime:
+        """Mark partitions idle that were quiet for ``idle_after``; returns the watermark."""
         for part in self._partitions.values():
-            part.is_idle = self.idle_after is not None and now >= part.heard + self.idle_after
+            part.is_idle = self.idle_after is not None and now >= part.last_active + self.idle_after
         holder = self._holder()
         if holder is not None:
-            self.at = max(self.at, holder.mark.at)
+            self.at = max(self.at, holder.watermark.at)
         return self.at
 
     def idle_at(self) -> MonotonicTime | None:
-        """When the next partition is to be called idle if nothing comes."""
-        if self.idle_after is None or len(self._partitions) < 2:  # noqa: PLR2004 - alone it is the edge that is idle
+        """When the next partition becomes idle if nothing comes."""
+        if self.idle_after is None or len(self._partitions) < 2:  # noqa: PLR2004 - with one partition, the edge as a whole becomes idle
             return None
-        waiting = [part.heard for part in self._partitions.values() if not part.is_idle]
+        waiting = [part.last_active for part in self._partitions.values() if not part.is_idle]
         return MonotonicTime(min(waiting) + self.idle_after) if waiting else None
 
     def end(self) -> EventTime:
-        """Nothing comes any more."""
+        """Go to the end of time: no more rows come."""
         self.at = MAX_WATERMARK
         return self.at
 
     @property
     def holder(self) -> str | None:
-        """Which of several partitions holds the edge back; ``None`` if there is only one, or all are idle."""
+        """The partition that holds the edge back; ``None`` if there is only one, or all are idle."""
         held = self._holder()
-        if held is None or held.is_idle or len(self._partitions) < 2:  # noqa: PLR2004 - then there is no choice
+        if held is None or held.is_idle or len(self._partitions) < 2:  # noqa: PLR2004 - with one partition there is no choice
             return None
         return next(name for name, part in self._partitions.items() if part is held)
+
+    def _add(self, name: str, source: str, now: MonotonicTime) -> _Partition:
+        watermark = BoundedOutOfOrderness(self.delay, self.at)
+        part = self._partitions[name] = _Partition(watermark=watermark, source=source, last_active=now)
+        return part
 
     def _holder(self) -> _Partition | None:
         active = [part for part in self._partitions.values() if not part.is_idle]
         if active:
-            return min(active, key=lambda part: part.mark.at)
-        return max(self._partitions.values(), key=lambda part: part.mark.at, default=None)
+            return min(active, key=lambda part: part.watermark.at)
+        return max(self._partitions.values(), key=lambda part: part.watermark.at, default=None)

@@ -147,5 +147,8 @@ class SparkPools:
             batch.release()
 
         return replace(
-            batch, frame=frame, leases=(RefCount(free, holders=readers),), firsts=(*batch.firsts, FirstRunGate())
+            batch,
+            frame=frame,
+            ref_counts=(RefCount(free, holders=readers),),
+            run_gates=(*batch.run_gates, FirstRunGate()),
         )

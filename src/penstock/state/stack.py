@@ -431,5 +431,5 @@ class Stack:
 
     def _lease(self, layers: Sequence[Layer]) -> tuple[tuple[Layer, ...], RefCount]:
         for layer in layers:
-            layer.lease.share(1)
+            layer.lease.retain(1)
         return tuple(layers), RefCount(partial(release_layers, tuple(layers)))

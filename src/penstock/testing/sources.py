@@ -332,7 +332,7 @@ class ScriptedReader:
             plan=_Pick(tuple(places)),
             rows=len(places),
             bytes=0,
-            measures={"rows": known},
+            metrics={"rows": known},
             partitions=self._partitions(),
         )
 

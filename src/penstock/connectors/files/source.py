@@ -423,7 +423,7 @@ class Source:
         """
         return FilesReader(self, context, FilesPosition() if resume is None else decode(resume))
 
-    def waiting(self, resume: Position | None) -> Backlog:
+    def backlog(self, resume: Position | None) -> Backlog:
         """The unread files, and their bytes.
 
         Raises:

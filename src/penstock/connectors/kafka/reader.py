@@ -346,7 +346,7 @@ class KafkaReader:
             plan=DriverBatch(table),
             rows=rows,
             bytes=size,
-            measures={"rows": ObservedMetrics.known({"rows": rows, "bytes": size}), **self._frames.metrics(table)},
+            metrics={"rows": ObservedMetrics.known({"rows": rows, "bytes": size}), **self._frames.metrics(table)},
             verify=self._topic_id_check(topics, ask_now=True),
             partitions=self._partitions(backlog(self._monitor.position, bounds), {part.at for part in records}),
             takes_all=takes_all,

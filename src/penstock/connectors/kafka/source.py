@@ -208,7 +208,7 @@ class Source(KafkaConfig):
             log.info("source %s has no position: it starts at %s", context.uid, self.start)
         return KafkaReader(self, context, position)
 
-    def waiting(self, resume: Position | None) -> Backlog:
+    def backlog(self, resume: Position | None) -> Backlog:
         """What waits for a reader at this position. Asks the brokers, commits nothing."""
         return backlog_of(self, resume)
 

@@ -209,4 +209,4 @@ class WindowEmitter:
             lease.release()
             return
         self._context.count("fired", 1)
-        emit(Batch(frame=frame, sequence=next(self._numbers), leases=(lease,), measures=measures or {}))
+        emit(Batch(frame=frame, sequence=next(self._numbers), ref_counts=(lease,), metrics=measures or {}))

@@ -212,7 +212,7 @@ class DeferredLayers:
 
         A join may bring rows together by key already: then they would be counted where the layer is kept.
         """
-        return not batch.firsts and not batch.leases
+        return not batch.run_gates and not batch.ref_counts
 
     def close(self) -> None:
         """Let go of a layer that was not finished."""

@@ -203,7 +203,7 @@ class WindowOperator:
 
     def _send_late(self, kept: DataFrame, late: int, emit: Collector) -> None:
         lease = RefCount(lambda: unpersist(kept))
-        batch = Batch(frame=self._plan.late(kept), sequence=next(self._late), rows=late, leases=(lease,))
+        batch = Batch(frame=self._plan.late(kept), sequence=next(self._late), rows=late, ref_counts=(lease,))
         emit(batch, LATE_PORT)
 
     def _due(self) -> Compaction | None:
