@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedShelf:
+class SimulatedLetterStore:
     """Opens files of the simulated disk, each call through its gate."""
 
     world: World
@@ -78,7 +78,7 @@ def replay_tool(world: World, uid: str | None, *, again: bool) -> Act:
         judge = world.ledger.letters
         seen = judge.standing()
         try:
-            done = replay(directory, uid, again=again, command=command, shelf=SimulatedShelf(world))
+            done = replay(directory, uid, again=again, command=command, store=SimulatedLetterStore(world))
         except (UnknownName, RequestRefused) as error:
             world.tell(f"{tool.name}: {error}")
             world.count("replay refused")
@@ -92,7 +92,7 @@ def replay_tool(world: World, uid: str | None, *, again: bool) -> Act:
 def listed(world: World) -> tuple[DeadLetterQueue, ...]:
     """What somebody sees who lists letters between two steps of the story."""
     directory: Any = Directory(world, Process(world, "reader"))
-    return dead_letter_queues(directory, shelf=SimulatedShelf(world))
+    return dead_letter_queues(directory, store=SimulatedLetterStore(world))
 
 
 class LetterDesk:
@@ -118,7 +118,7 @@ class LetterDesk:
             return False
         directory: Any = Directory(world, Process(world, "dropper"))
         try:
-            place = dead_letter_queue(directory, self._place(), shelf=SimulatedShelf(world))
+            place = dead_letter_queue(directory, self._place(), store=SimulatedLetterStore(world))
         except UnknownName:
             return False
         times = sorted(file.written for file in place.files)
