@@ -158,8 +158,8 @@ def _why_gone(history: History, source: str) -> str:
     reads = sorted(task.task for task in point.tasks if task.position is not None) if point else []
     return (
         f"they come from source {source!r}, which is not in {where}, where the next start of job {history.job!r} goes "
-        f"on (sources there: {', '.join(reads) or 'none'}): a pipeline that reads {source!r} again begins it anew, "
-        "these rows included; or read the letters' files in another pipeline, as docs/dead-letters.md shows"
+        f"on (sources there: {', '.join(reads) or 'none'}): a pipeline that reads {source!r} again reads "
+        "all of it, these rows included; or read the letters' files in another pipeline, as docs/dead-letters.md shows"
     )
 
 

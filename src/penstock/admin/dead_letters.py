@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 
 # ---- files of letters ------------------------------------------------------------------------------------------------
-#
 # Parquet files, read with pyarrow.
 
 
@@ -113,7 +112,6 @@ def open_parquet(path: str) -> Any:
 
 
 # ---- queues of dead letters ------------------------------------------------------------------------------------------
-#
 # A letter is a row in a file. All figures follow from the files and the log; nothing is stored.
 
 WHY: Final = ("cause", "step", "source", "no_replay")
@@ -348,7 +346,6 @@ def replayable(queue: DeadLetterQueue, *, again: bool = False) -> Mapping[str, M
 
 
 # ---- single letters --------------------------------------------------------------------------------------------------
-#
 # A row is known by topic, partition and offset where it has them, else by its content: equal rows of a file count
 # as one.
 

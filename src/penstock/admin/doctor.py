@@ -116,7 +116,6 @@ def _error_text(error: Exception) -> str:
 
 
 # ---- Spark -----------------------------------------------------------------------------------------------------------
-#
 # The trial runs in a process of its own: a JVM that hangs only delays it, and nothing of it stays here.
 
 TRIAL: Final = "penstock.admin.doctor"
@@ -216,7 +215,6 @@ def _suffices(ours: str, there: str | None) -> bool:
 
 
 # ---- the state folder ------------------------------------------------------------------------------------------------
-#
 # The checks write a few small files next to existing ones, and delete them.
 
 NAME: Final = "state folder"

@@ -252,7 +252,7 @@ def memory_of(total: int | None, granted: int | None) -> Finding:
     if limit is not None:
         found += f", of which this container may use {limit / GIB:.1f} GiB"
     if (limit or total) < LITTLE_MEMORY:
-        return warn("memory", found, "2 GiB or more: Spark's JVM takes 1 GiB of heap unless told otherwise")
+        return warn("memory", found, "2 GiB or more: Spark's JVM takes 1 GiB of heap by default")
     return ok("memory", found)
 
 

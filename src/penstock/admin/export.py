@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 
 # ---- export ----------------------------------------------------------------------------------------------------------
-#
 # A folder is an export once it has ``export.json``, which is written last. The job gets only a pin while it is read.
 # Output that is not published yet is not copied: only the job itself publishes it (rule R7).
 
@@ -170,7 +169,6 @@ def _clear(target: FileSystem, export: Export) -> None:
 
 
 # ---- verification of a folder ----------------------------------------------------------------------------------------
-#
 # ``verify_export`` raises at the first fault; ``verify_folder`` finds all of them.
 
 

@@ -119,7 +119,6 @@ def _failed(local: str, error: OSError) -> StorageFailed:
 
 
 # ---- owners ----------------------------------------------------------------------------------------------------------
-#
 # Only what an entry condemns is deleted (rules G1 to G4): a clean-up writes the entry first, under a claim.
 
 

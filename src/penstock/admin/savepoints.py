@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 
 # ---- savepoints ------------------------------------------------------------------------------------------------------
-#
 # A savepoint is a pinned checkpoint (DESIGN section 3): it costs no copy, and dropping its name deletes nothing.
 
 
@@ -180,7 +179,6 @@ def require_done(answer: Answer, what: str) -> Answer:
 
 
 # ---- a checkpoint pinned while it is read (rule G4) ------------------------------------------------------------------
-#
 # A reader that dies leaves its pin behind, with its owner and an expiry; ``penstock savepoint drop`` removes it.
 
 READ_PIN_TTL: Final = 86_400_000_000
@@ -287,7 +285,7 @@ def stop(
         check_savepoint_name(savepoint)
     if job.owner() is None:
         if drain:
-            msg = f"nobody runs job {job.job!r}, and only a running job can be drained: start it, then stop --drain"
+            msg = f"job {job.job!r} does not run, and only a running job can be drained: start it, then stop --drain"
             raise RequestRefused(msg)
         checkpoint = create(job, savepoint) if savepoint is not None else _newest(job.read())
         return StopResult(checkpoint=checkpoint, was_running=False, unpublished=_unpublished_reason(job.read()))

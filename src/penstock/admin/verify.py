@@ -221,7 +221,6 @@ def locate_output(filesystem: FileSystem, item: Committable, file: FileRef, *, q
 
 
 # ---- the whole job ---------------------------------------------------------------------------------------------------
-#
 # A running job goes on meanwhile: files that it has released by the end are not missed (rule G4).
 
 
