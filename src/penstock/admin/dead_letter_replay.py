@@ -52,6 +52,9 @@ _TRIES: Final = 100
 """Attempts to create a replay whose outcome is unknown."""
 
 
+# ---- replaying -------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayResult:
     """What a command has written.

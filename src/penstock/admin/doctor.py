@@ -43,6 +43,83 @@ if TYPE_CHECKING:
     from penstock.api.pipeline import PipelineDefinition
 
 
+# ---- all checks ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorOptions:
+    """What to check.
+
+    Attributes:
+        state: the folder for state.
+        servers: Kafka brokers, as ``host:port``, several with commas.
+        pipeline: checked with its sources; or the error with which it could not be loaded.
+        spark: make a session, which takes seconds.
+    """
+
+    state: str
+    servers: str | None = None
+    pipeline: PipelineDefinition | PenstockError | None = None
+    spark: bool = True
+
+
+def examine(options: DoctorOptions, *, announce: Callable[[str], None]) -> Iterator[Finding]:
+    """Yield the findings of all checks, each as soon as it is known.
+
+    Args:
+        options: what to check.
+        announce: called with a line before each check that takes long.
+    """
+    yield from look_at_python()
+    java = java_of(find_java(os.environ))
+    yield java
+    yield from look_at_machine()
+    yield from look_at_environment(os.environ, sys.executable)
+    yield from look_at_storage(options.state, SystemClock())
+    graph = None
+    if options.pipeline is not None:
+        finding, graph = pipeline_of(options.pipeline)
+        yield finding
+    yield from _brokers(options.servers, graph, announce)
+    yield from _own_session()
+    if options.spark:
+        announce("starting Spark")
+        yield try_spark()
+
+
+def pipeline_of(pipeline: PipelineDefinition | PenstockError) -> tuple[Finding, Graph | None]:
+    """Return whether the pipeline can be built, and its graph."""
+    if isinstance(pipeline, PenstockError):
+        return fail("pipeline", str(pipeline), "penstock run would be refused with the same words"), None
+    try:
+        graph = pipeline.graph()
+    except PenstockError as error:
+        return fail("pipeline", str(error), "penstock run would be refused with the same words"), None
+    read, written = ", ".join(sorted(graph.sources)), ", ".join(sorted(graph.sinks))
+    return ok("pipeline", f"{graph.name} reads {read} and writes {written}"), graph
+
+
+def _brokers(servers: str | None, graph: Graph | None, announce: Callable[[str], None]) -> Iterator[Finding]:
+    if servers is not None:
+        announce(f"asking {servers}")
+        yield from look_at_brokers(servers)
+    for node in graph.nodes if graph is not None else ():
+        if isinstance(node, Read) and isinstance(node.source, KafkaSource):
+            announce(f"asking {node.source.servers}")
+            yield from look_at_brokers(node.source.servers, options=node.source.options, topics=node.source.topics)
+
+
+def _own_session() -> Iterator[Finding]:
+    """Check the session that the pipeline's module has made, if it has."""
+    if "pyspark" not in sys.modules:
+        return
+    from penstock.spark.session import current_session, is_classic
+
+    session = current_session()
+    if session is not None and is_classic(session):
+        yield from session_of(session)
+
+
 # ---- Kafka brokers ---------------------------------------------------------------------------------------------------
 
 BROKER_TIMEOUT: Final = 5.0
@@ -340,83 +417,6 @@ def skew_of(seconds: float) -> Finding:
     where = "ahead of" if seconds > 0 else "behind"
     fix = "set both by NTP: nothing is decided by them, but times in listings and in checkpoints will not agree"
     return warn("clocks", f"the file system's is {abs(seconds):.1f} s {where} this machine's", fix)
-
-
-# ---- all checks ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoctorOptions:
-    """What to check.
-
-    Attributes:
-        state: the folder for state.
-        servers: Kafka brokers, as ``host:port``, several with commas.
-        pipeline: checked with its sources; or the error with which it could not be loaded.
-        spark: make a session, which takes seconds.
-    """
-
-    state: str
-    servers: str | None = None
-    pipeline: PipelineDefinition | PenstockError | None = None
-    spark: bool = True
-
-
-def examine(options: DoctorOptions, *, announce: Callable[[str], None]) -> Iterator[Finding]:
-    """Yield the findings of all checks, each as soon as it is known.
-
-    Args:
-        options: what to check.
-        announce: called with a line before each check that takes long.
-    """
-    yield from look_at_python()
-    java = java_of(find_java(os.environ))
-    yield java
-    yield from look_at_machine()
-    yield from look_at_environment(os.environ, sys.executable)
-    yield from look_at_storage(options.state, SystemClock())
-    graph = None
-    if options.pipeline is not None:
-        finding, graph = pipeline_of(options.pipeline)
-        yield finding
-    yield from _brokers(options.servers, graph, announce)
-    yield from _own_session()
-    if options.spark:
-        announce("starting Spark")
-        yield try_spark()
-
-
-def pipeline_of(pipeline: PipelineDefinition | PenstockError) -> tuple[Finding, Graph | None]:
-    """Return whether the pipeline can be built, and its graph."""
-    if isinstance(pipeline, PenstockError):
-        return fail("pipeline", str(pipeline), "penstock run would be refused with the same words"), None
-    try:
-        graph = pipeline.graph()
-    except PenstockError as error:
-        return fail("pipeline", str(error), "penstock run would be refused with the same words"), None
-    read, written = ", ".join(sorted(graph.sources)), ", ".join(sorted(graph.sinks))
-    return ok("pipeline", f"{graph.name} reads {read} and writes {written}"), graph
-
-
-def _brokers(servers: str | None, graph: Graph | None, announce: Callable[[str], None]) -> Iterator[Finding]:
-    if servers is not None:
-        announce(f"asking {servers}")
-        yield from look_at_brokers(servers)
-    for node in graph.nodes if graph is not None else ():
-        if isinstance(node, Read) and isinstance(node.source, KafkaSource):
-            announce(f"asking {node.source.servers}")
-            yield from look_at_brokers(node.source.servers, options=node.source.options, topics=node.source.topics)
-
-
-def _own_session() -> Iterator[Finding]:
-    """Check the session that the pipeline's module has made, if it has."""
-    if "pyspark" not in sys.modules:
-        return
-    from penstock.spark.session import current_session, is_classic
-
-    session = current_session()
-    if session is not None and is_classic(session):
-        yield from session_of(session)
 
 
 # ---- the trial of Spark ----------------------------------------------------------------------------------------------

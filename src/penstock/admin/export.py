@@ -162,7 +162,7 @@ def _put(target: FileSystem, path: str, data: bytes) -> None:
 
 
 def _clear(target: FileSystem, export: Export) -> None:
-    """Delete the files of an export that failed, without ``export.json``, as far as possible."""
+    """Delete the copied files of an export that failed; ``export.json`` is not there yet."""
     with suppress(PenstockError):
         for file in export.files:
             target.delete(file.path)

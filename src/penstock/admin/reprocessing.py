@@ -85,7 +85,7 @@ def restore_point_of(history: History) -> CheckpointId | None:
 
 
 def _ancestry(history: History, checkpoint: CheckpointId | None) -> tuple[CheckpointId, ...]:
-    """A checkpoint and all that it was built on, newest first, as far as the log goes back."""
+    """A checkpoint and those it was built on, newest first; the log may have dropped the oldest."""
     found: list[CheckpointId] = []
     while checkpoint is not None and checkpoint in history.manifests:
         found.append(checkpoint)

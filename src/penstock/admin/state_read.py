@@ -172,78 +172,6 @@ def require_still_restorable(job: JobDirectory, checkpoint: CheckpointId) -> Non
         raise CondemnedWhileRead(msg)
 
 
-# ---- differences between checkpoints ---------------------------------------------------------------------------------
-
-_BEFORE, _AFTER, _SIDE, _ROW = (f"__penstock_{name}" for name in ("before", "after", "side", "row"))
-CHANGES: Final = ("delete", "insert", "update_before", "update_after")
-
-
-def diff_state(reader: StateReader, history: History, uid: str, before: int | str, after: int | str) -> DataFrame:
-    """Return the rows that were inserted, deleted or updated, with the kind of change in ``_change``.
-
-    A row is identified by key and window (in a counted window that is not full, by the key). An updated row is there
-    twice, as ``update_before`` and ``update_after``; an unchanged row is not there.
-
-    Args:
-        reader: of the job.
-        history: its log.
-        uid: the step.
-        before: a checkpoint's number or a savepoint's name.
-        after: likewise; it may be the older one.
-
-    Raises:
-        UnknownName: no such checkpoint or step.
-        StateIncompatible: the two have other columns.
-        CondemnedWhileRead: a checkpoint was cleaned up meanwhile.
-    """
-    manifests = [resolve_manifest(history, at) for at in (before, after)]
-    old, new = (reader.rows(manifest, uid) for manifest in manifests)
-    if [(field.name, field.dataType) for field in old.schema] != [(field.name, field.dataType) for field in new.schema]:
-        msg = (
-            f"at {before} the table has {old.schema.simpleString()}, at {after} {new.schema.simpleString()}; look at "
-            "each with --at"
-        )
-        raise StateIncompatible(msg, uid=uid)
-    return _changes(old, new, reader.identity(manifests[1], uid))
-
-
-def _changes(old: DataFrame, new: DataFrame, identity: tuple[str, ...]) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    from penstock.operators.windows.frames import CHANGE_COLUMN
-    from penstock.spark.sql import quote_identifier
-
-    keys = [F.col(quote_identifier(name)) for name in identity]
-    values = F.struct(*(F.col(quote_identifier(name)) for name in old.columns if name not in identity))
-    sides = [frame.select(*keys, values.alias(_ROW), F.lit(side).alias(_SIDE)) for side, frame in enumerate((old, new))]
-    row_of = [F.first(F.when(F.col(_SIDE) == side, F.col(_ROW)), ignorenulls=True) for side in (0, 1)]
-    both = sides[0].union(sides[1]).groupBy(*keys).agg(row_of[0].alias(_BEFORE), row_of[1].alias(_AFTER))
-    was, is_now = F.col(_BEFORE), F.col(_AFTER)
-    changed = both.where(~_comparable(both, _BEFORE).eqNullSafe(_comparable(both, _AFTER)))
-    kinds = (
-        F.when(was.isNull(), F.array(_change_row("insert", is_now)))
-        .when(is_now.isNull(), F.array(_change_row("delete", was)))
-        .otherwise(F.array(_change_row("update_before", was), _change_row("update_after", is_now)))
-    )
-    found = changed.select(*keys, F.explode(kinds).alias(_ROW)).select(*keys, f"{_ROW}.row.*", f"{_ROW}.change")
-    return found.withColumnRenamed("change", CHANGE_COLUMN).select(*map(quote_identifier, old.columns), CHANGE_COLUMN)
-
-
-def _change_row(change: str, row: Column) -> Column:
-    from pyspark.sql import functions as F
-
-    return F.struct(row.alias("row"), F.lit(change).alias("change"))
-
-
-def _comparable(frame: DataFrame, name: str) -> Column:
-    """The row, or its JSON text if Spark cannot compare it."""
-    from pyspark.sql import functions as F
-
-    from penstock.operators.aggregates.base import is_ordered
-
-    return F.col(name) if is_ordered(frame.schema[name].dataType) else F.to_json(F.col(name))
-
-
 # ---- read_state ------------------------------------------------------------------------------------------------------
 # The rows are copied into Spark's cache, and the log is read again before they are returned (rule G4). A reader that is
 # too late gets an error and never a part. A pin would need an entry, and so a claim of a stopped job.
@@ -418,3 +346,75 @@ def scan_live(
     check_files(refs, filesystem, layers_format.uid)
     as_written = replace(layers_format, schema=schema_of(handle))
     return scan_layers(as_written, filesystem, session, [(ref, ref.files) for ref in refs])
+
+
+# ---- differences between checkpoints ---------------------------------------------------------------------------------
+
+_BEFORE, _AFTER, _SIDE, _ROW = (f"__penstock_{name}" for name in ("before", "after", "side", "row"))
+CHANGES: Final = ("delete", "insert", "update_before", "update_after")
+
+
+def diff_state(reader: StateReader, history: History, uid: str, before: int | str, after: int | str) -> DataFrame:
+    """Return the rows that were inserted, deleted or updated, with the kind of change in ``_change``.
+
+    A row is identified by key and window (in a counted window that is not full, by the key). An updated row is there
+    twice, as ``update_before`` and ``update_after``; an unchanged row is not there.
+
+    Args:
+        reader: of the job.
+        history: its log.
+        uid: the step.
+        before: a checkpoint's number or a savepoint's name.
+        after: likewise; it may be the older one.
+
+    Raises:
+        UnknownName: no such checkpoint or step.
+        StateIncompatible: the two have other columns.
+        CondemnedWhileRead: a checkpoint was cleaned up meanwhile.
+    """
+    manifests = [resolve_manifest(history, at) for at in (before, after)]
+    old, new = (reader.rows(manifest, uid) for manifest in manifests)
+    if [(field.name, field.dataType) for field in old.schema] != [(field.name, field.dataType) for field in new.schema]:
+        msg = (
+            f"at {before} the table has {old.schema.simpleString()}, at {after} {new.schema.simpleString()}; look at "
+            "each with --at"
+        )
+        raise StateIncompatible(msg, uid=uid)
+    return _changes(old, new, reader.identity(manifests[1], uid))
+
+
+def _changes(old: DataFrame, new: DataFrame, identity: tuple[str, ...]) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    from penstock.operators.windows.frames import CHANGE_COLUMN
+    from penstock.spark.sql import quote_identifier
+
+    keys = [F.col(quote_identifier(name)) for name in identity]
+    values = F.struct(*(F.col(quote_identifier(name)) for name in old.columns if name not in identity))
+    sides = [frame.select(*keys, values.alias(_ROW), F.lit(side).alias(_SIDE)) for side, frame in enumerate((old, new))]
+    row_of = [F.first(F.when(F.col(_SIDE) == side, F.col(_ROW)), ignorenulls=True) for side in (0, 1)]
+    both = sides[0].union(sides[1]).groupBy(*keys).agg(row_of[0].alias(_BEFORE), row_of[1].alias(_AFTER))
+    was, is_now = F.col(_BEFORE), F.col(_AFTER)
+    changed = both.where(~_comparable(both, _BEFORE).eqNullSafe(_comparable(both, _AFTER)))
+    kinds = (
+        F.when(was.isNull(), F.array(_change_row("insert", is_now)))
+        .when(is_now.isNull(), F.array(_change_row("delete", was)))
+        .otherwise(F.array(_change_row("update_before", was), _change_row("update_after", is_now)))
+    )
+    found = changed.select(*keys, F.explode(kinds).alias(_ROW)).select(*keys, f"{_ROW}.row.*", f"{_ROW}.change")
+    return found.withColumnRenamed("change", CHANGE_COLUMN).select(*map(quote_identifier, old.columns), CHANGE_COLUMN)
+
+
+def _change_row(change: str, row: Column) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.struct(row.alias("row"), F.lit(change).alias("change"))
+
+
+def _comparable(frame: DataFrame, name: str) -> Column:
+    """The row, or its JSON text if Spark cannot compare it."""
+    from pyspark.sql import functions as F
+
+    from penstock.operators.aggregates.base import is_ordered
+
+    return F.col(name) if is_ordered(frame.schema[name].dataType) else F.to_json(F.col(name))

@@ -312,15 +312,15 @@ class LagLimit:
         return f"{self.rows:,} rows" if self.micros is None else format_duration(self.micros)
 
 
-def source_lags(now: JobStatus) -> tuple[SourceBehind, ...]:
+def source_lags(status: JobStatus) -> tuple[SourceBehind, ...]:
     """Return every source of the job with the lag that it reported last, sorted by uid."""
-    report = now.hint.report if now.hint is not None else None
+    report = status.hint.report if status.hint is not None else None
     held_by = report.held_by if report is not None else {}
     holds: dict[str, list[str]] = {}
     for step, by in sorted(held_by.items()):
         holds.setdefault(by, []).append(step)
     lags = report.lag if report is not None else {}
-    return tuple(_behind(source, lags.get(source), holds) for source in now.sources)
+    return tuple(_behind(source, lags.get(source), holds) for source in status.sources)
 
 
 def _behind(source: str, lag: SourceLag | None, holds: dict[str, list[str]]) -> SourceBehind:
@@ -370,19 +370,19 @@ def parse_lag_limit(text: str) -> LagLimit:
         raise SettingsError(msg) from None
 
 
-def exceeded(now: JobStatus, limit: LagLimit) -> list[str]:
+def exceeded(status: JobStatus, limit: LagLimit) -> list[str]:
     """Return a message for each source that is further behind than the limit.
 
     An unknown lag exceeds every limit, except that of a source that never reports one next to a source that does.
 
     """
-    if now.owner_state is not OwnerState.RUNNING:
-        return [f"job {now.job!r} does not run ({now.owner_state.value}): how far it is behind now is not known"]
-    if not now.is_hint_of_now or (now.hint_age or 0.0) > STALE_AFTER:
-        return [f"job {now.job!r} has not reported how far it is behind for more than {STALE_AFTER:g} s"]
-    reporting = [each for each in source_lags(now) if each.rows is not None]
+    if status.owner_state is not OwnerState.RUNNING:
+        return [f"job {status.job!r} does not run ({status.owner_state.value}): how far it is behind now is not known"]
+    if not status.is_hint_of_now or (status.hint_age or 0.0) > STALE_AFTER:
+        return [f"job {status.job!r} has not reported how far it is behind for more than {STALE_AFTER:g} s"]
+    reporting = [each for each in source_lags(status) if each.rows is not None]
     if not reporting:
-        return [f"no source of job {now.job!r} has reported how far it is behind"]
+        return [f"no source of job {status.job!r} has reported how far it is behind"]
     return [message for each in reporting if (message := _over(each, limit)) is not None]
 
 
@@ -438,11 +438,11 @@ class SideOutputRows:
     sinks: tuple[SideOutputSink, ...]
 
 
-def side_output_rows(now: JobStatus) -> tuple[SideOutputRows, ...]:
+def side_output_rows(status: JobStatus) -> tuple[SideOutputRows, ...]:
     """Return every side output of the job, in the order of its steps; none if there is no status file."""
-    if now.hint is None:
+    if status.hint is None:
         return ()
-    return tuple(_side_outputs(now.hint.report, now.hint.side_outputs))
+    return tuple(_side_outputs(status.hint.report, status.hint.side_outputs))
 
 
 def _side_outputs(report: Report, outputs: tuple[SideOutput, ...]) -> Iterator[SideOutputRows]:

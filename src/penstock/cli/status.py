@@ -338,7 +338,9 @@ def show_jobs(output: Output, *, state: str, as_json: bool, clock: Clock | None 
         if isinstance(each, UnreadableJob):
             table.add_row(each.job, f"unreadable: {each.message}", *[UNKNOWN] * 5, style="red")
         else:
-            table.add_row(*_row(each), style={OwnerState.DEAD: "yellow", OwnerState.STOPPED: "dim"}.get(each.owner_state))
+            table.add_row(
+                *_row(each), style={OwnerState.DEAD: "yellow", OwnerState.STOPPED: "dim"}.get(each.owner_state)
+            )
     output.result(table)
     return ExitCode.ENDED
 
