@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.admin.dead_letter_replay import drop, plan_drop, replay
-from penstock.admin.dead_letters import WHY, DeadLetterQueue, LetterFileInfo, dead_letter_queue, dead_letter_queues
+from penstock.admin.dead_letters import (
+    CAUSE_COLUMNS,
+    DeadLetterQueue,
+    LetterFileInfo,
+    dead_letter_queue,
+    dead_letter_queues,
+)
 from penstock.clock import WallTime
 from penstock.errors import CheckpointUnreadable, RequestRefused, UnknownName
 from simulation.machine import Process
@@ -24,14 +30,14 @@ class SimulatedLetterStore:
 
     world: World
 
-    def look(self, path: str) -> LetterFileInfo:
+    def file_info(self, path: str) -> LetterFileInfo:
         data = self._read(path)
         return LetterFileInfo(
             rows=len(rows_of(data)), bytes=len(data), written=WallTime(self.world.disk.moved_at.get(path, 0))
         )
 
     def columns(self, path: str, names: Sequence[str]) -> list[list[Any]]:
-        assert tuple(names) == WHY
+        assert tuple(names) == CAUSE_COLUMNS
         sources = ["source0" if by == 0 else f"source0-r{by}" for _, _, by in rows_of(self._read(path))]
         rows = len(sources)
         return [["decode"] * rows, ["parse"] * rows, sources, [None] * rows]

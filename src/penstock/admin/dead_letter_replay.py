@@ -18,6 +18,7 @@ from penstock.admin.dead_letters import (
     dead_letter_queue,
     replayable,
     replayed_ranges,
+    replays_read,
 )
 from penstock.checkpoint.history import timeline
 from penstock.clock import MAX_WATERMARK
@@ -287,7 +288,7 @@ def plan_drop(history: History, queue: DeadLetterQueue, before: WallTime) -> Dro
     A job that starts at a checkpoint reads the replays that it had not read by then, of letters that existed.
     """
     starts = [
-        (_read_at(manifest, queue.uid), checkpoint, timeline(history, checkpoint))
+        (replays_read(manifest, queue.uid), checkpoint, timeline(history, checkpoint))
         for checkpoint, manifest in history.restorable.items()
     ]
     last = {each.file: replay.number for replay in queue.replays for each in replay.letters}
@@ -302,12 +303,6 @@ def plan_drop(history: History, queue: DeadLetterQueue, before: WallTime) -> Dro
         files=tuple(file for file in old if not is_needed(file)),
         kept=tuple(file for file in old if is_needed(file)),
     )
-
-
-def _read_at(manifest: Manifest, uid: str) -> int:
-    """The number of replays that were read at a checkpoint."""
-    found = [split_replays(task.position)[1].get(uid, 0) for task in manifest.tasks if task.position is not None]
-    return max(found, default=0)
 
 
 def drop(job: JobDirectory, plan: DropPlan) -> None:

@@ -34,6 +34,7 @@ from penstock.handles import CheckpointId, split_replays
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from penstock.checkpoint.entries import Manifest
     from penstock.checkpoint.history import History
     from penstock.control.client import JobDirectory
     from penstock.dead_letters.store import Replay
@@ -61,7 +62,7 @@ class LetterFileInfo:
 class LetterStore(Protocol):
     """Reads files of letters by their absolute paths."""
 
-    def look(self, path: str) -> LetterFileInfo:
+    def file_info(self, path: str) -> LetterFileInfo:
         """Return what is known of a file without reading its rows.
 
         Raises:
@@ -81,7 +82,7 @@ class LetterStore(Protocol):
 class ParquetLetterStore:
     """Parquet files on this machine."""
 
-    def look(self, path: str) -> LetterFileInfo:
+    def file_info(self, path: str) -> LetterFileInfo:
         """Read the file's footer and its entry in the folder."""
         rows, status = open_parquet(path).metadata.num_rows, os.stat(path)
         return LetterFileInfo(rows=rows, bytes=status.st_size, written=WallTime(status.st_mtime_ns // 1_000))
@@ -114,8 +115,8 @@ def open_parquet(path: str) -> Any:
 # ---- queues of dead letters ------------------------------------------------------------------------------------------
 # A letter is a row in a file. All figures follow from the files and the log; nothing is stored.
 
-WHY: Final = ("cause", "step", "source", "no_replay")
-"""The columns by which letters are grouped in lists."""
+CAUSE_COLUMNS: Final = ("cause", "step", "source", "no_replay")
+"""The columns by which letters are grouped; see :func:`cause_ranges`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +178,12 @@ class DeadLetterQueue:
         live = {file.name for file in self.files if file.is_live}
         later = [each for replay in self.replays if replay.number > self.read for each in replay.letters]
         return sum(each.rows for each in later if each.file in live)
+
+
+def replays_read(manifest: Manifest, uid: str) -> int:
+    """Return the number of the last replay that was read at a checkpoint, 0 if none was."""
+    read = (split_replays(task.position)[1].get(uid, 0) for task in manifest.tasks if task.position is not None)
+    return max(read, default=0)
 
 
 def replayed_ranges(replays: Sequence[Replay]) -> Mapping[str, RowRanges]:
@@ -241,14 +248,12 @@ def _read_queue(job: JobDirectory, history: History, uid: str, store: LetterStor
         assert checkpoint is not None  # _is_letters says so
         is_of_log = (history.log_id or "").startswith(log_of(uid, name))
         files.append(_letter_file(job, path, checkpoint, store, is_live=is_of_log and on_timeline(checkpoint)))
-    tasks = point.tasks if point else ()
-    read = [split_replays(task.position)[1].get(uid, 0) for task in tasks if task.position is not None]
     return DeadLetterQueue(
         uid=uid,
         folder=_absolute(job, f"{FOLDER}/{uid}"),
         files=tuple(sorted(files, key=lambda file: (file.checkpoint, file.name))),
         replays=_replays(job, uid),
-        read=max(read, default=0),
+        read=replays_read(point, uid) if point else 0,
     )
 
 
@@ -256,7 +261,7 @@ def _letter_file(
     job: JobDirectory, path: str, checkpoint: CheckpointId, store: LetterStore, *, is_live: bool
 ) -> LetterFile:
     absolute = _absolute(job, path)
-    info = store.look(absolute)
+    info = store.file_info(absolute)
     return LetterFile(
         name=path.rpartition("/")[2],
         path=absolute,
@@ -322,7 +327,7 @@ def cause_ranges(file: LetterFile) -> Mapping[tuple[str, str, str, str | None], 
     """Return the rows of a live file by cause, step, source and the reason why they cannot be replayed."""
     if not file.is_live:
         return {}
-    columns = file.store.columns(file.path, WHY)
+    columns = file.store.columns(file.path, CAUSE_COLUMNS)
     found: dict[tuple[str, str, str, str | None], list[tuple[int, int]]] = {}
     for row, key in enumerate(zip(*columns, strict=True)):
         found.setdefault(key, []).append((row, row + 1))

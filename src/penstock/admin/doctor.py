@@ -71,8 +71,7 @@ def examine(options: DoctorOptions, *, announce: Callable[[str], None]) -> Itera
         announce: called with a line before each check that takes long.
     """
     yield from look_at_python()
-    java = java_of(find_java(os.environ))
-    yield java
+    yield java_of(find_java(os.environ))
     yield from look_at_machine()
     yield from look_at_environment(os.environ, sys.executable)
     yield from look_at_storage(options.state, SystemClock())
@@ -88,7 +87,7 @@ def examine(options: DoctorOptions, *, announce: Callable[[str], None]) -> Itera
 
 
 def pipeline_of(pipeline: PipelineDefinition | PenstockError) -> tuple[Finding, Graph | None]:
-    """Return whether the pipeline can be built, and its graph."""
+    """Check whether the pipeline can be built; returns its graph, too."""
     if isinstance(pipeline, PenstockError):
         return fail("pipeline", str(pipeline), "penstock run would be refused with the same words"), None
     try:
@@ -196,6 +195,7 @@ def _error_text(error: Exception) -> str:
 # The trial runs in a process of its own: a JVM that hangs only delays it, and nothing of it stays here.
 
 TRIAL: Final = "penstock.admin.doctor"
+"""The module whose main function is the trial."""
 SPARK_TIMEOUT: Final = 120.0
 """Seconds that the trial gets for a session and one small job."""
 DEGRADES: Final[Mapping[str, str]] = {
@@ -294,14 +294,19 @@ def _suffices(ours: str, there: str | None) -> bool:
 # ---- the state folder ------------------------------------------------------------------------------------------------
 # The checks write a few small files next to existing ones, and delete them.
 
-NAME: Final = "state folder"
+STATE_FOLDER: Final = "state folder"
+"""Name of its findings."""
 MIB: Final = 1 << 20
-LITTLE: Final = 1024 * MIB
-SCARCE: Final = 64 * MIB
-WRITES: Final = 5
+SPACE_WARNING: Final = 1024 * MIB
+"""Free bytes below which there is a warning."""
+SPACE_MINIMUM: Final = 64 * MIB
+"""Free bytes below which checkpoints will fail."""
+TRIAL_WRITES: Final = 5
+"""Number of durable writes that are timed."""
 SLOW_MS: Final = 100.0
 """Milliseconds above which a durable write is slow."""  # a checkpoint makes several, one after another
 SKEW_SECONDS: Final = 2.0
+"""Seconds by which the clocks of file system and machine may differ."""
 _TEMPORARY: Final = {
     "tmpfs": "memory: state is gone when the machine restarts",
     "ramfs": "memory: state is gone when the machine restarts",
@@ -324,10 +329,10 @@ def look_at_storage(state: str, clock: Clock) -> Iterator[Finding]:
     """Check the state folder, or the folder in which it would be made."""
     root = root_of(state)
     if root is None:
-        yield fail(NAME, state, "no file system here knows that address: name a folder of this machine")
+        yield fail(STATE_FOLDER, state, "no file system here knows that address: name a folder of this machine")
         return
     if root.exists() and not root.is_dir():
-        yield fail(NAME, f"{root.resolve()} is a file", "name a folder with --state, or take the file away")
+        yield fail(STATE_FOLDER, f"{root.resolve()} is a file", "name a folder with --state, or take the file away")
         return
     folder = nearest_folder(root)
     yield kind_finding(str(root.resolve()), kind_of(folder), is_new=folder != root.resolve())
@@ -361,30 +366,32 @@ def try_writing(folder: Path, clock: Clock) -> Written:
     files = LocalFileSystem(trial)
     durations = []
     try:
-        for number in range(WRITES):
+        for number in range(TRIAL_WRITES):
             before = clock.now()
             files.create(f"{number}.json", b"{}")
             durations.append(clock.now() - before)
-        skew = (trial / f"{WRITES - 1}.json").stat().st_mtime - clock.wall() / 1_000_000
+        skew = (trial / f"{TRIAL_WRITES - 1}.json").stat().st_mtime - clock.wall() / 1_000_000
         files.move("0.json", "moved.json")
         listed = files.list("")
-        expected = sorted(["moved.json", *(f"{number}.json" for number in range(1, WRITES))])
+        expected = sorted(["moved.json", *(f"{number}.json" for number in range(1, TRIAL_WRITES))])
         if list(listed) != expected or files.read("moved.json") != b"{}":
             msg = f"{folder} does not list what was written and renamed: {', '.join(listed) or 'nothing'}"
             raise StateDirectoryRefused(msg)
     finally:
         shutil.rmtree(trial, ignore_errors=True)
-    return Written(milliseconds=sorted(durations)[WRITES // 2] / 1_000, skew_seconds=skew)
+    return Written(milliseconds=sorted(durations)[TRIAL_WRITES // 2] / 1_000, skew_seconds=skew)
 
 
 def kind_finding(path: str, kind: str, *, is_new: bool) -> Finding:
-    """Return whether the kind of file system is fit for state."""
+    """Check whether the kind of file system is fit for state."""
     found = f"{path} on {kind}" + (", will be made" if is_new else "")
     if kind in NETWORK:
-        return fail(NAME, found, "two hosts could own one job there: use a local disk")
+        return fail(STATE_FOLDER, found, "two hosts could own one job there: use a local disk")
     if kind in _TEMPORARY:
-        return warn(NAME, f"{found}, {_TEMPORARY[kind]}", "for more than a try, put --state on a disk or a volume")
-    return ok(NAME, found)
+        return warn(
+            STATE_FOLDER, f"{found}, {_TEMPORARY[kind]}", "for more than a try, put --state on a disk or a volume"
+        )
+    return ok(STATE_FOLDER, found)
 
 
 def refused(error: Exception) -> Finding:
@@ -393,7 +400,7 @@ def refused(error: Exception) -> Finding:
 
 
 def written_of(written: Written) -> Finding:
-    """Return whether durable writes are quick enough for checkpoints every few seconds."""
+    """Check whether durable writes are quick enough for checkpoints every few seconds."""
     found = f"create, link, fsync, rename, list: fine, {written.milliseconds:.1f} ms each"
     if written.milliseconds > SLOW_MS:
         return warn("durable writes", found, "a checkpoint makes several: use a faster disk, or take them less often")
@@ -401,17 +408,17 @@ def written_of(written: Written) -> Finding:
 
 
 def space_of(free: int) -> Finding:
-    """Return whether state has room to grow."""
+    """Check whether state has room to grow."""
     found = f"{free / MIB / 1024:.1f} GiB free"
-    if free < SCARCE:
+    if free < SPACE_MINIMUM:
         return fail("space", found, "free some, or name another folder with --state: checkpoints will fail")
-    if free < LITTLE:
+    if free < SPACE_WARNING:
         return warn("space", found, "keep more free: state, its old checkpoints and staged output all lie there")
     return ok("space", found)
 
 
 def skew_of(seconds: float) -> Finding:
-    """Return whether the file system's clock agrees with this machine's."""
+    """Check whether the file system's clock agrees with this machine's."""
     if abs(seconds) <= SKEW_SECONDS:
         return ok("clocks", "the file system's agrees with this machine's")
     where = "ahead of" if seconds > 0 else "behind"

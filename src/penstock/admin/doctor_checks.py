@@ -90,7 +90,7 @@ def known_variables() -> frozenset[str]:
 
 
 def ours_of(environment: Mapping[str, str]) -> Finding:
-    """Return which of penstock's variables are set, and whether their values are valid."""
+    """Check which of penstock's variables are set, and whether their values are valid."""
     ours = {name: value for name, value in sorted(environment.items()) if name.startswith(PREFIX)}
     unknown = ours.keys() - known_variables()
     # the value of an unknown variable may be a secret
@@ -174,7 +174,7 @@ def find_java(environment: Mapping[str, str]) -> JavaInstall:
 
 
 def java_of(java: JavaInstall) -> Finding:
-    """Return whether Spark can run on this Java."""
+    """Check whether Spark can run on this Java."""
     if java.path is None and java.by == "JAVA_HOME":
         fix = f"there is no bin/java in it: name a Java's home, or unset it to take java from PATH; {_INSTALL}"
         return fail("java", f"JAVA_HOME is {java.home}", fix)
@@ -232,7 +232,7 @@ def look_at_machine() -> Iterator[Finding]:
 
 
 def cores_of(total: int, granted: float | None) -> Finding:
-    """Return whether background work has a core next to the batches."""
+    """Check whether background work has a core next to the batches."""
     limit = granted if granted is not None and granted < total else None
     found = f"{total} cores" if total != 1 else "1 core"
     if limit is not None:
@@ -244,7 +244,7 @@ def cores_of(total: int, granted: float | None) -> Finding:
 
 
 def memory_of(total: int | None, granted: int | None) -> Finding:
-    """Return whether a driver and its workers fit."""
+    """Check whether a driver and its workers fit."""
     if total is None:
         return ok("memory", "not known on this system")
     limit = granted if granted is not None and granted < total else None
@@ -322,7 +322,7 @@ def installed(name: str) -> str | None:
 
 
 def python_of(version: tuple[int, int], text: str, executable: str, tested: Collection[str]) -> Finding:
-    """Return whether penstock is tested with this Python."""
+    """Check whether penstock is tested with this Python."""
     found = f"{text} ({executable})"
     known = sorted(tuple(int(part) for part in each.split(".")) for each in tested)
     if known and not known[0] <= version <= known[-1]:
@@ -356,7 +356,7 @@ def is_within(version: str, versions: str) -> bool:
 
 
 def packages_of(required: Sequence[Requirement], version_of: VersionOf) -> Finding:
-    """Return whether every package that is always needed is installed in its range."""
+    """Check whether every package that is always needed is installed in its range."""
     needed = [each for each in required if each.extra is None]
     versions = {each.name: version_of(each.name) for each in needed}
     wrong = [each for each in needed if (now := versions[each.name]) is None or not is_within(now, each.versions)]
@@ -372,7 +372,7 @@ def packages_of(required: Sequence[Requirement], version_of: VersionOf) -> Findi
 
 
 def extras_of(required: Sequence[Requirement], version_of: VersionOf) -> Finding:
-    """Return which extras are installed; a pipeline needs only those that it uses."""
+    """Check which extras are installed; a pipeline needs only those that it uses."""
     extras = sorted({each.extra for each in required if each.extra is not None})
     complete, missing, old = [], [], []
     for extra in extras:

@@ -44,7 +44,6 @@ class Savepoint:
         owner: the process that asked for it.
         bytes: size of all files that the checkpoint needs.
         is_restore_point: the next start continues it.
-
     """
 
     name: str
@@ -81,7 +80,6 @@ def savepoint_of(history: History, name: str) -> Savepoint:
 
     Raises:
         UnknownName: there is none; the message names the nearest.
-
     """
     for each in savepoints_of(history):
         if each.name == name:
@@ -107,7 +105,6 @@ def create(job: JobDirectory, name: str, *, at: str | None = None, seconds: floa
         UnknownName: there is no checkpoint ``at``.
         RequestRefused: the name is taken, or the job is stopping.
         RequestFailed: the checkpoint failed, or there is none yet.
-
     """
     check_savepoint_name(name)
     history = job.read()
@@ -150,7 +147,6 @@ def drop(job: JobDirectory, name: str, *, seconds: float | None = None) -> Check
     Raises:
         UnknownName: there is no such savepoint.
         RequestFailed: a running job did not answer in time.
-
     """
     checkpoint = savepoint_of(job.read(), name).checkpoint
     if job.owner() is None:
@@ -170,7 +166,6 @@ def require_done(answer: Answer, what: str) -> Answer:
     Raises:
         RequestRefused: the request was refused, and nothing was begun.
         RequestFailed: the request failed.
-
     """
     if answer.answer is RequestOutcome.DONE:
         return answer
@@ -199,7 +194,6 @@ def pinned_while_reading(job: JobDirectory, checkpoint: CheckpointId, *, purpose
     Raises:
         UnknownName: the checkpoint can no longer be restored.
         RequestFailed: a running job did not answer in time.
-
     """
     name = f"{purpose}-{new_id()[:8]}"
     _pin_for_reading(job, name, checkpoint)
@@ -248,7 +242,6 @@ class StopResult:
         checkpoint: the last one; ``None`` if there is none.
         was_running: whether the job ran when it was asked to stop.
         unpublished: why the last checkpoint's output is not published yet, if it is not; ``settle`` publishes it.
-
     """
 
     checkpoint: CheckpointId | None
@@ -279,7 +272,6 @@ def stop(
         SettingsError: the name is not valid.
         RequestRefused: the name is taken, and the job goes on; or ``drain`` is given and the job does not run.
         RequestFailed: the last checkpoint failed, the job ended without it, or no answer came in time.
-
     """
     if savepoint is not None:
         check_savepoint_name(savepoint)
@@ -323,7 +315,6 @@ def settle(job: JobDirectory) -> SettleResult:
     Raises:
         JobIsRunning: the job runs, and publishes by itself.
         StateIncompatible: an output is of a kind that this penstock does not know.
-
     """
     with job.own() as owned:
         history = owned.history
@@ -356,7 +347,6 @@ def rewind(
         JobIsRunning: the job runs.
         GraphError: the target cannot be restored, or a discarded checkpoint has a name.
         StateIncompatible: an output is of a kind that this penstock does not know.
-
     """
     with job.own(past_unreadable=True, expect_tail=expect_tail) as owned:  # type: ignore[arg-type]
         history = owned.history

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.api.pipeline import PipelineDefinition
     from penstock.checkpoint.history import History
     from penstock.filesystem.base import FileSystem
-    from penstock.handles import CheckpointId, FileRef, StateHandle, TaskSnapshot
+    from penstock.handles import CheckpointId, FileRef, StateHandle
     from penstock.operators.windows.frames import WindowFrames
     from penstock.operators.windows.table import StateTable
     from penstock.state.layers import LayerFormat
@@ -100,23 +100,16 @@ def resolve_manifest(history: History, at: int | str | None) -> Manifest:
     return point
 
 
-def snapshot_of(manifest: Manifest, uid: str) -> TaskSnapshot:
-    """Return what a step with state contributed to a checkpoint.
+def state_of(manifest: Manifest, uid: str) -> StateHandle:
+    """Return the state of a step at a checkpoint.
 
     Raises:
-        UnknownName: it has no state, or does not exist; the message names those that have.
+        UnknownName: the step has no state, or does not exist; the message names the steps that have.
     """
     for snapshot in manifest.tasks:
         if snapshot.task == uid and snapshot.state is not None:
-            return snapshot
+            return snapshot.state
     raise UnknownName(_why_none(manifest, uid))
-
-
-def state_of(manifest: Manifest, uid: str) -> StateHandle:
-    """Return the state of a step at a checkpoint; raises as :func:`snapshot_of`."""
-    state = snapshot_of(manifest, uid).state
-    assert state is not None
-    return state
 
 
 def _why_none(manifest: Manifest, uid: str) -> str:

@@ -52,7 +52,6 @@ class Checkpoint:
         is_restorable: it is not condemned.
         names: names of its savepoints.
         is_restore_point: the next start continues it.
-
     """
 
     checkpoint: CheckpointId
@@ -134,7 +133,6 @@ class JobStatus:
         owner: the answer of the process that runs it, if one does.
         hint: the status file of its last run, if any; see :attr:`is_hint_of_now`.
         now: when all this was read.
-
     """
 
     job: str
@@ -216,7 +214,6 @@ def job_status(job: JobDirectory) -> JobStatus:
     Raises:
         UnknownName: the job was never claimed.
         CheckpointError: the log or the owner's answer cannot be read.
-
     """
     owner = job.owner()  # first, so that its answer is not younger than the log
     history = job.read()
@@ -272,7 +269,6 @@ class PartitionBehind:
     """One partition: the next row to be read, its end, and the distance between them.
 
     ``holds``: steps whose event time this partition holds back.
-
     """
 
     partition: str
@@ -289,7 +285,6 @@ class SourceBehind:
     """One source. ``None`` is unknown; of a source that cannot report its lag everything is.
 
     ``holds``: steps whose event time the source as a whole holds back.
-
     """
 
     source: str
@@ -358,7 +353,6 @@ def parse_lag_limit(text: str) -> LagLimit:
 
     >>> str(parse_lag_limit("10000")), str(parse_lag_limit("90s"))
     ('10,000 rows', '90 seconds')
-
     """
     plain = text.replace("_", "").replace(",", "").strip()
     if plain.isascii() and plain.isdecimal():
@@ -374,7 +368,6 @@ def exceeded(status: JobStatus, limit: LagLimit) -> list[str]:
     """Return a message for each source that is further behind than the limit.
 
     An unknown lag exceeds every limit, except that of a source that never reports one next to a source that does.
-
     """
     if status.owner_state is not OwnerState.RUNNING:
         return [f"job {status.job!r} does not run ({status.owner_state.value}): how far it is behind now is not known"]
@@ -427,7 +420,6 @@ class SideOutputRows:
         causes: the rows by cause.
         partitions: late rows by source partition, where rows have one.
         sinks: where they are written; without one they are counted and dropped.
-
     """
 
     step: str

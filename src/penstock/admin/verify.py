@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
-from penstock.admin.dead_letters import open_parquet
+from penstock.admin.dead_letters import open_parquet, replays_read
 from penstock.admin.gc import Owner, assign_owners, files_of, sha256_of, stat_file
 from penstock.checkpoint import paths
 from penstock.checkpoint.history import History, timeline
@@ -22,11 +22,10 @@ from penstock.dead_letters.store import (
     replay_path,
 )
 from penstock.errors import CheckpointError, CheckpointUnreadable, LogGap, StateDirectoryRefused, StateIncompatible
-from penstock.handles import CheckpointId, Generation, split_replays
+from penstock.handles import CheckpointId, Generation
 from penstock.interfaces.sink import SupportsOutputLookup
 
 if TYPE_CHECKING:
-    from penstock.checkpoint.entries import Manifest
     from penstock.checkpoint.history import Timeline
     from penstock.control.client import JobDirectory
     from penstock.filesystem.base import FileSystem
@@ -130,12 +129,7 @@ def replay_problems(filesystem: FileSystem, history: History, *, quick: bool) ->
     line = timeline(history, point.checkpoint)
     existing = frozenset(filesystem.list(FOLDER))
     for uid in sorted({path.split("/")[1] for path in existing if path.split("/")[2:3] == [REPLAYS]}):
-        yield from _problems_of_replays(filesystem, uid, _replays_read(point, uid), existing, line, quick=quick)
-
-
-def _replays_read(point: Manifest, uid: str) -> int:
-    read = (split_replays(task.position)[1].get(uid, 0) for task in point.tasks if task.position is not None)
-    return max(read, default=0)
+        yield from _problems_of_replays(filesystem, uid, replays_read(point, uid), existing, line, quick=quick)
 
 
 def _problems_of_replays(
