@@ -17,7 +17,7 @@ from penstock.checkpoint.log import Log
 from penstock.clock import Clock, MonotonicTime
 from penstock.compiler.analysis import analyze
 from penstock.control.server import Reply, RequestRegistry, RunningAttempt
-from penstock.errors import HarnessError, PenstockError
+from penstock.errors import HarnessError, PenstockError, did_you_mean
 from penstock.facts import JobEnded, Listener
 from penstock.failpoints import FailpointCrash
 from penstock.filesystem.local import LocalFileSystem
@@ -30,7 +30,6 @@ from penstock.runtime.supervisor import Supervisor
 from penstock.settings import Settings
 from penstock.spark.session import active_session, clone_session, set_active_session
 from penstock.testing.clock import ManualClock
-from penstock.testing.frames import nearest
 from penstock.testing.sources import CrashRow
 
 if TYPE_CHECKING:
@@ -322,7 +321,7 @@ class JobUnderTest:
         self._listener = listener
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._ids = itertools.count(1)
-        self._environment: JobEnvironment | None = None
+        self._env: JobEnvironment | None = None
         self._running: SteppedAttempt | None = None
 
     @property
@@ -358,7 +357,7 @@ class JobUnderTest:
             GraphError: it is refused.
             HarnessError: it has another name, and so another state.
         """
-        previous = self._environment
+        previous = self._env
         if previous is not None and previous.name != graph.name:
             msg = (
                 f"pipeline {graph.name!r} is no new version of {previous.name!r}: state is found by the pipeline's name"
@@ -367,7 +366,7 @@ class JobUnderTest:
         with self.own_thread():
             analysis = analyze(graph, self.spark, clock=self.clock)
         filesystem = LocalFileSystem(self.folder / graph.name)
-        self._environment = JobEnvironment(
+        self._env = JobEnvironment(
             name=graph.name,
             analysis=analysis,
             spark=self.spark,
@@ -389,8 +388,8 @@ class JobUnderTest:
 
     def set_restore_options(self, *, allow_non_restored_state: bool, rename: Mapping[str, str]) -> None:
         """Set for the next attempts whether state may be left unused, and which steps have a new uid."""
-        assert self._environment is not None
-        self._environment = replace(self._environment, allow_non_restored_state=allow_non_restored_state, rename=rename)
+        assert self._env is not None
+        self._env = replace(self._env, allow_non_restored_state=allow_non_restored_state, rename=rename)
 
     def begin(self) -> None:
         """Begin a new attempt, as in a new process; an armed crash may end it at once.
@@ -398,12 +397,12 @@ class JobUnderTest:
         Raises:
             PenstockError: it cannot begin, or failed.
         """
-        assert self._environment is not None
+        assert self._env is not None
         self.number += 1
         self.restarts_then = False
         self.requests = RequestRegistry()  # those of the previous process died with it
-        environment = replace(self._environment, requests=self.requests, answered=self.requests.answered)
-        attempt = Attempt(environment, number=self.number, after=None)
+        env = replace(self._env, requests=self.requests, answered=self.requests.answered)
+        attempt = Attempt(env, number=self.number, after=None)
 
         def start() -> None:
             try:
@@ -472,8 +471,9 @@ class JobUnderTest:
             HarnessError: there is no such failpoint, or another crash still waits.
         """
         if name not in failpoints.FAILPOINTS:
-            hint = nearest(name, failpoints.FAILPOINTS) or f"there are {', '.join(sorted(failpoints.FAILPOINTS))}"
-            msg = f"there is no crash point {name!r}; {hint}"
+            there = failpoints.FAILPOINTS
+            hint = did_you_mean(name, there, otherwise=f"there are {', '.join(sorted(there))}")
+            msg = f"there is no crash point {name!r}{hint}"
             raise HarnessError(msg)
         if self.point is not None:
             msg = f"{self.point.not_reached()}; one crash at a time"
@@ -490,9 +490,9 @@ class JobUnderTest:
             self.point = None
         if self._running is not None:
             self.die("the with block is over")
-        if self._environment is not None:
+        if self._env is not None:
             with suppress(Exception):  # static tables of a session that may be gone
-                self._environment.analysis.close()
+                self._env.analysis.close()
         if self._folder is not None:
             self._folder.cleanup()
         return not_reached

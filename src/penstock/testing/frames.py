@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal, InvalidOperation
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from penstock.errors import HarnessError, SchemaMismatch
+from penstock.errors import HarnessError, SchemaMismatch, did_you_mean
 from penstock.spark.arrow import frame_of_arrow
 
 if TYPE_CHECKING:
@@ -87,8 +86,8 @@ def _fit_row(row: object, schema: StructType, where: str) -> Row:
     names = schema.fieldNames()
     for name in values:
         if name not in names:
-            hint = nearest(name, names) or f"there are {', '.join(names)}"
-            msg = f"{where} has a column {name!r}, which the source has not; {hint}"
+            hint = did_you_mean(str(name), names, otherwise=f"there are {', '.join(names)}")
+            msg = f"{where} has a column {name!r}, which the source has not{hint}"
             raise SchemaMismatch(msg)
     fitted = {}
     for field in schema.fields:
@@ -103,12 +102,6 @@ def _fit_row(row: object, schema: StructType, where: str) -> Row:
             msg = f"{where}: column {field.name!r} is {type_text} and cannot hold {shown}"
             raise SchemaMismatch(msg) from error
     return fitted
-
-
-def nearest(name: str, names: Collection[str]) -> str:
-    """Return ``did you mean …?`` with the nearest name, or nothing if none is near."""
-    near = get_close_matches(str(name), names, n=1)
-    return f"did you mean {near[0]!r}?" if near else ""
 
 
 def as_mapping(row: object) -> Mapping[str, Any] | None:

@@ -12,7 +12,7 @@ from penstock.api.pipeline import PipelineDefinition
 from penstock.checkpoint.events import CheckpointRequested, RequestOutcome, StopRequested
 from penstock.checkpoint.recovery import check_rename
 from penstock.clock import MAX_WATERMARK, MIN_WATERMARK, MonotonicTime, parse_duration
-from penstock.errors import CheckpointAborted, HarnessError, RequestRefused
+from penstock.errors import CheckpointAborted, HarnessError, RequestRefused, did_you_mean
 from penstock.facts import Fact, JobStarted, WatermarkAdvanced
 from penstock.graph.nodes import Graph
 from penstock.handles import CheckpointId, check_savepoint_name
@@ -20,7 +20,7 @@ from penstock.observability.report import Report, ReportCollector
 from penstock.settings import read_settings
 from penstock.testing.clock import ManualClock
 from penstock.testing.driver import JobUnderTest, SteppedAttempt
-from penstock.testing.frames import Row, nearest
+from penstock.testing.frames import Row
 from penstock.testing.sources import End, Idle
 from penstock.testing.substitute import StandIns
 
@@ -180,8 +180,10 @@ class Outcome:
         """
         roles = self._stand_ins.roles
         if roles.get(uid) not in ("step", "sink"):
-            what = "a source has no watermark, ask a step or a sink" if uid in roles else nearest(uid, roles)
-            msg = f"no watermark of {uid!r}: {what or 'there is no such step'}"
+            hint = did_you_mean(uid, roles, otherwise="there is no such step")
+            if uid in roles:
+                hint = ": a source has no watermark, ask a step or a sink"
+            msg = f"no watermark of {uid!r}{hint}"
             raise HarnessError(msg)
         at = self._watermarks.get(uid, MIN_WATERMARK)
         if at in (MIN_WATERMARK, MAX_WATERMARK):
@@ -195,7 +197,8 @@ class Outcome:
             HarnessError: there is no such step.
         """
         if uid not in self._stand_ins.roles:
-            msg = f"no counters of {uid!r}: {nearest(uid, self._stand_ins.roles) or 'there is no such step'}"
+            hint = did_you_mean(uid, self._stand_ins.roles, otherwise="there is no such step")
+            msg = f"no counters of {uid!r}{hint}"
             raise HarnessError(msg)
         return {name: amount for (step, name), amount in self.report().counters.items() if step == uid}
 
@@ -222,8 +225,8 @@ def _chosen(rows: list[Row], columns: Sequence[str], uid: str) -> list[Row]:
     for row in rows[:1]:
         for name in columns:
             if name not in row:
-                hint = nearest(name, row) or f"there are {', '.join(row)}"
-                msg = f"sink {uid!r} has no column {name!r}; {hint}"
+                hint = did_you_mean(name, row, otherwise=f"there are {', '.join(row)}")
+                msg = f"sink {uid!r} has no column {name!r}{hint}"
                 raise HarnessError(msg)
     return [{name: row[name] for name in columns} for row in rows]
 

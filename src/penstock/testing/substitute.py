@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from penstock.api.pipeline import PipelineDefinition
 from penstock.compiler.steps import explain_build_errors
 from penstock.connectors import memory
-from penstock.errors import HarnessError
+from penstock.errors import HarnessError, did_you_mean
 from penstock.graph.nodes import Graph, Keyed, Node, Read, Write, without_pause
 from penstock.graph.validate import validate_mode
 from penstock.handles import Guarantee
 from penstock.interfaces.source import SupportsPartitions
-from penstock.testing.frames import Row, in_order, nearest, rows_in
+from penstock.testing.frames import Row, in_order, rows_in
 from penstock.testing.sources import ScriptedSource
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def _named(uid: str, known: Mapping[str, _T], role: str, roles: Mapping[str, str
     if uid in roles:
         msg = f"{uid!r} is a {roles[uid]}, not a {role}; {_listed(role, known)}"
     else:
-        msg = f"there is no {role} {uid!r}; {nearest(uid, known) or _listed(role, known)}"
+        msg = f"there is no {role} {uid!r}{did_you_mean(uid, known, otherwise=_listed(role, known))}"
     raise HarnessError(msg)
 
 
