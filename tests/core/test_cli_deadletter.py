@@ -236,7 +236,7 @@ def test_what_cannot_be_replayed_is_refused_with_the_reason(job: Job) -> None:
     job.log(at(0), at(1, 0), manifest(2, 1, tasks=(), steps=()), Stopped(checkpoint=2, at=NOON))
     gone = job.refuses("replay", "bad-orders", "--all", code=1)
     assert "source 'orders', which is not in checkpoint 2, where the next start of job 'orders' goes on" in gone
-    assert "(sources there: none): a pipeline that reads 'orders' again begins it anew" in gone
+    assert "(sources there: none): a pipeline that reads 'orders' again reads all of it" in gone
 
 
 def test_a_renamed_source_replays_letters_of_its_old_uid(job: Job) -> None:

@@ -139,7 +139,7 @@ def test_a_running_job_is_asked_and_says_what_it_is_doing(tmp_path, at_noon):
     finally:
         driver.watch.close()
 
-    assert now.being is OwnerState.RUNNING
+    assert now.owner_state is OwnerState.RUNNING
     assert f"orders: running · process {os.getpid()} on " in said.out
     compare("status-running.txt", re.sub(r"process \d+ on [\w.-]+", "process N on HOST", said.out))
     for name, told in documents.items():
@@ -294,8 +294,8 @@ def test_lag_of_a_running_job_is_held_against_rows_or_time(tmp_path, at_noon):
     assert found[1][1] == "in: 1,204 rows behind, more than 1,203 rows"
     assert found[3][1] == "in: 12.5 s behind, more than 12 seconds"
     assert beside[0] == 0, "the other source never tells"
-    assert nobody == (4, "no source of job 'orders' has told how far it is behind")
-    assert stale == (4, "job 'orders' has not told how far it is behind for more than 60 s")
+    assert nobody == (4, "no source of job 'orders' has reported how far it is behind")
+    assert stale == (4, "job 'orders' has not reported how far it is behind for more than 60 s")
 
 
 def test_a_limit_that_is_none_is_refused(state):

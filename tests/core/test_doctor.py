@@ -122,7 +122,7 @@ def test_extras_are_listed_and_none_is_needed():
         (JavaInstall(by="PATH", path=None), Status.FAIL, "no java is on PATH"),
         (JavaInstall(by="JAVA_HOME", path=None, home="/gone"), Status.FAIL, "JAVA_HOME is /gone"),
         (
-            JavaInstall(by="PATH", path="/bin/java", said="no runtime"),
+            JavaInstall(by="PATH", path="/bin/java", output="no runtime"),
             Status.FAIL,
             "does not say its version: no runtime",
         ),
@@ -138,7 +138,7 @@ def test_java_is_17_or_newer_and_where_spark_looks(java, status, says):
 def test_what_an_old_java_says_is_understood_too():
     assert parse_java_version("PATH", "/j", "    java.home = /j\n    java.specification.version = 1.8\n").version == 8
     assert parse_java_version("PATH", "/j", "    java.specification.version = 21").version == 21
-    assert parse_java_version("PATH", "/j", "Error: no runtime\nmore").said == "Error: no runtime"
+    assert parse_java_version("PATH", "/j", "Error: no runtime\nmore").output == "Error: no runtime"
 
 
 # ----------------------------------------------------------------------------------------------------- the machine

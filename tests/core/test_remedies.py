@@ -12,7 +12,7 @@ import penstock as ps
 from core.cli_kit import say
 from core.graphs import NoSpec
 from core.plan_kit import SHOP, module
-from penstock.admin.state_read import plan_of
+from penstock.admin.state_read import frames_of
 from penstock.errors import StateDirectoryRefused, StateIncompatible, StorageFailed
 from penstock.graph.nodes import Graph, Keyed
 from penstock.spark import jvm
@@ -42,7 +42,7 @@ def test_a_step_whose_state_is_no_table_is_answered_with_those_that_are() -> Non
     given = cast("Any", Given(replace(graph, nodes=tuple(nodes))))
 
     with pytest.raises(StateIncompatible) as told:
-        plan_of(given, "seen", cast("Any", None))
+        frames_of(given, "seen", cast("Any", None))
 
     assert str(told.value) == (
         "step 'seen': its state is of kind 'none/1', which is no table; tables of pipeline 'orders' are: totals. Read "

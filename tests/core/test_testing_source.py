@@ -33,7 +33,7 @@ def opened(source: ScriptedSource, resume: Position | None = None, until: Until 
 def ask(reader: ScriptedReader, now: int = 0, rows: int | None = None) -> Any:
     poll = reader.poll(now=MonotonicTime(now), wall=WallTime(0), limits=ReadLimit(rows=rows))
     if isinstance(poll, PlannedBatch):
-        return [reader._row(place)["n"] for place in poll.plan.places]  # type: ignore[attr-defined]
+        return [reader._row(place)["n"] for place in poll.plan.indexes]  # type: ignore[attr-defined]
     return poll
 
 

@@ -131,7 +131,7 @@ def _(put):
 
 @bug("drop-newest", "letters are dropped that only an older checkpoint has yet to read")
 def _(put):
-    real = dead_letter_replay._read_at
+    real = dead_letter_replay.replays_read
 
     def read_at(manifest, uid):
         return max(read_at.most, real(manifest, uid))
@@ -142,7 +142,7 @@ def _(put):
 
     read_at.most = 0
     real_plan = letter_tools.plan_drop
-    put(dead_letter_replay, "_read_at", read_at)
+    put(dead_letter_replay, "replays_read", read_at)
     put(letter_tools, "plan_drop", plan_drop)
 
 

@@ -152,11 +152,11 @@ class Letters:
                 return  # until somebody has gone past it, or put it back
             raise
         _, here = self.standing()
-        told = {file.path for file in files if file.stands}
+        told = {file.path for file in files if file.is_live}
         if told != here:
             self._wrong(f"listed are {sorted(told - here)} and should not be, and {sorted(here - told)} are not")
         self._world.count("letters listed")
-        if any(not file.stands for file in files):
+        if any(not file.is_live for file in files):
             self._world.count("letters undone")
 
     def drop(self, files: Sequence[str]) -> None:

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.admin.dead_letter_replay import drop, plan_drop, replay
-from penstock.admin.dead_letters import WHY, DeadLetterQueue, LetterFileInfo, dead_letter_queue, dead_letter_queues
+from penstock.admin.dead_letters import (
+    CAUSE_COLUMNS,
+    DeadLetterQueue,
+    LetterFileInfo,
+    dead_letter_queue,
+    dead_letter_queues,
+)
 from penstock.clock import WallTime
 from penstock.errors import CheckpointUnreadable, RequestRefused, UnknownName
 from simulation.machine import Process
@@ -19,19 +25,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedShelf:
+class SimulatedLetterStore:
     """Opens files of the simulated disk, each call through its gate."""
 
     world: World
 
-    def look(self, path: str) -> LetterFileInfo:
+    def file_info(self, path: str) -> LetterFileInfo:
         data = self._read(path)
         return LetterFileInfo(
             rows=len(rows_of(data)), bytes=len(data), written=WallTime(self.world.disk.moved_at.get(path, 0))
         )
 
     def columns(self, path: str, names: Sequence[str]) -> list[list[Any]]:
-        assert tuple(names) == WHY
+        assert tuple(names) == CAUSE_COLUMNS
         sources = ["source0" if by == 0 else f"source0-r{by}" for _, _, by in rows_of(self._read(path))]
         rows = len(sources)
         return [["decode"] * rows, ["parse"] * rows, sources, [None] * rows]
@@ -78,7 +84,7 @@ def replay_tool(world: World, uid: str | None, *, again: bool) -> Act:
         judge = world.ledger.letters
         seen = judge.standing()
         try:
-            done = replay(directory, uid, again=again, command=command, shelf=SimulatedShelf(world))
+            done = replay(directory, uid, again=again, command=command, store=SimulatedLetterStore(world))
         except (UnknownName, RequestRefused) as error:
             world.tell(f"{tool.name}: {error}")
             world.count("replay refused")
@@ -92,7 +98,7 @@ def replay_tool(world: World, uid: str | None, *, again: bool) -> Act:
 def listed(world: World) -> tuple[DeadLetterQueue, ...]:
     """What somebody sees who lists letters between two steps of the story."""
     directory: Any = Directory(world, Process(world, "reader"))
-    return dead_letter_queues(directory, shelf=SimulatedShelf(world))
+    return dead_letter_queues(directory, store=SimulatedLetterStore(world))
 
 
 class LetterDesk:
@@ -118,7 +124,7 @@ class LetterDesk:
             return False
         directory: Any = Directory(world, Process(world, "dropper"))
         try:
-            place = dead_letter_queue(directory, self._place(), shelf=SimulatedShelf(world))
+            place = dead_letter_queue(directory, self._place(), store=SimulatedLetterStore(world))
         except UnknownName:
             return False
         times = sorted(file.written for file in place.files)

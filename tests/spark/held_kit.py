@@ -38,11 +38,11 @@ def sums(*, sinks: int = 1, name: str = "sums", **more: Any) -> PipelineDefiniti
 
 def hold(t: PipelineRun, task: str, *, is_held: bool = True) -> None:
     """A step or sink is not stepped, or is again: what stands before it waits."""
-    t._life.move(lambda running: running.hold(task, is_held=is_held))
+    t._job.move(lambda running: running.hold(task, is_held=is_held))
 
 
 def doing(t: PipelineRun, task: str) -> str:
-    return t._life.running.doing[task]
+    return t._job.running.doing[task]
 
 
 def expected(given: Iterable[Mapping[str, object]]) -> dict[tuple[object, object], int]:

@@ -219,7 +219,7 @@ def test_a_rewind_behind_the_letters_reads_their_rows_again_and_passes_the_repla
 
     rewind(shop.job, before)
     place = dead_letter_queue(shop.job, None)
-    assert [file.stands for file in place.files] == [False] * len(place.files)
+    assert [file.is_live for file in place.files] == [False] * len(place.files)
     with pytest.raises(RequestRefused, match="a rewind has undone"):
         replay(shop.job, None)
     shop.run(V2)

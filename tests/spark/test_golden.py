@@ -99,7 +99,7 @@ def crashing(t: PipelineRun, case: Case, places: list[str]) -> list[str]:
             armed = None
     if armed is not None:  # not reached in this story any more
         waiting.append(armed)
-        t._life.point = None
+        t._job.point = None
         failpoints.disarm(armed)
     return waiting
 

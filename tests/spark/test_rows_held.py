@@ -123,7 +123,7 @@ def test_a_drain_while_rows_are_held_closes_all_windows_with_them(spark: SparkSe
 
     with ps.testing.run(sums(), spark) as t:
         holding(t)
-        t._life.move(drain)
+        t._job.move(drain)
         assert doing(t, "sums") == HELD
         hold(t, "out", is_held=False)
         assert not t.is_alive

@@ -1,7 +1,7 @@
-"""Have dead letters read again, or drop them: the only writer of replays. Works on a running job and on a dead one.
+"""Replay or drop dead letters of a running or stopped job; the only writer of replays.
 
-A replay is a file that is created if absent, under the next number: of two commands at once one finds its number taken
-and looks again, so no letter is named twice unless that is asked for. The job reads replays in the order of numbers.
+A replay is a file that is created if absent, under the next number. If two commands run at once, one finds its number
+taken and reads the queue again, so no letter is named twice unless ``again`` is given. The job reads replays in order.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from penstock.admin.dead_letters import (
     dead_letter_queue,
     replayable,
     replayed_ranges,
+    replays_read,
 )
 from penstock.checkpoint.history import timeline
 from penstock.clock import MAX_WATERMARK
@@ -49,6 +50,10 @@ if TYPE_CHECKING:
     from penstock.control.client import JobDirectory
 
 _TRIES: Final = 100
+"""Attempts to create a replay whose outcome is unknown."""
+
+
+# ---- replaying -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +62,10 @@ class ReplayResult:
 
     Attributes:
         uid: of the dead letters.
-        source: which reads them; ``None`` if there was nothing to write.
-        rows: letters.
+        source: the source that reads them; ``None`` if there was nothing to write.
+        rows: number of letters.
         replays: numbers of the files.
-        left: letters that were chosen, and that earlier replays name already.
+        left: number of chosen letters that earlier replays already name.
     """
 
     uid: str
@@ -77,43 +82,43 @@ def replay(
     choose: Callable[[DeadLetterQueue], Mapping[str, RowRanges]] | None = None,
     again: bool = False,
     command: str | None = None,
-    shelf: LetterStore = PARQUET,
+    store: LetterStore = PARQUET,
 ) -> ReplayResult:
-    """Have the job read dead letters again: at once if it runs, else at its next start. Each once, exactly-once.
+    """Have the job read dead letters again, exactly-once: now if it runs, else at its next start.
 
     Args:
-        job: whose.
-        uid: which; may be left out if there is one only.
-        choose: by file, the letters that are meant; all unless given.
-        again: also those that an earlier replay names.
-        command: what its replays have in common; random unless given.
-        shelf: that opens the files of letters.
+        job: the job's directory.
+        uid: of the dead letters; may be ``None`` if the job has only one queue.
+        choose: returns the chosen letters by file; all unless given.
+        again: include letters that an earlier replay names.
+        command: id that its replays have in common; random unless given.
+        store: reads the files of letters.
 
     Raises:
         UnknownName: there are no such dead letters.
-        RequestRefused: none of them can be read again; the message says why.
+        RequestRefused: none of them can be replayed; the message says why.
         CheckpointError: the directory cannot be read or written.
     """
     history = job.read()
-    place = dead_letter_queue(job, uid, shelf=shelf)
-    chosen = None if choose is None else choose(place)
-    source = _source(history, place, chosen)
-    wanted = _among(_by_reader(history, place)[source], chosen)
+    queue = dead_letter_queue(job, uid, store=store)
+    chosen = None if choose is None else choose(queue)
+    source = _source(history, queue, chosen)
+    wanted = _chosen_of(_by_reader(history, queue)[source], chosen)
     command, written, rows = command or new_id(), [], 0
     while True:
-        ours = [each for each in place.replays if each.command == command]
-        done = replayed_ranges(ours if again else place.replays)
-        left = {file: subtract_ranges(spans, done.get(file, ())) for file, spans in wanted.items()}
-        part = _batch(left, _most(place, wanted))
-        if not part:
+        own = [each for each in queue.replays if each.command == command]
+        named = replayed_ranges(own if again else queue.replays)
+        left = {file: subtract_ranges(ranges, named.get(file, ())) for file, ranges in wanted.items()}
+        batch = _next_letters(left, _max_letters(queue, wanted))
+        if not batch:
             break
-        made = _replay(job, history, place, source, command, part)
-        if _create(job, made):
-            written.append(made.number)
-            rows += made.rows
-        place = dead_letter_queue(job, place.uid, shelf=shelf)
+        next_replay = _make_replay(job, history, queue, source, command, batch)
+        if _create(job, next_replay):
+            written.append(next_replay.number)
+            rows += next_replay.rows
+        queue = dead_letter_queue(job, queue.uid, store=store)
     return ReplayResult(
-        uid=place.uid,
+        uid=queue.uid,
         source=source,
         rows=rows,
         replays=tuple(written),
@@ -121,15 +126,15 @@ def replay(
     )
 
 
-def _source(history: History, place: DeadLetterQueue, chosen: Mapping[str, RowRanges] | None) -> str:
-    """The one source that is to read letters again.
+def _source(history: History, queue: DeadLetterQueue, chosen: Mapping[str, RowRanges] | None) -> str:
+    """Return the one source that is to read the letters again.
 
     Raises:
         RequestRefused: there is none.
     """
-    found = {source: letters for source, letters in _by_reader(history, place).items() if _among(letters, chosen)}
+    found = {source: letters for source, letters in _by_reader(history, queue).items() if _chosen_of(letters, chosen)}
     if not found:
-        raise RequestRefused(_why_none(place, chosen))
+        raise RequestRefused(_why_none(queue, chosen))
     if len(found) > 1:
         msg = f"they come from several sources ({', '.join(sorted(found))}): choose with --where \"source = '…'\""
         raise RequestRefused(msg)
@@ -138,8 +143,8 @@ def _source(history: History, place: DeadLetterQueue, chosen: Mapping[str, RowRa
     tasks = {task.task: task for task in point.tasks} if point else {}
     if source not in tasks or tasks[source].position is None:
         raise RequestRefused(_why_gone(history, source))
-    if point is not None and place.uid not in {step.uid for step in point.steps}:
-        raise RequestRefused(_why_unread(history, point, place))
+    if point is not None and queue.uid not in {step.uid for step in point.steps}:
+        raise RequestRefused(_why_unread(history, point, queue))
     if MAX_WATERMARK in tasks[source].watermarks:
         msg = (
             f"source {source!r} of job {history.job!r} has ended, for it was bounded or drained, and reads no more "
@@ -151,93 +156,93 @@ def _source(history: History, place: DeadLetterQueue, chosen: Mapping[str, RowRa
 
 
 def _why_gone(history: History, source: str) -> str:
-    """Who wants rows of a source that is not there any more, and has them read anew by putting it back."""
+    """A source that is not in the restore point reads all its rows if a pipeline puts it back."""
     point = history.restore_point
     where = f"checkpoint {point.checkpoint}" if point else "empty state"
     reads = sorted(task.task for task in point.tasks if task.position is not None) if point else []
     return (
         f"they come from source {source!r}, which is not in {where}, where the next start of job {history.job!r} goes "
-        f"on (sources there: {', '.join(reads) or 'none'}): a pipeline that reads {source!r} again begins it anew, "
-        "these rows included; or read the letters' files in another pipeline, as docs/dead-letters.md shows"
+        f"on (sources there: {', '.join(reads) or 'none'}): a pipeline that reads {source!r} again reads "
+        "all of it, these rows included; or read the letters' files in another pipeline, as docs/dead-letters.md shows"
     )
 
 
-def _why_unread(history: History, point: Manifest, place: DeadLetterQueue) -> str:
-    """A source looks for replays where its pipeline's dead letters go, and nowhere else."""
+def _why_unread(history: History, point: Manifest, queue: DeadLetterQueue) -> str:
+    """A source reads replays only in the folders of its pipeline's dead letters."""
     return (
-        f"nothing puts dead letters there any more: job {history.job!r} had no step {place.uid!r} at checkpoint "
+        f"nothing puts dead letters there any more: job {history.job!r} had no step {queue.uid!r} at checkpoint "
         f"{point.checkpoint}, where its next start goes on, so no source would read a replay of them. Give the step "
-        f"its uid {place.uid!r} back and run the job, or read the letters' files in another pipeline, as "
+        f"its uid {queue.uid!r} back and run the job, or read the letters' files in another pipeline, as "
         "docs/dead-letters.md shows"
     )
 
 
-def _by_reader(history: History, place: DeadLetterQueue) -> Mapping[str, Mapping[str, RowRanges]]:
-    """Letters by the source that can read them again and by file: it may have another uid now than they say."""
+def _by_reader(history: History, queue: DeadLetterQueue) -> Mapping[str, Mapping[str, RowRanges]]:
+    """The letters by file and by the source that can read them, whose uid may have changed since."""
     point = history.restore_point
     tasks = {task.task: task.position for task in point.tasks if task.position is not None} if point else {}
-    reads = [uid for uid, position in tasks.items() if place.uid in split_replays(position)[1]]
+    reads = [uid for uid, position in tasks.items() if queue.uid in split_replays(position)[1]]
     found: dict[str, dict[str, RowRanges]] = {}
-    for source, letters in replayable(place, again=True).items():
+    for source, letters in replayable(queue, again=True).items():
         reader = reads[0] if source not in tasks and len(reads) == 1 else source
-        for file, spans in letters.items():
+        for file, ranges in letters.items():
             by_file = found.setdefault(reader, {})
-            by_file[file] = merge_ranges((*by_file.get(file, ()), *spans))
-    return {reader: dict(sorted(by_file.items(), key=_oldest(place))) for reader, by_file in found.items()}
+            by_file[file] = merge_ranges((*by_file.get(file, ()), *ranges))
+    return {reader: dict(sorted(by_file.items(), key=_oldest(queue))) for reader, by_file in found.items()}
 
 
-def _oldest(place: DeadLetterQueue) -> Callable[[tuple[str, RowRanges]], int]:
-    order = {file.name: at for at, file in enumerate(place.files)}
+def _oldest(queue: DeadLetterQueue) -> Callable[[tuple[str, RowRanges]], int]:
+    order = {file.name: at for at, file in enumerate(queue.files)}
     return lambda item: order[item[0]]
 
 
-def _why_none(place: DeadLetterQueue, chosen: Mapping[str, RowRanges] | None) -> str:
+def _why_none(queue: DeadLetterQueue, chosen: Mapping[str, RowRanges] | None) -> str:
     if chosen is not None and not any(chosen.values()):
-        return f"no dead letter of {place.uid!r} is among those that were asked for"
-    told = sorted({f"{why.cause}: {why.no_replay}" for why in causes_of(place) if why.no_replay is not None})
-    if not told:
-        return f"all dead letters of {place.uid!r} are of a time that a rewind has undone: their rows are read again"
-    return f"the dead letters of {place.uid!r} cannot be replayed ({'; '.join(told)}); docs/dead-letters.md has ways"
+        return f"no dead letter of {queue.uid!r} is among those that were asked for"
+    reasons = sorted({f"{each.cause}: {each.no_replay}" for each in causes_of(queue) if each.no_replay is not None})
+    if not reasons:
+        return f"all dead letters of {queue.uid!r} are of a time that a rewind has undone: their rows are read again"
+    return f"the dead letters of {queue.uid!r} cannot be replayed ({'; '.join(reasons)}); docs/dead-letters.md has ways"
 
 
-def _among(letters: Mapping[str, RowRanges], chosen: Mapping[str, RowRanges] | None) -> dict[str, RowRanges]:
+def _chosen_of(letters: Mapping[str, RowRanges], chosen: Mapping[str, RowRanges] | None) -> dict[str, RowRanges]:
     if chosen is None:
         return dict(letters)
-    found = {file: intersect_ranges(spans, chosen.get(file, ())) for file, spans in letters.items()}
-    return {file: spans for file, spans in found.items() if spans}
+    found = {file: intersect_ranges(ranges, chosen.get(file, ())) for file, ranges in letters.items()}
+    return {file: ranges for file, ranges in found.items() if ranges}
 
 
-def _most(place: DeadLetterQueue, letters: Mapping[str, RowRanges]) -> int:
-    """How many letters one replay may name, so that their files' share of it is not too large for a batch."""
-    sizes = [file.bytes / file.rows for file in place.files if file.rows and file.name in letters]
+def _max_letters(queue: DeadLetterQueue, letters: Mapping[str, RowRanges]) -> int:
+    """How many letters one replay may name, so that they fit into a batch."""
+    sizes = [file.bytes / file.rows for file in queue.files if file.rows and file.name in letters]
     return max(1, min(MOST_LETTERS, int(MOST_BYTES / max(sizes, default=1.0))))
 
 
-def _batch(letters: Mapping[str, RowRanges], most: int) -> tuple[LetterRange, ...]:
-    """The first so many letters, oldest file first."""
+def _next_letters(letters: Mapping[str, RowRanges], most: int) -> tuple[LetterRange, ...]:
+    """The first ``most`` letters, oldest file first."""
     batch: list[LetterRange] = []
     room = most
-    for file, spans in letters.items():
-        if spans and room > 0:
-            first, _ = next(take_first(spans, room))
+    for file, ranges in letters.items():
+        if ranges and room > 0:
+            first, _ = next(take_first(ranges, room))
             batch.append(LetterRange(file=file, ranges=first))
             room -= count_rows(first)
     return tuple(batch)
 
 
-def _replay(
+def _make_replay(
     job: JobDirectory,
     history: History,
-    place: DeadLetterQueue,
+    queue: DeadLetterQueue,
     source: str,
     command: str,
     letters: tuple[LetterRange, ...],
 ) -> Replay:
     point = history.restore_point
     return Replay(
-        number=max(place.read, *(each.number for each in place.replays), 0) + 1,
+        number=max(queue.read, *(each.number for each in queue.replays), 0) + 1,
         command=command,
-        uid=place.uid,
+        uid=queue.uid,
         source=source,
         after=point.checkpoint if point else CheckpointId(-1),
         at=job.now(),
@@ -246,9 +251,9 @@ def _replay(
     )
 
 
-def _create(job: JobDirectory, made: Replay) -> bool:
-    """Whether it has its number now; an answer that was lost is asked for again, with the same bytes."""
-    path, data = replay_path(made.uid, made.number), encode_replay(made)
+def _create(job: JobDirectory, replay: Replay) -> bool:
+    """Create the file of a replay; ``False`` if its number is taken. An unknown outcome is tried again."""
+    path, data = replay_path(replay.uid, replay.number), encode_replay(replay)
     for _ in range(_TRIES):
         try:
             if job.filesystem.create(path, data) is Created.CREATED:
@@ -259,17 +264,17 @@ def _create(job: JobDirectory, made: Replay) -> bool:
     return job.filesystem.read(path) == data
 
 
-# ----------------------------------------------------------------------------------------------------------- dropping
+# ---- dropping --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropPlan:
-    """What a drop deletes, and what it must not.
+    """The files that a drop deletes, and those that it must keep.
 
     Attributes:
         uid: of the dead letters.
-        files: that go.
-        kept: old enough, but a checkpoint could be restored that would have the job read them again.
+        files: those that are deleted.
+        kept: old enough, but a restore of a checkpoint would have the job read them again.
     """
 
     uid: str
@@ -277,36 +282,30 @@ class DropPlan:
     kept: tuple[LetterFile, ...]
 
 
-def plan_drop(history: History, place: DeadLetterQueue, before: WallTime) -> DropPlan:
-    """The files that were written before a time, less those that a replay may still need; pure.
+def plan_drop(history: History, queue: DeadLetterQueue, before: WallTime) -> DropPlan:
+    """Return the files that were written before a time, without those that a replay may still need.
 
-    A job that begins again at a checkpoint reads the replays that were not read by then, of letters that were there.
+    A job that starts at a checkpoint reads the replays that it had not read by then, of letters that existed.
     """
-    begins = [
-        (_read_at(manifest, place.uid), checkpoint, timeline(history, checkpoint))
+    starts = [
+        (replays_read(manifest, queue.uid), checkpoint, timeline(history, checkpoint))
         for checkpoint, manifest in history.restorable.items()
     ]
-    last = {each.file: replay.number for replay in place.replays for each in replay.letters}
+    last = {each.file: replay.number for replay in queue.replays for each in replay.letters}
 
     def is_needed(file: LetterFile) -> bool:
         number, at = last.get(file.name, 0), file.checkpoint
-        return any(number > read and at <= checkpoint and line.has(at) for read, checkpoint, line in begins)
+        return any(number > read and at <= checkpoint and line.has(at) for read, checkpoint, line in starts)
 
-    old = [file for file in place.files if file.written < before]
+    old = [file for file in queue.files if file.written < before]
     return DropPlan(
-        uid=place.uid,
+        uid=queue.uid,
         files=tuple(file for file in old if not is_needed(file)),
         kept=tuple(file for file in old if is_needed(file)),
     )
 
 
-def _read_at(manifest: Manifest, uid: str) -> int:
-    """How many replays were read by a checkpoint."""
-    found = [split_replays(task.position)[1].get(uid, 0) for task in manifest.tasks if task.position is not None]
-    return max(found, default=0)
-
-
-def drop(job: JobDirectory, dropping: DropPlan) -> None:
-    """Delete the files, oldest first."""
-    for file in dropping.files:
-        job.filesystem.delete(f"{FOLDER}/{dropping.uid}/{file.name}")
+def drop(job: JobDirectory, plan: DropPlan) -> None:
+    """Delete the files of a plan, oldest first."""
+    for file in plan.files:
+        job.filesystem.delete(f"{FOLDER}/{plan.uid}/{file.name}")

@@ -1,4 +1,4 @@
-"""Dead letters listed, read, chosen."""
+"""Dead letters of a job, from its directory alone: listed, read one by one, selected by SQL."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, time, timezone
 from decimal import Decimal
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.checkpoint.history import timeline
@@ -33,23 +34,24 @@ from penstock.handles import CheckpointId, split_replays
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from penstock.checkpoint.entries import Manifest
     from penstock.checkpoint.history import History
     from penstock.control.client import JobDirectory
     from penstock.dead_letters.store import Replay
 
 
-# ----------------------------------------------------------------------------------------------------
-# How the files of dead letters are opened: Parquet, by pyarrow. Knows neither logs nor replays, and needs no Spark.
+# ---- files of letters ------------------------------------------------------------------------------------------------
+# Parquet files, read with pyarrow.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterFileInfo:
-    """A file of letters from outside.
+    """A file of letters without its content.
 
     Attributes:
-        rows: letters in it.
-        bytes: of the file.
-        written: when, by the file's time.
+        rows: number of letters.
+        bytes: size of the file.
+        written: modification time of the file.
     """
 
     rows: int
@@ -58,35 +60,35 @@ class LetterFileInfo:
 
 
 class LetterStore(Protocol):
-    """Where files of letters are looked at, by absolute paths."""
+    """Reads files of letters by their absolute paths."""
 
-    def look(self, path: str) -> LetterFileInfo:
-        """What is known of a file without its rows.
+    def file_info(self, path: str) -> LetterFileInfo:
+        """Return what is known of a file without reading its rows.
 
         Raises:
-            CheckpointUnreadable: it is no file of letters, or is gone.
+            CheckpointUnreadable: it is not a file of letters, or does not exist.
         """
         ...
 
     def columns(self, path: str, names: Sequence[str]) -> list[list[Any]]:
-        """Columns of all its rows, each as a list.
+        """Return these columns of all rows, each as a list.
 
         Raises:
-            CheckpointUnreadable: it is no file of letters, or is gone.
+            CheckpointUnreadable: it is not a file of letters, or does not exist.
         """
         ...
 
 
 class ParquetLetterStore:
-    """Of files on this machine."""
+    """Parquet files on this machine."""
 
-    def look(self, path: str) -> LetterFileInfo:
-        """By the file's footer, and its entry in the folder."""
+    def file_info(self, path: str) -> LetterFileInfo:
+        """Read the file's footer and its entry in the folder."""
         rows, status = open_parquet(path).metadata.num_rows, os.stat(path)
         return LetterFileInfo(rows=rows, bytes=status.st_size, written=WallTime(status.st_mtime_ns // 1_000))
 
     def columns(self, path: str, names: Sequence[str]) -> list[list[Any]]:
-        """No other column is read."""
+        """Read only these columns."""
         table = open_parquet(path).read(columns=list(names))
         return [table.column(name).to_pylist() for name in names]
 
@@ -95,10 +97,10 @@ PARQUET: Final = ParquetLetterStore()
 
 
 def open_parquet(path: str) -> Any:
-    """A Parquet file, open.
+    """Open a Parquet file.
 
     Raises:
-        CheckpointUnreadable: it is none, or is gone.
+        CheckpointUnreadable: it is not one, or does not exist.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -110,13 +112,11 @@ def open_parquet(path: str) -> Any:
         raise CheckpointUnreadable(msg) from error
 
 
-# ----------------------------------------------------------------------------------------------------
-# Dead letters of a job, from its directory alone: which there are, which were replayed. Needs no Spark, no pipeline.
-#
-# A letter is a row in a file (:mod:`penstock.sources.dead_letters`); nothing here is stored, all of it follows from
-# which files are there and what the log says.
+# ---- queues of dead letters ------------------------------------------------------------------------------------------
+# A letter is a row in a file. All figures follow from the files and the log; nothing is stored.
 
-WHY: Final = ("cause", "step", "source", "no_replay")
+CAUSE_COLUMNS: Final = ("cause", "step", "source", "no_replay")
+"""The columns by which letters are grouped; see :func:`cause_ranges`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,12 +126,12 @@ class LetterFile:
     Attributes:
         name: of the file.
         path: absolute.
-        checkpoint: with which it was published.
-        rows: letters in it.
-        bytes: of the file.
-        written: when, by the file's time.
-        stands: no rewind has undone it, and it belongs to this log.
-        shelf: that opens it.
+        checkpoint: the one that published it.
+        rows: number of letters.
+        bytes: size of the file.
+        written: modification time of the file.
+        is_live: it belongs to this log, and no rewind has undone it.
+        store: reads it.
     """
 
     name: str
@@ -140,12 +140,12 @@ class LetterFile:
     rows: int
     bytes: int
     written: WallTime
-    stands: bool
-    shelf: LetterStore = field(default=PARQUET, repr=False, compare=False)
+    is_live: bool
+    store: LetterStore = field(default=PARQUET, repr=False, compare=False)
 
     @property
     def all(self) -> RowRanges:
-        """All places in it."""
+        """All rows of the file, as a range."""
         return ((0, self.rows),) if self.rows else ()
 
 
@@ -155,10 +155,10 @@ class DeadLetterQueue:
 
     Attributes:
         uid: of ``stream.dead_letter(uid)``.
-        folder: where the files lie.
+        folder: of the files.
         files: by checkpoint.
         replays: by number.
-        read: how many of the replays the job has read, by its newest checkpoint.
+        read: number of the last replay that the job has read, by its newest checkpoint.
     """
 
     uid: str
@@ -168,31 +168,37 @@ class DeadLetterQueue:
     read: int
 
     @cached_property
-    def named(self) -> Mapping[str, RowRanges]:
-        """The letters that some replay names."""
+    def replayed(self) -> Mapping[str, RowRanges]:
+        """The letters that a replay names."""
         return replayed_ranges(self.replays)
 
     @cached_property
     def waiting(self) -> int:
-        """Letters that a replay names and the job has yet to read."""
-        standing = {file.name for file in self.files if file.stands}
+        """The number of letters that a replay names and the job has yet to read."""
+        live = {file.name for file in self.files if file.is_live}
         later = [each for replay in self.replays if replay.number > self.read for each in replay.letters]
-        return sum(each.rows for each in later if each.file in standing)
+        return sum(each.rows for each in later if each.file in live)
+
+
+def replays_read(manifest: Manifest, uid: str) -> int:
+    """Return the number of the last replay that was read at a checkpoint, 0 if none was."""
+    read = (split_replays(task.position)[1].get(uid, 0) for task in manifest.tasks if task.position is not None)
+    return max(read, default=0)
 
 
 def replayed_ranges(replays: Sequence[Replay]) -> Mapping[str, RowRanges]:
-    """Which letters replays name, by file."""
+    """Return the letters that replays name, by file."""
     found: dict[str, list[tuple[int, int]]] = {}
     for replay in replays:
         for each in replay.letters:
             found.setdefault(each.file, []).extend(each.ranges)
-    return {file: merge_ranges(spans) for file, spans in found.items()}
+    return {file: merge_ranges(ranges) for file, ranges in found.items()}
 
 
 def dead_letter_queues(
-    job: JobDirectory, history: History | None = None, *, shelf: LetterStore = PARQUET
+    job: JobDirectory, history: History | None = None, *, store: LetterStore = PARQUET
 ) -> tuple[DeadLetterQueue, ...]:
-    """All dead letters of a job, by uid.
+    """Return all dead letters of a job, by uid.
 
     Raises:
         CheckpointError: the log cannot be read.
@@ -200,28 +206,28 @@ def dead_letter_queues(
     """
     history = history or job.read()
     found = {path.split("/")[1] for path in job.filesystem.list(FOLDER) if _is_letters(path)}
-    return tuple(_place(job, history, uid, shelf) for uid in sorted(found))
+    return tuple(_read_queue(job, history, uid, store) for uid in sorted(found))
 
 
-def dead_letter_queue(job: JobDirectory, uid: str | None, *, shelf: LetterStore = PARQUET) -> DeadLetterQueue:
-    """The dead letters of this uid; of the only one, if none is given.
+def dead_letter_queue(job: JobDirectory, uid: str | None, *, store: LetterStore = PARQUET) -> DeadLetterQueue:
+    """Return the dead letters of this uid, or the only ones if ``uid`` is ``None``.
 
     Raises:
-        UnknownName: there are none, or more than one and none was named; with the nearest.
+        UnknownName: there are none, or several and ``uid`` is ``None``; the message names the nearest.
         CheckpointError: see :func:`dead_letter_queues`.
     """
-    places = {place.uid: place for place in dead_letter_queues(job, shelf=shelf)}
-    if uid in places:
-        return places[uid]
-    if not places:
+    queues = {queue.uid: queue for queue in dead_letter_queues(job, store=store)}
+    if uid in queues:
+        return queues[uid]
+    if not queues:
         msg = f"job {job.job!r} has no dead letters; a pipeline keeps them with stream.dead_letter(uid)"
         raise UnknownName(msg)
-    if uid is None and len(places) == 1:
-        return next(iter(places.values()))
+    if uid is None and len(queues) == 1:
+        return next(iter(queues.values()))
     if uid is None:
-        msg = f"job {job.job!r} has dead letters of several steps: name one of {', '.join(places)}"
+        msg = f"job {job.job!r} has dead letters of several steps: name one of {', '.join(queues)}"
         raise UnknownName(msg)
-    msg = f"job {job.job!r} has no dead letters {uid!r}{did_you_mean(uid, places)}"
+    msg = f"job {job.job!r} has no dead letters {uid!r}{did_you_mean(uid, queues)}"
     raise UnknownName(msg)
 
 
@@ -230,41 +236,41 @@ def _is_letters(path: str) -> bool:
     return len(parts) == 3 and checkpoint_of(parts[1], parts[2]) is not None  # noqa: PLR2004 - folder, uid, file
 
 
-def _place(job: JobDirectory, history: History, uid: str, shelf: LetterStore) -> DeadLetterQueue:
+def _read_queue(job: JobDirectory, history: History, uid: str, store: LetterStore) -> DeadLetterQueue:
     point = history.restore_point
-    has = timeline(history, point.checkpoint if point else None).has
+    on_timeline = timeline(history, point.checkpoint if point else None).has
     files = []
     for path in job.filesystem.list(f"{FOLDER}/{uid}"):
         if not _is_letters(path):
             continue
         name = path.rpartition("/")[2]
         checkpoint = checkpoint_of(uid, name)
-        assert checkpoint is not None  # or it would be none of ours
-        ours = (history.log_id or "").startswith(log_of(uid, name))
-        files.append(_file(job, path, checkpoint, shelf, stands=ours and has(checkpoint)))
-    tasks = point.tasks if point else ()
-    read = [split_replays(task.position)[1].get(uid, 0) for task in tasks if task.position is not None]
+        assert checkpoint is not None  # _is_letters says so
+        is_of_log = (history.log_id or "").startswith(log_of(uid, name))
+        files.append(_letter_file(job, path, checkpoint, store, is_live=is_of_log and on_timeline(checkpoint)))
     return DeadLetterQueue(
         uid=uid,
         folder=_absolute(job, f"{FOLDER}/{uid}"),
         files=tuple(sorted(files, key=lambda file: (file.checkpoint, file.name))),
         replays=_replays(job, uid),
-        read=max(read, default=0),
+        read=replays_read(point, uid) if point else 0,
     )
 
 
-def _file(job: JobDirectory, path: str, checkpoint: CheckpointId, shelf: LetterStore, *, stands: bool) -> LetterFile:
+def _letter_file(
+    job: JobDirectory, path: str, checkpoint: CheckpointId, store: LetterStore, *, is_live: bool
+) -> LetterFile:
     absolute = _absolute(job, path)
-    seen = shelf.look(absolute)
+    info = store.file_info(absolute)
     return LetterFile(
         name=path.rpartition("/")[2],
         path=absolute,
         checkpoint=checkpoint,
-        rows=seen.rows,
-        bytes=seen.bytes,
-        written=seen.written,
-        stands=stands,
-        shelf=shelf,
+        rows=info.rows,
+        bytes=info.bytes,
+        written=info.written,
+        is_live=is_live,
+        store=store,
     )
 
 
@@ -277,20 +283,20 @@ def _absolute(job: JobDirectory, path: str) -> str:
     return job.filesystem.url(path).removeprefix("file://")
 
 
-# ----------------------------------------------------------------------------------------------------- what there is
+# ---- what there is ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterCause:
-    """Letters of one cause and step.
+    """The letters of one cause and step.
 
     Attributes:
-        cause: ``decode``, ``late``, or what the pipeline says.
-        step: which gave them up.
-        source: where they come from.
-        rows: how many.
+        cause: ``decode``, ``late``, or as the pipeline calls it.
+        step: the one that gave the rows up.
+        source: the one that read them.
+        rows: number of letters.
         replayed: how many of them a replay names.
-        no_replay: why none may be replayed; ``None`` if they may.
+        no_replay: why they cannot be replayed; ``None`` if they can.
     """
 
     cause: str
@@ -301,53 +307,55 @@ class LetterCause:
     no_replay: str | None
 
 
-def causes_of(place: DeadLetterQueue) -> tuple[LetterCause, ...]:
-    """The letters that stand, by cause and step, most first."""
+def causes_of(queue: DeadLetterQueue) -> tuple[LetterCause, ...]:
+    """Return the live letters by cause and step, the most frequent first."""
     counts: dict[tuple[str, str, str, str | None], list[int]] = {}
-    for file in place.files:
-        named = place.named.get(file.name, ())
-        for key, spans in cause_ranges(file).items():
+    for file in queue.files:
+        named = queue.replayed.get(file.name, ())
+        for key, ranges in cause_ranges(file).items():
             found = counts.setdefault(key, [0, 0])
-            found[0] += count_rows(spans)
-            found[1] += count_rows(intersect_ranges(spans, named))
-    told = [
+            found[0] += count_rows(ranges)
+            found[1] += count_rows(intersect_ranges(ranges, named))
+    causes = [
         LetterCause(cause=key[0], step=key[1], source=key[2], no_replay=key[3], rows=rows, replayed=replayed)
         for key, (rows, replayed) in counts.items()
     ]
-    return tuple(sorted(told, key=lambda why: (-why.rows, why.cause, why.step)))
+    return tuple(sorted(causes, key=lambda each: (-each.rows, each.cause, each.step)))
 
 
 def cause_ranges(file: LetterFile) -> Mapping[tuple[str, str, str, str | None], RowRanges]:
-    """Places of a file by cause, step, source and why they cannot be replayed; of one that stands."""
-    if not file.stands:
+    """Return the rows of a live file by cause, step, source and the reason why they cannot be replayed."""
+    if not file.is_live:
         return {}
-    columns = file.shelf.columns(file.path, WHY)
+    columns = file.store.columns(file.path, CAUSE_COLUMNS)
     found: dict[tuple[str, str, str, str | None], list[tuple[int, int]]] = {}
-    for place, key in enumerate(zip(*columns, strict=True)):
-        found.setdefault(key, []).append((place, place + 1))
-    return {key: merge_ranges(spans) for key, spans in found.items()}
+    for row, key in enumerate(zip(*columns, strict=True)):
+        found.setdefault(key, []).append((row, row + 1))
+    return {key: merge_ranges(ranges) for key, ranges in found.items()}
 
 
-def replayable(place: DeadLetterQueue, *, again: bool = False) -> Mapping[str, Mapping[str, RowRanges]]:
-    """By source and file, the letters that it may read again; without ``again`` none that a replay names."""
+def replayable(queue: DeadLetterQueue, *, again: bool = False) -> Mapping[str, Mapping[str, RowRanges]]:
+    """Return the letters that can be replayed, by source and file.
+
+    Those that an earlier replay names are left out unless ``again`` is given.
+    """
     found: dict[str, dict[str, RowRanges]] = {}
-    for file in place.files:
-        gone = () if again else place.named.get(file.name, ())
-        for (_, _, source, no_replay), spans in cause_ranges(file).items():
-            left = subtract_ranges(spans, gone)
+    for file in queue.files:
+        excluded = () if again else queue.replayed.get(file.name, ())
+        for (_, _, source, no_replay), ranges in cause_ranges(file).items():
+            left = subtract_ranges(ranges, excluded)
             if no_replay is None and left:
                 by_file = found.setdefault(source, {})
                 by_file[file.name] = merge_ranges((*by_file.get(file.name, ()), *left))
     return found
 
 
-# ----------------------------------------------------------------------------------------------------
-# Single dead letters: read with pyarrow, told for people, counted by how often they failed. Needs no Spark.
-#
-# Whether a row failed before is told by where it came from: by topic, partition and offset where it has them, else by
-# its content, so that equal rows of a file count as one.
+# ---- single letters --------------------------------------------------------------------------------------------------
+# A row is known by topic, partition and offset where it has them, else by its content: equal rows of a file count
+# as one.
 
 _ROWS: Final = 1_000
+"""Rows that are read at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,17 +363,17 @@ class Letter:
     """One dead letter.
 
     Attributes:
-        id: its file and its place there, ``part-….parquet#3``.
-        cause: ``decode``, ``late``, or what the pipeline says.
-        error: why, in words.
-        step: which gave it up.
-        source: where it comes from.
-        place: topic, partition, offset and file, as far as they are known.
+        id: its file and its row there, ``part-….parquet#3``.
+        cause: ``decode``, ``late``, or as the pipeline calls it.
+        error: the error as text.
+        step: the one that gave the row up.
+        source: the one that read it.
+        place: topic, partition, offset and file, where they are known.
         event_time: microseconds since 1970, if it is known.
-        checkpoint: with which it was published.
-        written: when, by the file's time.
+        checkpoint: the one that published it.
+        written: modification time of its file.
         attempts: how often the row has failed.
-        replayed: how many replays name this letter.
+        replayed: number of replays that name this letter.
         raw: the text that could not be decoded, or the row as JSON.
         record: the row as it was.
     """
@@ -386,47 +394,44 @@ class Letter:
 
 
 def letters_of(
-    place: DeadLetterQueue, chosen: Mapping[str, RowRanges] | None = None, *, limit: int
+    queue: DeadLetterQueue, chosen: Mapping[str, RowRanges] | None = None, *, limit: int
 ) -> tuple[list[Letter], int]:
-    """The first letters that stand, oldest first, and how many there are in all.
+    """Return the first live letters, oldest first, and the number of all.
 
     Args:
-        place: where.
-        chosen: by file, those that are wanted; all unless given.
-        limit: how many.
+        queue: their queue.
+        chosen: the wanted letters by file; all unless given.
+        limit: the most that are returned.
     """
-    failed = ReplayFailures(place)
-    wanted = {file.name: chosen.get(file.name, ()) if chosen is not None else file.all for file in live_files(place)}
+    failures = ReplayFailures(queue)
+    wanted = {file.name: chosen.get(file.name, ()) if chosen is not None else file.all for file in live_files(queue)}
     found: list[Letter] = []
-    for file in live_files(place):
+    for file in live_files(queue):
         if len(found) < limit and wanted[file.name]:
             rows = _rows(file, wanted[file.name])
-            found += [_letter(place, file, at, row, failed) for at, row in _first(rows, limit - len(found))]
+            found += [_letter(queue, file, at, row, failures) for at, row in islice(rows, limit - len(found))]
     return found, sum(map(count_rows, wanted.values()))
 
 
-def live_files(place: DeadLetterQueue) -> list[LetterFile]:
-    """Its files that no rewind has undone."""
-    return [file for file in place.files if file.stands]
+def live_files(queue: DeadLetterQueue) -> list[LetterFile]:
+    """Return the files that no rewind has undone."""
+    return [file for file in queue.files if file.is_live]
 
 
-def _first(rows: Iterator[tuple[int, dict[str, Any]]], count: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    for _, row in zip(range(count), rows, strict=False):
-        yield row
-
-
-def _rows(file: LetterFile, spans: RowRanges, columns: list[str] | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a file at some places, a thousand at a time."""
+def _rows(
+    file: LetterFile, ranges: RowRanges, columns: list[str] | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Read some rows of a file, a thousand at a time."""
     at = 0
     for batch in open_parquet(file.path).iter_batches(batch_size=_ROWS, columns=columns):
-        for start, end in intersect_ranges(spans, ((at, at + batch.num_rows),)):
+        for start, end in intersect_ranges(ranges, ((at, at + batch.num_rows),)):
             part = batch.slice(start - at, end - start).to_pylist()
             yield from enumerate(part, start=start)
         at += batch.num_rows
 
 
-def _letter(place: DeadLetterQueue, file: LetterFile, at: int, row: dict[str, Any], failed: ReplayFailures) -> Letter:
-    named = [each for replay in place.replays for each in replay.letters if each.file == file.name]
+def _letter(queue: DeadLetterQueue, file: LetterFile, at: int, row: dict[str, Any], failures: ReplayFailures) -> Letter:
+    named = [each for replay in queue.replays for each in replay.letters if each.file == file.name]
     record = row[RAW_ROW]
     return Letter(
         id=f"{file.name}#{at}",
@@ -438,61 +443,63 @@ def _letter(place: DeadLetterQueue, file: LetterFile, at: int, row: dict[str, An
         event_time=_micros(row["event_time"]),
         checkpoint=file.checkpoint,
         written=file.written,
-        attempts=1 + failed.before(row, file.checkpoint),
+        attempts=1 + failures.before(row, file.checkpoint),
         replayed=sum(bool(intersect_ranges(each.ranges, ((at, at + 1),))) for each in named),
         raw=_raw(record, row["undecoded"]),
-        record=_told(record),
+        record=_as_json(record),
     )
 
 
 class ReplayFailures:
-    """How often a row was replayed before it failed again.
+    """Counts how often a row was replayed and failed again.
 
     Args:
-        place: whose replays are looked at; the letters that they name are read.
+        queue: its replays are counted; the letters that they name are read.
     """
 
-    def __init__(self, place: DeadLetterQueue) -> None:
+    def __init__(self, queue: DeadLetterQueue) -> None:
         self._commands: dict[object, dict[str, CheckpointId]] = {}
-        files = {file.name: file for file in place.files}
-        for replay in place.replays:
+        files = {file.name: file for file in queue.files}
+        for replay in queue.replays:
             for each in replay.letters:
                 if each.file in files:
                     for _, row in _rows(files[each.file], each.ranges, ["place", RAW_ROW]):
                         self._commands.setdefault(_key(row), {}).setdefault(replay.command, replay.after)
 
     def before(self, row: Mapping[str, Any], checkpoint: CheckpointId) -> int:
-        """By how many commands a row was replayed before a checkpoint."""
+        """Return the number of commands that replayed a row before a checkpoint."""
         if not self._commands:
             return 0
         return sum(after < checkpoint for after in self._commands.get(_key(row), {}).values())
 
 
-def failed_again(place: DeadLetterQueue) -> int:
-    """How many letters are of rows that were replayed before."""
-    if not place.replays:
+def failed_again(queue: DeadLetterQueue) -> int:
+    """Return the number of letters of rows that were replayed before."""
+    if not queue.replays:
         return 0
-    failed = ReplayFailures(place)
-    rows = ((file, row) for file in live_files(place) for _, row in _rows(file, file.all, ["place", RAW_ROW]))
-    return sum(failed.before(row, file.checkpoint) > 0 for file, row in rows)
+    failures = ReplayFailures(queue)
+    rows = ((file, row) for file in live_files(queue) for _, row in _rows(file, file.all, ["place", RAW_ROW]))
+    return sum(failures.before(row, file.checkpoint) > 0 for file, row in rows)
 
 
 def _key(row: Mapping[str, Any]) -> object:
     place = row["place"]
     if place["offset"] is not None:
         return place["topic"], place["partition"], place["offset"]
-    return place["file"], json.dumps(_told(row[RAW_ROW]), sort_keys=True)
+    return place["file"], json.dumps(_as_json(row[RAW_ROW]), sort_keys=True)
 
 
-def select_by_sql(spark: SparkSession, place: DeadLetterQueue, where: str) -> Mapping[str, RowRanges]:
-    """By file, the letters for which SQL holds; its columns are those of a letter, ``checkpoint`` and ``written``.
+def select_by_sql(spark: SparkSession, queue: DeadLetterQueue, where: str) -> Mapping[str, RowRanges]:
+    """Return the letters for which an SQL condition holds, by file.
+
+    Its columns are those of a letter, ``checkpoint`` and ``written``.
 
     Raises:
-        SettingsError: it is no condition on these columns.
+        SettingsError: it is not a condition on these columns.
     """
     from pyspark.errors import PySparkException
 
-    files = [file.path for file in live_files(place)]
+    files = [file.path for file in live_files(queue)]
     if not files:
         return {}
     frame = spark.read.option("mergeSchema", "true").option("__globPaths__", "false").parquet(*files)
@@ -512,28 +519,28 @@ def select_by_sql(spark: SparkSession, place: DeadLetterQueue, where: str) -> Ma
     found: dict[str, list[int]] = {}
     for row in rows:
         found.setdefault(row["_letters"], []).append(row["_at"])
-    return {file: ranges_of(places) for file, places in found.items()}
+    return {file: ranges_of(rows) for file, rows in found.items()}
 
 
-# -------------------------------------------------------------------------------------------------------- for people
+# ---- for people ------------------------------------------------------------------------------------------------------
 
 
 def _raw(record: Mapping[str, Any], undecoded: str | None) -> str:
     if undecoded is None:
-        return json.dumps(_told(record), ensure_ascii=False)
+        return json.dumps(_as_json(record), ensure_ascii=False)
     value = record.get(undecoded)
-    return "NULL" if value is None else str(_told(value))
+    return "NULL" if value is None else str(_as_json(value))
 
 
-def _told(value: Any) -> Any:
-    """A value as JSON has it; bytes as text, with what is none of UTF-8 as escapes."""
+def _as_json(value: Any) -> Any:
+    """The value as JSON has it; bytes as text, with escapes where they are not UTF-8."""
     match value:
         case bytes():
             return value.decode("utf-8", errors="backslashreplace")
         case dict():
-            return {str(name): _told(each) for name, each in value.items()}
+            return {str(name): _as_json(each) for name, each in value.items()}
         case list() | tuple():
-            return [_told(each) for each in value]
+            return [_as_json(each) for each in value]
         case datetime() | date() | time():
             return value.isoformat()
         case Decimal():

@@ -1,4 +1,7 @@
-"""Penstock doctor: all checks, storage, brokers, a trial of Spark."""
+"""``penstock doctor``: all checks in order, with those of brokers, Spark and the state folder.
+
+``python -m penstock.admin.doctor`` makes a session and shows what Spark says when it cannot.
+"""
 
 from __future__ import annotations
 
@@ -40,22 +43,97 @@ if TYPE_CHECKING:
     from penstock.api.pipeline import PipelineDefinition
 
 
-# ----------------------------------------------------------------------------------------------------
-# Kafka brokers: whether they answer in time, and whether topics that a pipeline reads are there. Reads no record.
+# ---- all checks ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorOptions:
+    """What to check.
+
+    Attributes:
+        state: the folder for state.
+        servers: Kafka brokers, as ``host:port``, several with commas.
+        pipeline: checked with its sources; or the error with which it could not be loaded.
+        spark: make a session, which takes seconds.
+    """
+
+    state: str
+    servers: str | None = None
+    pipeline: PipelineDefinition | PenstockError | None = None
+    spark: bool = True
+
+
+def examine(options: DoctorOptions, *, announce: Callable[[str], None]) -> Iterator[Finding]:
+    """Yield the findings of all checks, each as soon as it is known.
+
+    Args:
+        options: what to check.
+        announce: called with a line before each check that takes long.
+    """
+    yield from look_at_python()
+    yield java_of(find_java(os.environ))
+    yield from look_at_machine()
+    yield from look_at_environment(os.environ, sys.executable)
+    yield from look_at_storage(options.state, SystemClock())
+    graph = None
+    if options.pipeline is not None:
+        finding, graph = pipeline_of(options.pipeline)
+        yield finding
+    yield from _brokers(options.servers, graph, announce)
+    yield from _own_session()
+    if options.spark:
+        announce("starting Spark")
+        yield try_spark()
+
+
+def pipeline_of(pipeline: PipelineDefinition | PenstockError) -> tuple[Finding, Graph | None]:
+    """Check whether the pipeline can be built; returns its graph, too."""
+    if isinstance(pipeline, PenstockError):
+        return fail("pipeline", str(pipeline), "penstock run would be refused with the same words"), None
+    try:
+        graph = pipeline.graph()
+    except PenstockError as error:
+        return fail("pipeline", str(error), "penstock run would be refused with the same words"), None
+    read, written = ", ".join(sorted(graph.sources)), ", ".join(sorted(graph.sinks))
+    return ok("pipeline", f"{graph.name} reads {read} and writes {written}"), graph
+
+
+def _brokers(servers: str | None, graph: Graph | None, announce: Callable[[str], None]) -> Iterator[Finding]:
+    if servers is not None:
+        announce(f"asking {servers}")
+        yield from look_at_brokers(servers)
+    for node in graph.nodes if graph is not None else ():
+        if isinstance(node, Read) and isinstance(node.source, KafkaSource):
+            announce(f"asking {node.source.servers}")
+            yield from look_at_brokers(node.source.servers, options=node.source.options, topics=node.source.topics)
+
+
+def _own_session() -> Iterator[Finding]:
+    """Check the session that the pipeline's module has made, if it has."""
+    if "pyspark" not in sys.modules:
+        return
+    from penstock.spark.session import current_session, is_classic
+
+    session = current_session()
+    if session is not None and is_classic(session):
+        yield from session_of(session)
+
+
+# ---- Kafka brokers ---------------------------------------------------------------------------------------------------
 
 BROKER_TIMEOUT: Final = 5.0
-"""Seconds for an answer."""
+"""Seconds that a broker gets to answer."""
 
 
 def look_at_brokers(
     servers: str, *, options: Mapping[str, Option] | None = None, topics: Collection[str] = ()
 ) -> Iterator[Finding]:
-    """Ask the cluster for its metadata.
+    """Check that the cluster answers a request for its metadata and has the topics.
 
     Args:
         servers: ``host:port``, several with commas.
         options: client properties of the source that reads from there.
-        topics: that must be there.
+        topics: the topics that must exist.
     """
     name = f"kafka {servers}"
     try:
@@ -64,34 +142,34 @@ def look_at_brokers(
     except ImportError:
         yield fail(name, "its client library is not installed", "pip install 'penstock[kafka]'")
         return
-    heard: list[str] = []
+    errors: list[str] = []
     try:
-        asked = resolve(Connection(servers=servers, options=options or {}).client_options())
-        client: Any = AdminClient
-        admin = client({**asked, "error_cb": lambda error: heard.append(str(error.str())), "log_level": 0})
+        properties = resolve(Connection(servers=servers, options=options or {}).client_options())
+        make_client: Any = AdminClient
+        admin = make_client({**properties, "error_cb": lambda error: errors.append(str(error.str())), "log_level": 0})
     except (PenstockError, confluent_kafka.KafkaException, ValueError) as error:
-        yield fail(name, _words(error), "correct the servers and options of the source")
+        yield fail(name, _error_text(error), "correct the servers and options of the source")
         return
     try:
-        told = admin.list_topics(timeout=BROKER_TIMEOUT)
+        metadata = admin.list_topics(timeout=BROKER_TIMEOUT)
     except confluent_kafka.KafkaException as error:
-        admin.poll(0)  # hears what was said meanwhile
-        yield unreachable(name, _words(error), heard)
+        admin.poll(0)  # calls error_cb with the errors so far
+        yield unreachable(name, _error_text(error), errors)
         return
     versions = f"confluent-kafka {confluent_kafka.__version__}, librdkafka {confluent_kafka.libversion()[0]}"
-    yield reached(name, len(told.brokers), len(told.topics), versions)
-    yield from topics_of(name, wanted=topics, there=set(told.topics))
+    yield reached(name, len(metadata.brokers), len(metadata.topics), versions)
+    yield from topics_missing(name, wanted=topics, existing=set(metadata.topics))
 
 
 def reached(name: str, brokers: int, topics: int, client: str) -> Finding:
-    """It answered."""
+    """Return the finding that the cluster answered."""
     many = "1 broker" if brokers == 1 else f"{brokers} brokers"
     return ok(name, f"{many}, {topics} topics ({client})")
 
 
-def unreachable(name: str, why: str, heard: Collection[str] = ()) -> Finding:
-    """It did not."""
-    more = next(iter(heard), "")
+def unreachable(name: str, why: str, errors: Collection[str] = ()) -> Finding:
+    """Return the finding that the cluster did not answer."""
+    more = next(iter(errors), "")
     found = f"no answer within {BROKER_TIMEOUT:g} s: {why}" + (f" ({more})" if more and more not in why else "")
     fix = (
         "look whether a broker listens there, and whether its advertised.listeners name addresses that this machine "
@@ -100,27 +178,26 @@ def unreachable(name: str, why: str, heard: Collection[str] = ()) -> Finding:
     return fail(name, found, fix)
 
 
-def topics_of(name: str, *, wanted: Collection[str], there: Collection[str]) -> Iterator[Finding]:
-    """Whether the topics that are read are there."""
-    missing = sorted(set(wanted) - set(there))
+def topics_missing(name: str, *, wanted: Collection[str], existing: Collection[str]) -> Iterator[Finding]:
+    """Yield a warning if topics are missing."""
+    missing = sorted(set(wanted) - set(existing))
     if missing:
         yield warn(name, f"topics that are not there: {', '.join(missing)}", "make them before the job is started")
 
 
-def _words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     inner = error.args[0] if error.args else error
     text = getattr(inner, "str", None)
     return str(text()) if callable(text) else str(error)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Spark itself: whether a classic session comes up here, and what a session of the user's own lacks.
-#
-# The trial runs in a process of its own, so that a JVM which hangs is only late, and nothing of it stays here.
+# ---- Spark -----------------------------------------------------------------------------------------------------------
+# The trial runs in a process of its own: a JVM that hangs only delays it, and nothing of it stays here.
 
 TRIAL: Final = "penstock.admin.doctor"
+"""The module whose main function is the trial."""
 SPARK_TIMEOUT: Final = 120.0
-"""Seconds for a session and one small job in it."""
+"""Seconds that the trial gets for a session and one small job."""
 DEGRADES: Final[Mapping[str, str]] = {
     "spark.scheduler.mode": "checkpoints written in the background take turns with batches as they come, not fairly",
     "spark.locality.wait": "tasks wait up to 3 s for a core that has their rows",
@@ -131,23 +208,23 @@ DEGRADES: Final[Mapping[str, str]] = {
     "spark.python.sql.dataFrameDebugging.enabled": "each column that is made asks the JVM six times, some ms a batch",
     "spark.ui.enabled": "Spark's own web page keeps the jobs of the last batches in the driver's memory",
 }
-"""What a session is without a setting that ours have; others of ours are matters of taste or of this machine."""
+"""What a session lacks without a setting of ours, by setting."""  # the others depend on taste or on the machine
 _SWITCHES: Final = {"true", "false"}
 
 
 def session_of(spark: SparkSession) -> Iterator[Finding]:
-    """What degrades on a session that penstock did not make, whose context can no longer be changed."""
+    """Check the settings of a session that penstock did not make; its context can no longer be changed."""
     conf = spark.sparkContext.getConf()
     yield from missing_settings({name: conf.get(name, None) for name in CONTEXT_SETTINGS})
 
 
 def missing_settings(there: Mapping[str, str | None]) -> Iterator[Finding]:
-    """One line for each setting that ours have and this one has not, where that costs something.
+    """Yield a warning for each setting of ours that a session lacks and that costs something.
 
     Args:
-        there: what is set, by the names of :data:`penstock.spark.session.CONTEXT_SETTINGS`.
+        there: the session's settings, by the names of :data:`penstock.spark.session.CONTEXT_SETTINGS`.
     """
-    missing = [name for name in DEGRADES if not _will_do(CONTEXT_SETTINGS[name], there.get(name))]
+    missing = [name for name in DEGRADES if not _suffices(CONTEXT_SETTINGS[name], there.get(name))]
     for name in missing:
         found = f"{name} is {there.get(name) or 'not set'}: {DEGRADES[name]}"
         yield warn("your session", found, f'build the session with .config("{name}", "{CONTEXT_SETTINGS[name]}")')
@@ -156,21 +233,21 @@ def missing_settings(there: Mapping[str, str | None]) -> Iterator[Finding]:
 
 
 def try_spark(run: Callable[[], tuple[int, str, str]] | None = None) -> Finding:
-    """Make a session as ``penstock run`` does, run one job with a Python worker in it, and end it."""
+    """Make a session as ``penstock run`` does, run one job with a Python worker in it, and stop it."""
     try:
-        code, out, err = (run or _in_a_process)()
+        code, out, err = (run or _run_trial)()
     except subprocess.TimeoutExpired:
         fix = "look at what the JVM does (jps, jstack), at the name of this host, and at SPARK_SUBMIT_OPTS"
         return fail("spark", f"no session within {SPARK_TIMEOUT:g} s", fix)
-    told = _last_json(out)
-    if code != 0 or told is None:
+    result = _last_json(out)
+    if code != 0 or result is None:
         return fail("spark", "no session: " + (_reason(err) or f"its process ended with {code}"), _remedy(err))
-    found = f"Spark {told['version']}: a classic session and a job with Python workers in {told['seconds']:.1f} s"
-    return ok("spark", f"{found}, on {told['cores']} cores")
+    found = f"Spark {result['version']}: a classic session and a job with Python workers in {result['seconds']:.1f} s"
+    return ok("spark", f"{found}, on {result['cores']} cores")
 
 
-def _in_a_process() -> tuple[int, str, str]:
-    done = subprocess.run(
+def _run_trial() -> tuple[int, str, str]:
+    process = subprocess.run(
         [sys.executable, "-m", TRIAL],
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -178,7 +255,7 @@ def _in_a_process() -> tuple[int, str, str]:
         timeout=SPARK_TIMEOUT,
         check=False,
     )
-    return done.returncode, done.stdout, done.stderr
+    return process.returncode, process.stdout, process.stderr
 
 
 def _last_json(out: str) -> dict[str, Any] | None:
@@ -190,10 +267,10 @@ def _last_json(out: str) -> dict[str, Any] | None:
 
 
 def _reason(err: str) -> str:
-    """The line that says most, without frames: what the JVM died of, or else the last error."""
+    """The most telling line of an error: what the JVM died of, or else the last error."""
     lines = [line.strip() for line in err.splitlines() if re.search(r"(Error|Exception)\b.*:", line)]
-    died = [line.split('" ', 1)[1] for line in lines if re.match(r'Exception in thread ".*" ', line)]
-    return [*lines, *died[:1]][-1] if lines else ""
+    deaths = [line.split('" ', 1)[1] for line in lines if re.match(r'Exception in thread ".*" ', line)]
+    return [*lines, *deaths[:1]][-1] if lines else ""
 
 
 def _remedy(err: str) -> str:
@@ -204,55 +281,58 @@ def _remedy(err: str) -> str:
     return f"see the lines above about java; python -m {TRIAL} shows everything that Spark says"
 
 
-def _will_do(ours: str, there: str | None) -> bool:
+def _suffices(ours: str, there: str | None) -> bool:
     if there is None:
         return False
     if ours.isdecimal():
         number = re.match(r"\d+", there)
-        is_least = ours != "0"
-        return number is not None and (int(number[0]) >= int(ours) if is_least else int(number[0]) == 0)
+        is_minimum = ours != "0"
+        return number is not None and (int(number[0]) >= int(ours) if is_minimum else int(number[0]) == 0)
     return there.lower() == ours.lower() if ours in _SWITCHES else there == ours
 
 
-# ----------------------------------------------------------------------------------------------------
-# The folder for state: what kind of file system it lies on, whether that does what the log needs, room, clocks.
-#
-# Writes a few small files beside what is there, and takes them away again.
+# ---- the state folder ------------------------------------------------------------------------------------------------
+# The checks write a few small files next to existing ones, and delete them.
 
-NAME: Final = "state folder"
+STATE_FOLDER: Final = "state folder"
+"""Name of its findings."""
 MIB: Final = 1 << 20
-LITTLE: Final = 1024 * MIB
-SCARCE: Final = 64 * MIB
-WRITES: Final = 5
+SPACE_WARNING: Final = 1024 * MIB
+"""Free bytes below which there is a warning."""
+SPACE_MINIMUM: Final = 64 * MIB
+"""Free bytes below which checkpoints will fail."""
+TRIAL_WRITES: Final = 5
+"""Number of durable writes that are timed."""
 SLOW_MS: Final = 100.0
-"""A durable write that takes longer: a checkpoint needs several of them, one after the other."""
+"""Milliseconds above which a durable write is slow."""  # a checkpoint makes several, one after another
 SKEW_SECONDS: Final = 2.0
-_PASSING: Final = {
+"""Seconds by which the clocks of file system and machine may differ."""
+_TEMPORARY: Final = {
     "tmpfs": "memory: state is gone when the machine restarts",
     "ramfs": "memory: state is gone when the machine restarts",
     "overlay": "the container's own layer: state is gone with the container",
     "overlayfs": "the container's own layer: state is gone with the container",
     "aufs": "the container's own layer: state is gone with the container",
 }
-"""Kinds of file systems that work and do not last."""
+"""Kinds of file systems that work but are lost with the machine or container."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What writing durably was like: milliseconds of the middle one, and how far the files' times are ahead of ours."""
+    """The median duration of a durable write, and how far the file system's clock is ahead of this machine's."""
 
     milliseconds: float
     skew_seconds: float
 
 
 def look_at_storage(state: str, clock: Clock) -> Iterator[Finding]:
-    """The folder, or where it would be made."""
+    """Check the state folder, or the folder in which it would be made."""
     root = root_of(state)
     if root is None:
-        yield fail(NAME, state, "no file system here knows that address: name a folder of this machine")
+        yield fail(STATE_FOLDER, state, "no file system here knows that address: name a folder of this machine")
         return
     if root.exists() and not root.is_dir():
-        yield fail(NAME, f"{root.resolve()} is a file", "name a folder with --state, or take the file away")
+        yield fail(STATE_FOLDER, f"{root.resolve()} is a file", "name a folder with --state, or take the file away")
         return
     folder = nearest_folder(root)
     yield kind_finding(str(root.resolve()), kind_of(folder), is_new=folder != root.resolve())
@@ -268,7 +348,7 @@ def look_at_storage(state: str, clock: Clock) -> Iterator[Finding]:
 
 
 def nearest_folder(path: Path) -> Path:
-    """The folder itself, or the one above it that is there."""
+    """Return the folder itself, or the nearest parent that exists."""
     path = path.resolve()
     while not path.is_dir() and path != path.parent:
         path = path.parent
@@ -276,49 +356,51 @@ def nearest_folder(path: Path) -> Path:
 
 
 def try_writing(folder: Path, clock: Clock) -> Written:
-    """Do what the log does: create, list, rename, read, delete; nothing of it is left behind.
+    """Do what the log does: create, list, rename, read, delete. Everything is deleted again.
 
     Raises:
-        PenstockError: one of them failed.
-        StateDirectoryRefused: one of them did not do what it should.
+        PenstockError: an operation failed.
+        StateDirectoryRefused: an operation did not do what it should.
     """
-    place = folder / f".penstock-doctor-{os.getpid()}"
-    files = LocalFileSystem(place)
-    took = []
+    trial = folder / f".penstock-doctor-{os.getpid()}"
+    files = LocalFileSystem(trial)
+    durations = []
     try:
-        for number in range(WRITES):
+        for number in range(TRIAL_WRITES):
             before = clock.now()
             files.create(f"{number}.json", b"{}")
-            took.append(clock.now() - before)
-        skew = (place / f"{WRITES - 1}.json").stat().st_mtime - clock.wall() / 1_000_000
+            durations.append(clock.now() - before)
+        skew = (trial / f"{TRIAL_WRITES - 1}.json").stat().st_mtime - clock.wall() / 1_000_000
         files.move("0.json", "moved.json")
         listed = files.list("")
-        expected = sorted(["moved.json", *(f"{number}.json" for number in range(1, WRITES))])
+        expected = sorted(["moved.json", *(f"{number}.json" for number in range(1, TRIAL_WRITES))])
         if list(listed) != expected or files.read("moved.json") != b"{}":
             msg = f"{folder} does not list what was written and renamed: {', '.join(listed) or 'nothing'}"
             raise StateDirectoryRefused(msg)
     finally:
-        shutil.rmtree(place, ignore_errors=True)
-    return Written(milliseconds=sorted(took)[WRITES // 2] / 1_000, skew_seconds=skew)
+        shutil.rmtree(trial, ignore_errors=True)
+    return Written(milliseconds=sorted(durations)[TRIAL_WRITES // 2] / 1_000, skew_seconds=skew)
 
 
 def kind_finding(path: str, kind: str, *, is_new: bool) -> Finding:
-    """What the kind of file system means for state."""
+    """Check whether the kind of file system is fit for state."""
     found = f"{path} on {kind}" + (", will be made" if is_new else "")
     if kind in NETWORK:
-        return fail(NAME, found, "two hosts could own one job there: use a local disk")
-    if kind in _PASSING:
-        return warn(NAME, f"{found}, {_PASSING[kind]}", "for more than a try, put --state on a disk or a volume")
-    return ok(NAME, found)
+        return fail(STATE_FOLDER, found, "two hosts could own one job there: use a local disk")
+    if kind in _TEMPORARY:
+        return warn(
+            STATE_FOLDER, f"{found}, {_TEMPORARY[kind]}", "for more than a try, put --state on a disk or a volume"
+        )
+    return ok(STATE_FOLDER, found)
 
 
 def refused(error: Exception) -> Finding:
-    """It cannot be written as the log needs it."""
+    """Return the finding that durable writes fail."""
     return fail("durable writes", str(error), "name a folder that this user may write, on a local disk, with --state")
 
 
 def written_of(written: Written) -> Finding:
-    """Whether durable writes are quick enough for checkpoints every few seconds."""
+    """Check whether durable writes are quick enough for checkpoints every few seconds."""
     found = f"create, link, fsync, rename, list: fine, {written.milliseconds:.1f} ms each"
     if written.milliseconds > SLOW_MS:
         return warn("durable writes", found, "a checkpoint makes several: use a faster disk, or take them less often")
@@ -326,17 +408,17 @@ def written_of(written: Written) -> Finding:
 
 
 def space_of(free: int) -> Finding:
-    """Whether state has room to grow."""
+    """Check whether state has room to grow."""
     found = f"{free / MIB / 1024:.1f} GiB free"
-    if free < SCARCE:
+    if free < SPACE_MINIMUM:
         return fail("space", found, "free some, or name another folder with --state: checkpoints will fail")
-    if free < LITTLE:
+    if free < SPACE_WARNING:
         return warn("space", found, "keep more free: state, its old checkpoints and staged output all lie there")
     return ok("space", found)
 
 
 def skew_of(seconds: float) -> Finding:
-    """Whether the clock of the file system is that of this machine."""
+    """Check whether the file system's clock agrees with this machine's."""
     if abs(seconds) <= SKEW_SECONDS:
         return ok("clocks", "the file system's agrees with this machine's")
     where = "ahead of" if seconds > 0 else "behind"
@@ -344,94 +426,13 @@ def skew_of(seconds: float) -> Finding:
     return warn("clocks", f"the file system's is {abs(seconds):.1f} s {where} this machine's", fix)
 
 
-# ----------------------------------------------------------------------------------------------------
-# All checks of ``penstock doctor`` in their order, each told as soon as it is known. Prints nothing.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoctorOptions:
-    """What to look at.
-
-    Attributes:
-        state: the folder for state.
-        servers: Kafka brokers, as ``host:port``, several with commas.
-        pipeline: its sources are looked at too; or why it cannot be found.
-        spark: whether to make a session, which takes seconds.
-    """
-
-    state: str
-    servers: str | None = None
-    pipeline: PipelineDefinition | PenstockError | None = None
-    spark: bool = True
-
-
-def examine(question: DoctorOptions, *, tell: Callable[[str], None]) -> Iterator[Finding]:
-    """Every finding.
-
-    Args:
-        question: what to look at.
-        tell: gets a line before each check that takes long.
-    """
-    yield from look_at_python()
-    java = java_of(find_java(os.environ))
-    yield java
-    yield from look_at_machine()
-    yield from look_at_environment(os.environ, sys.executable)
-    yield from look_at_storage(question.state, SystemClock())
-    graph = None
-    if question.pipeline is not None:
-        finding, graph = pipeline_of(question.pipeline)
-        yield finding
-    yield from _brokers(question.servers, graph, tell)
-    yield from _own_session()
-    if question.spark:
-        tell("starting Spark")
-        yield try_spark()
-
-
-def pipeline_of(pipeline: PipelineDefinition | PenstockError) -> tuple[Finding, Graph | None]:
-    """Whether it can be built, and its graph."""
-    if isinstance(pipeline, PenstockError):
-        return fail("pipeline", str(pipeline), "penstock run would be refused with the same words"), None
-    try:
-        graph = pipeline.graph()
-    except PenstockError as error:
-        return fail("pipeline", str(error), "penstock run would be refused with the same words"), None
-    read, written = ", ".join(sorted(graph.sources)), ", ".join(sorted(graph.sinks))
-    return ok("pipeline", f"{graph.name} reads {read} and writes {written}"), graph
-
-
-def _brokers(servers: str | None, graph: Graph | None, tell: Callable[[str], None]) -> Iterator[Finding]:
-    if servers is not None:
-        tell(f"asking {servers}")
-        yield from look_at_brokers(servers)
-    for node in graph.nodes if graph is not None else ():
-        if isinstance(node, Read) and isinstance(node.source, KafkaSource):
-            tell(f"asking {node.source.servers}")
-            yield from look_at_brokers(node.source.servers, options=node.source.options, topics=node.source.topics)
-
-
-def _own_session() -> Iterator[Finding]:
-    """Of the session that the pipeline's module has made, if it has."""
-    if "pyspark" not in sys.modules:
-        return
-    from penstock.spark.session import current_session, is_classic
-
-    session = current_session()
-    if session is not None and is_classic(session):
-        yield from session_of(session)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Makes a session as ``penstock run`` does, runs a job with Python workers, prints what it was like as JSON.
-#
-# ``python -m penstock.operate.doctor.spark_trial`` shows what Spark says when it cannot.
+# ---- the trial of Spark ----------------------------------------------------------------------------------------------
 
 
 def main() -> int:
-    """One session, one job."""
+    """Make a session as ``penstock run`` does, run a job with Python workers, and print the result as JSON."""
     clock = SystemClock()
-    before = clock.now()
+    started = clock.now()
     spark = make_session("doctor")
     try:
 
@@ -439,15 +440,15 @@ def main() -> int:
             yield from batches
 
         rows = spark.range(1_000).mapInArrow(pass_on, "id LONG").count()
-        told = {
+        result = {
             "version": spark.version,
             "cores": default_parallelism(spark),
             "rows": rows,
-            "seconds": (clock.now() - before) / 1_000_000,
+            "seconds": (clock.now() - started) / 1_000_000,
         }
     finally:
         spark.stop()
-    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.write(json.dumps(result) + "\n")
     return 0
 
 

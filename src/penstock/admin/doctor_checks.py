@@ -1,4 +1,4 @@
-"""Findings; environment, machine, packages, Java."""
+"""Findings of ``penstock doctor``, and its checks of environment, Java, machine and packages."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from typing import Final
 from penstock.errors import SettingsError, did_you_mean
 from penstock.settings import PREFIX, Settings, read_settings
 
-# ----------------------------------------------------------------------------------------------------
-# What a check found: a frozen line with its remedy, and what several of them come to. Knows no check.
+# ---- findings --------------------------------------------------------------------------------------------------------
 
 
 class Status(str, Enum):
-    """How a check ended, from best to worst."""
+    """The result of a check, from best to worst."""
 
     OK = "ok"
     WARN = "warn"
@@ -35,10 +34,10 @@ class Finding:
     """One line of ``penstock doctor``.
 
     Attributes:
-        name: what was looked at.
-        status: whether it will do.
-        found: what is there.
-        fix: what to do about it; ``None`` where nothing needs doing.
+        name: what was checked.
+        status: the result.
+        found: what there is.
+        fix: what to do about it; ``None`` if nothing needs doing.
     """
 
     name: str
@@ -48,22 +47,22 @@ class Finding:
 
 
 def ok(name: str, found: str) -> Finding:
-    """It will do."""
+    """Return a finding that needs nothing done."""
     return Finding(name=name, status=Status.OK, found=found)
 
 
 def warn(name: str, found: str, fix: str) -> Finding:
-    """It works, but not as well as it could, or not for ever."""
+    """Return a finding that works, but not as well as it could, or not for ever."""
     return Finding(name=name, status=Status.WARN, found=found, fix=fix)
 
 
 def fail(name: str, found: str, fix: str) -> Finding:
-    """A job cannot run so."""
+    """Return a finding with which a job cannot run."""
     return Finding(name=name, status=Status.FAIL, found=found, fix=fix)
 
 
 def worst(findings: Iterable[Finding]) -> Status:
-    """What all of them come to.
+    """Return the worst status of all findings.
 
     >>> worst([ok("java", "17"), warn("memory", "1 GB", "add some")])
     <Status.WARN: 'warn'>
@@ -72,30 +71,30 @@ def worst(findings: Iterable[Finding]) -> Status:
     return max((finding.status for finding in findings), key=order.index, default=Status.OK)
 
 
-# ----------------------------------------------------------------------------------------------------
-# What the environment says to penstock and to Spark: unknown names, impossible values, what leads astray. Pure.
+# ---- environment variables -------------------------------------------------------------------------------------------
 
 _OTHERS: Final = ("MASTER", "FAILPOINTS", "FAILPOINTS_RECORD", "LIFELINE")
-"""What penstock reads besides the settings of a job."""
+"""Variables that penstock reads in addition to the settings of a job."""
 _ARMED: Final = f"{PREFIX}FAILPOINTS"
 
 
 def look_at_environment(environment: Mapping[str, str], executable: str) -> Iterator[Finding]:
-    """Variables of penstock's own, then those of Spark that change what is started."""
+    """Check penstock's own variables, then those that change how Spark starts."""
     yield ours_of(environment)
     yield from spark_variables_of(environment, executable)
 
 
 def known_variables() -> frozenset[str]:
-    """Every variable that penstock reads."""
+    """Return every variable that penstock reads."""
     return frozenset(PREFIX + name.upper() for name in (*(field.name for field in fields(Settings)), *_OTHERS))
 
 
 def ours_of(environment: Mapping[str, str]) -> Finding:
-    """Which of ours are set, and whether they can be."""
-    given = {name: value for name, value in sorted(environment.items()) if name.startswith(PREFIX)}
-    unknown = given.keys() - known_variables()
-    shown = [name if name in unknown else f"{name}={value}" for name, value in given.items()]  # it may be a secret
+    """Check which of penstock's variables are set, and whether their values are valid."""
+    ours = {name: value for name, value in sorted(environment.items()) if name.startswith(PREFIX)}
+    unknown = ours.keys() - known_variables()
+    # the value of an unknown variable may be a secret
+    shown = [name if name in unknown else f"{name}={value}" for name, value in ours.items()]
     found = ", ".join(shown) or f"no {PREFIX}* variable is set"
     if unknown:
         fix = "; ".join(f"{name} is not read{_nearest(name, known_variables())}" for name in sorted(unknown))
@@ -104,13 +103,13 @@ def ours_of(environment: Mapping[str, str]) -> Finding:
         read_settings({}, environment=environment)
     except SettingsError as error:
         return fail("environment", found, f"{error}; correct it or unset it")
-    if given.get(_ARMED):
+    if ours.get(_ARMED):
         return warn("environment", found, f"unset {_ARMED}: jobs crash on purpose where it says")
     return ok("environment", found)
 
 
 def spark_variables_of(environment: Mapping[str, str], executable: str) -> Iterator[Finding]:
-    """What would lead Spark elsewhere: another Spark, Spark Connect, another Python for the workers."""
+    """Check variables that lead to another Spark, to Spark Connect, or to another Python for the workers."""
     remote = next((name for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED") if environment.get(name)), None)
     if remote is not None:
         found = f"{remote}={environment[remote]}"
@@ -126,15 +125,14 @@ def spark_variables_of(environment: Mapping[str, str], executable: str) -> Itera
 
 
 def _nearest(name: str, known: Collection[str]) -> str:
-    return did_you_mean(name, known).replace("; there is ", "; those that are: ")
+    return did_you_mean(name, known, otherwise=f"those that are: {', '.join(sorted(known))}")
 
 
-# ----------------------------------------------------------------------------------------------------
-# The Java that Spark would take: where it comes from, and whether it is new enough. Starts no Spark.
+# ---- Java ------------------------------------------------------------------------------------------------------------
 
-OLDEST: Final = 17
-"""What Spark 4 runs on at least."""
-PATIENCE: Final = 30.0
+MIN_JAVA: Final = 17
+"""Oldest Java that Spark 4 runs on."""
+JAVA_TIMEOUT: Final = 30.0
 """Seconds that ``java -version`` may take."""
 _INSTALL: Final = (
     "install Java 17 or newer (Debian: apt install openjdk-17-jre-headless; macOS: brew install openjdk@17; conda: "
@@ -144,128 +142,129 @@ _INSTALL: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JavaInstall:
-    """A Java, as far as it could be found.
+    """An installed Java.
 
     Attributes:
-        by: what led to it, ``JAVA_HOME`` or ``PATH``.
+        by: where it was found: ``JAVA_HOME`` or ``PATH``.
         path: of the program; ``None`` if there is none.
-        home: as it says itself.
-        version: its major version; ``None`` if it does not say.
-        said: what it said, where that was no version.
+        home: as the program reports it.
+        version: its major version; ``None`` if the program does not report one.
+        output: its first line of output, or the error with which it did not start.
     """
 
     by: str
     path: str | None
     home: str | None = None
     version: int | None = None
-    said: str = ""
+    output: str = ""
 
 
 def find_java(environment: Mapping[str, str]) -> JavaInstall:
-    """The one that Spark takes: that of ``JAVA_HOME`` if this is set, else the first on ``PATH``."""
+    """Return the Java that Spark uses: that of ``JAVA_HOME`` if this is set, else the first on ``PATH``."""
     home = environment.get("JAVA_HOME")
     if home:
         program = Path(home) / "bin" / "java"
         return (
-            _ask("JAVA_HOME", str(program)) if program.is_file() else JavaInstall(by="JAVA_HOME", path=None, home=home)
+            _run_java("JAVA_HOME", str(program))
+            if program.is_file()
+            else JavaInstall(by="JAVA_HOME", path=None, home=home)
         )
     found = shutil.which("java", path=environment.get("PATH"))
-    return JavaInstall(by="PATH", path=None) if found is None else _ask("PATH", found)
+    return JavaInstall(by="PATH", path=None) if found is None else _run_java("PATH", found)
 
 
 def java_of(java: JavaInstall) -> Finding:
-    """Whether Spark can run on it."""
+    """Check whether Spark can run on this Java."""
     if java.path is None and java.by == "JAVA_HOME":
         fix = f"there is no bin/java in it: name a Java's home, or unset it to take java from PATH; {_INSTALL}"
         return fail("java", f"JAVA_HOME is {java.home}", fix)
     if java.path is None:
         return fail("java", "there is none: JAVA_HOME is not set, and no java is on PATH", _INSTALL)
     if java.version is None:
-        return fail("java", f"{java.path} does not say its version: {java.said or 'it said nothing'}", _INSTALL)
+        return fail("java", f"{java.path} does not say its version: {java.output or 'it said nothing'}", _INSTALL)
     found = f"{java.version} ({java.home or java.path}, found by {java.by})"
-    return ok("java", found) if java.version >= OLDEST else fail("java", found, _INSTALL)
+    return ok("java", found) if java.version >= MIN_JAVA else fail("java", found, _INSTALL)
 
 
-def _ask(by: str, path: str) -> JavaInstall:
+def _run_java(by: str, path: str) -> JavaInstall:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [path, "-XshowSettings:properties", "-version"],
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=JAVA_TIMEOUT,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return JavaInstall(by=by, path=path, said=str(error))
-    return parse_java_version(by, path, done.stderr + done.stdout)
+        return JavaInstall(by=by, path=path, output=str(error))
+    return parse_java_version(by, path, process.stderr + process.stdout)
 
 
-def parse_java_version(by: str, path: str, said: str) -> JavaInstall:
-    """What a Java says of itself, whichever vendor's.
+def parse_java_version(by: str, path: str, output: str) -> JavaInstall:
+    """Parse the output of ``java -version``, which is the same for all vendors.
 
     >>> parse_java_version("PATH", "/usr/bin/java", "    java.specification.version = 1.8").version
     8
     """
-    version = re.search(r"java\.specification\.version = (?:1\.)?(\d+)", said)
-    home = re.search(r"java\.home = (.+)", said)
+    version = re.search(r"java\.specification\.version = (?:1\.)?(\d+)", output)
+    home = re.search(r"java\.home = (.+)", output)
     return JavaInstall(
         by=by,
         path=path,
         home=home[1].strip() if home else None,
         version=int(version[1]) if version else None,
-        said=said.strip().split("\n")[0],
+        output=output.strip().split("\n")[0],
     )
 
 
-# ----------------------------------------------------------------------------------------------------
-# Cores and memory that a job of this machine would have. Starts nothing.
+# ---- cores and memory ------------------------------------------------------------------------------------------------
 
 GIB: Final = 1 << 30
-LITTLE: Final = 2 * GIB
-"""Of memory: a driver with 1 GB of heap, what lies beside it, and a Python worker for each core."""
+LITTLE_MEMORY: Final = 2 * GIB
+"""Bytes that a driver with 1 GiB of heap, its other memory and a Python worker for each core need."""
 CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 def look_at_machine() -> Iterator[Finding]:
-    """Cores, then memory."""
+    """Check cores, then memory."""
     yield cores_of(os.cpu_count() or 1, granted_cores())
     yield memory_of(total_memory(), granted_memory())
 
 
-def cores_of(there: int, granted: float | None) -> Finding:
-    """Whether the background can work beside the batches."""
-    limit = granted if granted is not None and granted < there else None
-    found = f"{there} cores" if there != 1 else "1 core"
+def cores_of(total: int, granted: float | None) -> Finding:
+    """Check whether background work has a core next to the batches."""
+    limit = granted if granted is not None and granted < total else None
+    found = f"{total} cores" if total != 1 else "1 core"
     if limit is not None:
         found += f", of which this container may use {limit:g}"
-    if (limit or there) < 2:  # noqa: PLR2004 - one for batches, one beside it
+    if (limit or total) < 2:  # noqa: PLR2004 - one for batches, one for background work
         fix = "give it two or more: on one, checkpoints and compaction run between batches and add to latency"
         return warn("cores", found, fix)
     return ok("cores", found)
 
 
-def memory_of(there: int | None, granted: int | None) -> Finding:
-    """Whether a driver and its workers fit."""
-    if there is None:
+def memory_of(total: int | None, granted: int | None) -> Finding:
+    """Check whether a driver and its workers fit."""
+    if total is None:
         return ok("memory", "not known on this system")
-    limit = granted if granted is not None and granted < there else None
-    found = f"{there / GIB:.1f} GiB"
+    limit = granted if granted is not None and granted < total else None
+    found = f"{total / GIB:.1f} GiB"
     if limit is not None:
         found += f", of which this container may use {limit / GIB:.1f} GiB"
-    if (limit or there) < LITTLE:
-        return warn("memory", found, "2 GiB or more: Spark's JVM takes 1 GiB of heap unless told otherwise")
+    if (limit or total) < LITTLE_MEMORY:
+        return warn("memory", found, "2 GiB or more: Spark's JVM takes 1 GiB of heap by default")
     return ok("memory", found)
 
 
 def total_memory() -> int | None:
-    """Bytes of the machine; ``None`` where the system does not tell."""
+    """Return the bytes of the machine; ``None`` where the system does not report them."""
     with suppress(ValueError, OSError, AttributeError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
 
 
 def granted_memory(cgroup: Path = CGROUP) -> int | None:
-    """Bytes that the container may use; ``None`` without a limit."""
+    """Return the bytes that the container may use; ``None`` without a limit."""
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):
             return int((cgroup / name).read_text(encoding="ascii"))
@@ -273,7 +272,7 @@ def granted_memory(cgroup: Path = CGROUP) -> int | None:
 
 
 def granted_cores(cgroup: Path = CGROUP) -> float | None:
-    """Cores that this process may use, by its container and by its affinity; ``None`` without a limit."""
+    """Return the cores that this process may use, by container and affinity; ``None`` without a limit."""
     limits: list[float] = []
     with suppress(OSError, ValueError):
         quota, period = (cgroup / "cpu.max").read_text(encoding="ascii").split()
@@ -283,8 +282,7 @@ def granted_cores(cgroup: Path = CGROUP) -> float | None:
     return min(limits, default=None)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Python and the packages that penstock asks for: whether those installed are in its ranges. Knows no Spark.
+# ---- Python and packages ---------------------------------------------------------------------------------------------
 
 PACKAGE: Final = "penstock"
 _REQUIREMENT: Final = re.compile(r"([\w.-]+)(?:\[[^]]*])?\s*([^;]*)(?:;(.*))?$")
@@ -295,28 +293,28 @@ _TESTED: Final = re.compile(r"Programming Language :: Python :: (\d+\.\d+)$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requirement:
-    """A package that is asked for, in which versions, and for which extra (``None``: always)."""
+    """A required package, its versions, and the extra that requires it (``None``: always required)."""
 
     name: str
     versions: str
     extra: str | None = None
 
 
-Version = Callable[[str], "str | None"]
-"""The version of a package that is installed here."""
+VersionOf = Callable[[str], "str | None"]
+"""Returns the installed version of a package."""
 
 
 def look_at_python() -> Iterator[Finding]:
-    """Python, the packages that are always needed, and those of the extras."""
+    """Check Python, the packages that are always needed, and those of the extras."""
     tested = [found[1] for line in _classifiers() if (found := _TESTED.match(line))]
     yield python_of((sys.version_info.major, sys.version_info.minor), sys.version.split()[0], sys.executable, tested)
-    asked = requirements(metadata.requires(PACKAGE) or ())
-    yield packages_of(asked, installed)
-    yield extras_of(asked, installed)
+    required = requirements(metadata.requires(PACKAGE) or ())
+    yield packages_of(required, installed)
+    yield extras_of(required, installed)
 
 
 def installed(name: str) -> str | None:
-    """The version of a package, ``None`` if it is not there."""
+    """Return the version of a package, ``None`` if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -324,7 +322,7 @@ def installed(name: str) -> str | None:
 
 
 def python_of(version: tuple[int, int], text: str, executable: str, tested: Collection[str]) -> Finding:
-    """Whether this Python is one that penstock is tested with."""
+    """Check whether penstock is tested with this Python."""
     found = f"{text} ({executable})"
     known = sorted(tuple(int(part) for part in each.split(".")) for each in tested)
     if known and not known[0] <= version <= known[-1]:
@@ -334,7 +332,7 @@ def python_of(version: tuple[int, int], text: str, executable: str, tested: Coll
 
 
 def requirements(lines: Sequence[str]) -> list[Requirement]:
-    """What a package's metadata asks for; what it asks for on some systems only is left out.
+    """Parse the requirements in a package's metadata; those for some systems only are left out.
 
     >>> requirements(["pyspark<5,>=4.1", "confluent-kafka>=2.12; extra == 'kafka'"])[1].extra
     'kafka'
@@ -349,7 +347,7 @@ def requirements(lines: Sequence[str]) -> list[Requirement]:
 
 
 def is_within(version: str, versions: str) -> bool:
-    """Whether a version is in a range such as ``>=4.1,<5``; marks of pre-releases are not looked at.
+    """Return whether a version is in a range such as ``>=4.1,<5``; pre-release suffixes are ignored.
 
     >>> is_within("4.3.0", ">=4.1,<5"), is_within("3.5.1", ">=4.1,<5"), is_within("5.0", "<5")
     (True, False, False)
@@ -357,38 +355,38 @@ def is_within(version: str, versions: str) -> bool:
     return all(_fits(_numbers(version), operator, _numbers(bound)) for operator, bound in _PART.findall(versions))
 
 
-def packages_of(asked: Sequence[Requirement], version: Version) -> Finding:
-    """Whether everything that is always needed is there in its range."""
-    needed = [each for each in asked if each.extra is None]
-    there = {each.name: version(each.name) for each in needed}
-    wrong = [each for each in needed if (now := there[each.name]) is None or not is_within(now, each.versions)]
-    found = ", ".join(f"{name} {now or 'is missing'}" for name, now in there.items())
+def packages_of(required: Sequence[Requirement], version_of: VersionOf) -> Finding:
+    """Check whether every package that is always needed is installed in its range."""
+    needed = [each for each in required if each.extra is None]
+    versions = {each.name: version_of(each.name) for each in needed}
+    wrong = [each for each in needed if (now := versions[each.name]) is None or not is_within(now, each.versions)]
+    found = ", ".join(f"{name} {now or 'is missing'}" for name, now in versions.items())
     if wrong:
         wanted = " ".join(f"'{each.name}{each.versions}'" for each in wrong)
         return fail("packages", found, f"pip install {wanted}")
-    client = next((name for name in ("pyspark-client", "pyspark-connect") if version(name)), None)
+    client = next((name for name in ("pyspark-client", "pyspark-connect") if version_of(name)), None)
     if client is not None:
         fix = f"pip uninstall {client} and install pyspark again: it makes Spark Connect sessions, which are refused"
         return warn("packages", f"{found}, and {client}", fix)
     return ok("packages", found)
 
 
-def extras_of(asked: Sequence[Requirement], version: Version) -> Finding:
-    """Which extras are installed; none is needed unless a pipeline uses it."""
-    extras = sorted({each.extra for each in asked if each.extra is not None})
-    there, missing, old = [], [], []
+def extras_of(required: Sequence[Requirement], version_of: VersionOf) -> Finding:
+    """Check which extras are installed; a pipeline needs only those that it uses."""
+    extras = sorted({each.extra for each in required if each.extra is not None})
+    complete, missing, old = [], [], []
     for extra in extras:
-        mine = [each for each in asked if each.extra == extra]
-        versions = {each.name: version(each.name) for each in mine}
+        mine = [each for each in required if each.extra == extra]
+        versions = {each.name: version_of(each.name) for each in mine}
         if None in versions.values():
             missing.append(extra)
             continue
-        there.append(f"{extra} ({', '.join(f'{name} {now}' for name, now in versions.items())})")
+        complete.append(f"{extra} ({', '.join(f'{name} {now}' for name, now in versions.items())})")
         outside = (each for each in mine if not is_within(str(versions[each.name]), each.versions))
         old += [f"'{each.name}{each.versions}'" for each in outside]
     found = "; ".join(
         [
-            *there,
+            *complete,
             *([f"not installed: {', '.join(f'{PACKAGE}[{extra}]' for extra in missing)}"] if missing else []),
         ]
     )

@@ -1,4 +1,4 @@
-"""A checkpoint copied into a folder; the folder verified."""
+"""Checkpoints copied into folders, and such folders verified."""
 
 from __future__ import annotations
 
@@ -35,19 +35,17 @@ if TYPE_CHECKING:
     from penstock.handles import CheckpointId
 
 
-# ----------------------------------------------------------------------------------------------------
-# Copies one checkpoint of a job into a folder of its own: self-contained, relocatable, checksummed.
-#
-# The folder is an export once ``export.json`` is in it, which is written last. Of the job only a name for a while is
-# changed. Output that is not published yet is not copied: publishing it is the job's own business (rule R7).
+# ---- export ----------------------------------------------------------------------------------------------------------
+# A folder is an export once it has ``export.json``, which is written last. The job gets only a pin while it is read.
+# Output that is not published yet is not copied: only the job itself publishes it (rule R7).
 
-LOOK_AGAIN: Final = 0.25
-"""Seconds from one look at what is still open to the next."""
+POLL_INTERVAL: Final = 0.25
+"""Seconds between two looks at output that is still open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """An export that is whole: where it lies, and what is in it."""
+    """An export that is complete: its folder and its content."""
 
     folder: str
     export: Export
@@ -59,16 +57,16 @@ def export_checkpoint(
     """Copy a checkpoint into a new folder.
 
     Args:
-        job: whose; it may run.
+        job: the job's directory; the job may run.
         text: the savepoint's name, or the checkpoint's number.
-        folder: made if absent; it must be empty.
-        wait: seconds to wait for output of the checkpoint that the log does not know to be published. What is open
-            after that is named in the export, and not in it.
-        progress: gets the bytes that were copied and those there are.
+        folder: created if absent; it must be empty.
+        wait: seconds to wait for output of the checkpoint that is not known to be published. Output that is still open
+            afterwards is named in the export, but is not in it.
+        progress: called with the bytes that were copied and the total.
 
     Raises:
-        UnknownName: there is no such checkpoint; with the nearest name.
-        StateDirectoryRefused: the folder has something in it, or cannot be written.
+        UnknownName: there is no such checkpoint; the message names the nearest.
+        StateDirectoryRefused: the folder is not empty, or cannot be written.
         CheckpointUnreadable: a file of the checkpoint is missing or changed.
         RequestFailed: a running job did not answer in time.
 
@@ -77,15 +75,15 @@ def export_checkpoint(
         job = JobDirectory("./state", "orders")
         export_checkpoint(job, "before-v2", "/backup/orders-before-v2")
     """
-    place = empty_folder(folder)
+    path = empty_folder(folder)
     checkpoint = resolve_checkpoint(job.read(), text)
-    _wait(job, checkpoint, wait)
+    _wait_until_published(job, checkpoint, wait)
     with pinned_while_reading(job, checkpoint, purpose="export"):
         history = job.read()
         export = make_export(history, checkpoint, at=job.now(), version=version("penstock"))
         data = encode_export(export)
-        decode_export(data, EXPORT)  # nobody else could read it either
-        target = LocalFileSystem(place)
+        decode_export(data, EXPORT)  # fails now rather than when the export is used
+        target = LocalFileSystem(path)
         try:
             _copy(job.filesystem, target, export, job.job, progress)
             _put(target, EXPORT, data)
@@ -93,57 +91,57 @@ def export_checkpoint(
             _clear(target, export)
             raise
         failpoint("export.written")
-    return Exported(folder=place, export=open_export(place, log_id=None))
+    return Exported(folder=path, export=open_export(path, log_id=None))
 
 
 def verify_export(folder: str | Path) -> Export:
-    """Read every file of an export and compare it with what was recorded.
+    """Compare every file of an export with what was recorded, and return the export.
 
     Raises:
         UnknownName: there is no export.
-        CheckpointUnreadable: something is missing or changed.
-        StateDirectoryRefused: its files were taken over.
+        CheckpointUnreadable: a file is missing or changed.
+        StateDirectoryRefused: a job has taken its files over.
     """
-    place = os.path.abspath(folder)
-    export = open_export(place, log_id=None)
-    there = LocalFileSystem(place)
+    path = os.path.abspath(folder)
+    export = open_export(path, log_id=None)
+    filesystem = LocalFileSystem(path)
     for file in export.files:
-        read_checked(there, file.path, length=file.length, digest=file.sha256, where=place)
+        read_checked(filesystem, file.path, length=file.length, digest=file.sha256, where=path)
     return export
 
 
 def empty_folder(folder: str | Path) -> str:
-    """The absolute path of a folder that is not there yet, or has nothing in it.
+    """Return the absolute path of a folder that does not exist yet, or is empty.
 
     Raises:
-        StateDirectoryRefused: it has something in it.
-        SettingsError: it is not on a disk.
+        StateDirectoryRefused: the folder is not empty.
+        SettingsError: the folder is not on a disk.
     """
     text = os.fspath(folder).removeprefix("file://")
     if not text or "://" in text:
         msg = f"{text!r}: an export is made on a local or mounted disk; copy it from there"
         raise SettingsError(msg)
-    place = os.path.abspath(os.path.expanduser(text))
+    path = os.path.abspath(os.path.expanduser(text))
     found = None
     with suppress(FileNotFoundError):
         try:
-            found = next(iter(sorted(os.listdir(place))), None)
+            found = next(iter(sorted(os.listdir(path))), None)
         except NotADirectoryError as error:
-            msg = f"{place} is a file; give a folder that is not there yet"
+            msg = f"{path} is a file; give a folder that is not there yet"
             raise StateDirectoryRefused(msg) from error
     if found is not None:
-        msg = f"{place} is not empty, it has {found!r}; give a folder that is not there yet"
+        msg = f"{path} is not empty, it has {found!r}; give a folder that is not there yet"
         raise StateDirectoryRefused(msg)
-    return place
+    return path
 
 
-def _wait(job: JobDirectory, checkpoint: CheckpointId, seconds: float) -> None:
-    """Until everything is known to be published, or for so long; a dead job publishes nothing."""
+def _wait_until_published(job: JobDirectory, checkpoint: CheckpointId, seconds: float) -> None:
+    """Wait for a running job to publish the checkpoint's output; a stopped one publishes nothing."""
     if seconds <= 0 or not open_outputs(job.read(), checkpoint) or job.owner() is None:
         return
     deadline = job.clock.now() + int(seconds * 1_000_000)
     while open_outputs(job.read(), checkpoint) and (left := (deadline - job.clock.now()) / 1_000_000) > 0:
-        sleep(min(LOOK_AGAIN, left))
+        sleep(min(POLL_INTERVAL, left))
 
 
 def _copy(source: FileSystem, target: FileSystem, export: Export, job: str, progress: ByteProgress) -> None:
@@ -159,38 +157,35 @@ def _copy(source: FileSystem, target: FileSystem, export: Export, job: str, prog
 
 def _put(target: FileSystem, path: str, data: bytes) -> None:
     if not write_once(target, path, data, sleep):
-        msg = f"{path} is in the folder already: somebody else exports into it; give another one"
+        msg = f"{path} is in the folder already: another process exports into it; give another one"
         raise StateDirectoryRefused(msg)
 
 
 def _clear(target: FileSystem, export: Export) -> None:
-    """What came of it is no export: take it away, as far as that goes."""
+    """Delete the copied files of an export that failed; ``export.json`` is not there yet."""
     with suppress(PenstockError):
         for file in export.files:
             target.delete(file.path)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Whether an exported checkpoint is whole: every file that it was exported with. Changes nothing.
-#
-# ``export.verify_export`` raises at the first fault, for programs that want to go on or not; this one finds all of
-# them.
+# ---- verification of a folder ----------------------------------------------------------------------------------------
+# ``verify_export`` raises at the first fault; ``verify_folder`` finds all of them.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportVerifyReport:
-    """What was found.
+    """The result of a check.
 
     Attributes:
         folder: its absolute path.
-        job: whose checkpoint it is; ``None`` if ``export.json`` cannot be read, and with it all else.
-        checkpoint: its id there.
-        names: what it was called there.
+        job: the job of the checkpoint; ``None`` if ``export.json`` cannot be read, and then all else is missing too.
+        checkpoint: its id in that job.
+        names: its names in that job.
         quick: content was not read.
         files: how many were checked.
-        bytes: of those.
-        broken: what is wrong; nothing: it can be restored.
-        others: files that do not belong to it.
+        bytes: their size.
+        broken: what is wrong; if nothing, the export can be restored.
+        others: files that do not belong to the export.
     """
 
     folder: str
@@ -219,33 +214,33 @@ class ExportVerifyReport:
 def verify_folder(
     folder: str | Path, *, quick: bool = False, progress: ByteProgress = ignore_progress
 ) -> ExportVerifyReport:
-    """Look at everything that a restore from this folder would read.
+    """Check everything that a restore from this folder would read.
 
     Args:
         folder: with an ``export.json``.
-        quick: look at existence and length only; content is not read.
-        progress: gets the bytes that were checked and those there are.
+        quick: check existence and length only; content is not read.
+        progress: called with the bytes that were checked and the total.
 
     Raises:
         UnknownName: there is no export.
-        StateDirectoryRefused: its files were taken over by a job.
+        StateDirectoryRefused: a job has taken its files over.
     """
-    place = os.path.abspath(os.path.expanduser(folder))
-    there = LocalFileSystem(place)
+    path = os.path.abspath(os.path.expanduser(folder))
+    filesystem = LocalFileSystem(path)
     try:
-        export = open_export(place, log_id=None)
+        export = open_export(path, log_id=None)
     except CheckpointUnreadable as error:
         problem = Problem(path=EXPORT, fault=Fault.UNREADABLE, message=str(error))
-        return ExportVerifyReport(folder=place, quick=quick, broken=(problem,))
+        return ExportVerifyReport(folder=path, quick=quick, broken=(problem,))
     own = {EXPORT, CLAIMED, *(file.path for file in export.files)}
     return ExportVerifyReport(
-        folder=place,
+        folder=path,
         job=export.job,
         checkpoint=export.checkpoint,
         names=export.names,
         quick=quick,
         files=len(export.files),
         bytes=export.bytes,
-        broken=tuple(check_files(there, export.files, quick=quick, progress=progress)),
-        others=tuple(path for path in there.list("") if path not in own),
+        broken=tuple(check_files(filesystem, export.files, quick=quick, progress=progress)),
+        others=tuple(other for other in filesystem.list("") if other not in own),
     )

@@ -1,4 +1,4 @@
-"""Who owns each file; deletes what nobody needs."""
+"""The owner of each file of a job, and the deletion of files that are not needed."""
 
 from __future__ import annotations
 
@@ -26,66 +26,67 @@ if TYPE_CHECKING:
     from penstock.handles import Committable
 
 
-# ----------------------------------------------------------------------------------------------------
-# Looks at files without changing them: length, age, content, and which there are. Knows no meaning of any.
+# ---- files -----------------------------------------------------------------------------------------------------------
 
 _CHUNK: Final = 1 << 20
 _STAGED_LETTERS = re.compile(r"deadletters/[^/]+/\.penstock/.+")
-"""Beside their target, which is below the job's directory: entries name them by absolute paths."""
+"""Staged dead letters. Their target is below the job's directory, but entries name them by absolute paths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A file that is there: its bytes, and when it was last written, as far as its file system tells."""
+class FileStat:
+    """The length of a file in bytes, and when it was last written, if its file system knows."""
 
     length: int
     written: WallTime | None
 
 
-def stat_file(filesystem: FileSystem, path: str) -> Found | None:
-    """What a file is from outside, or ``None`` if it is not there.
+def stat_file(filesystem: FileSystem, path: str) -> FileStat | None:
+    """Return the length and time of a file, or ``None`` if it does not exist.
 
     Raises:
-        StorageFailed: it cannot be looked at.
+        StorageFailed: the file cannot be accessed.
     """
-    place = _place(filesystem, path)
-    if place is None:
+    local = _local_path(filesystem, path)
+    if local is None:
         data = filesystem.read(path)
-        return None if data is None else Found(length=len(data), written=None)
+        return None if data is None else FileStat(length=len(data), written=None)
     try:
-        told = os.stat(place)
+        status = os.stat(local)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise _failed(place, error) from error
-    return Found(length=told.st_size, written=WallTime(told.st_mtime_ns // 1_000))
+        raise _failed(local, error) from error
+    return FileStat(length=status.st_size, written=WallTime(status.st_mtime_ns // 1_000))
 
 
 def sha256_of(filesystem: FileSystem, path: str, read: Callable[[int], None] = lambda _bytes: None) -> str | None:
-    """The sha256 of a file's content, read piece by piece, or ``None`` if it is not there; ``read`` hears of each.
+    """Return the sha256 of a file's content, or ``None`` if it does not exist.
+
+    ``read`` gets the size of each chunk that was read.
 
     Raises:
-        StorageFailed: it cannot be read.
+        StorageFailed: the file cannot be read.
     """
-    place = _place(filesystem, path)
-    if place is None:
+    local = _local_path(filesystem, path)
+    if local is None:
         data = filesystem.read(path)
         return None if data is None else sha256(data).hexdigest()
     found = sha256()
     try:
-        with open(place, "rb") as content:
+        with open(local, "rb") as content:
             while chunk := content.read(_CHUNK):
                 found.update(chunk)
                 read(len(chunk))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise _failed(place, error) from error
+        raise _failed(local, error) from error
     return found.hexdigest()
 
 
 def files_of(filesystem: FileSystem, history: History) -> Iterator[str]:
-    """Every file in the job's directory, and what its sinks have staged beside their targets, as far as the log says.
+    """List the files in the job's directory, and those in its sinks' staging folders that the log knows.
 
     Raises:
         StorageFailed: a folder cannot be listed.
@@ -96,7 +97,7 @@ def files_of(filesystem: FileSystem, history: History) -> Iterator[str]:
 
 
 def generation_below(path: str) -> int | None:
-    """The generation in whose folder a file lies, write-ahead blocks included.
+    """The generation whose folder a file is in, write-ahead blocks included.
 
     >>> generation_below("wal/socket/7/0"), generation_below("control/report.json")
     (7, None)
@@ -107,64 +108,62 @@ def generation_below(path: str) -> int | None:
     return paths.generation_of(path)
 
 
-def _place(filesystem: FileSystem, path: str) -> str | None:
-    """Where the operating system finds it; ``None`` if it does not."""
+def _local_path(filesystem: FileSystem, path: str) -> str | None:
+    """The path of a file for the operating system; ``None`` if it is not a local file."""
     address = filesystem.url(path)
     return address.removeprefix("file://") if address.startswith("file:") else None
 
 
-def _failed(place: str, error: OSError) -> StorageFailed:
-    return StorageFailed(f"cannot look at {place}: {error.strerror or error}")
+def _failed(local: str, error: OSError) -> StorageFailed:
+    return StorageFailed(f"cannot look at {local}: {error.strerror or error}")
 
 
-# ----------------------------------------------------------------------------------------------------
-# Who owns each file of a job: what may be deleted, and what must not be. Decides for ``gc``, and deletes last.
-#
-# Only what an entry condemns is deleted (rules G1 to G4): so a clean-up records first, under a claim, then deletes.
+# ---- owners ----------------------------------------------------------------------------------------------------------
+# Only what an entry condemns is deleted (rules G1 to G4): a clean-up writes the entry first, under a claim.
 
 
 class Owner(str, Enum):
-    """Why a file is there. The order is that of a report."""
+    """Why a file exists, in the order of a report."""
 
     CHECKPOINT = "checkpoint"
-    """State that a checkpoint which can be restored needs."""
+    """State that a restorable checkpoint needs."""
     OUTPUT = "output"
-    """Staged output that waits to be published, or to be voided."""
+    """Staged output to be published or voided."""
     WRITING = "writing"
-    """Of the generation that runs now: no entry names it yet."""
+    """Written by the running generation; no entry names it yet."""
     WRITE_AHEAD = "write-ahead"
-    """Blocks that a receiver logged; never deleted by ``gc``."""
+    """Blocks that a receiver logged; ``gc`` never deletes them."""
     LOG = "log"
-    """Entries."""
+    """Entries of the log."""
     CONTROL = "control"
-    """Requests, answers, and the numbers of the last run."""
+    """Requests, answers, and the status file."""
     DEAD_LETTERS = "dead-letters"
-    """Rows that the pipeline gave up on, and replays of them; only ``deadletter drop`` deletes them."""
+    """Dead letters and replays of them; only ``deadletter drop`` deletes them."""
     CONDEMNED = "condemned"
-    """An entry says that it may be deleted, and nobody has yet."""
+    """An entry says that it may be deleted."""
     ORPHAN = "orphan"
-    """Nobody needs it, and no entry says so: left behind by a generation that is over."""
+    """Left behind by a generation that is over: not needed, and no entry condemns it."""
     UNKNOWN = "unknown"
-    """Not written by penstock, as far as its name tells; never deleted."""
+    """Its name is none that penstock gives; never deleted."""
 
 
 DELETABLE = frozenset({Owner.CONDEMNED, Owner.ORPHAN})
-"""What a clean-up deletes."""
+"""The owners whose files a clean-up deletes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedFile:
-    """One file and whose it is.
+    """One file and its owner.
 
     Attributes:
-        path: below the job's directory, or absolute where a sink stages beside its target.
+        path: below the job's directory, or absolute where a sink stages next to its target.
         length: bytes.
-        written: when, as far as the file system tells.
-        owner: why it is there.
-        checkpoints: that need it.
+        written: time of the last write, if the file system knows.
+        owner: why it exists.
+        checkpoints: those that need it.
         savepoints: names of those that have one.
-        outputs: that it belongs to.
-        generation: that wrote it, if its name says.
+        outputs: the outputs it belongs to.
+        generation: the one that wrote it, if its name says.
     """
 
     path: str
@@ -179,7 +178,7 @@ class OwnedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerTotal:
-    """Files of one owner together."""
+    """The number and size of the files of one owner."""
 
     owner: Owner
     files: int
@@ -192,7 +191,7 @@ class Inventory:
 
     Attributes:
         files: sorted by owner, then by path.
-        is_running: somebody runs the job, and cleans up by itself.
+        is_running: a process runs the job, and cleans up by itself.
     """
 
     files: tuple[OwnedFile, ...]
@@ -200,7 +199,7 @@ class Inventory:
 
     @property
     def sums(self) -> tuple[OwnerTotal, ...]:
-        """By owner, in the order of :class:`Owner`; those without a file are left out."""
+        """One total for each owner that has files, in the order of :class:`Owner`."""
         found = []
         for owner in Owner:
             own = [file.length for file in self.files if file.owner is owner]
@@ -210,19 +209,19 @@ class Inventory:
 
     @property
     def deletable(self) -> tuple[OwnedFile, ...]:
-        """What a clean-up deletes."""
+        """The files that a clean-up deletes."""
         return tuple(file for file in self.files if file.owner in DELETABLE)
 
 
 def assign_owners(history: History, files: Iterable[str], *, own: Generation) -> dict[str, Owner]:
-    """Whose each file is; pure. Files of generation ``own`` may belong to what is not in the log yet.
+    """Return the owner of each file. Files of generation ``own`` may belong to what is not in the log yet.
 
-    A file that somebody needs is never deletable, whatever else an entry says of it.
+    A file that is needed is never deletable, even if an entry condemns it.
     """
-    there = tuple(dict.fromkeys(files))
+    existing = tuple(dict.fromkeys(files))
     state, staged = _checkpoints(history), _outputs(history)
     condemned = frozenset(history.condemned_files())
-    orphans = frozenset(orphans_of(history, own, there))
+    orphans = frozenset(orphans_of(history, own, existing))
 
     def owner(path: str) -> Owner:
         if path in state:
@@ -235,11 +234,11 @@ def assign_owners(history: History, files: Iterable[str], *, own: Generation) ->
             return Owner.ORPHAN if paths.is_ours(path) else Owner.UNKNOWN
         return Owner.WRITING if paths.generation_of(path) is not None else _by_folder(path)
 
-    return {path: owner(path) for path in there}
+    return {path: owner(path) for path in existing}
 
 
 def _stem(path: str) -> str:
-    """What a sink leaves beside a staged file under its name and an ending says what became of it: it stays as long.
+    """The staged file that a marker belongs to: its name is the file's and an ending, and it is kept as long.
 
     >>> _stem("/out/.penstock/log-1/out/7/3/part-0.json.voided")
     '/out/.penstock/log-1/out/7/3/part-0.json'
@@ -258,7 +257,7 @@ def _by_folder(path: str) -> Owner:
 
 
 def _checkpoints(history: History) -> dict[str, list[CheckpointId]]:
-    """Of each file of state, the restorable checkpoints that need it."""
+    """The restorable checkpoints that need each file of state."""
     found: dict[str, list[CheckpointId]] = {}
     for key, manifest in history.restorable.items():
         for path in layers_of(manifest):
@@ -267,7 +266,7 @@ def _checkpoints(history: History) -> dict[str, list[CheckpointId]]:
 
 
 def _outputs(history: History) -> dict[str, list[Committable]]:
-    """Of each staged file, the outputs that are to be published, or voided, from it."""
+    """The outputs that are to be published or voided from each staged file."""
     found: dict[str, list[Committable]] = {}
     for item in (*history.open_committables, *history.to_void):
         for path in sorted(staged_of([item])):
@@ -276,26 +275,26 @@ def _outputs(history: History) -> dict[str, list[Committable]]:
 
 
 def inventory(job: JobDirectory) -> Inventory:
-    """Whose each file is, now. Changes nothing.
+    """List every file of a job with its owner.
 
     Raises:
-        UnknownName: nobody has ever claimed the job.
+        UnknownName: the job was never claimed.
         CheckpointError: its log, or a folder, cannot be read.
     """
     is_running = job.owner() is not None
     history = job.read()
-    return Inventory(files=tuple(_look(job, history, is_running=is_running)), is_running=is_running)
+    return Inventory(files=tuple(_owned_files(job, history, is_running=is_running)), is_running=is_running)
 
 
-def _look(job: JobDirectory, history: History, *, is_running: bool) -> list[OwnedFile]:
+def _owned_files(job: JobDirectory, history: History, *, is_running: bool) -> list[OwnedFile]:
     newest = history.generation or Generation(0)
-    own = newest if is_running else Generation(newest + 1)  # a claim makes a generation, and ends the one before
+    own = newest if is_running else Generation(newest + 1)  # the next claim ends the newest generation
     state, staged = _checkpoints(history), _outputs(history)
     found = []
     for path, owner in assign_owners(history, files_of(job.filesystem, history), own=own).items():
         file = stat_file(job.filesystem, path)
         if file is None:
-            continue  # a running job has deleted or published it meanwhile
+            continue  # a running job has deleted or published it since
         checkpoints = tuple(state.get(path, ()))
         found.append(
             OwnedFile(
@@ -315,7 +314,7 @@ def _look(job: JobDirectory, history: History, *, is_running: bool) -> list[Owne
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """What a clean-up did: files that were condemned before, those that it condemned itself, and bytes of both."""
+    """The result of a clean-up: files condemned before, files that it condemned itself, bytes of both."""
 
     condemned_before: tuple[str, ...]
     condemned_now: tuple[str, ...]
@@ -323,31 +322,29 @@ class Collected:
 
 
 def collect_garbage(job: JobDirectory) -> Collected:
-    """Delete what nobody needs of a job that nobody runs; each file is condemned in the log before it is deleted.
+    """Delete what a stopped job does not need; each file is condemned in the log before it is deleted.
 
     Raises:
-        JobIsRunning: somebody runs it, and cleans up by itself.
+        JobIsRunning: the job runs, and cleans up by itself.
         CheckpointError: the log cannot be read or written.
     """
     if job.owner() is not None:
         msg = f"job {job.job!r} is running and cleans up by itself, after each checkpoint; nothing was deleted"
         raise JobIsRunning(msg)
     with job.own() as owned:
-        history = owned.history  # read again, under the claim: what was shown before may not be true any more
-        there = {
-            path: found for path in files_of(job.filesystem, history) if (found := stat_file(job.filesystem, path))
-        }
-        of = assign_owners(history, there, own=owned.generation)
-        orphans = tuple(sorted(path for path, owner in of.items() if owner is Owner.ORPHAN))
-        before = tuple(sorted(path for path, owner in of.items() if owner is Owner.CONDEMNED))
+        history = owned.history  # read again, under the claim
+        files = {path: stat for path in files_of(job.filesystem, history) if (stat := stat_file(job.filesystem, path))}
+        owners = assign_owners(history, files, own=owned.generation)
+        orphans = tuple(sorted(path for path, owner in owners.items() if owner is Owner.ORPHAN))
+        condemned = tuple(sorted(path for path, owner in owners.items() if owner is Owner.CONDEMNED))
         if orphans:
             owned.append(Condemn(checkpoints=(), files=orphans, at=job.now(), reason="orphans of penstock gc"))
-        for path in (*before, *orphans):
+        for path in (*condemned, *orphans):
             failpoint("gc.delete.before")
             job.filesystem.delete(path)
             failpoint("gc.delete.after")
         return Collected(
-            condemned_before=before,
+            condemned_before=condemned,
             condemned_now=orphans,
-            bytes=sum(there[path].length for path in (*before, *orphans)),
+            bytes=sum(files[path].length for path in (*condemned, *orphans)),
         )

@@ -1,4 +1,4 @@
-"""What a rewind or an import publishes, voids and produces again."""
+"""What a rewind or an import publishes, voids and produces again; decided from the log alone."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from penstock.clock import WallTime
 from penstock.errors import CheckpointUnreadable
 from penstock.handles import CheckpointId, Committable, EntryNumber, output_names
 
-# ----------------------------------------------------------------------------------------------------
-# What going back to a checkpoint means, before it is done: a pure decision on what the log says. Appends nothing.
+# ---- a rewind --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +22,12 @@ class RewindEffects:
 
     Attributes:
         to: the checkpoint that the next start continues; ``None`` is empty state.
-        left: the one that it would have continued.
-        publish: output that is open and is published first.
-        void: output that is open and never will be published.
+        left: the checkpoint that it would have continued.
+        publish: open output that is published first.
+        void: open output that is never published.
         condemned: checkpoints that can never be restored again.
         lost: entries of the log that cannot be read and are given up.
-        again: by sink, the checkpoints whose output readers have, and will have a second time under new ids (hole 16).
+        again: by sink, the checkpoints whose output is published a second time, under new ids (hole 16).
         outputs_again: these outputs, one by one.
     """
 
@@ -43,7 +42,7 @@ class RewindEffects:
 
 
 def rewind_effects(history: History, to: CheckpointId | None, *, discard_unpublished: bool = False) -> RewindEffects:
-    """What ``rewind`` would do to this log.
+    """Return what ``rewind`` would do to this log.
 
     Raises:
         GraphError: the target cannot be restored, or a discarded checkpoint has a name.
@@ -66,27 +65,27 @@ def rewind_effects(history: History, to: CheckpointId | None, *, discard_unpubli
 def republished_by(
     history: History, to: CheckpointId | None, voided: Sequence[Committable]
 ) -> Mapping[str, Sequence[tuple[CheckpointId, Committable]]]:
-    """By sink, the output of each epoch on the way from here back to where both timelines were one."""
+    """Return the output by sink of each epoch after the point where the old and the new timeline part."""
     found: dict[str, list[tuple[CheckpointId, Committable]]] = {}
-    kept = frozenset(_line(history, to))
-    for checkpoint in reversed(_line(history, restore_point_of(history))):
+    kept = frozenset(_ancestry(history, to))
+    for checkpoint in reversed(_ancestry(history, restore_point_of(history))):
         if checkpoint not in kept:
-            for item in _made_by(history, checkpoint):
+            for item in _output_of(history, checkpoint):
                 if item not in voided:
                     found.setdefault(item.uid, []).append((checkpoint, item))
     return dict(sorted(found.items()))
 
 
 def restore_point_of(history: History) -> CheckpointId | None:
-    """What the next start would continue; ``None`` if it begins empty, or if that cannot be read."""
+    """Return what the next start would continue; ``None`` if it begins empty, or if that cannot be read."""
     try:
         return history.restore_point.checkpoint if history.restore_point else None
     except CheckpointUnreadable:
         return None
 
 
-def _line(history: History, checkpoint: CheckpointId | None) -> tuple[CheckpointId, ...]:
-    """A checkpoint and all that it was built on, newest first, as far as the log goes back."""
+def _ancestry(history: History, checkpoint: CheckpointId | None) -> tuple[CheckpointId, ...]:
+    """A checkpoint and those it was built on, newest first; the log may have dropped the oldest."""
     found: list[CheckpointId] = []
     while checkpoint is not None and checkpoint in history.manifests:
         found.append(checkpoint)
@@ -94,16 +93,15 @@ def _line(history: History, checkpoint: CheckpointId | None) -> tuple[Checkpoint
     return tuple(found)
 
 
-def _made_by(history: History, checkpoint: CheckpointId) -> tuple[Committable, ...]:
-    """The output that came into the log with this checkpoint: an aborted one's came with the next (rule S2)."""
+def _output_of(history: History, checkpoint: CheckpointId) -> tuple[Committable, ...]:
+    """The output that came into the log with this checkpoint; that of an aborted one came with the next (rule S2)."""
     manifest = history.manifests[checkpoint][1]
-    before = history.manifests.get(manifest.parent) if manifest.parent is not None else None
-    carried = before[1].open if before else ()
-    return tuple(item for item in manifest.open if item not in carried)
+    parent = history.manifests.get(manifest.parent) if manifest.parent is not None else None
+    inherited = parent[1].open if parent else ()
+    return tuple(item for item in manifest.open if item not in inherited)
 
 
-# ----------------------------------------------------------------------------------------------------
-# What a start publishes, voids, and has readers see again. Pure: from the log alone.
+# ---- a start ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,11 +110,11 @@ class OutputPlan:
 
     Attributes:
         uid: of the sink that made it.
-        checkpoint: for which it was made.
-        kind: who publishes it (``files/1``).
-        target: where it goes.
-        file_count: of its files; ``None`` if it is not known.
-        bytes: of them.
+        checkpoint: the one it was made for.
+        kind: of its committer (``files/1``).
+        target: where it is published.
+        file_count: number of its files; ``None`` if it is not known.
+        bytes: size of them.
     """
 
     uid: str
@@ -129,12 +127,12 @@ class OutputPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepublishedOutput:
-    """Output of one sink that was published and whose rows are read, and published, once more.
+    """Output of one sink that was published and whose rows are read and published again.
 
     Attributes:
         uid: of the sink.
-        checkpoints: with which it came into the log: the epochs, as ``penstock rewind`` names them.
-        target: where it went.
+        checkpoints: the epochs of the output: the checkpoints with which it came into the log.
+        target: where it was published.
         outputs: each of them.
     """
 
@@ -152,8 +150,8 @@ class RewindPlan:
         to: the checkpoint that it goes to; ``None`` is empty state.
         left: the one that it leaves.
         condemned: checkpoints that can never be restored afterwards.
-        lost: numbers of entries that cannot be read and are passed over.
-        again: what readers see again, by sink.
+        lost: numbers of entries that cannot be read and are skipped.
+        again: output that is published again, by sink.
         is_more_published: output of checkpoints that the log no longer has was published, too.
     """
 
@@ -166,7 +164,7 @@ class RewindPlan:
 
 
 def outputs(items: Sequence[Committable]) -> tuple[OutputPlan, ...]:
-    """Each of them, for people."""
+    """Return the outputs as people read them."""
     return tuple(
         OutputPlan(
             uid=item.uid,
@@ -181,12 +179,12 @@ def outputs(items: Sequence[Committable]) -> tuple[OutputPlan, ...]:
 
 
 def plan_rewind_effects(history: History, rewind: Rewind, voided: Sequence[Committable]) -> RewindPlan:
-    """What going back there means for readers (rule R2, hole 16).
+    """Return what a rewind means for readers of the output (rule R2, hole 16).
 
     Args:
         history: the log.
         rewind: the entry.
-        voided: what is never published: discarded by this entry or by one before.
+        voided: output that is never published: discarded by this entry or by an earlier one.
     """
     return RewindPlan(
         to=rewind.to,
@@ -201,23 +199,19 @@ def plan_rewind_effects(history: History, rewind: Rewind, voided: Sequence[Commi
 def republished_outputs(
     found: Mapping[str, Sequence[tuple[CheckpointId, Committable]]],
 ) -> tuple[RepublishedOutput, ...]:
-    """By sink, output with the checkpoints with which it came into the log, added up."""
-    return tuple(_again(uid, held) for uid, held in found.items())
-
-
-def _again(uid: str, found: Sequence[tuple[CheckpointId, Committable]]) -> RepublishedOutput:
-    return RepublishedOutput(
-        uid=uid,
-        checkpoints=tuple(dict.fromkeys(checkpoint for checkpoint, _ in found)),
-        target=found[-1][1].target,
-        outputs=outputs([item for _, item in found]),
+    """Return the output that is published again, one for each sink."""
+    return tuple(
+        RepublishedOutput(
+            uid=uid,
+            checkpoints=tuple(dict.fromkeys(checkpoint for checkpoint, _ in items)),
+            target=items[-1][1].target,
+            outputs=outputs([item for _, item in items]),
+        )
+        for uid, items in found.items()
     )
 
 
-# ----------------------------------------------------------------------------------------------------
-# What a start with an exported checkpoint brings in, and what readers and the folder notice of it. Pure.
-#
-# The import itself is decided by :mod:`penstock.checkpoint.importing`; here it is told.
+# ---- a start with an exported checkpoint -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,23 +219,23 @@ class ImportPlan:
     """An exported checkpoint that a start makes the job's own.
 
     Attributes:
-        folder: where it lies.
+        folder: of the export.
         log_id: of the log that it was taken in.
         job: that log's job.
         checkpoint: its id there.
-        names: what it was called there.
+        names: its names there.
         completed: when it was taken.
         exported: when it was copied into the folder.
-        version: of penstock, which did that.
+        version: of the penstock that exported it.
         sha256: of its ``export.json``.
-        files: that are copied; if it is brought already, that were.
-        bytes: of them.
-        claim: the files are deleted in the folder once they are copied, and nobody else can have them.
-        is_brought: it is the restore point of the job's log already: a start crashed right after that.
+        files: number of files that are copied, or were if it is imported already.
+        bytes: size of them.
+        claim: the files are deleted in the folder once they are copied.
+        is_brought: it is the restore point of the job's log already: a start crashed right after the import.
         left: the checkpoint of the job's own log that is not continued for it; ``None`` if there is none.
         is_own: it was taken in this very log.
-        left_open: output of another log that it did not know to be published.
-        again: what readers see again, by sink, where it was taken in this log.
+        left_open: output that the export's log, if it is another one, did not know to be published.
+        again: output that is published again, by sink, if the export was taken in this log.
         is_more_published: output of checkpoints that the log no longer has was published, too.
     """
 
@@ -266,11 +260,11 @@ class ImportPlan:
 
     @property
     def is_change(self) -> bool:
-        """Whether anything is done that a start without the folder would not do."""
+        """Whether a start without the folder would do something else."""
         return not self.is_brought or self.claim
 
     def warnings(self) -> Iterator[str]:
-        """What whoever starts with it should know."""
+        """Yield what a person should know before the start."""
         if self.is_own or self.is_brought:
             return
         yield (
@@ -286,12 +280,12 @@ class ImportPlan:
 
 
 def plan_import_effects(history: History, bring: Import, voided: Sequence[Committable]) -> ImportPlan:
-    """What that import means.
+    """Return what an import means.
 
     Args:
         history: the log that it goes into.
-        bring: as it was decided.
-        voided: what of this log is never published.
+        bring: the import.
+        voided: output of this log that is never published.
     """
     export, is_own = bring.export, bring.export.log_id == history.log_id
     is_undone = is_own and not bring.is_brought
@@ -320,9 +314,9 @@ def plan_import_effects(history: History, bring: Import, voided: Sequence[Commit
 def _republished_by_import(
     history: History, checkpoint: CheckpointId, voided: Sequence[Committable]
 ) -> tuple[RepublishedOutput, ...]:
-    """As of a rewind to that checkpoint; the log may have forgotten it, but what came after has higher ids."""
+    """As for a rewind to that checkpoint. The log may have dropped it, but later ones have higher ids."""
     found = {
-        uid: tuple((key, item) for key, item in held if key > checkpoint)
-        for uid, held in republished_by(history, checkpoint, voided).items()
+        uid: tuple((key, item) for key, item in items if key > checkpoint)
+        for uid, items in republished_by(history, checkpoint, voided).items()
     }
-    return republished_outputs({uid: held for uid, held in found.items() if held})
+    return republished_outputs({uid: items for uid, items in found.items() if items})

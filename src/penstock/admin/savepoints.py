@@ -1,4 +1,4 @@
-"""Savepoints; stop, settle, rewind a job; a checkpoint held while read."""
+"""Savepoints; stop, settle and rewind a job; a checkpoint pinned while it is read."""
 
 from __future__ import annotations
 
@@ -18,21 +18,18 @@ from penstock.control.protocol import RequestKind
 from penstock.errors import PenstockError, RequestFailed, RequestRefused, UnknownName, did_you_mean
 from penstock.failpoints import failpoint
 from penstock.handles import CheckpointId, check_savepoint_name, new_id, output_names
+from penstock.interfaces.source import ignore_fact
 
 if TYPE_CHECKING:
     from penstock.checkpoint.entries import Rewind
     from penstock.checkpoint.history import History
     from penstock.checkpoint.log import OwnedLog
     from penstock.control.protocol import Answer
-    from penstock.facts import Fact
     from penstock.handles import Committable
 
 
-# ----------------------------------------------------------------------------------------------------
-# Savepoints: names that checkpoints keep. Of a running job by asking it, of a stopped one under a claim.
-#
-# A savepoint is a pinned checkpoint and nothing else (DESIGN section 3), so it costs no copy, and taking its name away
-# deletes nothing by itself.
+# ---- savepoints ------------------------------------------------------------------------------------------------------
+# A savepoint is a pinned checkpoint (DESIGN section 3): it costs no copy, and dropping its name deletes nothing.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +37,12 @@ class Savepoint:
     """A checkpoint that has a name.
 
     Attributes:
-        name: by which a restore finds it.
+        name: a restore finds the checkpoint by it.
         checkpoint: its id.
         taken: when the checkpoint was complete.
         named: when it got the name.
-        owner: who asked.
-        bytes: of all files that it needs.
+        owner: the process that asked for it.
+        bytes: size of all files that the checkpoint needs.
         is_restore_point: the next start continues it.
     """
 
@@ -59,7 +56,7 @@ class Savepoint:
 
 
 def savepoints_of(history: History) -> tuple[Savepoint, ...]:
-    """All savepoints, oldest checkpoint first."""
+    """Return all savepoints of a log, oldest checkpoint first."""
     point = history.restore_point
     found = []
     for pin in history.pins.values():
@@ -79,10 +76,10 @@ def savepoints_of(history: History) -> tuple[Savepoint, ...]:
 
 
 def savepoint_of(history: History, name: str) -> Savepoint:
-    """The savepoint of this name.
+    """Return the savepoint of this name.
 
     Raises:
-        UnknownName: there is none; with the nearest.
+        UnknownName: there is none; the message names the nearest.
     """
     for each in savepoints_of(history):
         if each.name == name:
@@ -92,48 +89,48 @@ def savepoint_of(history: History, name: str) -> Savepoint:
 
 
 def create(job: JobDirectory, name: str, *, at: str | None = None, seconds: float | None = None) -> CheckpointId:
-    """Give a name to a new checkpoint of a running job, to the newest of a stopped one, or to an older one.
+    """Name a checkpoint: a new one of a running job, the newest of a stopped job, or an older one.
 
     Args:
-        job: whose.
-        name: 1 to 100 letters, digits, ``.``, ``_`` and ``-``, beginning with a letter; never given twice.
+        job: the job's directory.
+        name: 1 to 100 letters, digits, ``.``, ``_`` and ``-``, beginning with a letter; never used before.
         at: an older checkpoint, by number or by another name.
-        seconds: how long to wait for a running job; for ever unless given.
+        seconds: how long to wait for a running job; without limit unless given.
 
     Returns:
-        The checkpoint that has the name now.
+        The checkpoint that now has the name.
 
     Raises:
-        SettingsError: the name is none.
+        SettingsError: the name is not valid.
         UnknownName: there is no checkpoint ``at``.
         RequestRefused: the name is taken, or the job is stopping.
-        RequestFailed: the checkpoint came to nothing, or there is none yet.
+        RequestFailed: the checkpoint failed, or there is none yet.
     """
     check_savepoint_name(name)
     history = job.read()
     target = None if at is None else resolve_checkpoint(history, at)
-    _refuse_taken(history, name)
+    _require_free(name, history)
     if job.owner() is None:
-        return _pin(job, name, target)
+        return _pin_stopped(job, name, target)
     if target is None:
         answer = job.ask(RequestKind.SAVEPOINT, name=name, seconds=seconds)
     else:
         answer = job.ask(RequestKind.PIN, name=name, checkpoint=target, seconds=seconds)
     checkpoint = require_done(answer, f"savepoint {name!r} of job {job.job!r}").checkpoint
-    assert checkpoint is not None  # whatever names a checkpoint says which
+    assert checkpoint is not None  # set in each DONE answer that names a checkpoint
     return checkpoint
 
 
-def _refuse_taken(history: History, name: str) -> None:
+def _require_free(name: str, history: History) -> None:
     msg = name_conflict(history, name)
     if msg is not None:
         raise RequestRefused(msg)
 
 
-def _pin(job: JobDirectory, name: str, target: CheckpointId | None) -> CheckpointId:
+def _pin_stopped(job: JobDirectory, name: str, target: CheckpointId | None) -> CheckpointId:
     with job.own() as owned:
         history = owned.history  # read again, under the claim (rule L5)
-        _refuse_taken(history, name)
+        _require_free(name, history)
         if target is None and history.restore_point is not None:
             target = history.restore_point.checkpoint
         if target is None:
@@ -145,7 +142,7 @@ def _pin(job: JobDirectory, name: str, target: CheckpointId | None) -> Checkpoin
 
 
 def drop(job: JobDirectory, name: str, *, seconds: float | None = None) -> CheckpointId:
-    """Take the name away; the checkpoint stays until it is one of too many. Returns which it was.
+    """Take the name away and return its checkpoint, which stays until retention removes it.
 
     Raises:
         UnknownName: there is no such savepoint.
@@ -164,11 +161,11 @@ def drop(job: JobDirectory, name: str, *, seconds: float | None = None) -> Check
 
 
 def require_done(answer: Answer, what: str) -> Answer:
-    """The answer, if it is yes.
+    """Return the answer if it is ``DONE``.
 
     Raises:
-        RequestRefused: it was refused, and nothing was begun.
-        RequestFailed: it came to nothing.
+        RequestRefused: the request was refused, and nothing was begun.
+        RequestFailed: the request failed.
     """
     if answer.answer is RequestOutcome.DONE:
         return answer
@@ -176,69 +173,65 @@ def require_done(answer: Answer, what: str) -> Answer:
     raise (RequestRefused if answer.answer is RequestOutcome.REFUSED else RequestFailed)(msg)
 
 
-# ----------------------------------------------------------------------------------------------------
-# A checkpoint of a job that stays while somebody reads it (rule G4): a name for a while, of a running or a dead job.
-#
-# Knows not what is read. Whoever dies while reading leaves the name behind, with who it was and until when it was
-# meant; ``penstock savepoint drop`` takes it away.
+# ---- a checkpoint pinned while it is read (rule G4) ------------------------------------------------------------------
+# A reader that dies leaves its pin behind, with its owner and an expiry; ``penstock savepoint drop`` removes it.
 
-EXPIRES: Final = 86_400_000_000
-"""Microseconds: nobody reads a checkpoint for longer than a day; a name that is older was left behind."""
-ANSWERED: Final = 60.0
-"""Seconds that a running job gets to give a name, or to take it away again."""
+READ_PIN_TTL: Final = 86_400_000_000
+"""Microseconds until a reader's pin expires."""  # a day: no reader takes longer, so an older pin was left behind
+PIN_TIMEOUT: Final = 60.0
+"""Seconds that a running job gets to pin or unpin a checkpoint."""
 
 
 @contextmanager
 def pinned_while_reading(job: JobDirectory, checkpoint: CheckpointId, *, purpose: str) -> Iterator[str]:
-    """Have the checkpoint keep its files as long as the ``with`` block lasts; gives the name that it has meanwhile.
+    """Keep the files of a checkpoint for the duration of a ``with`` block; yields the pin's name.
 
     Args:
-        job: whose.
+        job: the job's directory.
         checkpoint: one that can be restored.
         purpose: begins the name: ``export`` makes ``export-1f0c5b3a``.
 
     Raises:
-        UnknownName: it can no longer be restored.
+        UnknownName: the checkpoint can no longer be restored.
         RequestFailed: a running job did not answer in time.
     """
     name = f"{purpose}-{new_id()[:8]}"
-    _give(job, name, checkpoint)
+    _pin_for_reading(job, name, checkpoint)
     failpoint("export.pinned")
     try:
         yield name
     except (Exception, KeyboardInterrupt):
-        _take(job, name, quietly=True)
+        _unpin(job, name, ignore_errors=True)
         raise
-    _take(job, name, quietly=False)
+    _unpin(job, name, ignore_errors=False)
 
 
-def _give(job: JobDirectory, name: str, checkpoint: CheckpointId) -> None:
-    expires = WallTime(job.now() + EXPIRES)
+def _pin_for_reading(job: JobDirectory, name: str, checkpoint: CheckpointId) -> None:
+    expires = WallTime(job.now() + READ_PIN_TTL)
     if job.owner() is None:
         with job.own() as owned:
             resolve_checkpoint(owned.history, str(checkpoint))  # again, under the claim (rule L5)
             owned.append(Pin(name=name, checkpoint=checkpoint, at=job.now(), owner=process_name(), expires=expires))
     else:
-        answer = job.ask(RequestKind.PIN, name=name, checkpoint=checkpoint, expires=expires, seconds=ANSWERED)
+        answer = job.ask(RequestKind.PIN, name=name, checkpoint=checkpoint, expires=expires, seconds=PIN_TIMEOUT)
         require_done(answer, f"keeping checkpoint {checkpoint} of job {job.job!r}")
 
 
-def _take(job: JobDirectory, name: str, *, quietly: bool) -> None:
+def _unpin(job: JobDirectory, name: str, *, ignore_errors: bool) -> None:
     try:
         if job.owner() is None:
             with job.own() as owned:
                 owned.append(Unpin(name=name, at=job.now()))
         else:
             require_done(
-                job.ask(RequestKind.UNPIN, name=name, seconds=ANSWERED), f"dropping {name!r} of job {job.job!r}"
+                job.ask(RequestKind.UNPIN, name=name, seconds=PIN_TIMEOUT), f"dropping {name!r} of job {job.job!r}"
             )
     except PenstockError:
-        if not quietly:
+        if not ignore_errors:
             raise
 
 
-# ----------------------------------------------------------------------------------------------------
-# Stops a running job from outside, publishes what a dead one left open, and sets where the next start begins.
+# ---- stop, settle, rewind --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +240,7 @@ class StopResult:
 
     Attributes:
         checkpoint: the last one; ``None`` if there is none.
-        was_running: whether there was anything to stop.
+        was_running: whether the job ran when it was asked to stop.
         unpublished: why the last checkpoint's output is not published yet, if it is not; ``settle`` publishes it.
     """
 
@@ -264,28 +257,30 @@ def stop(
     patience: int | None = None,
     seconds: float | None = None,
 ) -> StopResult:
-    """Have a running job take a last checkpoint, publish, and end; one that is stopped already only gets its savepoint.
+    """Stop a running job after a last checkpoint whose output is published.
+
+    A job that is stopped already gets only its savepoint.
 
     Args:
-        job: which.
+        job: the job's directory.
         savepoint: a name for the last checkpoint.
-        drain: have the sources end first, for good: all windows close and are published.
-        patience: microseconds that the job waits for its last checkpoint and its output, before it ends without.
-        seconds: how long to wait for the job's answer; for ever unless given.
+        drain: end the sources first, for good: all windows close and are published.
+        patience: microseconds that the job waits for its last checkpoint and its output before it ends without them.
+        seconds: how long to wait for the job's answer; without limit unless given.
 
     Raises:
-        SettingsError: the name is none.
-        RequestRefused: the name is taken: the job goes on; or it is to be drained and does not run.
-        RequestFailed: the last checkpoint failed, or the job ended without it; or no answer came in time.
+        SettingsError: the name is not valid.
+        RequestRefused: the name is taken, and the job goes on; or ``drain`` is given and the job does not run.
+        RequestFailed: the last checkpoint failed, the job ended without it, or no answer came in time.
     """
     if savepoint is not None:
         check_savepoint_name(savepoint)
     if job.owner() is None:
         if drain:
-            msg = f"nobody runs job {job.job!r}, and only a running job can be drained: start it, then stop --drain"
+            msg = f"job {job.job!r} does not run, and only a running job can be drained: start it, then stop --drain"
             raise RequestRefused(msg)
         checkpoint = create(job, savepoint) if savepoint is not None else _newest(job.read())
-        return StopResult(checkpoint=checkpoint, was_running=False, unpublished=_waiting(job.read()))
+        return StopResult(checkpoint=checkpoint, was_running=False, unpublished=_unpublished_reason(job.read()))
     answer = job.ask(
         RequestKind.DRAIN if drain else RequestKind.STOP, name=savepoint, patience=patience, seconds=seconds
     )
@@ -300,32 +295,37 @@ def _newest(history: History) -> CheckpointId | None:
     return point.checkpoint if point else None
 
 
-def _waiting(history: History) -> str | None:
+def _unpublished_reason(history: History) -> str | None:
     if is_at_rest(history) or not history.open_committables:
         return None
-    waiting = output_names(*history.open_committables)
-    return f"the log does not know these to be published: {waiting}"
+    return f"the log does not know these to be published: {output_names(*history.open_committables)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettleResult:
-    """What was done to bring a job to rest: in this order."""
+    """The outputs that ``settle`` or ``rewind`` published, and then those that it voided."""
 
     published: tuple[Committable, ...] = ()
     voided: tuple[Committable, ...] = ()
 
 
 def settle(job: JobDirectory) -> SettleResult:
-    """Publish all that the log of a stopped job holds open, void what was discarded, and say that it is at rest.
+    """Publish the open output of a stopped job, void what was discarded, and write that the job is at rest.
 
     Raises:
-        JobIsRunning: it runs, and publishes by itself.
-        StateIncompatible: output of a kind that this penstock does not know.
+        JobIsRunning: the job runs, and publishes by itself.
+        StateIncompatible: an output is of a kind that this penstock does not know.
     """
     with job.own() as owned:
         history = owned.history
-        recovery = _settling(history)
-        _carry_out(job, owned, recovery)
+        recovery = Recovery(
+            commit=history.open_committables,
+            void=history.to_void,
+            delete=history.condemned_files(after=history.deleted),
+            next_checkpoint=history.next_checkpoint,
+            initial=False,
+        )
+        _execute(job, owned, recovery)
         if not is_at_rest(owned.history):
             job.rest(owned)
         return SettleResult(published=recovery.commit, voided=recovery.void)
@@ -334,19 +334,19 @@ def settle(job: JobDirectory) -> SettleResult:
 def rewind(
     job: JobDirectory, to: CheckpointId | None, *, discard_unpublished: bool = False, expect_tail: int | None = None
 ) -> tuple[Rewind, SettleResult]:
-    """Set where the next start begins: publish what is open, write the entry, void what it discards (R1 to R3).
+    """Set where the next start begins: publish open output, write the entry, void what it discards (R1 to R3).
 
     Args:
-        job: one that nobody runs.
+        job: the directory of a job that does not run.
         to: the checkpoint; ``None`` is empty state.
-        discard_unpublished: what is open above the target is voided and not published; its checkpoints, and all that
-            were built on them, can never be restored again.
-        expect_tail: refuse if the log has moved since somebody looked at it.
+        discard_unpublished: void the open output above the target instead of publishing it. Its checkpoints, and all
+            that were built on them, can never be restored again.
+        expect_tail: refuse if the log's newest entry is another one.
 
     Raises:
-        JobIsRunning: somebody runs it.
+        JobIsRunning: the job runs.
         GraphError: the target cannot be restored, or a discarded checkpoint has a name.
-        StateIncompatible: output of a kind that this penstock does not know.
+        StateIncompatible: an output is of a kind that this penstock does not know.
     """
     with job.own(past_unreadable=True, expect_tail=expect_tail) as owned:  # type: ignore[arg-type]
         history = owned.history
@@ -359,32 +359,18 @@ def rewind(
             next_checkpoint=history.next_checkpoint,
             initial=False,
         )
-        _carry_out(job, owned, recovery)
+        _execute(job, owned, recovery)
         job.rest(owned)
         return entry, SettleResult(published=recovery.commit, voided=recovery.void)
 
 
-def _settling(history: History) -> Recovery:
-    return Recovery(
-        commit=history.open_committables,
-        void=history.to_void,
-        delete=history.condemned_files(after=history.deleted),
-        next_checkpoint=history.next_checkpoint,
-        initial=False,
-    )
-
-
-def _carry_out(job: JobDirectory, owned: OwnedLog, recovery: Recovery) -> None:
+def _execute(job: JobDirectory, owned: OwnedLog, recovery: Recovery) -> None:
     execute_recovery(
         recovery,
         log=owned,
         filesystem=job.filesystem,
         commit=lambda item: committer(item.kind, job.filesystem, failpoint).commit(item),
         void=lambda item: committer(item.kind, job.filesystem, failpoint).void(item),
-        listener=_nobody,
+        listener=ignore_fact,  # the callers report the result as a whole
         pause=sleep,
     )
-
-
-def _nobody(fact: Fact) -> None:
-    """The caller tells what was done, once all of it is."""

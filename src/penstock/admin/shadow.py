@@ -1,4 +1,4 @@
-"""ps.shadow: new code on a copy of the state."""
+"""``ps.shadow``: new code on a copy of the state, its output compared with that of the old code."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from penstock.observability.report import Report
 
 
-# ----------------------------------------------------------------------------------------------------
-# How far a shadow run is, for whoever waits for it. Decides nothing, prints nothing.
+# ---- progress --------------------------------------------------------------------------------------------------------
 
 COPYING: Final = "copying"
 STARTING: Final = "starting"
@@ -42,14 +41,14 @@ COMPARING: Final = "comparing"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """What is done now, and how much of it.
+    """What a shadow run does now, and how much of it is done.
 
     Attributes:
         doing: ``copying`` the savepoint, ``starting`` Spark, running the ``old`` or the ``new`` code, or ``comparing``
-            what they wrote.
-        done: bytes that were copied, rows that a run has read, sinks that were compared.
-        of: how many there are; ``None`` if that is not known.
-        behind: rows that wait, as far as sources tell, where ``of`` is not known.
+            their output.
+        done: bytes copied, rows read, or sinks compared.
+        of: the total; ``None`` if it is not known.
+        behind: rows that wait, where ``of`` is not known and sources report them.
     """
 
     doing: str
@@ -59,25 +58,32 @@ class Stage:
 
 
 StageCallback: TypeAlias = Callable[[Stage], None]
-"""Gets each stage, from any thread; must be quick and must not raise."""
+"""Called with each stage, from any thread; must be quick and must not raise."""
 
 
 def ignore_stage(_stage: Stage) -> None:
-    """Where nobody waits."""
+    """The default: progress is not reported."""
 
 
-# ----------------------------------------------------------------------------------------------------
-# One run of one code in a shadow: a muted pipeline on a copy of an export, to where it has caught up.
+# ---- one run ---------------------------------------------------------------------------------------------------------
 
 OLD: Final = "old"
 NEW: Final = "new"
 COPY: Final = "copy"
-"""Below the folder of a shadow run: what the old and the new code wrote, and, while they run, their state."""
+"""Folders of a shadow run: the output of the old and the new code, and, while they run, their state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowRun:
-    """One run of one code, which has ended."""
+    """One run of one code, which has ended.
+
+    Attributes:
+        side: ``old`` or ``new``.
+        report: its figures.
+        ends: the positions of its sources at its last checkpoint.
+        sinks: the uids of its sinks.
+        notes: what makes a comparison of its output less than exact.
+    """
 
     side: str
     report: Report
@@ -87,29 +93,29 @@ class ShadowRun:
 
     @property
     def rows(self) -> int:
-        """How many it has read, of all sources."""
+        """The number of rows read, of all sources."""
         return sum(self.report.rows_read.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowRunner:
-    """Runs muted pipelines on copies of one export.
+    """Runs muted pipelines on copies of one export until they have caught up.
 
     Attributes:
         spark: the session.
         folder: of the shadow run.
         export: the folder of the export.
         listener: gets all facts.
-        tell: told how far a run is.
-        without: sources that are left out, by the uids of all codes.
-        settings: of all runs.
+        on_stage: gets the progress of a run.
+        without: sources that are left out, under the uids of both codes.
+        settings: of both runs.
     """
 
     spark: SparkSession
     folder: Path
     export: str
     listener: Listener | None
-    tell: StageCallback
+    on_stage: StageCallback
     without: frozenset[str]
     settings: Mapping[str, Any]
 
@@ -122,27 +128,27 @@ class ShadowRunner:
         rows: int | None = None,
         **options: Any,
     ) -> ShadowRun:
-        """Run it until it has caught up; with options of a job that are this side's alone.
+        """Run a pipeline until it has caught up.
 
         Args:
-            side: whose code it is.
+            side: ``old`` or ``new``.
             pipeline: the code.
-            ends: where sources end.
-            rows: how many there are to read, if that is known.
-            options: further ones of the job.
+            ends: the positions at which sources end.
+            rows: the number of rows to read, if it is known.
+            options: further options of the job, of this side alone.
 
         Raises:
-            PenstockError: what ended it, with whose code it was.
+            PenstockError: the error that ended the run.
         """
-        muting = PipelineMuter(folder=self.folder / side, ends=ends, without=self.without)
+        muter = PipelineMuter(folder=self.folder / side, ends=ends, without=self.without)
         graph = pipeline.graph()
         state = self.folder / COPY / side
         job = Job(
-            MutedPipeline(pipeline, muting),
+            MutedPipeline(pipeline, muter),
             state=state,
             spark=self.spark,
             restore_from=Path(self.export),
-            listener=ProgressListener(side, rows, self.tell, self.listener),
+            listener=ProgressListener(side, rows, self.on_stage, self.listener),
             **options,
             **self.settings,
         )
@@ -152,25 +158,25 @@ class ShadowRunner:
             report=job.report(),
             ends=_positions(state, pipeline.name),
             sinks=graph.sinks,
-            notes=_notes(muting, graph),
+            notes=_notes(muter, graph),
         )
 
 
 class ProgressListener:
-    """A listener that tells how many rows a run has read, and of how many, and passes every fact on."""
+    """A listener that reports the number of rows that a run has read, and passes every fact on."""
 
-    def __init__(self, side: str, rows: int | None, tell: StageCallback, listener: Listener | None) -> None:
+    def __init__(self, side: str, rows: int | None, on_stage: StageCallback, listener: Listener | None) -> None:
         self._side = side
         self._rows = rows
-        self._tell = tell
+        self._on_stage = on_stage
         self._listener = listener
         self._read = 0
         self._behind: dict[str, int] = {}
         self._lock = threading.Lock()
-        tell(Stage(doing=side, of=rows))
+        on_stage(Stage(doing=side, of=rows))
 
     def __call__(self, fact: Fact) -> None:
-        """Take one in."""
+        """Pass a fact on, and report a stage if it changes one."""
         if self._listener is not None:
             self._listener(fact)
         with self._lock:
@@ -181,16 +187,16 @@ class ProgressListener:
                     self._behind[task] = behind
                 case _:
                     return
-            stage = Stage(doing=self._side, done=self._read, of=self._rows, behind=self._left())
-        self._tell(stage)
+            stage = Stage(doing=self._side, done=self._read, of=self._rows, behind=self._waiting_rows())
+        self._on_stage(stage)
 
-    def _left(self) -> int | None:
-        """Rows that wait, as far as sources tell; what is known otherwise says more."""
+    def _waiting_rows(self) -> int | None:
+        """Rows that wait, as sources report them; ``None`` if the number of all rows is known."""
         return sum(self._behind.values()) if self._behind and self._rows is None else None
 
 
 def _finish(job: Job, side: str) -> None:
-    """Run it until it has caught up; a run that was stopped before shows nothing."""
+    """Run a job until it has caught up; a run that was stopped before is an error."""
     stopped = threading.Event()
 
     def stop() -> None:
@@ -206,36 +212,33 @@ def _finish(job: Job, side: str) -> None:
 
 
 def _positions(state: Path, job: str) -> dict[str, Position]:
-    """Where each source stood at the last checkpoint."""
+    """The position of each source at the last checkpoint."""
     point = JobDirectory(state, job).read().restore_point
     tasks = point.tasks if point is not None else ()
     return {task.task: task.position for task in tasks if task.position is not None}
 
 
-def _notes(muting: PipelineMuter, graph: Graph) -> tuple[str, ...]:
+def _notes(muter: PipelineMuter, graph: Graph) -> tuple[str, ...]:
     return tuple(
         f"source '{uid}' is not in the old code, so it was read to what was there when it was opened: its rows are in "
         "the new output only"
-        for uid in muting.unbounded(graph)
+        for uid in muter.unbounded(graph)
     )
 
 
-# ----------------------------------------------------------------------------------------------------
-# New code on a copy of yesterday's state: sinks muted into a folder, outputs compared with those of the old code.
-#
-# Nothing of the job's own directory is changed but a name for a while, and nothing outside: sources are only read,
-# their offsets are committed nowhere. Compares by ``comparing``, mutes by ``muting``, runs by ``runs``.
+# ---- both runs and their comparison ----------------------------------------------------------------------------------
+# The runs write a pin to the job's directory and nothing else outside their folder: no source commits an offset.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkShadow:
-    """What came of one sink.
+    """The result for one sink.
 
     Attributes:
         uid: of the sink.
-        rows: how many each run wrote, by ``old`` and ``new``; a run whose code does not have the sink is missing.
-        key: the columns that say which old and which new row are the same, if they were given.
-        comparison: how the rows differ; ``None`` if only one of the runs has the sink.
+        rows: the number that each run wrote, by ``old`` and ``new``; a code without the sink is missing.
+        key: the columns that identify a row in both outputs, if they were given.
+        comparison: how the rows differ; ``None`` if only one of the codes has the sink.
     """
 
     uid: str
@@ -245,18 +248,18 @@ class SinkShadow:
 
     @property
     def is_same(self) -> bool:
-        """Whether both wrote the same rows, as far as their common columns say."""
+        """Whether both wrote the same rows, by their common columns."""
         return self.comparison is not None and self.comparison.is_same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowResult:
-    """What a shadow run has shown.
+    """The result of a shadow run.
 
     Attributes:
         job: the pipeline's name.
         checkpoint: the one that both runs began at.
-        folder: where what they wrote lies: ``<folder>/old/<uid>`` and ``<folder>/new/<uid>``, Parquet.
+        folder: of the output: ``<folder>/old/<uid>`` and ``<folder>/new/<uid>``, Parquet.
         reports: of each run, by ``old`` and ``new``; without old code there is only the new one.
         sinks: by uid.
         notes: what makes the comparison less than exact.
@@ -298,30 +301,30 @@ def shadow(  # noqa: PLR0913 - what can be said about two runs
 ) -> ShadowResult:
     """Run new code on a copy of a savepoint until it has caught up, its sinks muted; compare with the old code.
 
-    Both runs begin with the same checkpoint and read to the same end: the old one first, up to what is there when it
-    starts, then the new one up to where the old one has come. The real job may run meanwhile; it is not disturbed.
+    Both runs begin with the same checkpoint and read to the same end: first the old code up to what is there when it
+    starts, then the new code up to the same positions. The real job may run meanwhile; it is not disturbed.
 
     Args:
         pipeline: the new code.
         restore_from: a savepoint's name, a checkpoint's number, or an exported folder.
         against: the old code; without it rows are only counted.
         state: the folder that holds the real job's state.
-        out: an empty folder, or one to be made: what sinks would have written stays there as Parquet.
-        key: by sink, columns that say which old and which new row are the same.
+        out: an empty folder, or one to be made: the output of the sinks is kept there as Parquet.
+        key: by sink, the columns that identify a row in both outputs.
         spark: a session to run on; without one, one is made and stopped.
         listener: gets the facts of both runs.
         rename: steps that have another uid in the new code, old to new.
         allow_non_restored_state: the new code may leave state unused.
-        without: sources that neither run reads, by uid: such as cannot be read without being noticed.
-        progress: told how far it is, from any thread.
+        without: sources that neither run reads, by uid: for example those that cannot be read without being noticed.
+        progress: called with each stage, from any thread.
         settings: of both runs, as of :class:`penstock.Job`.
 
     Raises:
         UnknownName: there is no such job, savepoint or folder.
         StateIncompatible: the new code cannot take the state over; a real start would be refused likewise.
         GraphError: a pipeline is refused, or a source of it cannot be read unnoticed and is not left out.
-        SettingsError: a sink of ``key`` or a source of ``without`` is not there, or a setting is impossible.
-        PenstockError: what ended a run.
+        SettingsError: a sink of ``key`` or a source of ``without`` does not exist, or a setting is impossible.
+        PenstockError: the error that ended a run.
 
     Example::
 
@@ -330,36 +333,36 @@ def shadow(  # noqa: PLR0913 - what can be said about two runs
     """
     keys = {uid: tuple(columns) for uid, columns in (key or {}).items()}
     graphs = {OLD: against.graph(), NEW: pipeline.graph()} if against is not None else {NEW: pipeline.graph()}
-    silent = _known(graphs, keys, without, rename or {})
+    left_out = _left_out_sources(graphs, keys, without, rename or {})
     folder = Path(empty_folder(out))
-    for graph in graphs.values():
-        PipelineMuter(folder=folder, ends={}, without=silent).graph(
-            graph
-        )  # what is refused is refused before anything runs
+    for graph in graphs.values():  # a pipeline that cannot be muted is refused before anything runs
+        PipelineMuter(folder=folder, ends={}, without=left_out).graph(graph)
     try:
-        export, place = _begin_with(restore_from, state, (against or pipeline).name, folder, progress)
-        given = spark or _started(pipeline.name, progress)
+        export, export_folder = _open_or_export(restore_from, state, (against or pipeline).name, folder, progress)
+        if spark is None:
+            progress(Stage(doing=STARTING))
+        base = spark or make_session(pipeline.name)
         try:
-            session = clone_session(given)
+            session = clone_session(base)
             runner = ShadowRunner(
                 spark=session,
                 folder=folder,
-                export=place,
+                export=export_folder,
                 listener=listener,
-                tell=progress,
-                without=silent,
+                on_stage=progress,
+                without=left_out,
                 settings=settings,
             )
             runs: dict[str, ShadowRun] = {}
             if against is not None:
                 runs[OLD] = runner.run(OLD, against, ends={})
-            given_too: dict[str, Any] = {"rename": dict(rename)} if rename else {}
-            given_too["allow_non_restored_state"] = allow_non_restored_state
-            runs[NEW] = _as_far(runner, pipeline, runs.get(OLD), rename or {}, given_too)
+            options: dict[str, Any] = {"rename": dict(rename)} if rename else {}
+            options["allow_non_restored_state"] = allow_non_restored_state
+            runs[NEW] = _run_new(runner, pipeline, runs.get(OLD), rename or {}, options)
             sinks = _compare(session, folder, runs, keys, progress)
         finally:
             if spark is None:
-                given.stop()
+                base.stop()
     finally:
         shutil.rmtree(folder / COPY, ignore_errors=True)
     return ShadowResult(
@@ -375,18 +378,13 @@ def shadow(  # noqa: PLR0913 - what can be said about two runs
     )
 
 
-def _started(name: str, tell: StageCallback) -> SparkSession:
-    tell(Stage(doing=STARTING))
-    return make_session(name)
-
-
-def _known(
+def _left_out_sources(
     graphs: Mapping[str, Graph], keys: Collection[str], without: Collection[str], rename: Mapping[str, str]
 ) -> frozenset[str]:
-    """The sources that are left out, under all their uids; after a look whether all that is named is there.
+    """The sources that are left out, under all their uids.
 
     Raises:
-        SettingsError: a pipeline has no such sink, or no such source.
+        SettingsError: no pipeline has a sink of ``keys``, or a source of ``without``.
     """
     for what, names, known in (
         ("key names the sink", keys, {uid for graph in graphs.values() for uid in graph.sinks}),
@@ -400,14 +398,14 @@ def _known(
     return frozenset(without).union(*(uids for uids in same if uids.intersection(without)))
 
 
-def _as_far(
+def _run_new(
     runner: ShadowRunner,
     pipeline: PipelineDefinition,
     old: ShadowRun | None,
     rename: Mapping[str, str],
     options: Mapping[str, Any],
 ) -> ShadowRun:
-    """The run of the new code, to where the old one has come, if there was one."""
+    """Run the new code up to the positions that the old code has reached, if there is old code."""
     if old is None:
         return runner.run(NEW, pipeline, ends={}, **options)
     ends = {rename.get(uid, uid): position for uid, position in old.ends.items()}
@@ -417,20 +415,20 @@ def _as_far(
     return runner.run(NEW, pipeline, ends=ends, rows=rows, **options)
 
 
-def _begin_with(
-    restore_from: str | int | os.PathLike[str], state: str | Path, job: str, folder: Path, tell: StageCallback
+def _open_or_export(
+    restore_from: str | int | os.PathLike[str], state: str | Path, job: str, folder: Path, on_stage: StageCallback
 ) -> tuple[Export, str]:
-    """What both runs begin with, and the folder that it lies in: one that is given, or a copy of our own."""
-    wanted = parse_start_options(fresh=False, restore_from=restore_from, claim=False, discard_unpublished=False)
-    if wanted.folder is not None:
-        return open_export(wanted.folder, log_id=None), wanted.folder
-    made = export_checkpoint(
+    """The export that both runs begin with, and its folder: the given one, or a copy of a checkpoint."""
+    start = parse_start_options(fresh=False, restore_from=restore_from, claim=False, discard_unpublished=False)
+    if start.folder is not None:
+        return open_export(start.folder, log_id=None), start.folder
+    exported = export_checkpoint(
         JobDirectory(state, job),
-        str(wanted.checkpoint),
+        str(start.checkpoint),
         folder / COPY / "savepoint",
-        progress=lambda done, total: tell(Stage(doing=COPYING, done=done, of=total)),
+        progress=lambda done, total: on_stage(Stage(doing=COPYING, done=done, of=total)),
     )
-    return made.export, made.folder
+    return exported.export, exported.folder
 
 
 def _compare(
@@ -438,12 +436,12 @@ def _compare(
     folder: Path,
     runs: Mapping[str, ShadowRun],
     keys: Mapping[str, tuple[str, ...]],
-    tell: StageCallback,
+    on_stage: StageCallback,
 ) -> tuple[SinkShadow, ...]:
     found: list[SinkShadow] = []
     uids = sorted({uid for run in runs.values() for uid in run.sinks})
     for uid in uids:
-        tell(Stage(doing=COMPARING, done=len(found), of=len(uids)))
+        on_stage(Stage(doing=COMPARING, done=len(found), of=len(uids)))
         rows = {side: run.report.rows_written.get(uid, 0) for side, run in runs.items() if uid in run.sinks}
         comparison = None
         if len(rows) > 1:

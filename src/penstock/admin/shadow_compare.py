@@ -1,7 +1,7 @@
-"""Compares two folders of Parquet as multisets of rows, in Spark. Knows nothing of pipelines, jobs or sinks.
+"""The rows in two folders of Parquet compared as multisets, in Spark.
 
 Rows are compared by the columns that both have with one type. Fractions are compared by nine digits (``FLOAT``: five),
-for sums of them depend on the order in which batches came.
+because sums of them depend on the order in which batches came.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 SAMPLES: Final = 5
-"""Differing rows of a kind that are shown."""
+"""Number of differing rows of a kind that are shown."""
 DIGITS: Final = {"double": 9, "float": 5}
-"""By which fractions are compared; all other numbers are compared exactly, unless with a fraction."""
+"""Significant digits by which fractions are compared, also with other numbers; those are compared exactly."""
 _OLD, _NEW, _ROW = "_penstock_old", "_penstock_new", "_penstock_row"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedColumns:
-    """What became of the columns.
+    """The columns that are compared, and those that are not.
 
     Attributes:
-        compared: by which rows are compared.
+        compared: the columns by which rows are compared.
         added: only in the new rows.
         removed: only in the old ones.
         retyped: in both, with types that cannot be compared, as ``amount: bigint → string``.
-        left_out: in both, of types that cannot be compared at all.
+        left_out: in both, of types that Spark cannot group by.
     """
 
     compared: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class ComparedColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffSample:
-    """A row that differs, by its compared columns; both if it has changed."""
+    """A row that differs, by its compared columns; both sides if it has changed."""
 
     old: dict[str, Any] | None = None
     new: dict[str, Any] | None = None
@@ -54,9 +54,9 @@ class DiffSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """How two multisets of rows differ: ``old = equal + changed + only_old``, and so for ``new``.
+    """How two multisets of rows differ: ``old = equal + changed + only_old``, and the same for ``new``.
 
-    ``changed`` counts rows that have the same key and other values; without a key nothing is known to be changed.
+    ``changed`` counts rows with the same key and other values; without a key it is 0.
     """
 
     columns: ComparedColumns
@@ -75,10 +75,10 @@ class Comparison:
 
 
 def compare(spark: SparkSession, old: Path, new: Path, *, key: Sequence[str] = ()) -> Comparison:
-    """Compare the rows below two folders; one that is not there has none.
+    """Compare the rows below two folders; a folder that does not exist has none.
 
     Raises:
-        SettingsError: a column of the key is not among those that are compared.
+        SettingsError: a column of the key is not compared.
     """
     before, after = _read(spark, old), _read(spark, new)
     if before is None or after is None:
@@ -95,7 +95,7 @@ def compare(spark: SparkSession, old: Path, new: Path, *, key: Sequence[str] = (
 
 
 def columns_of(before: StructType, after: StructType) -> ComparedColumns:
-    """Which columns are compared, and what became of the others."""
+    """Return which columns are compared, and why the others are not."""
     old, new = ({field.name: field.dataType for field in schema.fields} for schema in (before, after))
     both = [name for name in new if name in old]
     retyped = [name for name in both if not _is_alike(old[name], new[name])]
@@ -116,14 +116,14 @@ def _read(spark: SparkSession, folder: Path) -> DataFrame | None:
 
 
 def _one_sided(before: DataFrame | None, after: DataFrame | None) -> Comparison:
-    """Where one of them wrote nothing at all, nothing is known of its columns: they are those of the other."""
-    there = before if before is not None else after
-    if there is None:
+    """If one side wrote nothing at all, its columns are unknown: they are taken to be those of the other."""
+    frame = before if before is not None else after
+    if frame is None:
         return Comparison(columns=ComparedColumns())
-    comparable = [field.name for field in there.schema.fields if _is_comparable(field.dataType)]
+    comparable = [field.name for field in frame.schema.fields if _is_comparable(field.dataType)]
     columns = ComparedColumns(compared=tuple(comparable))
-    rows = there.count()
-    shown = _first(there.select(_as_json(comparable).alias(_ROW))) if comparable else []
+    rows = frame.count()
+    shown = _first(frame.select(_as_json(comparable).alias(_ROW))) if comparable else []
     if before is not None:
         samples = tuple(DiffSample(old=row) for row in shown)
         return Comparison(columns=columns, old=rows, only_old=rows, samples=samples)
@@ -131,7 +131,7 @@ def _one_sided(before: DataFrame | None, after: DataFrame | None) -> Comparison:
 
 
 def _counted(before: DataFrame, after: DataFrame, names: Sequence[str]) -> DataFrame:
-    """Each row once, with how often it is in the old rows and in the new ones."""
+    """Each row once, with the number of times it is in the old and in the new rows."""
     from pyspark.sql import functions as F
 
     digits = {name: _digits(before.schema[name].dataType, after.schema[name].dataType) for name in names}
@@ -213,12 +213,12 @@ def _as_json(names: Sequence[str]) -> Any:
 
 
 def _digits(*kinds: DataType) -> int | None:
-    """By how many digits numbers of these types are compared: by those that all of them have."""
+    """The digits by which numbers of these types are compared: the fewest that one of them has."""
     return min((DIGITS[kind.typeName()] for kind in kinds if kind.typeName() in DIGITS), default=None)
 
 
 def _normal(name: str, digits: int | None) -> Any:
-    """The column as it is compared."""
+    """The column in the form in which it is compared."""
     from pyspark.sql import functions as F
 
     column = F.col(_quoted(name))
@@ -234,7 +234,7 @@ def _is_alike(old: DataType, new: DataType) -> bool:
 
 
 def _is_comparable(kind: DataType) -> bool:
-    """Spark groups neither maps nor variants, and an interval is no JSON."""
+    """Spark cannot group by maps and variants, and intervals have no JSON."""
     text = kind.simpleString()
     return not any(word in text for word in ("map<", "variant", "interval", "void"))
 

@@ -1,4 +1,4 @@
-"""A pipeline with its sinks and sources replaced."""
+"""Pipelines with their sinks and sources replaced for a shadow run."""
 
 from __future__ import annotations
 
@@ -29,17 +29,16 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-# ----------------------------------------------------------------------------------------------------
-# A source that has no rows: it stands for one that a shadow run is not to read. Asks nobody, tells nobody.
+# ---- a source without rows -------------------------------------------------------------------------------------------
 
 KIND: Final = "silent/1"
 WAIT: Final = 1_000_000
-"""Microseconds from one question for rows to the next, in a run that has no end."""
+"""Microseconds between two polls, in a run that has no end."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmptySource:
-    """The same columns as a source, and never a row of it: the source itself is not opened.
+    """A source with the columns of another one and no rows; the other one is not opened.
 
     It is idle, so it holds no watermark back; it does not end, so no window closes for it.
     """
@@ -52,64 +51,65 @@ class EmptySource:
         return Guarantee.EXACTLY_ONCE
 
     def schema(self, spark: SparkSession) -> StructType:
-        """The columns of the source that it stands for."""
+        """The columns of the source that it replaces."""
         return self.of.schema(spark)
 
     def open(self, context: SourceContext, resume: Position | None) -> EmptyReader:
-        """A reader that stays where it is, whatever kind of position that is."""
+        """Return a reader whose position never changes, of whatever kind it is."""
         return EmptyReader(context.until, resume)
 
     def describe(self) -> str:
-        """For people."""
+        """Describe the source that is left out."""
         return f"left out: {self.of.describe()}"
 
 
 class EmptyReader:
-    """Says that it is idle, and then that it has caught up."""
+    """Reports that it is idle, and then that it has caught up."""
 
     def __init__(self, until: Until, resume: Position | None) -> None:
         self._position = resume or Position(kind=KIND, detail={})
-        self._is_over = until is Until.CAUGHT_UP
-        self._is_told = False
+        self._ends = until is Until.CAUGHT_UP
+        self._has_polled = False
 
     def poll(self, *, now: MonotonicTime, wall: WallTime, limits: ReadLimit) -> PollResult:  # noqa: ARG002 - never anything to read
-        """No rows."""
-        if self._is_told and self._is_over:
+        """Return that there are no rows."""
+        if self._has_polled and self._ends:
             return CaughtUp()
-        wait = 0 if self._is_over else WAIT
-        self._is_told = True
+        wait = 0 if self._ends else WAIT
+        self._has_polled = True
         return NoData(wake_at=MonotonicTime(now + wait), idle=True)
 
     def frame(self, plan: object) -> DataFrame:
-        """Never asked for."""
+        """Raise: there is never a plan.
+
+        Raises:
+            InternalError: always.
+        """
         msg = f"a source that was left out was asked for the rows of {plan!r}"
         raise InternalError(msg)
 
     def position(self) -> Position:
-        """Where the source was."""
+        """The position that the source had."""
         return self._position
 
     def committed(self, checkpoint: CheckpointId, position: Position) -> None:
-        """Nobody is told."""
+        """Do nothing: the source is not opened."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is open."""
 
 
-# ----------------------------------------------------------------------------------------------------
-# A user's pipeline whose sinks write into a folder and whose sources tell nobody; all other steps stay as they are.
-#
-# Pure: a graph in, a graph out. Knows nothing of runs.
+# ---- muted pipelines -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineMuter:
-    """What becomes of a graph.
+    """Replaces the sinks and sources of graphs.
 
     Attributes:
-        folder: sinks write Parquet into folders below it that are called after their uids.
-        ends: where sources end, by uid; one that is not here ends at what is there when it is opened.
-        without: sources that are left out: nothing is read of them, and they are not opened.
+        folder: sinks write Parquet into folders below it, which have their uids as names.
+        ends: the positions at which sources end, by uid; the others end at what is there when they are opened.
+        without: sources that are left out: they are not opened, and no rows of them are read.
     """
 
     folder: Path
@@ -117,7 +117,7 @@ class PipelineMuter:
     without: frozenset[str] = frozenset()
 
     def graph(self, graph: Graph) -> Graph:
-        """The same graph, muted.
+        """Return the graph with its sinks and sources replaced.
 
         Raises:
             GraphError: a source cannot be muted, and is not left out.
@@ -139,7 +139,7 @@ class PipelineMuter:
                 return node
 
     def unbounded(self, graph: Graph) -> tuple[str, ...]:
-        """Sources of the graph that nobody says the end of: the other run did not have them."""
+        """Return the sources without an end position: those that the other run did not have."""
         return tuple(
             node.uid
             for node in graph.nodes
@@ -148,28 +148,28 @@ class PipelineMuter:
 
 
 def _not_mutable(node: Read) -> GraphError:
-    """Reading it might be seen outside: an offset that is committed, a message that is acknowledged and gone."""
+    """Reading the source might be noticed outside: a committed offset, an acknowledged message."""
     return GraphError(
-        f"{node.source.describe()} cannot be read by a shadow run: it has no replayed(), so nobody knows whether "
+        f"{node.source.describe()} cannot be read by a shadow run: it has no replayed(), so it is not known whether "
         "others would notice that it is read (offsets committed, messages acknowledged), or whether two runs see the "
         f"same rows. Leave it out with --without {node.uid} (without=[{node.uid!r}]), which reads no row of it, or "
-        "give the source replayed(), see penstock.sources.base.Replayable",
+        "give the source replayed(), see penstock.interfaces.source.SupportsReplay",
         uid=node.uid,
         where=str(node.origin),
     )
 
 
 class MutedPipeline(PipelineDefinition):
-    """A pipeline that is muted whenever its graph is asked for."""
+    """A pipeline whose graph is muted."""
 
-    def __init__(self, of: PipelineDefinition, muting: PipelineMuter) -> None:
+    def __init__(self, of: PipelineDefinition, muter: PipelineMuter) -> None:
         super().__init__(of.name, of.function, of.origin)
-        self._muting = muting
+        self._muter = muter
 
     def graph(self) -> Graph:
-        """The pipeline's graph, muted.
+        """Return the pipeline's graph, muted.
 
         Raises:
             GraphError: the pipeline is refused, or a source of it cannot be muted.
         """
-        return self._muting.graph(super().graph())
+        return self._muter.graph(super().graph())

@@ -1,4 +1,4 @@
-"""ps.read_state; state of two checkpoints compared."""
+"""``ps.read_state``: the state of a step as a table; the state of two checkpoints compared."""
 
 from __future__ import annotations
 
@@ -30,16 +30,14 @@ if TYPE_CHECKING:
     from penstock.api.pipeline import PipelineDefinition
     from penstock.checkpoint.history import History
     from penstock.filesystem.base import FileSystem
-    from penstock.handles import CheckpointId, FileRef, StateHandle, TaskSnapshot
+    from penstock.handles import CheckpointId, FileRef, StateHandle
     from penstock.operators.windows.frames import WindowFrames
     from penstock.operators.windows.table import StateTable
     from penstock.state.layers import LayerFormat
 
 
-# ----------------------------------------------------------------------------------------------------
-# Which job, checkpoint and step a person means who wants to see state, and what of it lies where. Loads no Spark.
-#
-# What is shown comes from the log alone, so it is there for running and dead jobs alike.
+# ---- jobs, checkpoints and steps -------------------------------------------------------------------------------------
+# All of it comes from the log alone and needs no Spark, so it is there for running and dead jobs alike.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +49,10 @@ class StepState:
         kind: name and version of the format.
         schema: the columns of its layers, as Spark DDL.
         rows: of all layers, before rows of one key are merged: an upper bound.
-        bytes: of all files.
-        layers: how many.
+        bytes: size of all files.
+        layers: their number.
         files: below the job's directory, oldest layer first.
-        written: who wrote it by hand, when and on what, if the checkpoint was made so.
+        written: by whom, when and on what ``write_state`` made it, if it did.
     """
 
     uid: str
@@ -68,10 +66,10 @@ class StepState:
 
 
 def open_job(state: str | Path, job: str | None = None) -> JobDirectory:
-    """The job that is meant by its own directory, by the folder of all jobs and its name, or by the only one there.
+    """Return a job by its own directory, by the folder of jobs and its name, or by a folder with only one job.
 
     Raises:
-        UnknownName: there is none, or several and no name.
+        UnknownName: there is none, or there are several and no name.
     """
     root = root_of(state)
     if job is not None or root is None:
@@ -87,10 +85,10 @@ def open_job(state: str | Path, job: str | None = None) -> JobDirectory:
 
 
 def resolve_manifest(history: History, at: int | str | None) -> Manifest:
-    """The checkpoint that is meant: by number, by a savepoint's name, or that which the next start continues.
+    """Return a checkpoint by number or by a savepoint's name, or the one that the next start continues.
 
     Raises:
-        UnknownName: there is none, or its files may be gone; with those there are.
+        UnknownName: there is none, or its files may be gone; the message names those there are.
     """
     if at is not None:
         return history.manifests[resolve_checkpoint(history, str(at))][1]
@@ -102,23 +100,16 @@ def resolve_manifest(history: History, at: int | str | None) -> Manifest:
     return point
 
 
-def snapshot_of(manifest: Manifest, uid: str) -> TaskSnapshot:
-    """What a step that holds state contributed to a checkpoint.
+def state_of(manifest: Manifest, uid: str) -> StateHandle:
+    """Return the state of a step at a checkpoint.
 
     Raises:
-        UnknownName: it holds none, or is not there; with those that do.
+        UnknownName: the step has no state, or does not exist; the message names the steps that have.
     """
     for snapshot in manifest.tasks:
         if snapshot.task == uid and snapshot.state is not None:
-            return snapshot
+            return snapshot.state
     raise UnknownName(_why_none(manifest, uid))
-
-
-def state_of(manifest: Manifest, uid: str) -> StateHandle:
-    """The state of a step at a checkpoint; raises as :func:`snapshot_of`."""
-    state = snapshot_of(manifest, uid).state
-    assert state is not None
-    return state
 
 
 def _why_none(manifest: Manifest, uid: str) -> str:
@@ -137,7 +128,7 @@ def _why_none(manifest: Manifest, uid: str) -> str:
 
 
 def states_of(manifest: Manifest) -> tuple[StepState, ...]:
-    """All state that a checkpoint has, by the steps' order."""
+    """Return all state of a checkpoint, in the order of its steps."""
     found = []
     for snapshot in manifest.tasks:
         state = snapshot.state
@@ -159,7 +150,7 @@ def states_of(manifest: Manifest) -> tuple[StepState, ...]:
 
 
 def require_still_restorable(job: JobDirectory, checkpoint: CheckpointId) -> None:
-    """Look at the log again, after reading: was the checkpoint restorable all the time (rule G4)?
+    """Require, after reading, that the checkpoint was restorable all the time (rule G4).
 
     What is condemned stays so, and only what is condemned is deleted: if it is restorable now, its files were there.
 
@@ -174,22 +165,197 @@ def require_still_restorable(job: JobDirectory, checkpoint: CheckpointId) -> Non
         raise CondemnedWhileRead(msg)
 
 
-# ----------------------------------------------------------------------------------------------------
-# What became of a step's state from one checkpoint to another, as a change stream tells it. Reads; decides nothing.
+# ---- read_state ------------------------------------------------------------------------------------------------------
+# The rows are copied into Spark's cache, and the log is read again before they are returned (rule G4). A reader that is
+# too late gets an error and never a part. A pin would need an entry, and so a claim of a stopped job.
+
+
+def read_state(
+    spark: SparkSession,
+    state: str | Path,
+    uid: str,
+    *,
+    job: str | None = None,
+    at: int | str | None = None,
+    raw: bool = False,
+    pipeline: PipelineDefinition | None = None,
+) -> DataFrame:
+    """Return the state of a step at a checkpoint as a table; the job may run, be stopped, or have died.
+
+    The table has one row for each key and open window: the key columns, ``window_start`` and ``window_end`` where there
+    are windows, and the aggregates under their names. It has no closed windows and no superseded rows. An aggregate of
+    one's own (``ps.agg.custom``) is code, which no checkpoint holds: without ``pipeline`` its parts are shown,
+    ``<name>__<part>``, each as a list of what is still to be merged.
+
+    The rows are copied first, in one Spark job or a few, so a later clean-up does not take them away.
+
+    Args:
+        spark: a classic session; it is left as it was.
+        state: the job's own directory, such as ``"./state/orders"``, or the folder that holds the state of jobs.
+        uid: of the step.
+        job: the job's name, if ``state`` is the folder of several.
+        at: a checkpoint's number or a savepoint's name; the one that the next start continues unless given.
+        raw: partial aggregates as the layers hold them, merged, with panes instead of windows that overlap.
+        pipeline: finish with its code instead of what the checkpoint recorded.
+
+    Raises:
+        UnknownName: no such job, checkpoint or step, or the step has no state; the message names the nearest.
+        CondemnedWhileRead: the checkpoint was cleaned up meanwhile.
+        StateIncompatible: its state is not a table, or is that of another pipeline.
+        CheckpointUnreadable: a file is not the one that was written.
+
+    Example::
+
+        totals = ps.read_state(spark, "./state/orders", "totals", at="before-v2")
+        totals.where("amount > 1000").show()
+    """
+    directory = open_job(state, job)
+    manifest = resolve_manifest(directory.read(), at)
+    return StateReader(spark, directory, pipeline=pipeline).rows(manifest, uid, raw=raw)
+
+
+@dataclass(frozen=True, slots=True)
+class StateReader:
+    """Reads state of one job, finished by what the checkpoints recorded, or by a pipeline."""
+
+    spark: SparkSession
+    directory: JobDirectory
+    pipeline: PipelineDefinition | None = None
+
+    def rows(self, manifest: Manifest, uid: str, *, raw: bool = False) -> DataFrame:
+        """Return all rows of a step at a checkpoint; raises as :func:`read_state`."""
+        from penstock.spark.blocks import with_session
+        from penstock.state.schema import migrated
+
+        handle = state_of(manifest, uid)
+        try:
+            with reading_session(self.spark) as session:
+                table = self.table(session, handle, uid)
+                if self.pipeline is not None:
+                    handle = migrated(handle, table.layers_format.ddl())
+                rows = _table(session, self.directory.filesystem, handle, table, raw=raw)
+                rows = rows.localCheckpoint(eager=True)
+        except LayerMissing:
+            require_still_restorable(self.directory, manifest.checkpoint)
+            raise
+        except PenstockError:
+            raise
+        except Exception as error:
+            require_still_restorable(self.directory, manifest.checkpoint)
+            raise to_penstock_error(error) from error
+        require_still_restorable(self.directory, manifest.checkpoint)
+        return with_session(rows, self.spark)
+
+    def identity(self, manifest: Manifest, uid: str) -> tuple[str, ...]:
+        """Return the columns by which a row is the same row at another checkpoint."""
+        with reading_session(self.spark) as session:
+            return self.table(session, state_of(manifest, uid), uid).identity
+
+    def table(self, session: SparkSession, handle: StateHandle, uid: str) -> StateTable:
+        """Return how the rows of the step's layers become a table."""
+        from penstock.operators.windows.table import table_of_record, table_of_step
+        from penstock.state.schema import resolve_schema
+
+        if self.pipeline is None:
+            return table_of_record(handle, uid=uid, partitions=default_parallelism(session))
+        frames = frames_of(self.pipeline, uid, session)
+        resolve_schema(handle, frames.keeps, uid=uid)
+        return table_of_step(frames)
+
+
+def frames_of(pipeline: PipelineDefinition, uid: str, session: SparkSession) -> WindowFrames:
+    """Return the frames of a step of a pipeline.
+
+    Raises:
+        UnknownName: the pipeline has no such step with state; the message names the nearest.
+        StateIncompatible: its state is not a table.
+        GraphError: the pipeline is refused.
+    """
+    from penstock.compiler.analysis import analyze
+    from penstock.graph.nodes import Keyed, PortRef
+    from penstock.operators.windows.aggregate import WindowAggregate
+
+    graph = pipeline.graph()
+    steps = {node.uid: node for node in graph.nodes if isinstance(node, Keyed)}
+    node = steps.get(uid)
+    if node is None:
+        msg = f"pipeline {graph.name!r} has no step {uid!r} that keeps state{did_you_mean(uid, steps)}"
+        raise UnknownName(msg)
+    spec = node.spec
+    if not isinstance(spec, WindowAggregate):
+        tables = sorted(each for each, step in steps.items() if isinstance(step.spec, WindowAggregate))
+        msg = (
+            f"its state is of kind {spec.kind!r}, which is no table; tables of pipeline {graph.name!r} are: "
+            f"{', '.join(tables) or 'none'}. Read one of these, or the files that penstock state show {graph.name} "
+            "--json names"
+        )
+        raise StateIncompatible(msg, uid=uid)
+    analysis = analyze(graph, session, only=PortRef(node.id))
+    try:
+        schema = analysis.schema(node.inputs[0])
+        return spec.plan(uid=uid, schema=schema, session=session, partitions=default_parallelism(session))
+    finally:
+        analysis.close()
+
+
+@contextmanager
+def reading_session(spark: SparkSession) -> Iterator[SparkSession]:
+    """Yield a clone of the user's session that is active on this thread; restores the active one afterwards."""
+    session = clone_session(spark)
+    previous = active_session() or spark
+    set_active_session(session)
+    try:
+        yield session
+    finally:
+        set_active_session(previous)
+
+
+def _table(
+    session: SparkSession, filesystem: FileSystem, handle: StateHandle, table: StateTable, *, raw: bool
+) -> DataFrame:
+    from penstock.state.restore import read_event_time
+
+    horizon = read_event_time(handle, "horizon")
+    rows = scan_live(session, filesystem, handle, table.layers_format)
+    if raw:
+        return table.partials(rows, horizon=horizon)
+    return table.finished(rows, horizon=horizon, closed=read_event_time(handle, "closed"))
+
+
+def scan_live(
+    session: SparkSession, filesystem: FileSystem, handle: StateHandle, layers_format: LayerFormat
+) -> DataFrame:
+    """Return the rows of all layers with live rows, with the columns of the handle; each file is checked.
+
+    Raises:
+        LayerMissing: a file does not exist.
+        CheckpointUnreadable: a file is not the one that was written.
+    """
+    from penstock.operators.windows.table import schema_of
+    from penstock.state.parquet import scan_layers
+    from penstock.state.restore import check_files, live_layers
+
+    refs = live_layers(handle)
+    check_files(refs, filesystem, layers_format.uid)
+    as_written = replace(layers_format, schema=schema_of(handle))
+    return scan_layers(as_written, filesystem, session, [(ref, ref.files) for ref in refs])
+
+
+# ---- differences between checkpoints ---------------------------------------------------------------------------------
 
 _BEFORE, _AFTER, _SIDE, _ROW = (f"__penstock_{name}" for name in ("before", "after", "side", "row"))
 CHANGES: Final = ("delete", "insert", "update_before", "update_after")
 
 
 def diff_state(reader: StateReader, history: History, uid: str, before: int | str, after: int | str) -> DataFrame:
-    """Rows that came, went or changed, each with what happened to it in ``_change``.
+    """Return the rows that were inserted, deleted or updated, with the kind of change in ``_change``.
 
-    A row is the same row if key and window are (of a counted window that is not full: the key). One that changed is
-    there twice, as ``update_before`` and ``update_after``; one that did not is not there.
+    A row is identified by key and window (in a counted window that is not full, by the key). An updated row is there
+    twice, as ``update_before`` and ``update_after``; an unchanged row is not there.
 
     Args:
         reader: of the job.
-        history: what its log says.
+        history: its log.
         uid: the step.
         before: a checkpoint's number or a savepoint's name.
         after: likewise; it may be the older one.
@@ -197,7 +363,7 @@ def diff_state(reader: StateReader, history: History, uid: str, before: int | st
     Raises:
         UnknownName: no such checkpoint or step.
         StateIncompatible: the two have other columns.
-        CondemnedWhileRead: one was cleaned up meanwhile.
+        CondemnedWhileRead: a checkpoint was cleaned up meanwhile.
     """
     manifests = [resolve_manifest(history, at) for at in (before, after)]
     old, new = (reader.rows(manifest, uid) for manifest in manifests)
@@ -224,202 +390,24 @@ def _changes(old: DataFrame, new: DataFrame, identity: tuple[str, ...]) -> DataF
     was, is_now = F.col(_BEFORE), F.col(_AFTER)
     changed = both.where(~_comparable(both, _BEFORE).eqNullSafe(_comparable(both, _AFTER)))
     kinds = (
-        F.when(was.isNull(), F.array(_told("insert", is_now)))
-        .when(is_now.isNull(), F.array(_told("delete", was)))
-        .otherwise(F.array(_told("update_before", was), _told("update_after", is_now)))
+        F.when(was.isNull(), F.array(_change_row("insert", is_now)))
+        .when(is_now.isNull(), F.array(_change_row("delete", was)))
+        .otherwise(F.array(_change_row("update_before", was), _change_row("update_after", is_now)))
     )
     found = changed.select(*keys, F.explode(kinds).alias(_ROW)).select(*keys, f"{_ROW}.row.*", f"{_ROW}.change")
     return found.withColumnRenamed("change", CHANGE_COLUMN).select(*map(quote_identifier, old.columns), CHANGE_COLUMN)
 
 
-def _told(change: str, row: Column) -> Column:
+def _change_row(change: str, row: Column) -> Column:
     from pyspark.sql import functions as F
 
     return F.struct(row.alias("row"), F.lit(change).alias("change"))
 
 
 def _comparable(frame: DataFrame, name: str) -> Column:
-    """The row, or as text what Spark cannot compare."""
+    """The row, or its JSON text if Spark cannot compare it."""
     from pyspark.sql import functions as F
 
     from penstock.operators.aggregates.base import is_ordered
 
     return F.col(name) if is_ordered(frame.schema[name].dataType) else F.to_json(F.col(name))
-
-
-# ----------------------------------------------------------------------------------------------------
-# State of a step as a DataFrame: ``ps.read_state``. Claims nothing, writes nothing, works on a dead job's directory.
-#
-# The rows are copied into Spark's cache and the log is looked at again before anybody gets them (rule G4): a reader is
-# told that it came too late, and never gets a part. A pin would need an entry, and so a claim of a job that is stopped.
-
-
-def read_state(
-    spark: SparkSession,
-    state: str | Path,
-    uid: str,
-    *,
-    job: str | None = None,
-    at: int | str | None = None,
-    raw: bool = False,
-    pipeline: PipelineDefinition | None = None,
-) -> DataFrame:
-    """The state of a step at a checkpoint, as a table of finished rows; of a job that runs, is stopped, or died.
-
-    One row for each key and open window: the key columns, ``window_start`` and ``window_end`` where there are windows,
-    and the aggregates under their names. Closed windows are not in it, nor is anything that was superseded. An
-    aggregate of one's own (``ps.agg.custom``) is code, which no checkpoint holds: without ``pipeline`` its parts are
-    shown, ``<name>__<part>``, each as a list of what is still to be merged.
-
-    The rows are copied first, in one Spark job or a few, so that nothing that is cleaned up later takes them away.
-
-    Args:
-        spark: a classic session; it is left as it was.
-        state: the job's own directory, such as ``"./state/orders"``, or the folder that holds the state of jobs.
-        uid: of the step.
-        job: the job's name, if ``state`` is the folder of several.
-        at: a checkpoint's number or a savepoint's name; that which the next start continues unless given.
-        raw: partial aggregates as the layers hold them, merged, with panes instead of windows that overlap.
-        pipeline: finish with its code instead of what the checkpoint recorded.
-
-    Raises:
-        UnknownName: no such job, checkpoint or step, or one that holds no state; with the nearest.
-        CondemnedWhileRead: the checkpoint was cleaned up meanwhile.
-        StateIncompatible: its state is no table, or that of another pipeline.
-        CheckpointUnreadable: a file is not the one that was written.
-
-    Example::
-
-        totals = ps.read_state(spark, "./state/orders", "totals", at="before-v2")
-        totals.where("amount > 1000").show()
-    """
-    directory = open_job(state, job)
-    manifest = resolve_manifest(directory.read(), at)
-    return StateReader(spark, directory, pipeline=pipeline).rows(manifest, uid, raw=raw)
-
-
-@dataclass(frozen=True, slots=True)
-class StateReader:
-    """Reads state of one job, finished by what the checkpoints recorded, or by a pipeline."""
-
-    spark: SparkSession
-    directory: JobDirectory
-    pipeline: PipelineDefinition | None = None
-
-    def rows(self, manifest: Manifest, uid: str, *, raw: bool = False) -> DataFrame:
-        """The rows of a step at a checkpoint: all of them, or an error; raises as :func:`read_state`."""
-        from penstock.spark.blocks import with_session
-        from penstock.state.schema import migrated
-
-        handle = state_of(manifest, uid)
-        try:
-            with reading_session(self.spark) as session:
-                table = self.table(session, handle, uid)
-                if self.pipeline is not None:
-                    handle = migrated(handle, table.layers_format.ddl())
-                kept = _table(session, self.directory.filesystem, handle, table, raw=raw)
-                kept = kept.localCheckpoint(eager=True)
-        except LayerMissing:
-            require_still_restorable(self.directory, manifest.checkpoint)
-            raise
-        except PenstockError:
-            raise
-        except Exception as error:
-            require_still_restorable(self.directory, manifest.checkpoint)
-            raise to_penstock_error(error) from error
-        require_still_restorable(self.directory, manifest.checkpoint)
-        return with_session(kept, self.spark)
-
-    def identity(self, manifest: Manifest, uid: str) -> tuple[str, ...]:
-        """The columns by which a row is the same row at another checkpoint."""
-        with reading_session(self.spark) as session:
-            return self.table(session, state_of(manifest, uid), uid).identity
-
-    def table(self, session: SparkSession, handle: StateHandle, uid: str) -> StateTable:
-        """How the rows of its layers become a table."""
-        from penstock.operators.windows.table import table_of_record, table_of_step
-        from penstock.state.schema import resolve_schema
-
-        if self.pipeline is None:
-            return table_of_record(handle, uid=uid, partitions=default_parallelism(session))
-        plan = plan_of(self.pipeline, uid, session)
-        resolve_schema(handle, plan.keeps, uid=uid)
-        return table_of_step(plan)
-
-
-def plan_of(pipeline: PipelineDefinition, uid: str, session: SparkSession) -> WindowFrames:
-    """What a step of a pipeline does to frames.
-
-    Raises:
-        UnknownName: it has no such step that keeps state; with the nearest.
-        StateIncompatible: its state is no table.
-        GraphError: the pipeline is refused.
-    """
-    from penstock.compiler.analysis import analyze
-    from penstock.graph.nodes import Keyed, PortRef
-    from penstock.operators.windows.aggregate import WindowAggregate
-
-    graph = pipeline.graph()
-    steps = {node.uid: node for node in graph.nodes if isinstance(node, Keyed)}
-    node = steps.get(uid)
-    if node is None:
-        msg = f"pipeline {graph.name!r} has no step {uid!r} that keeps state{did_you_mean(uid, steps)}"
-        raise UnknownName(msg)
-    spec = node.spec
-    if not isinstance(spec, WindowAggregate):
-        tables = sorted(each for each, step in steps.items() if isinstance(step.spec, WindowAggregate))
-        msg = (
-            f"its state is of kind {spec.kind!r}, which is no table; tables of pipeline {graph.name!r} are: "
-            f"{', '.join(tables) or 'none'}. Read one of these, or the files that penstock state show {graph.name} "
-            "--json names"
-        )
-        raise StateIncompatible(msg, uid=uid)
-    analysis = analyze(graph, session, only=PortRef(node.id))
-    try:
-        given = analysis.schema(node.inputs[0])
-        return spec.plan(uid=uid, schema=given, session=session, partitions=default_parallelism(session))
-    finally:
-        analysis.close()
-
-
-@contextmanager
-def reading_session(spark: SparkSession) -> Iterator[SparkSession]:
-    """A session of our own beside the user's, active on this thread; afterwards that is as it was."""
-    session = clone_session(spark)
-    before = active_session() or spark
-    set_active_session(session)
-    try:
-        yield session
-    finally:
-        set_active_session(before)
-
-
-def _table(
-    session: SparkSession, filesystem: FileSystem, handle: StateHandle, table: StateTable, *, raw: bool
-) -> DataFrame:
-    from penstock.state.restore import read_event_time
-
-    horizon = read_event_time(handle, "horizon")
-    rows = scan_live(session, filesystem, handle, table.layers_format)
-    if raw:
-        return table.partials(rows, horizon=horizon)
-    return table.finished(rows, horizon=horizon, closed=read_event_time(handle, "closed"))
-
-
-def scan_live(
-    session: SparkSession, filesystem: FileSystem, handle: StateHandle, layers_format: LayerFormat
-) -> DataFrame:
-    """The rows of all layers that hold any that live, with the columns that the handle says; each file is looked at.
-
-    Raises:
-        LayerMissing: a file is not there.
-        CheckpointUnreadable: a file is not the one that was written.
-    """
-    from penstock.operators.windows.table import schema_of
-    from penstock.state.parquet import scan_layers
-    from penstock.state.restore import check_files, live_layers
-
-    refs = live_layers(handle)
-    check_files(refs, filesystem, layers_format.uid)
-    as_kept = replace(layers_format, schema=schema_of(handle))
-    return scan_layers(as_kept, filesystem, session, [(ref, ref.files) for ref in refs])

@@ -1,9 +1,9 @@
-"""State made of a table, as a savepoint of its own: ``ps.write_state``. For a job that is stopped, or has yet to begin.
+"""``ps.write_state``: a table as the state of a step, in a savepoint of a job that is stopped or has yet to begin.
 
-The table is checked before anything is claimed. Under the claim its rows become a layer in a folder of this generation,
-and one entry makes it count: all other steps as they were at a checkpoint, this one's state, and the name. A crash
-before that entry leaves files that nobody names, which the next owner sweeps, and the job as it was; after it, all is
-done. Nothing that waits to be published is forgotten: the entry lists it, and whoever starts publishes it first.
+The table is checked before the job is claimed. Under the claim its rows become a layer in a folder of this generation.
+Then one entry makes it count: the other steps as they were at a checkpoint, this one's state, and the name. A crash
+before that entry leaves the job as it was, and files that the next owner deletes. Open output is not forgotten: the
+entry lists it, and the next start publishes it first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.admin.state_read import open_job, plan_of, reading_session, resolve_manifest
+from penstock.admin.state_read import frames_of, open_job, reading_session, resolve_manifest
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import Manifest, Pin, StepRecord, StepRole
 from penstock.checkpoint.history import abandoned_ids, name_conflict
@@ -56,14 +56,14 @@ def write_state(
 
     The columns are those of :func:`read_state`: key columns, ``window_start`` and ``window_end`` where there are
     windows, and each aggregate, finished (``sum``, ``count``, ``min``, ``max``) or as its parts, which
-    ``read_state(…, raw=True)`` gives. NULL is a key like any other. What was sent before is not taken back.
+    ``read_state(…, raw=True)`` gives. NULL is a key like any other. Output that was sent before is not taken back.
 
     Args:
         spark: a classic session; it is left as it was.
         state: the job's own directory, or the folder that holds the state of jobs.
         uid: of the step.
-        frame: all of its rows: those that are not in it are gone. Read once.
-        name: of the savepoint, never given before.
+        frame: all of its rows: other rows are gone. Read once.
+        name: of the savepoint, never used before.
         job: the job's name, if ``state`` is the folder of several.
         at: where all else comes from: a checkpoint's number or a savepoint's name; the restore point unless given.
         pipeline: for a step that the checkpoint does not have, for changed code, or for an aggregate of one's own.
@@ -74,10 +74,10 @@ def write_state(
     Raises:
         JobIsRunning: stop it first.
         SchemaMismatch: columns or rows are not those of the step's state; nothing was changed.
-        StateIncompatible: the step's state is no table, or the pipeline is needed.
+        StateIncompatible: the step's state is not a table, or the pipeline is needed.
         UnknownName: no such job, checkpoint or step.
         RequestRefused: the name is taken, or a discard is not finished.
-        GenerationFenced: somebody else took the job meanwhile.
+        GenerationFenced: another process took the job meanwhile.
 
     Example::
 
@@ -90,16 +90,16 @@ def write_state(
         msg = f"job {directory.job!r} is running: stop it first (penstock stop {directory.job})"
         raise JobIsRunning(msg)
     history = directory.log.read()
-    _refuse_unfit(history, name)
+    _require_writable(history, name)
     with reading_session(spark) as session:
-        target = _Target.of(history, uid, at, pipeline, session)
-        rows = _checked(target, frame, session)
+        target = _Target.resolve(history, uid, at, pipeline, session)
+        rows = _checked_rows(target, frame, session)
         with directory.own(expect_tail=history.tail) as owned:
             is_new = owned.history.restore_point is None and not owned.history.manifests
-            _refuse_unfit(owned.history, name)
-            by = ManualWrite(name=name, owner=process_name(), at=directory.now())
-            handle = target.handle(_write(directory, owned, target, rows, session), by)
-            manifest = manifest_with(owned.history, target.base, uid, handle, by)
+            _require_writable(owned.history, name)
+            write = ManualWrite(name=name, owner=process_name(), at=directory.now())
+            handle = target.handle(_write_layer(directory, owned, target, rows, session), write)
+            manifest = manifest_with(owned.history, target.base, uid, handle, write)
             owned.append(manifest)
             if is_new:
                 directory.rest(owned)
@@ -108,34 +108,36 @@ def write_state(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManualWrite:
-    """Who writes, when, and the name of the savepoint."""
+    """The name of the savepoint, the process that writes it, and the time."""
 
     name: str
     owner: str
     at: WallTime
 
 
-def manifest_with(history: History, base: Manifest | None, uid: str, handle: StateHandle, by: ManualWrite) -> Manifest:
-    """The entry: all of ``base`` but one step's state, under a new id and a name. Pure.
+def manifest_with(
+    history: History, base: Manifest | None, uid: str, handle: StateHandle, write: ManualWrite
+) -> Manifest:
+    """Return the entry: a new checkpoint that is ``base`` except for one step's state and the name.
 
-    All that is open now is open in it (rule R5), its id is above all (R4), and it condemns nothing.
+    All that is open now is open in it (rule R5), its id is above all others (R4), and it condemns nothing.
     """
     checkpoint = history.next_checkpoint
     record = StepRecord(uid=uid, role=StepRole.STEP, kind=handle.kind, schema=handle.schema)
     steps = base.steps if base is not None else ()
     tasks = base.tasks if base is not None else ()
-    had = next((task for task in tasks if task.task == uid), TaskSnapshot(task=uid))
-    snapshot = replace(had, state=handle)
+    previous = next((task for task in tasks if task.task == uid), TaskSnapshot(task=uid))
+    snapshot = replace(previous, state=handle)
     manifest = Manifest(
         checkpoint=checkpoint,
         kind=CheckpointKind.WRITTEN,
         parent=base.checkpoint if base is not None else None,
-        triggered=by.at,
-        completed=by.at,
+        triggered=write.at,
+        completed=write.at,
         steps=tuple({**{step.uid: step for step in steps}, uid: record}.values()),
         tasks=tuple({**{task.task: task for task in tasks}, uid: snapshot}.values()),
         open=history.open_committables,
-        pins=(Pin(name=by.name, checkpoint=checkpoint, at=by.at, owner=by.owner),),
+        pins=(Pin(name=write.name, checkpoint=checkpoint, at=write.at, owner=write.owner),),
         deleted=history.deleted,
         floor=history.floor,
         settings=base.settings if base is not None else {},
@@ -145,7 +147,7 @@ def manifest_with(history: History, base: Manifest | None, uid: str, handle: Sta
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Target:
-    """What is written: of which step, in which form, on top of what."""
+    """The step whose state is written, the form of that state, and the checkpoint that it is based on."""
 
     uid: str
     base: Manifest | None
@@ -153,7 +155,7 @@ class _Target:
     detail: dict[str, Json]
 
     @classmethod
-    def of(
+    def resolve(
         cls,
         history: History,
         uid: str,
@@ -164,11 +166,11 @@ class _Target:
         from penstock.operators.windows.table import table_of_record, table_of_step
 
         base = resolve_manifest(history, at) if at is not None or history.restore_point is not None else None
-        held = next((task.state for task in base.tasks if task.task == uid), None) if base is not None else None
+        state = next((task.state for task in base.tasks if task.task == uid), None) if base is not None else None
         if pipeline is not None:
-            table = table_of_step(plan_of(pipeline, uid, session))
-        elif held is not None:
-            table = table_of_record(held, uid=uid, partitions=default_parallelism(session))
+            table = table_of_step(frames_of(pipeline, uid, session))
+        elif state is not None:
+            table = table_of_record(state, uid=uid, partitions=default_parallelism(session))
         else:
             msg = f"no checkpoint says what the state of step {uid!r} looks like: give the pipeline that has it"
             raise UnknownName(msg)
@@ -176,31 +178,31 @@ class _Target:
             names = ", ".join(table.lists)
             msg = f"{names}: of an aggregate of one's own no checkpoint says how it is merged: give the pipeline"
             raise StateIncompatible(msg, uid=uid)
-        return cls(uid=uid, base=base, table=table, detail=_detail(held, table))
+        return cls(uid=uid, base=base, table=table, detail=_detail(state, table))
 
     @property
     def horizon(self) -> int:
         found = self.detail["horizon"]
         return found if isinstance(found, int) else MIN_WATERMARK
 
-    def handle(self, layers: tuple[LayerRef, ...], by: ManualWrite) -> StateHandle:
+    def handle(self, layers: tuple[LayerRef, ...], write: ManualWrite) -> StateHandle:
         layers_format = self.table.layers_format
-        written: dict[str, Json] = {
-            "by": by.owner,
-            "at": by.at,
+        origin: dict[str, Json] = {
+            "by": write.owner,
+            "at": write.at,
             "on": self.base.checkpoint if self.base is not None else None,
             "rows": sum(layer.rows for layer in layers),
         }
-        detail = {**self.detail, "written": written}
+        detail = {**self.detail, "written": origin}
         return StateHandle(kind=layers_format.kind, schema=layers_format.ddl(), layers=layers, detail=detail)
 
 
-def _detail(held: StateHandle | None, table: StateTable) -> dict[str, Json]:
-    """What stands beside the layers: how far the step had come, if it was the same step."""
+def _detail(state: StateHandle | None, table: StateTable) -> dict[str, Json]:
+    """The detail of the state's handle; it keeps the step's progress if the step is the same."""
     layers_format, window = table.layers_format, table.plan.window
     detail: dict[str, Json] = {"horizon": None, "fired": None, "closed": None, "emit": "final"}
-    if held is not None and held.kind == layers_format.kind and isinstance(held.detail, dict):
-        detail |= held.detail
+    if state is not None and state.kind == layers_format.kind and isinstance(state.detail, dict):
+        detail |= state.detail
         closed = detail["closed"]
         if detail.get("window") != window.describe() and isinstance(closed, int):
             detail["horizon"] = window.dead(closed)
@@ -209,7 +211,7 @@ def _detail(held: StateHandle | None, table: StateTable) -> dict[str, Json]:
 
 
 def _directory(state: str | Path, job: str | None, pipeline: PipelineDefinition | None) -> JobDirectory:
-    """The job that is meant; with a pipeline it may be one that has yet to begin."""
+    """The job's directory; with a pipeline the job may have yet to begin."""
     if pipeline is None:
         return open_job(state, job)
     name = pipeline.graph().name
@@ -224,7 +226,7 @@ def _directory(state: str | Path, job: str | None, pipeline: PipelineDefinition 
     return JobDirectory(folder, name, begin=True)
 
 
-def _refuse_unfit(history: History, name: str) -> None:
+def _require_writable(history: History, name: str) -> None:
     msg = name_conflict(history, name)
     if msg is not None:
         raise RequestRefused(msg)
@@ -233,28 +235,28 @@ def _refuse_unfit(history: History, name: str) -> None:
         raise RequestRefused(msg)
 
 
-def _checked(target: _Target, frame: DataFrame, session: SparkSession) -> DataFrame:
-    """The rows as layers have them, read once and checked."""
+def _checked_rows(target: _Target, frame: DataFrame, session: SparkSession) -> DataFrame:
+    """The rows in the form of layers, read once and checked."""
     from penstock.operators.windows.table import check_rows, to_layer_rows
     from penstock.spark.blocks import with_session
 
     rows = to_layer_rows(target.table, with_session(frame, session))
-    kept = target.table.layers_format.hashed(rows).localCheckpoint(eager=True)
-    check_rows(target.table, kept, horizon=target.horizon)
-    return kept
+    checked = target.table.layers_format.hashed(rows).localCheckpoint(eager=True)
+    check_rows(target.table, checked, horizon=target.horizon)
+    return checked
 
 
-def _write(
+def _write_layer(
     directory: JobDirectory, owned: OwnedLog, target: _Target, rows: DataFrame, session: SparkSession
 ) -> tuple[LayerRef, ...]:
-    """The rows as one durable layer; none if there are no rows."""
+    """Write the rows as one durable layer; none if there are no rows."""
     from penstock.spark.session import state_session
     from penstock.state.layers import LayerStats
     from penstock.state.parquet import LayerWriter
 
     layers_format = target.table.layers_format
-    found = rows.agg(*layers_format.extent).collect()[0]
-    if not found["rows"]:
+    stats = rows.agg(*layers_format.extent).collect()[0]
+    if not stats["rows"]:
         return ()
     tasks = default_parallelism(session)
     writer = LayerWriter(
@@ -267,5 +269,5 @@ def _write(
         background=nullcontext,
         failpoint=failpoint,
     )
-    extent = LayerStats(rows=found["rows"], level=0, first_end=found["first"], last_end=found["last"])
-    return (writer.write(lambda _part: rows, extent, horizon=target.horizon),)
+    layer_stats = LayerStats(rows=stats["rows"], level=0, first_end=stats["first"], last_end=stats["last"])
+    return (writer.write(lambda _part: rows, layer_stats, horizon=target.horizon),)

@@ -1,4 +1,4 @@
-"""Job status, lag, rows put aside, checkpoints."""
+"""The status of jobs, read from their directories: checkpoints, lag of sources, rows put aside."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from penstock.observability.status_file import StatusFile
 
 
-# ----------------------------------------------------------------------------------------------------
-# What the log says of each checkpoint: its size, its output, whether it can be restored. Pure; prints nothing.
+# ---- checkpoints of a log --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +45,12 @@ class Checkpoint:
         parent: the checkpoint it continues.
         triggered: when it was begun.
         completed: when it was complete.
-        new_bytes: of files that no earlier checkpoint of the log names.
-        bytes: of all files that it needs.
-        outputs: how many its sinks handed over.
-        open: how many of them the log does not know to be published.
+        new_bytes: size of the files that no earlier checkpoint of the log names.
+        bytes: size of all files that it needs.
+        outputs: number of outputs that its sinks handed over.
+        open: how many of them are not known to be published.
         is_restorable: it is not condemned.
-        names: of its savepoints.
+        names: names of its savepoints.
         is_restore_point: the next start continues it.
     """
 
@@ -72,7 +71,7 @@ class Checkpoint:
 
     @property
     def seconds(self) -> float:
-        """From the trigger to the last acknowledgement."""
+        """Time from the trigger to the last acknowledgement."""
         return (self.completed - self.triggered) / 1_000_000
 
 
@@ -107,34 +106,33 @@ def checkpoints_of(history: History) -> tuple[Checkpoint, ...]:
     return tuple(found)
 
 
-# ----------------------------------------------------------------------------------------------------
-# How a job stands: what its log says, who runs it, and the numbers that its run has left. Reads; knows no command.
+# ---- the status of a job ---------------------------------------------------------------------------------------------
 
 MAX_PARALLEL: Final = 8
-"""Jobs that are looked at at the same time: an owner that is gone takes 2 s to be sure of."""
+"""Number of jobs whose status is read at the same time."""  # it takes 2 s to be sure that an owner is gone
 
 
 class OwnerState(str, Enum):
-    """Whether a job runs, as far as can be told from its directory."""
+    """Whether a process owns a job and runs it."""
 
     RUNNING = "running"
-    """A process answers."""
+    """A process answers requests."""
     STOPPED = "stopped"
-    """It ended in order: everything it read is published, the log says so."""
+    """The log says that the job ended in order and published everything it read."""
     DEAD = "dead"
-    """Nobody answers, and there was no last word: the next start, or ``settle``, publishes what is open."""
+    """No process answers, and the job did not end in order: the next start, or ``settle``, publishes open output."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """One job at one moment.
+    """The status of one job at one moment.
 
     Attributes:
         job: its name.
         history: its log.
-        owner: what the process that runs it says, if one does.
-        hint: the numbers that its last run left, if any; see :attr:`is_hint_of_now`.
-        now: when this was looked at.
+        owner: the answer of the process that runs it, if one does.
+        hint: the status file of its last run, if any; see :attr:`is_hint_of_now`.
+        now: when all this was read.
     """
 
     job: str
@@ -144,44 +142,44 @@ class JobStatus:
     now: WallTime
 
     @property
-    def being(self) -> OwnerState:
-        """Whether it runs."""
+    def owner_state(self) -> OwnerState:
+        """Whether the job runs, stopped, or died."""
         if self.owner is not None:
             return OwnerState.RUNNING
         return OwnerState.STOPPED if is_at_rest(self.history) else OwnerState.DEAD
 
     @property
-    def word(self) -> str:
-        """For people: what a running one says it is doing."""
-        me = self.owner.me if self.owner is not None else None
-        return me.state if me is not None else self.being.value
+    def state_text(self) -> str:
+        """The state as text: that which the owner reports, or else ``stopped`` or ``dead``."""
+        process = self.owner.me if self.owner is not None else None
+        return process.state if process is not None else self.owner_state.value
 
     @property
     def doing(self) -> str | None:
-        """The same for documents; ``None`` if nobody runs it."""
-        return self.word if self.being is OwnerState.RUNNING else None
+        """The state that the owner reports; ``None`` if the job does not run."""
+        return self.state_text if self.owner_state is OwnerState.RUNNING else None
 
     @property
     def claim(self) -> Claim | None:
-        """Who has, or had, the job."""
+        """The newest claim of the log."""
         entry = self.history.claim
         return entry.body if entry is not None and isinstance(entry.body, Claim) else None
 
     @property
     def is_hint_of_now(self) -> bool:
-        """Whether the numbers are those of the newest owner, not of a run before it."""
+        """Whether the newest generation wrote the status file."""
         return self.hint is not None and self.hint.generation == self.history.generation
 
     @property
     def hint_age(self) -> float | None:
-        """Seconds since the numbers were written."""
-        return None if self.hint is None else _seconds(self.hint.written, self.now)
+        """Seconds since the status file was written."""
+        return None if self.hint is None else _seconds_since(self.hint.written, self.now)
 
     @property
     def uptime(self) -> float | None:
-        """Seconds since the process that runs it began; ``None`` if nobody does."""
-        me = self.owner.me if self.owner is not None else None
-        return None if me is None else _seconds(me.started, self.now)
+        """Seconds since the owner process started; ``None`` if the job does not run."""
+        process = self.owner.me if self.owner is not None else None
+        return None if process is None else _seconds_since(process.started, self.now)
 
     @cached_property
     def newest(self) -> Manifest | None:
@@ -191,16 +189,16 @@ class JobStatus:
 
     @property
     def checkpoint_age(self) -> float | None:
-        """Seconds since it was complete."""
-        return None if self.newest is None else _seconds(self.newest.completed, self.now)
+        """Seconds since the newest checkpoint was complete."""
+        return None if self.newest is None else _seconds_since(self.newest.completed, self.now)
 
     @cached_property
     def sources(self) -> tuple[str, ...]:
-        """The uids of what it reads, by its log and by its numbers."""
+        """The uids of the sources, from the restore point and the status file."""
         manifest = self.history.restore_point
         recorded = [step.uid for step in manifest.steps if step.role is StepRole.SOURCE] if manifest else []
-        told = [*self.hint.report.lag, *self.hint.report.batches] if self.hint is not None else []
-        return tuple(sorted({*recorded, *told}))
+        reported = [*self.hint.report.lag, *self.hint.report.batches] if self.hint is not None else []
+        return tuple(sorted({*recorded, *reported}))
 
     @property
     def state_bytes(self) -> Mapping[str, int]:
@@ -211,23 +209,23 @@ class JobStatus:
 
 
 def job_status(job: JobDirectory) -> JobStatus:
-    """How it stands now.
+    """Read the status of a job.
 
     Raises:
-        UnknownName: nobody has ever claimed it.
-        CheckpointError: its log cannot be read, or whether anybody runs it cannot be found out.
+        UnknownName: the job was never claimed.
+        CheckpointError: the log or the owner's answer cannot be read.
     """
-    owner = job.owner()  # first: what it then says is not younger than the log that is read
+    owner = job.owner()  # first, so that its answer is not younger than the log
     history = job.read()
-    hint = _hint(job)
+    hint = _read_hint(job)
     of_this_log = hint is not None and hint.log_id == history.log_id
     return JobStatus(
         job=job.job, history=history, owner=owner, hint=hint if of_this_log else None, now=job.clock.wall()
     )
 
 
-def _hint(job: JobDirectory) -> StatusFile | None:
-    """Numbers are for people: storage that does not give them says only that there are none."""
+def _read_hint(job: JobDirectory) -> StatusFile | None:
+    """Read the status file; ``None`` also if storage fails, since it is only for people."""
     try:
         return read_status_file(job.filesystem)
     except CheckpointError:
@@ -243,33 +241,32 @@ class UnreadableJob:
 
 
 def all_jobs(state: str | Path, *, clock: Clock | None = None) -> list[JobStatus | UnreadableJob]:
-    """Every job in a folder, sorted by name; one that cannot be read hides no other."""
+    """Read the status of every job in a folder, sorted by name; an unreadable job does not hide the others."""
 
-    def look(name: str) -> JobStatus | UnreadableJob:
+    def read(name: str) -> JobStatus | UnreadableJob:
         try:
             return job_status(JobDirectory(state, name, clock=clock))
         except PenstockError as error:
             return UnreadableJob(job=name, message=str(error))
 
     with ThreadPoolExecutor(MAX_PARALLEL) as pool:
-        return list(pool.map(look, jobs_in(state)))
+        return list(pool.map(read, jobs_in(state)))
 
 
-def _seconds(then: WallTime, now: WallTime) -> float:
-    """Clocks of two machines may differ: nothing is younger than now."""
+def _seconds_since(then: WallTime, now: WallTime) -> float:
+    """Never negative, for the clocks of two machines may differ."""
     return max(0, now - then) / 1_000_000
 
 
-# ----------------------------------------------------------------------------------------------------
-# How far a job's sources are behind, partition by partition, and whether that is too far. Pure.
+# ---- lag of sources --------------------------------------------------------------------------------------------------
 
 STALE_AFTER: Final = 60.0
-"""Seconds after which the numbers of a running job say nothing of now; it writes them every 10 s at least."""
+"""Seconds after which a status file is too old to check the lag by."""  # a running job writes it at least every 10 s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionBehind:
-    """One partition: the next row to be read, where it ends, and how far that is apart.
+    """One partition: the next row to be read, its end, and the distance between them.
 
     ``holds``: steps whose event time this partition holds back.
     """
@@ -285,7 +282,7 @@ class PartitionBehind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceBehind:
-    """One source. What is ``None`` is not known; a source that cannot tell how far it is behind knows nothing.
+    """One source. ``None`` is unknown; of a source that cannot report its lag everything is.
 
     ``holds``: steps whose event time the source as a whole holds back.
     """
@@ -310,15 +307,15 @@ class LagLimit:
         return f"{self.rows:,} rows" if self.micros is None else format_duration(self.micros)
 
 
-def source_lags(now: JobStatus) -> tuple[SourceBehind, ...]:
-    """Every source of the job, sorted by uid, as it was told last."""
-    report = now.hint.report if now.hint is not None else None
+def source_lags(status: JobStatus) -> tuple[SourceBehind, ...]:
+    """Return every source of the job with the lag that it reported last, sorted by uid."""
+    report = status.hint.report if status.hint is not None else None
     held_by = report.held_by if report is not None else {}
     holds: dict[str, list[str]] = {}
     for step, by in sorted(held_by.items()):
         holds.setdefault(by, []).append(step)
-    told = report.lag if report is not None else {}
-    return tuple(_behind(source, told.get(source), holds) for source in now.sources)
+    lags = report.lag if report is not None else {}
+    return tuple(_behind(source, lags.get(source), holds) for source in status.sources)
 
 
 def _behind(source: str, lag: SourceLag | None, holds: dict[str, list[str]]) -> SourceBehind:
@@ -349,7 +346,7 @@ def _partitions(source: str, lag: SourceLag, holds: dict[str, list[str]]) -> Ite
 
 
 def parse_lag_limit(text: str) -> LagLimit:
-    """What ``--max-lag`` says.
+    """Parse the value of ``--max-lag``.
 
     Raises:
         SettingsError: it is neither a number of rows nor a length of time.
@@ -367,28 +364,28 @@ def parse_lag_limit(text: str) -> LagLimit:
         raise SettingsError(msg) from None
 
 
-def exceeded(now: JobStatus, limit: LagLimit) -> list[str]:
-    """Which sources are further behind than that, in words. A check must not pass on what nobody knows.
+def exceeded(status: JobStatus, limit: LagLimit) -> list[str]:
+    """Return a message for each source that is further behind than the limit.
 
-    A source of a kind that never tells is left out, unless there is no other.
+    An unknown lag exceeds every limit, except that of a source that never reports one next to a source that does.
     """
-    if now.being is not OwnerState.RUNNING:
-        return [f"job {now.job!r} does not run ({now.being.value}): how far it is behind now is not known"]
-    if not now.is_hint_of_now or (now.hint_age or 0.0) > STALE_AFTER:
-        return [f"job {now.job!r} has not told how far it is behind for more than {STALE_AFTER:g} s"]
-    telling = [each for each in source_lags(now) if each.rows is not None]
-    if not telling:
-        return [f"no source of job {now.job!r} has told how far it is behind"]
-    return [said for each in telling if (said := _over(each, limit)) is not None]
+    if status.owner_state is not OwnerState.RUNNING:
+        return [f"job {status.job!r} does not run ({status.owner_state.value}): how far it is behind now is not known"]
+    if not status.is_hint_of_now or (status.hint_age or 0.0) > STALE_AFTER:
+        return [f"job {status.job!r} has not reported how far it is behind for more than {STALE_AFTER:g} s"]
+    reporting = [each for each in source_lags(status) if each.rows is not None]
+    if not reporting:
+        return [f"no source of job {status.job!r} has reported how far it is behind"]
+    return [message for each in reporting if (message := _over(each, limit)) is not None]
 
 
 def _over(each: SourceBehind, limit: LagLimit) -> str | None:
-    assert each.rows is not None  # it has told
+    assert each.rows is not None  # only sources with a known lag are compared
     if each.rows == 0:
         return None
     if limit.rows is not None:
         return f"{each.source}: {each.rows:,} rows behind, more than {limit}" if each.rows > limit.rows else None
-    assert limit.micros is not None  # it is one of the two
+    assert limit.micros is not None  # a limit has one of the two
     if each.seconds is None:
         return f"{each.source}: how long it is behind is not known"
     return (
@@ -398,8 +395,7 @@ def _over(each: SourceBehind, limit: LagLimit) -> str | None:
     )
 
 
-# ----------------------------------------------------------------------------------------------------
-# Rows that a job has put aside, by step and cause, and where they went: from its counters and its graph. Pure.
+# ---- rows put aside --------------------------------------------------------------------------------------------------
 
 LATE: Final = "late"
 BAD: Final = "bad"
@@ -407,7 +403,7 @@ BAD: Final = "bad"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Why rows were put aside, and how many; ``None``: they are not counted."""
+    """Why rows were put aside, and their number; ``None`` if they are not counted."""
 
     cause: str
     rows: int | None
@@ -415,15 +411,15 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideOutputRows:
-    """What one step has put aside in the run whose numbers these are.
+    """The rows that one step put aside in the run that wrote the status file.
 
     Attributes:
         step: its uid, or what it does.
         kind: ``late`` or ``bad``.
-        rows: in all; ``None`` where nobody has counted them.
-        causes: what they add up from.
-        partitions: late rows by source partition, as far as rows say which they are of.
-        sinks: where they are written; none: nothing takes them, they are counted and gone.
+        rows: their number; ``None`` if they are not counted.
+        causes: the rows by cause.
+        partitions: late rows by source partition, where rows have one.
+        sinks: where they are written; without one they are counted and dropped.
     """
 
     step: str
@@ -434,19 +430,19 @@ class SideOutputRows:
     sinks: tuple[SideOutputSink, ...]
 
 
-def side_output_rows(now: JobStatus) -> tuple[SideOutputRows, ...]:
-    """Every side output of the job, in the order of its steps; none if no run has left its numbers."""
-    if now.hint is None:
+def side_output_rows(status: JobStatus) -> tuple[SideOutputRows, ...]:
+    """Return every side output of the job, in the order of its steps; none if there is no status file."""
+    if status.hint is None:
         return ()
-    return tuple(_all(now.hint.report, now.hint.side_outputs))
+    return tuple(_side_outputs(status.hint.report, status.hint.side_outputs))
 
 
-def _all(report: Report, outputs: tuple[SideOutput, ...]) -> Iterator[SideOutputRows]:
-    known = {each.step for each in outputs if each.kind == LATE}
+def _side_outputs(report: Report, outputs: tuple[SideOutput, ...]) -> Iterator[SideOutputRows]:
+    with_late_output = {each.step for each in outputs if each.kind == LATE}
     for each in outputs:
         yield _late(report, each.step, each.sinks) if each.kind == LATE else _bad(report, each)
     for step, name in sorted(report.counters):
-        if name == LATE and step not in known:
+        if name == LATE and step not in with_late_output:
             yield _late(report, step, ())
 
 
@@ -465,7 +461,7 @@ def _late(report: Report, step: str, sinks: tuple[SideOutputSink, ...]) -> SideO
 
 
 def _bad(report: Report, output: SideOutput) -> SideOutputRows:
-    """Bad rows have no counter of their own: a sink that gets them all, and no others, has counted them."""
+    """Bad rows have no counter of their own: a sink that gets all of them, and no others, counts them."""
     direct = [sink.uid for sink in output.sinks if sink.is_direct]
     rows = report.rows_written.get(direct[0], 0) if direct else None
     return SideOutputRows(

@@ -1,4 +1,4 @@
-"""Whether a job can be restored and its output published."""
+"""Whether a job can be restored and its output published: checks every file that either needs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
-from penstock.admin.dead_letters import open_parquet
+from penstock.admin.dead_letters import open_parquet, replays_read
 from penstock.admin.gc import Owner, assign_owners, files_of, sha256_of, stat_file
 from penstock.checkpoint import paths
 from penstock.checkpoint.history import History, timeline
@@ -22,28 +22,24 @@ from penstock.dead_letters.store import (
     replay_path,
 )
 from penstock.errors import CheckpointError, CheckpointUnreadable, LogGap, StateDirectoryRefused, StateIncompatible
-from penstock.handles import CheckpointId, Generation, split_replays
+from penstock.handles import CheckpointId, Generation
 from penstock.interfaces.sink import SupportsOutputLookup
 
 if TYPE_CHECKING:
-    from penstock.checkpoint.entries import Manifest
     from penstock.checkpoint.history import Timeline
     from penstock.control.client import JobDirectory
     from penstock.filesystem.base import FileSystem
     from penstock.handles import Committable, FileRef
 
 
-# ----------------------------------------------------------------------------------------------------
-# Compares files with what was written down of them: there, as long, the same content. Knows no log and no job.
-#
-# What names files (a job's log, an exported savepoint) says which; this says what is wrong with them.
+# ---- files against what was recorded of them -------------------------------------------------------------------------
 
 ByteProgress: TypeAlias = Callable[[int, int], None]
-"""Gets the bytes that were checked and those there are, again and again."""
+"""Called with the bytes that were checked and the total, repeatedly."""
 
 
 def ignore_progress(_done: int, _total: int) -> None:
-    """Where nobody watches."""
+    """The default: progress is not reported."""
 
 
 class Fault(str, Enum):
@@ -54,12 +50,12 @@ class Fault(str, Enum):
     CONTENT = "content"
     UNREADABLE = "unreadable"
     REFERENCE = "reference"
-    """Two entries say different things of it, or one names what is not there."""
+    """Two entries contradict each other about it, or an entry names something that does not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A file that is not what was written, and how that shows."""
+    """A file that differs from what was recorded, and how."""
 
     path: str
     fault: Fault
@@ -69,24 +65,24 @@ class Problem:
 def check_files(
     filesystem: FileSystem, files: Iterable[FileRef], *, quick: bool = False, progress: ByteProgress = ignore_progress
 ) -> list[Problem]:
-    """Everything that is wrong with these files; nothing is changed.
+    """Return everything that is wrong with these files.
 
     Args:
-        filesystem: to which their paths are relative.
-        files: what was written down of them.
-        quick: look at existence and length only; content is not read.
-        progress: told how far it is.
+        filesystem: their paths are relative to its root.
+        files: what was recorded of them.
+        quick: check existence and length only; content is not read.
+        progress: called with the bytes that were checked and the total.
     """
-    listed = list(files)
-    total = sum(file.length for file in listed)
+    files = list(files)
+    total = sum(file.length for file in files)
     found, done = [], 0
-    for file in listed:
+    for file in files:
         before = done
         progress(done, total)
 
-        def read(piece: int) -> None:
+        def read(chunk: int) -> None:
             nonlocal done
-            done += piece
+            done += chunk
             progress(min(done, total), total)
 
         problem = _check(filesystem, file, quick=quick, read=read)
@@ -99,51 +95,45 @@ def check_files(
 
 def _check(filesystem: FileSystem, file: FileRef, *, quick: bool, read: Callable[[int], None]) -> Problem | None:
     try:
-        there = stat_file(filesystem, file.path)
-        if there is None:
+        stat = stat_file(filesystem, file.path)
+        if stat is None:
             return Problem(path=file.path, fault=Fault.MISSING, message="is not there")
-        if there.length != file.length:
-            message = f"has {there.length:,} bytes, {file.length:,} were written"
+        if stat.length != file.length:
+            message = f"has {stat.length:,} bytes, {file.length:,} were written"
             return Problem(path=file.path, fault=Fault.LENGTH, message=message)
-        content = None if quick else sha256_of(filesystem, file.path, read)
+        digest = None if quick else sha256_of(filesystem, file.path, read)
     except CheckpointError as error:
         return Problem(path=file.path, fault=Fault.UNREADABLE, message=str(error))
-    if content is None and not quick:
+    if digest is None and not quick:
         return Problem(path=file.path, fault=Fault.MISSING, message="went away while it was checked")
-    if content is not None and content != file.sha256:
-        message = f"has other content than was written: sha256 is {content[:12]}…, {file.sha256[:12]}… was written"
+    if digest is not None and digest != file.sha256:
+        message = f"has other content than was written: sha256 is {digest[:12]}…, {file.sha256[:12]}… was written"
         return Problem(path=file.path, fault=Fault.CONTENT, message=message)
     return None
 
 
-# ----------------------------------------------------------------------------------------------------
-# Whether replays that a start has yet to read can be read, with the letters they name. Changes nothing; no Spark.
+# ---- replays that a start has yet to read ----------------------------------------------------------------------------
 
 
 def replay_problems(filesystem: FileSystem, history: History, *, quick: bool) -> Iterator[Problem]:
-    """What is wrong with the replays above those that the next start's checkpoint has read, and with their letters.
+    """Return what is wrong with the replays that the next start would read, and with their letters.
 
-    A start that begins empty reads none of them. With ``quick`` no file of letters is opened.
+    A start with empty state reads none. With ``quick`` no file of letters is opened.
     """
     try:
         point = history.restore_point
     except CheckpointUnreadable:
-        return  # told elsewhere
+        return  # reported by _references
     if point is None:
         return
     line = timeline(history, point.checkpoint)
-    listed = frozenset(filesystem.list(FOLDER))
-    for uid in sorted({path.split("/")[1] for path in listed if path.split("/")[2:3] == [REPLAYS]}):
-        yield from _of(filesystem, uid, _read_by(point, uid), listed, line, quick=quick)
+    existing = frozenset(filesystem.list(FOLDER))
+    for uid in sorted({path.split("/")[1] for path in existing if path.split("/")[2:3] == [REPLAYS]}):
+        yield from _problems_of_replays(filesystem, uid, replays_read(point, uid), existing, line, quick=quick)
 
 
-def _read_by(point: Manifest, uid: str) -> int:
-    read = (split_replays(task.position)[1].get(uid, 0) for task in point.tasks if task.position is not None)
-    return max(read, default=0)
-
-
-def _of(
-    filesystem: FileSystem, uid: str, read: int, listed: frozenset[str], line: Timeline, *, quick: bool
+def _problems_of_replays(
+    filesystem: FileSystem, uid: str, read: int, existing: frozenset[str], line: Timeline, *, quick: bool
 ) -> Iterator[Problem]:
     following = read + 1
     for number in (each for each in replay_numbers(filesystem, uid) if each > read):
@@ -158,14 +148,16 @@ def _of(
             continue
         for each in replay.letters if replay is not None else ():
             checkpoint = checkpoint_of(uid, each.file)
-            if checkpoint is None or line.has(checkpoint):  # else it is passed over
-                yield from _letters(filesystem, f"{FOLDER}/{uid}/{each.file}", each, number, listed, quick=quick)
+            if checkpoint is None or line.has(checkpoint):  # letters of another timeline are skipped
+                yield from _problems_of_letters(
+                    filesystem, f"{FOLDER}/{uid}/{each.file}", each, number, existing, quick=quick
+                )
 
 
-def _letters(
-    filesystem: FileSystem, path: str, letters: LetterRange, number: int, listed: frozenset[str], *, quick: bool
+def _problems_of_letters(
+    filesystem: FileSystem, path: str, letters: LetterRange, number: int, existing: frozenset[str], *, quick: bool
 ) -> Iterator[Problem]:
-    if path not in listed:
+    if path not in existing:
         message = f"is not there; replay {number} names {letters.rows} dead letters in it, which are left out"
         yield Problem(path=path, fault=Fault.MISSING, message=message)
         return
@@ -181,65 +173,62 @@ def _letters(
         yield Problem(path=path, fault=Fault.REFERENCE, message=message)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Where staged output is that is not where it was staged: published, or out of sight. Changes nothing.
+# ---- staged output that is not where it was staged -------------------------------------------------------------------
 
 
 class OutputLocation(Enum):
-    """What has become of a staged file that is not there."""
+    """Where the content of a missing staged file is."""
 
     PUBLISHED = "published"
-    """It lies under its final name, as it was staged."""
+    """Under its final name, with the content that was staged."""
     TAKEN = "taken"
-    """It counts as published, but is not there as it was: a reader took it, or it was removed unpublished."""
+    """It counts as published, but is not there or has changed: a reader took it, or it was removed unpublished."""
     NO_TARGET = "no target"
-    """It cannot be told: the target is not mounted, or was emptied."""
+    """Unknown: the target is not mounted, or was emptied."""
     LOST = "lost"
-    """Nothing proves that it was published."""
+    """Unknown: nothing proves that it was published."""
 
 
 def locate_output(filesystem: FileSystem, item: Committable, file: FileRef, *, quick: bool = False) -> OutputLocation:
-    """What has become of it, by the sink's own evidence.
+    """Find a missing staged file by the sink's own evidence.
 
     Args:
         filesystem: of the job.
         item: an output that is not known to be published.
-        file: one of its staged files, which is not there.
-        quick: believe a file by its name and length.
+        file: one of its staged files, which does not exist.
+        quick: compare name and length only.
 
     Raises:
-        StorageFailed: a file cannot be looked at.
+        StorageFailed: a file cannot be accessed.
     """
     try:
-        understands = committer(item.kind, filesystem)
+        sink_committer = committer(item.kind, filesystem)
     except StateIncompatible:
         return OutputLocation.LOST
-    if not isinstance(understands, SupportsOutputLookup) or (final := understands.final(item, file.path)) is None:
+    if not isinstance(sink_committer, SupportsOutputLookup) or (final := sink_committer.final(item, file.path)) is None:
         return OutputLocation.LOST
-    there = stat_file(filesystem, final)
-    if there is None:
-        return OutputLocation.TAKEN if understands.has_evidence(item) else OutputLocation.NO_TARGET
-    same = there.length == file.length and (quick or sha256_of(filesystem, final) == file.sha256)
-    return OutputLocation.PUBLISHED if same else OutputLocation.TAKEN
+    stat = stat_file(filesystem, final)
+    if stat is None:
+        return OutputLocation.TAKEN if sink_committer.has_evidence(item) else OutputLocation.NO_TARGET
+    is_unchanged = stat.length == file.length and (quick or sha256_of(filesystem, final) == file.sha256)
+    return OutputLocation.PUBLISHED if is_unchanged else OutputLocation.TAKEN
 
 
-# ----------------------------------------------------------------------------------------------------
-# Whether a job could be restored and its output published: reads the log and every file that either needs.
-#
-# Changes nothing. A job that runs goes on meanwhile: what it has let go by the end is not missed (rule G4).
+# ---- the whole job ---------------------------------------------------------------------------------------------------
+# A running job goes on meanwhile: files that it has released by the end are not missed (rule G4).
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokenItem:
-    """Something that is not what was written, and what cannot be done because of it.
+    """Something that differs from what was written, and what it breaks.
 
     Attributes:
-        path: below the job's directory, or absolute where a sink stages beside its target.
+        path: below the job's directory, or absolute where a sink stages next to its target.
         fault: what is wrong, as a word for scripts.
         message: the same for people.
         checkpoints: those that cannot be restored.
         savepoints: names of those that have one.
-        outputs: that cannot be published.
+        outputs: those that cannot be published.
     """
 
     path: str
@@ -252,23 +241,23 @@ class BrokenItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
-    """What was found.
+    """The result of a check.
 
     Attributes:
         job: its name.
         log_id: of its log, if that can be read.
-        tail: the newest entry, ``-1`` if that cannot be told.
+        tail: the newest entry, ``-1`` if that is unknown.
         quick: content was not read.
         files: how many were checked.
-        bytes: of those.
-        broken: what is wrong; nothing: the job is sound.
-        taken: staged files that are gone, as they are after publishing, while the published file is not there either:
-            a reader took it, or somebody removed the staged one. A start counts them as published.
+        bytes: their size.
+        broken: what is wrong; if nothing, the job is sound.
+        taken: staged files that are gone as if published, while the published file is not there either. A reader took
+            it, or the staged file was removed. A start counts them as published.
         restorable: checkpoints that the log offers.
         sound: those of them whose files are all right.
         restore_point: what the next start continues; ``None`` is empty state.
-        orphans: files that nobody needs and no entry names.
-        condemned: files that are to be deleted and still there.
+        orphans: files that are not needed and that no entry names.
+        condemned: files that are to be deleted and still exist.
     """
 
     job: str
@@ -296,80 +285,79 @@ class VerifyReport:
         return tuple(_remedies(self))
 
 
-def _remedies(verdict: VerifyReport) -> Iterable[str]:
-    if verdict.is_sound:
+def _remedies(report: VerifyReport) -> Iterable[str]:
+    if report.is_sound:
         return
     yield "put the files back from a copy, if there is one"
-    if verdict.log_id is None:
-        return  # nothing can be decided without a log
-    job, newest = verdict.job, max(verdict.sound, default=None)
-    is_log = any(each.path.startswith(f"{paths.LOG}/") for each in verdict.broken)
-    is_output = any(each.outputs for each in verdict.broken)
-    is_point = verdict.restore_point is not None and verdict.restore_point not in verdict.sound
-    if any(each.path.startswith(f"{FOLDER}/") for each in verdict.broken):
+    if report.log_id is None:
+        return  # without a log there is no advice
+    job, newest_sound = report.job, max(report.sound, default=None)
+    is_log = any(each.path.startswith(f"{paths.LOG}/") for each in report.broken)
+    is_output = any(each.outputs for each in report.broken)
+    is_restore_point = report.restore_point is not None and report.restore_point not in report.sound
+    if any(each.path.startswith(f"{FOLDER}/") for each in report.broken):
         yield (
             "a replay that cannot be read ends each start whose source reads it; without a copy, and if it is the "
             "newest one, move it away, start, and give the replay once more"
         )
-    elif not (is_log or is_output or is_point):
+    elif not (is_log or is_output or is_restore_point):
         yield "the next start is not touched: the broken checkpoints are older, or on another timeline"
-    if not (is_log or is_output or is_point):
+    if not (is_log or is_output or is_restore_point):
         return
     discard = " --discard-unpublished" if is_output else ""
-    if newest is None:
+    if newest_sound is None:
         yield f"no checkpoint is left; begin with empty state: penstock rewind {job} --fresh{discard}"
     else:
-        yield f"begin again at checkpoint {newest}: penstock rewind {job} {newest}{discard}"
+        yield f"begin again at checkpoint {newest_sound}: penstock rewind {job} {newest_sound}{discard}"
 
 
 def verify(job: JobDirectory, *, quick: bool = False, progress: ByteProgress = ignore_progress) -> VerifyReport:
-    """Look at everything that a restore, or the publishing of what is open, would read.
+    """Check everything that a restore, or the publishing of open output, would read.
 
     Args:
-        job: which, running or not.
-        quick: look at existence and length only; content is not read.
-        progress: gets the bytes that were checked and those there are.
+        job: the job's directory; the job may run.
+        quick: check existence and length only; content is not read.
+        progress: called with the bytes that were checked and the total.
 
     Raises:
-        UnknownName: nobody has ever claimed the job.
+        UnknownName: the job was never claimed.
         StorageFailed: a folder cannot be listed.
     """
-    before = _read(job)
+    before = _read_log(job)
     if isinstance(before, BrokenItem):
         return VerifyReport(job=job.job, quick=quick, broken=(before,))
-    needs = _needs(before)
-    problems = check_files(job.filesystem, needs.values(), quick=quick, progress=progress)
+    needed = _needed_files(before)
+    problems = check_files(job.filesystem, needed.values(), quick=quick, progress=progress)
     problems, taken = _without_published(job.filesystem, before, problems, quick=quick)
     is_running = job.owner() is not None
-    after = _read(job)  # whatever was let go while we read is not missed (rule G4)
+    after = _read_log(job)  # files released since are not missed (rule G4)
     if isinstance(after, BrokenItem):
         return VerifyReport(job=job.job, quick=quick, broken=(after,))
-    still = _needs(after)
-    gone = {path for path in needs if path not in still}
-    problems = [each for each in problems if each.path not in gone]
+    released = needed.keys() - _needed_files(after).keys()
+    problems = [each for each in problems if each.path not in released]
     problems += replay_problems(job.filesystem, after, quick=quick)
-    broken = (*_broken_entries(after), *_references(after), *(_consequence(after, each) for each in problems))
-    verdict = VerifyReport(
+    broken = (*_broken_entries(after), *_references(after), *(_with_consequences(after, each) for each in problems))
+    report = VerifyReport(
         job=job.job,
         log_id=after.log_id,
         tail=after.tail,
         quick=quick,
-        files=len(needs),
-        bytes=sum(file.length for file in needs.values()),
+        files=len(needed),
+        bytes=sum(file.length for file in needed.values()),
         broken=broken,
-        taken=tuple(sorted(path for path in taken if path not in gone)),
+        taken=tuple(sorted(path for path in taken if path not in released)),
         restorable=tuple(after.restorable),
         sound=_sound(after, broken),
         restore_point=_restore_point(after),
     )
-    return _with_leftovers(job.filesystem, after, verdict, is_running=is_running)
+    return _with_leftovers(job.filesystem, after, report, is_running=is_running)
 
 
-# ------------------------------------------------------------------------------------------------ what the log needs
+# ---- what the log needs ----------------------------------------------------------------------------------------------
 
 
-def _needs(history: History) -> dict[str, FileRef]:
-    """Every file that a restore, or publishing, reads, as it was written down first. To void needs none."""
+def _needed_files(history: History) -> dict[str, FileRef]:
+    """Every file that a restore or publishing reads, as it was recorded first. Voiding needs none."""
     found: dict[str, FileRef] = {}
     for file in _referenced(history):
         found.setdefault(file.path, file)
@@ -383,8 +371,8 @@ def _referenced(history: History) -> Iterable[FileRef]:
         yield from item.files
 
 
-def _read(job: JobDirectory) -> History | BrokenItem:
-    """The log, past what cannot be read; or why nothing of it can be believed."""
+def _read_log(job: JobDirectory) -> History | BrokenItem:
+    """The log, past entries that cannot be read; or why none of it can be used."""
     try:
         return job.read(past_unreadable=True)
     except (LogGap, CheckpointUnreadable, StateDirectoryRefused) as error:
@@ -393,7 +381,7 @@ def _read(job: JobDirectory) -> History | BrokenItem:
 
 
 def _broken_entries(history: History) -> Iterable[BrokenItem]:
-    """Entries that cannot be read and that no rewind went past: what they said is not known."""
+    """Entries that cannot be read and that no rewind skipped."""
     for each in history.unreadable:
         if each.number not in history.lost:
             yield BrokenItem(path=paths.entry(each.number), fault=Fault.UNREADABLE, message=each.message)
@@ -406,7 +394,7 @@ def _references(history: History) -> Iterable[BrokenItem]:
         known = first.setdefault(file.path, file)
         if known != file:
             message = "two entries say different things of its length or content"
-            yield _consequence(history, Problem(path=file.path, fault=Fault.REFERENCE, message=message))
+            yield _with_consequences(history, Problem(path=file.path, fault=Fault.REFERENCE, message=message))
     for pin in history.pins.values():
         if pin.checkpoint not in history.restorable:
             message = f"savepoint {pin.name!r} is checkpoint {pin.checkpoint}, which cannot be restored"
@@ -424,7 +412,7 @@ def _restore_point(history: History) -> CheckpointId | None:
         return None
 
 
-def _consequence(history: History, problem: Problem) -> BrokenItem:
+def _with_consequences(history: History, problem: Problem) -> BrokenItem:
     checkpoints = tuple(
         key for key, manifest in history.restorable.items() if any(f.path == problem.path for f in manifest.state_files)
     )
@@ -440,17 +428,17 @@ def _consequence(history: History, problem: Problem) -> BrokenItem:
 
 
 def _sound(history: History, broken: Iterable[BrokenItem]) -> tuple[CheckpointId, ...]:
-    hurt = {key for each in broken for key in each.checkpoints}
-    return tuple(key for key in history.restorable if key not in hurt)
+    broken_checkpoints = {key for each in broken for key in each.checkpoints}
+    return tuple(key for key in history.restorable if key not in broken_checkpoints)
 
 
-# -------------------------------------------------------------------------------------------- what may be elsewhere
+# ---- what may be elsewhere -------------------------------------------------------------------------------------------
 
 
 def _without_published(
     filesystem: FileSystem, history: History, problems: Iterable[Problem], *, quick: bool
 ) -> tuple[list[Problem], list[str]]:
-    """Staged output that is not there may be published already; then it is no problem."""
+    """The problems without files that are published already, and the staged files that were taken."""
     staged = {file.path: (item, file) for item in history.open_committables for file in item.files}
     left, taken = [], []
     for problem in problems:
@@ -471,13 +459,13 @@ def _without_published(
 
 
 def _with_leftovers(
-    filesystem: FileSystem, history: History, verdict: VerifyReport, *, is_running: bool
+    filesystem: FileSystem, history: History, report: VerifyReport, *, is_running: bool
 ) -> VerifyReport:
     newest = history.generation or Generation(0)
     own = newest if is_running else Generation(newest + 1)
-    of = assign_owners(history, files_of(filesystem, history), own=own)
+    owners = assign_owners(history, files_of(filesystem, history), own=own)
     return replace(
-        verdict,
-        orphans=tuple(sorted(path for path, owner in of.items() if owner is Owner.ORPHAN)),
-        condemned=tuple(sorted(path for path, owner in of.items() if owner is Owner.CONDEMNED)),
+        report,
+        orphans=tuple(sorted(path for path, owner in owners.items() if owner is Owner.ORPHAN)),
+        condemned=tuple(sorted(path for path, owner in owners.items() if owner is Owner.CONDEMNED)),
     )

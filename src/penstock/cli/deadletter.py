@@ -189,7 +189,7 @@ def list_places(output: Output, *, job: str, state: str, as_json: bool) -> int:
 
 
 def _place(place: DeadLetterQueue, why: tuple[LetterCause, ...]) -> dict[str, object]:
-    standing = [file for file in place.files if file.stands]
+    standing = [file for file in place.files if file.is_live]
     return {
         "uid": place.uid,
         "folder": place.folder,
@@ -200,7 +200,7 @@ def _place(place: DeadLetterQueue, why: tuple[LetterCause, ...]) -> dict[str, ob
         "waiting_rows": place.waiting,
         "failed_again_rows": failed_again(place),
         "replayable_rows": _replayable(place),
-        "undone_rows": sum(file.rows for file in place.files if not file.stands),
+        "undone_rows": sum(file.rows for file in place.files if not file.is_live),
         "oldest_written": min((file.written for file in standing), default=None),
         "newest_written": max((file.written for file in standing), default=None),
         "replay_count": len(place.replays),
@@ -236,7 +236,7 @@ def _table(places: list[tuple[DeadLetterQueue, tuple[LetterCause, ...]]]) -> Tab
         ("newest", "left"),
     )
     for place, why in places:
-        standing = [file for file in place.files if file.stands]
+        standing = [file for file in place.files if file.is_live]
         about = [
             size(sum(file.bytes for file in standing)),
             _moment(min((file.written for file in standing), default=None)),
@@ -261,7 +261,7 @@ def _table(places: list[tuple[DeadLetterQueue, tuple[LetterCause, ...]]]) -> Tab
 def _remarks(job: str, state: str, place: DeadLetterQueue, why: tuple[LetterCause, ...]) -> Iterator[str]:
     """What a person would ask next."""
     waiting, again = place.waiting, failed_again(place)
-    undone = sum(file.rows for file in place.files if not file.stands)
+    undone = sum(file.rows for file in place.files if not file.is_live)
     if waiting:
         yield f"{place.uid}: {count(waiting, 'row')} of a replay yet to be in a checkpoint"
     if again:
@@ -380,7 +380,7 @@ def _file(file: LetterFile) -> dict[str, object]:
         "rows": file.rows,
         "checkpoint": file.checkpoint,
         "written": file.written,
-        "was_undone": not file.stands,
+        "was_undone": not file.is_live,
     }
 
 

@@ -71,7 +71,7 @@ def run_doctor(
         state=state, servers=servers, spark=spark, pipeline=None if pipeline is None else _located(pipeline)
     )
     if as_json:
-        findings = list(examine(question, tell=lambda _: None))
+        findings = list(examine(question, announce=lambda _: None))
         output.document(SCHEMA, **document(findings))
     else:
         findings = _shown(output, question)
@@ -126,7 +126,7 @@ def _shown(output: Output, question: DoctorOptions) -> list[Finding]:
     """Print each as soon as it is there."""
     findings = []
     with ProgressLine(output) as waiting:
-        for finding in examine(question, tell=waiting.on):
+        for finding in examine(question, announce=waiting.on):
             waiting.off()
             output.result(text_of(finding))
             findings.append(finding)

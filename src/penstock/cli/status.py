@@ -169,12 +169,12 @@ def show_lag(
     found = source_lags(now)
     too_far = [] if limit is None else exceeded(now, limit)
     if as_json:
-        fields: dict[str, object] = {"job": job, "is": now.being.value, "doing": now.doing}
+        fields: dict[str, object] = {"job": job, "is": now.owner_state.value, "doing": now.doing}
         fields |= {"numbers_age_seconds": now.hint_age, "sources": [_source(each) for each in found]}
         output.document(LAG_SCHEMA, **fields, **_limit(limit), over=too_far)
     else:
         output.result(lag_table(found))
-        word = now.word if now.being is OwnerState.RUNNING else f"{now.being.value}: nothing is read"
+        word = now.state_text if now.owner_state is OwnerState.RUNNING else f"{now.owner_state.value}: nothing is read"
         output.result(Text(f"{job}: {word} · {age_text(now)}"))
         for said in too_far:
             output.result(Text(said, style="red"))
@@ -268,7 +268,7 @@ def show_late(output: Output, *, job: str, state: str, as_json: bool, clock: Clo
     now = job_status(JobDirectory(state, job, clock=clock))
     found = side_output_rows(now)
     if as_json:
-        fields: dict[str, object] = {"job": job, "is": now.being.value, "doing": now.doing}
+        fields: dict[str, object] = {"job": job, "is": now.owner_state.value, "doing": now.doing}
         aside = [put_aside_fields(each) for each in found]
         output.document(LATE_SCHEMA, **fields, numbers_age_seconds=now.hint_age, put_aside=aside)
         return ExitCode.ENDED
@@ -276,7 +276,7 @@ def show_late(output: Output, *, job: str, state: str, as_json: bool, clock: Clo
         output.result(late_table(found))
     elif now.hint is not None:
         output.result(Text(f"{job} puts no rows aside: it has no step that could"))
-    output.result(Text(f"{job}: {now.word} · {age_text(now)}"))
+    output.result(Text(f"{job}: {now.state_text} · {age_text(now)}"))
     return ExitCode.ENDED
 
 
@@ -338,7 +338,9 @@ def show_jobs(output: Output, *, state: str, as_json: bool, clock: Clock | None 
         if isinstance(each, UnreadableJob):
             table.add_row(each.job, f"unreadable: {each.message}", *[UNKNOWN] * 5, style="red")
         else:
-            table.add_row(*_row(each), style={OwnerState.DEAD: "yellow", OwnerState.STOPPED: "dim"}.get(each.being))
+            table.add_row(
+                *_row(each), style={OwnerState.DEAD: "yellow", OwnerState.STOPPED: "dim"}.get(each.owner_state)
+            )
     output.result(table)
     return ExitCode.ENDED
 
@@ -346,7 +348,7 @@ def show_jobs(output: Output, *, state: str, as_json: bool, clock: Clock | None 
 def _row(now: JobStatus) -> tuple[str, ...]:
     return (
         now.job,
-        now.word,
+        now.state_text,
         UNKNOWN if now.newest is None else str(now.newest.checkpoint),
         duration_text(now.checkpoint_age),
         size(sum(now.state_bytes.values())),
@@ -360,7 +362,7 @@ def _lag_of(now: JobStatus) -> str:
     if not lags:
         return UNKNOWN
     rows = count(sum(lag.rows for lag in lags.values()), "row")
-    return rows if now.being is OwnerState.RUNNING else f"{rows}, {age_text(now)}"
+    return rows if now.owner_state is OwnerState.RUNNING else f"{rows}, {age_text(now)}"
 
 
 def _job(each: JobStatus | UnreadableJob) -> dict[str, object]:
@@ -376,7 +378,7 @@ def _job(each: JobStatus | UnreadableJob) -> dict[str, object]:
         sum(lag.rows for lag in lags.values()) if lags else None,
         each.hint_age,
     )
-    return {"job": each.job, "is": each.being.value, "message": None, **dict(zip(_KNOWN, known, strict=True))}
+    return {"job": each.job, "is": each.owner_state.value, "message": None, **dict(zip(_KNOWN, known, strict=True))}
 
 
 _KNOWN: Final = (
@@ -419,7 +421,7 @@ def document(now: JobStatus) -> dict[str, object]:
     history, point = now.history, now.history.restore_point
     return {
         "job": now.job,
-        "is": now.being.value,
+        "is": now.owner_state.value,
         "doing": now.doing,
         "log_id": history.log_id,
         "generation": history.generation,
@@ -455,9 +457,9 @@ def _run(now: JobStatus) -> dict[str, object] | None:
 def _headline(now: JobStatus) -> str:
     up = f" · up {duration_text(now.uptime)}" if now.uptime is not None else ""
     word = {OwnerState.STOPPED: "stopped in order", OwnerState.DEAD: "dead: nobody answers, no last word"}.get(
-        now.being, now.word
+        now.owner_state, now.state_text
     )
-    had = "" if now.being is OwnerState.RUNNING else "last "
+    had = "" if now.owner_state is OwnerState.RUNNING else "last "
     return f"{now.job}: {word} · {had}{owner_text(now)} · generation {now.history.generation}{up}"
 
 

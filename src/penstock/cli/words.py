@@ -219,6 +219,6 @@ def age_text(now: JobStatus) -> str:
     if now.hint is None:
         return "no run has left its numbers"
     of = "" if now.is_hint_of_now else f", by generation {now.hint.generation}"
-    if of and now.being is OwnerState.RUNNING:
+    if of and now.owner_state is OwnerState.RUNNING:
         of += ": this one has told none yet"
     return f"as of {duration_text(now.hint_age)} ago{of}"

@@ -1,4 +1,4 @@
-"""Tools for testing pipelines and connectors; they ship, and are documented.
+"""Tools for testing pipelines and connectors; part of the public API.
 
 Names are loaded when they are first used: only the contracts need pytest, and only what runs something needs Spark.
 """

@@ -1,4 +1,4 @@
-"""Time that stands still until a test moves it."""
+"""A clock that only a test moves."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from penstock.errors import HarnessError
 from penstock.testing.frames import micros_of
 
 START: Final = "2026-01-01T00:00:00Z"
-"""Where the wall clock of a test stands unless told otherwise."""
+"""Time of a test's wall clock at its start, by default."""
 
 
 class ManualClock:
-    """Both clocks of a job, moved by hand: the one for durations begins at 0, the wall clock where told.
+    """Both clocks of a job, moved by hand: the monotonic one begins at 0, the wall clock at ``wall``.
 
     Args:
         wall: a ``datetime`` or ISO text; UTC if it has no offset.
 
     Raises:
-        HarnessError: ``wall`` is no time.
+        HarnessError: ``wall`` is not a time.
 
     >>> clock = ManualClock("2026-01-01T12:00:00Z")
     >>> clock.advance("90 seconds")
@@ -33,11 +33,11 @@ class ManualClock:
         self._elapsed = 0
 
     def now(self) -> MonotonicTime:
-        """Microseconds since it was made."""
+        """Return the microseconds since the clock was made."""
         return MonotonicTime(self._elapsed)
 
     def wall(self) -> WallTime:
-        """Microseconds since the epoch."""
+        """Return the microseconds since the epoch."""
         return WallTime(self._began + self._elapsed)
 
     @property
@@ -48,18 +48,18 @@ class ManualClock:
         )
 
     def advance(self, duration: str) -> None:
-        """Move both clocks on.
+        """Move both clocks forward.
 
         Args:
             duration: for example ``"5 seconds"``.
 
         Raises:
-            GraphError: it is no length of time.
+            GraphError: it is not a length of time.
         """
         self._elapsed += parse_duration("duration", duration)
 
     def move_to(self, instant: MonotonicTime) -> None:
-        """Move on to a later :meth:`now`.
+        """Move both clocks forward to a later :meth:`now`.
 
         Raises:
             HarnessError: it is earlier: the clock never goes back.

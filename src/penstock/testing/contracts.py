@@ -1,4 +1,4 @@
-"""Test suites for any source, sink, file system."""
+"""Test suites that any source, sink or file system must pass: subclass one and give it its fixtures."""
 
 from __future__ import annotations
 
@@ -43,15 +43,14 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-# ----------------------------------------------------------------------------------------------------
-# What the runtime relies on in every exactly-once sink; :mod:`penstock.testing.contracts` tells how to run it.
+# ---- sinks -----------------------------------------------------------------------------------------------------------
 
 _GROUPS = itertools.count(1)
 DONE = frozenset({CommitOutcome.DONE, CommitOutcome.ALREADY_DONE})
 
 
 class SinkContract:
-    """What a writer and a committer must hold so that every row is seen once, whatever happens between them.
+    """What a writer and a committer must guarantee so that every row is seen once, whatever happens between them.
 
     Give it the fixtures ``spark`` (a classic session) and ``sink`` (new and empty), and override :meth:`visible`.
 
@@ -67,35 +66,35 @@ class SinkContract:
     """
 
     columns: ClassVar[str] = "id LONG, name STRING"
-    """What is written, as DDL; :meth:`row` makes rows of it."""
+    """The columns that are written, as DDL; :meth:`row` makes rows of them."""
 
     @pytest.fixture
     def sink(self) -> Sink:
-        """The sink, with nothing in it."""
+        """The sink, empty."""
         msg = "override the fixture 'sink'"
         raise pytest.UsageError(msg)
 
     @pytest.fixture
     def filesystem(self, tmp_path: Path) -> LocalFileSystem:
-        """Of the job's directory."""
+        """The file system of the job's directory."""
         return LocalFileSystem(tmp_path / "state")
 
     def visible(self, sink: Sink, spark: SparkSession) -> Sequence[Row]:
-        """What a reader of the sink sees now: rows as dictionaries."""
+        """Return what a reader of the sink sees now, as dictionaries."""
         raise NotImplementedError
 
     def row(self, number: int) -> Row:
-        """A row of :attr:`columns`."""
+        """Return a row of :attr:`columns`."""
         return {"id": number, "name": f"row {number}"}
 
-    # --------------------------------------------------------------------------------------------------------- writing
+    # ---- writing -----------------------------------------------------------------------------------------------------
 
     def schema(self, spark: SparkSession) -> StructType:
-        """Of :attr:`columns`."""
+        """Return the schema of :attr:`columns`."""
         return struct_type(spark, self.columns)
 
     def open(self, sink: Sink, spark: SparkSession, filesystem: LocalFileSystem, generation: int = 1) -> SinkWriter:
-        """A writer, as a start of the job makes it."""
+        """Return a writer, as a start of the job makes it."""
         return sink.writer(
             SinkContext(
                 uid="out",
@@ -111,34 +110,34 @@ class SinkContract:
         )
 
     def batch(self, spark: SparkSession, *numbers: int) -> Batch:
-        """Rows of these numbers."""
+        """Return a batch of the rows of these numbers."""
         schema = self.schema(spark)
         frame = frame_of(spark, fit_rows([self.row(number) for number in numbers or (0,)], schema, "contract"), schema)
         return Batch(frame=frame if numbers else frame.where("1 = 0"), sequence=1)
 
     def handed_over(self, writer: SinkWriter, checkpoint: int) -> list[Committable]:
-        """What a checkpoint gets, as it comes back from a manifest."""
+        """Return the committables of a checkpoint, as they come back from a manifest."""
         items = writer.prepare(CheckpointId(checkpoint)).materialise()
         texts = [json.dumps(write_committable(item)) for item in items]
         return [read_committable(json.loads(text), "contract") for text in texts]
 
     def committer(self, item: Committable, filesystem: LocalFileSystem) -> Committer:
-        """Whoever understands the committable, made anew as after a restart."""
+        """Return a new committer for the committable, as after a restart."""
         return committer(item.kind, filesystem)
 
     def commit(self, items: Sequence[Committable], filesystem: LocalFileSystem) -> list[CommitOutcome]:
-        """Publish, with a committer that has seen nothing before."""
+        """Publish the committables with new committers."""
         return [self.committer(item, filesystem).commit(item) for item in items]
 
     def void(self, items: Sequence[Committable], filesystem: LocalFileSystem) -> list[CommitOutcome]:
-        """See to it that they are never published."""
+        """Make sure that the committables are never published."""
         return [self.committer(item, filesystem).void(item) for item in items]
 
     def expect(self, sink: Sink, spark: SparkSession, *numbers: int) -> None:
-        """A reader sees exactly these rows."""
+        """Assert that a reader sees exactly these rows."""
         assert_rows(self.visible(sink, spark), [self.row(number) for number in numbers])
 
-    # ------------------------------------------------------------------------------------------------------- the tests
+    # ---- the tests ---------------------------------------------------------------------------------------------------
 
     def test_rows_are_seen_when_their_checkpoint_is_committed_and_not_before(
         self, sink: Sink, spark: SparkSession, filesystem: LocalFileSystem
@@ -180,7 +179,7 @@ class SinkContract:
     def test_output_of_an_aborted_checkpoint_is_published_by_the_next(
         self, sink: Sink, spark: SparkSession, filesystem: LocalFileSystem
     ) -> None:
-        """What was handed over stays valid, however many checkpoints come to nothing."""
+        """Output that was handed over stays valid, however many checkpoints are aborted."""
         writer = self.open(sink, spark, filesystem)
         items: list[Committable] = []
         for number in (1, 2, 3):
@@ -192,7 +191,7 @@ class SinkContract:
     def test_a_restart_between_prepare_and_commit_loses_and_doubles_nothing(
         self, sink: Sink, spark: SparkSession, filesystem: LocalFileSystem
     ) -> None:
-        """The committable is enough; what a dead writer wrote after it was never in a checkpoint, and is never seen."""
+        """The committable is enough. What a dead writer wrote after it was in no checkpoint, and is never seen."""
         dead = self.open(sink, spark, filesystem, generation=1)
         dead.write(self.batch(spark, 1))
         items = self.handed_over(dead, 1)
@@ -206,7 +205,7 @@ class SinkContract:
     def test_what_is_voided_is_never_published(
         self, sink: Sink, spark: SparkSession, filesystem: LocalFileSystem
     ) -> None:
-        """A late commit of a zombie finds it done; voiding again is harmless; others are not touched."""
+        """A late commit of a zombie publishes nothing; voiding again is harmless; other output stays."""
         writer = self.open(sink, spark, filesystem)
         writer.write(self.batch(spark, 1))
         first = self.handed_over(writer, 1)
@@ -221,7 +220,7 @@ class SinkContract:
     def test_what_is_published_can_no_longer_be_voided(
         self, sink: Sink, spark: SparkSession, filesystem: LocalFileSystem
     ) -> None:
-        """It says so, and the rows stay."""
+        """The committer reports it as done already, and the rows stay."""
         writer = self.open(sink, spark, filesystem)
         writer.write(self.batch(spark, 1))
         items = self.handed_over(writer, 1)
@@ -230,14 +229,14 @@ class SinkContract:
         self.expect(sink, spark, 1)
 
     def test_no_rows_hand_nothing_over(self, sink: Sink, spark: SparkSession, filesystem: LocalFileSystem) -> None:
-        """Neither an epoch without batches, nor one whose batches had no rows."""
+        """An epoch without batches hands nothing over, nor does one whose batches have no rows."""
         writer = self.open(sink, spark, filesystem)
         assert self.handed_over(writer, 1) == []
         assert writer.write(self.batch(spark)) in (0, None)
         assert self.handed_over(writer, 2) == []
 
     def test_a_batch_is_written_in_one_job(self, sink: Sink, spark: SparkSession, filesystem: LocalFileSystem) -> None:
-        """And the count of rows is right where it is told."""
+        """The count of rows is right, if the writer returns one."""
         context: Any = spark.sparkContext
         writer, batch = self.open(sink, spark, filesystem), self.batch(spark, 1, 2, 3)
         group = f"sink-contract-{next(_GROUPS)}"
@@ -251,7 +250,7 @@ class SinkContract:
     def test_closing_publishes_nothing_and_twice_is_harmless(
         self, sink: Sink, spark: SparkSession, filesystem: LocalFileSystem
     ) -> None:
-        """What was handed over before can still be committed."""
+        """Output that was handed over before can still be committed."""
         writer = self.open(sink, spark, filesystem)
         writer.write(self.batch(spark, 1))
         items = self.handed_over(writer, 1)
@@ -263,18 +262,17 @@ class SinkContract:
         self.expect(sink, spark, 1)
 
 
-# ----------------------------------------------------------------------------------------------------
-# What the runtime relies on in every source, as tests; :mod:`penstock.testing.contracts` tells how to run them.
+# ---- sources ---------------------------------------------------------------------------------------------------------
 
-_MOST_POLLS = 1_000
+_MAX_POLLS = 1_000
 
 
 class SourceContract:
-    """What positions, plans and frames must hold. Give it a session and two fixtures.
+    """What positions, plans and frames of a source must guarantee. Give it a session and two fixtures.
 
-    ``spark`` is a classic session. ``source`` is a source in which everything is there already, of at least three
-    rows; ``expected`` is those rows, as dictionaries. It is read with :attr:`limits`, which should cut it into several
-    batches, and until :attr:`until`.
+    ``spark`` is a classic session. ``source`` is a source that already has all of its rows, at least three;
+    ``expected`` is those rows, as dictionaries. The source is read until :attr:`until`, in batches of :attr:`limits`,
+    which should be several.
 
     Example::
 
@@ -289,7 +287,7 @@ class SourceContract:
     """
 
     limits: ClassVar[ReadLimit] = ReadLimit(rows=2)
-    """How much each batch may hold."""
+    """The limit of each batch."""
 
     until: ClassVar[Until] = Until.CAUGHT_UP
     """``STOPPED`` for a source that ends by itself and is never caught up before."""
@@ -306,17 +304,17 @@ class SourceContract:
         msg = "override the fixture 'expected'"
         raise pytest.UsageError(msg)
 
-    # --------------------------------------------------------------------------------------------------------- reading
+    # ---- reading -----------------------------------------------------------------------------------------------------
 
     def open(self, source: Source, spark: SparkSession, resume: Position | None = None) -> SourceReader:
-        """A reader, of a position as it comes back from a manifest."""
-        again = None if resume is None else Position(kind=resume.kind, detail=json.loads(json.dumps(resume.detail)))
-        return source.open(SourceContext(uid="in", spark=spark, until=self.until), again)
+        """Return a reader that continues a position as it comes back from a manifest."""
+        restored = None if resume is None else Position(kind=resume.kind, detail=json.loads(json.dumps(resume.detail)))
+        return source.open(SourceContext(uid="in", spark=spark, until=self.until), restored)
 
     def batches(self, reader: SourceReader) -> Iterator[PlannedBatch]:
-        """All batches up to the end; where there is nothing, time passes until the reader wants to be asked again."""
+        """Yield all batches up to the end; where there is none, time passes until the next poll."""
         clock = ManualClock()
-        for _ in range(_MOST_POLLS):
+        for _ in range(_MAX_POLLS):
             poll = reader.poll(now=clock.now(), wall=clock.wall(), limits=self.limits)
             match poll:
                 case PlannedBatch():
@@ -325,7 +323,7 @@ class SourceContract:
                     clock.move_to(max(poll.wake_at, clock.now()))
                 case CaughtUp() | Ended():
                     return
-        msg = f"the reader did not come to an end in {_MOST_POLLS} polls"
+        msg = f"the reader did not come to an end in {_MAX_POLLS} polls"
         raise AssertionError(msg)
 
     def read(self, reader: SourceReader) -> list[Row]:
@@ -333,10 +331,10 @@ class SourceContract:
         return [row for plan in self.plans(reader) for row in rows_of(reader.frame(plan))]
 
     def plans(self, reader: SourceReader) -> Iterator[object]:
-        """The plans alone."""
+        """Yield the plans of all batches."""
         return (batch.plan for batch in self.batches(reader))
 
-    # ------------------------------------------------------------------------------------------------------- the tests
+    # ---- the tests ---------------------------------------------------------------------------------------------------
 
     def test_every_row_comes_once(self, source: Source, spark: SparkSession, expected: Sequence[Row]) -> None:
         """All rows, none twice, and then the end."""
@@ -352,16 +350,16 @@ class SourceContract:
     def test_a_reader_goes_on_after_any_position(
         self, source: Source, spark: SparkSession, expected: Sequence[Row]
     ) -> None:
-        """Whatever position a checkpoint holds, what was read before it and what comes after it is everything once."""
+        """The rows before any position in a checkpoint and those after it are all rows once."""
         _skip_unless_replayable(source)
         reader = self.open(source, spark)
         before: list[Row] = []
-        places = [(reader.position(), 0)]
+        positions = [(reader.position(), 0)]
         for plan in self.plans(reader):
             before += rows_of(reader.frame(plan))
-            places.append((reader.position(), len(before)))
-        assert len(places) > 2, "the limits should cut the rows into several batches"  # noqa: PLR2004
-        for position, count in places:
+            positions.append((reader.position(), len(before)))
+        assert len(positions) > 2, "the limits should cut the rows into several batches"  # noqa: PLR2004
+        for position, count in positions:
             assert_rows([*before[:count], *self.read(self.open(source, spark, position))], expected)
 
     def test_a_replay_gives_the_same_rows(self, source: Source, spark: SparkSession) -> None:
@@ -377,7 +375,7 @@ class SourceContract:
         assert_rows(again, [*first, *rest])
 
     def test_a_position_is_json_and_stands_until_rows_are_planned(self, source: Source, spark: SparkSession) -> None:
-        """A manifest holds it as JSON; before the first batch it is the resolved start."""
+        """A manifest holds a position as JSON; before the first batch it is the resolved start."""
         reader = self.open(source, spark)
         start = reader.position()
         assert json.loads(json.dumps(start.detail)) == start.detail
@@ -386,7 +384,7 @@ class SourceContract:
         assert again.position() == start
 
     def test_a_plan_gives_the_same_rows_each_time(self, source: Source, spark: SparkSession) -> None:
-        """Each sink runs a batch for itself, and a failed job is run again, also after later batches were planned."""
+        """Each sink runs a batch for itself, and a failed job is run again, even after later batches were planned."""
         reader = self.open(source, spark)
         plans = list(self.plans(reader))
         first = [rows_of(reader.frame(plan)) for plan in plans]
@@ -401,7 +399,7 @@ class SourceContract:
         assert_rows(frame, rows_of(frame))
 
     def test_planning_runs_no_job(self, source: Source, spark: SparkSession) -> None:
-        """Polling and building a frame happen between batches, where a job would hold everything up."""
+        """Polls and frames are made between batches, where a job would delay everything."""
         context: Any = spark.sparkContext
         reader = self.open(source, spark)
         context.setJobGroup("source-contract", "planning")
@@ -413,7 +411,7 @@ class SourceContract:
             context.setLocalProperty("spark.jobGroup.id", None)
 
     def test_a_batch_holds_no_more_than_is_allowed(self, source: Source, spark: SparkSession) -> None:
-        """Within the limit; where the reader says how many rows a batch has, it is true."""
+        """A batch keeps the limit; if the reader says how many rows a batch has, that is true."""
         reader = self.open(source, spark)
         for batch in self.batches(reader):
             rows = len(rows_of(reader.frame(batch.plan)))
@@ -423,19 +421,19 @@ class SourceContract:
     def test_paused_partitions_are_left_out_and_keep_their_place(
         self, source: Source, spark: SparkSession, expected: Sequence[Row]
     ) -> None:
-        """Sources wait for each other in event time: a partition that is ahead is read later, from where it was.
+        """A partition that is ahead in event time is paused, and read later from where it was, also after a restart.
 
-        Also after a restart; and as long as it has rows, its source is neither idle nor at its end.
+        As long as a paused partition has rows, its source is neither idle nor at its end.
         """
         column = source.partition_column if isinstance(source, SupportsPartitions) else None
         names = [] if column is None else sorted({str(row[column]) for row in expected})
-        if column is None or len(names) < 2:  # noqa: PLR2004 - none is ahead of another
+        if column is None or len(names) < 2:  # noqa: PLR2004 - no partition can be ahead of another
             pytest.skip("the source has no partitions to tell apart")
         paused = replace(self.limits, paused=frozenset(names[1:]))
         reader = self.open(source, spark)
         early: list[Row] = []
         polls, more = 0, len(expected) + 1
-        while more and polls < _MOST_POLLS:  # the first rows may take their time to come
+        while more and polls < _MAX_POLLS:  # the first rows may come late
             polls, more = polls + 1, more - bool(early)
             poll = reader.poll(now=MonotonicTime(0), wall=WallTime(0), limits=paused)
             if isinstance(poll, NoData):
@@ -454,7 +452,7 @@ class SourceContract:
     def test_a_completed_checkpoint_changes_nothing_that_is_read(
         self, source: Source, spark: SparkSession, expected: Sequence[Row]
     ) -> None:
-        """``committed`` is for monitoring: it may come late, and never for some checkpoints."""
+        """``committed`` is for monitoring: it may come late, and is not called for every checkpoint."""
         reader = self.open(source, spark)
         start = reader.position()
         reader.committed(CheckpointId(0), start)
@@ -464,7 +462,7 @@ class SourceContract:
         assert_rows(rows, expected)
 
     def test_a_position_of_another_kind_is_refused(self, source: Source, spark: SparkSession) -> None:
-        """A uid that was given to another source: its position would mean something else."""
+        """A uid that now belongs to another source has a position that means something else."""
         with pytest.raises(StateIncompatible):
             self.open(source, spark, Position(kind="none-of-ours/1", detail={"next": 1}))
 
@@ -481,19 +479,19 @@ def _skip_unless_replayable(source: Source) -> None:
         pytest.skip("an at-most-once source cannot be read again")
 
 
-# ----------------------------------------------------------------------------------------------------
-# Test suites that implementations of penstock's protocols must pass; subclass one and give it a fixture.
-#
-# ::
-#
-#     class TestMyFileSystem(FileSystemContract):
-#         @pytest.fixture
-#         def filesystem(self, tmp_path):
-#             return MyFileSystem(tmp_path)
+# ---- file systems ----------------------------------------------------------------------------------------------------
 
 
 class FileSystemContract:
-    """What a log, layers and staged output rely on. Override :meth:`filesystem`, empty for each test."""
+    """What a log, layers and staged output rely on. Override :meth:`filesystem`, empty for each test.
+
+    Example::
+
+        class TestMyFileSystem(FileSystemContract):
+            @pytest.fixture
+            def filesystem(self, tmp_path):
+                return MyFileSystem(tmp_path)
+    """
 
     @pytest.fixture
     def filesystem(self) -> FileSystem:
@@ -502,7 +500,7 @@ class FileSystemContract:
         raise pytest.UsageError(msg)
 
     def write(self, filesystem: FileSystem, path: str, data: bytes) -> None:
-        """Write a file as a Spark task would; override it where ``replace`` is not the way."""
+        """Write a file as a Spark task would; override it if ``replace`` does not do so."""
         filesystem.replace(path, data)
 
     def test_what_was_created_is_read_back_whole(self, filesystem: FileSystem) -> None:
@@ -519,7 +517,7 @@ class FileSystemContract:
         assert filesystem.read("file/below") is None
 
     def test_a_second_create_changes_nothing(self, filesystem: FileSystem) -> None:
-        """Create-if-absent: the first content stays, also if the second is the same."""
+        """Create-if-absent: the first content stays, even if the second is the same."""
         assert filesystem.create("log/0", b"first") is Created.CREATED
         assert filesystem.create("log/0", b"second") is Created.EXISTS
         assert filesystem.create("log/0", b"first") is Created.EXISTS
@@ -545,7 +543,7 @@ class FileSystemContract:
         assert list(filesystem.list("state")) == []
 
     def test_replace_writes_over_what_is_there(self, filesystem: FileSystem) -> None:
-        """A hint is replaced whole."""
+        """A file is replaced as a whole."""
         filesystem.replace("hint", b"a longer text")
         filesystem.replace("hint", b"short")
         assert filesystem.read("hint") == b"short"
@@ -568,7 +566,7 @@ class FileSystemContract:
         assert list(filesystem.list("log"))[-1] == "log/048"
 
     def test_settling_describes_the_file(self, filesystem: FileSystem) -> None:
-        """Length and checksum are those of the content, the path is the one asked for."""
+        """Length and checksum are those of the content, and the path is the one that was given."""
         data = b"row" * 1_000_000
         self.write(filesystem, "state/totals/3/part-0", data)
         found = filesystem.settle("state/totals/3/part-0")
@@ -576,12 +574,12 @@ class FileSystemContract:
         assert found.sha256 == sha256(data).hexdigest()
 
     def test_settling_what_is_not_there_names_it(self, filesystem: FileSystem) -> None:
-        """A task's file that is gone is never taken for an empty one."""
+        """A missing file of a task is never taken for an empty one."""
         with pytest.raises(CheckpointUnreadable, match=r"state/gone"):
             filesystem.settle("state/gone")
 
     def test_a_move_takes_the_content_along(self, filesystem: FileSystem) -> None:
-        """The folders of the target are made."""
+        """The folders of the target are created."""
         filesystem.create("staged/a", b"rows")
         assert filesystem.move("staged/a", "out/new/a") == Moved(found=True)
         assert filesystem.read("out/new/a") == b"rows"
@@ -595,7 +593,7 @@ class FileSystemContract:
         assert filesystem.read("out/a") == b"rows"
 
     def test_of_many_movers_one_finds_the_file(self, filesystem: FileSystem) -> None:
-        """Two publishers of one file: one publishes."""
+        """Of two publishers of one file, one publishes it."""
         for turn in range(20):
             filesystem.create(f"staged/{turn}", b"rows")
             with ThreadPoolExecutor(4) as pool:
@@ -604,7 +602,7 @@ class FileSystemContract:
             assert len(filesystem.list(f"out/{turn}")) == 1
 
     def test_a_move_never_overwrites(self, filesystem: FileSystem) -> None:
-        """A name that is taken by another file is refused, and both files stay."""
+        """A name that another file has is refused, and both files stay."""
         filesystem.create("staged/a", b"new")
         filesystem.create("out/a", b"old")
         with pytest.raises(CheckpointError, match=r"out/a"):
@@ -613,7 +611,7 @@ class FileSystemContract:
         assert filesystem.read("staged/a") == b"new"
 
     def test_an_address_ends_with_the_path(self, filesystem: FileSystem) -> None:
-        """Spark is given an address with a scheme."""
+        """Spark gets an address with a scheme."""
         address = filesystem.url("state/totals/3")
         assert ":" in address
         assert address.endswith("state/totals/3")

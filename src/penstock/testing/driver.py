@@ -17,7 +17,7 @@ from penstock.checkpoint.log import Log
 from penstock.clock import Clock, MonotonicTime
 from penstock.compiler.analysis import analyze
 from penstock.control.server import Reply, RequestRegistry, RunningAttempt
-from penstock.errors import HarnessError, PenstockError
+from penstock.errors import HarnessError, PenstockError, did_you_mean
 from penstock.facts import JobEnded, Listener
 from penstock.failpoints import FailpointCrash
 from penstock.filesystem.local import LocalFileSystem
@@ -31,23 +31,24 @@ from penstock.settings import Settings
 from penstock.spark.session import active_session, clone_session, set_active_session
 from penstock.testing.clock import ManualClock
 from penstock.testing.sources import CrashRow
-from penstock.testing.substitute import nearest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# ----------------------------------------------------------------------------------------------------
-# Runs an attempt of a job on the calling thread: tasks are stepped, background work is done in between, in one order.
-#
-# Stands for threads and workers; the supervisor, the tasks and all they call are the product's own.
+# ---- one attempt -----------------------------------------------------------------------------------------------------
+# Threads and workers are replaced. The supervisor, the tasks and all they call are the product's own.
+
+
+_NEVER: Final = MonotonicTime(2**61)
+"""A wake-up time beyond this means: only when woken."""
 
 
 class SteppedTask:
-    """Stands for a task's thread: whoever made it steps the task whenever it is due.
+    """Replaces a task's thread: its owner steps the task when it is due.
 
     Attributes:
-        is_held: it is not stepped, whatever waits for it.
+        is_held: the task is not stepped, even if it is due.
     """
 
     def __init__(
@@ -70,41 +71,41 @@ class SteppedTask:
         self._task: AnyTask | None = None
         self._is_awake = False
         self._wake_at: MonotonicTime | None = None
-        self._is_over = False
+        self._has_ended = False
 
     def start(self, task: AnyTask) -> None:
-        """Begin."""
+        """Make the task due."""
         self._task = task
         self._is_awake = True
 
     def wake(self) -> None:
-        """Something may have changed for the task."""
+        """Make the task due: something may have changed for it."""
         self._is_awake = True
 
     def stop(self) -> None:
-        """It is not stepped again."""
-        self._is_over = True
+        """Never step the task again."""
+        self._has_ended = True
 
     def join(self, seconds: float) -> bool:
-        """Nothing runs by itself."""
+        """Return at once: there is no thread."""
         del seconds
         return True
 
     @property
     def next_step(self) -> MonotonicTime | None:
-        """When it is to be stepped: now, later, or ``None``, when it is woken."""
-        if self._task is None or self._is_over or self.is_held:
+        """When the task is to be stepped: now, later, or ``None`` until it is woken."""
+        if self._task is None or self._has_ended or self.is_held:
             return None
         return self._clock.now() if self._is_awake else self._wake_at
 
     def step(self) -> bool:
-        """Step the task once; whether it worked.
+        """Step the task once; returns whether it worked.
 
-        A task that did not, and asks to be called again at once, is called once more; then it waits until it is woken
-        or time moves on, or it would be asked for ever.
+        A task that did not work and asks for another step at once gets one more. Then it waits until it is woken or
+        time moves on; otherwise it would be stepped for ever.
 
         Raises:
-            Crash: it came to an armed failpoint, or to a scripted crash.
+            Crash: it reached an armed failpoint, or a scripted crash.
         """
         worked = self._step() or (self._is_due and self._step())
         if self._is_due:
@@ -120,53 +121,53 @@ class SteppedTask:
         self._is_awake, self._wake_at = False, None
         try:
             with self._around(self.id), self._foreground():
-                progress = self._task.step()
+                result = self._task.step()
         except CrashRow as crash:
-            place = f"a Crash row of {self.id!r}"
-            raise FailpointCrash(place) from crash
+            where = f"a Crash row of {self.id!r}"
+            raise FailpointCrash(where) from crash
         except Exception as error:
-            self._is_over = True
+            self._has_ended = True
             self._failed(self.id, error)
             return True
-        if progress.done:
-            self._is_over = True
+        if result.done:
+            self._has_ended = True
             self._finished(self.id)
-        self._is_awake = self._is_awake or progress.worked
-        self._wake_at = progress.wake_at
-        return progress.worked
+        self._is_awake = self._is_awake or result.worked
+        self._wake_at = result.wake_at
+        return result.worked
 
 
 class SerialWorkers:
-    """Stands for the workers: pieces of work, done one after another in the order they came."""
+    """Replaces the workers: does pieces of work one after another, in the order they came."""
 
     def __init__(self, failed: Callable[[str, BaseException], None]) -> None:
         self._failed = failed
-        self._waiting: deque[tuple[str, Callable[[], None]]] = deque()
+        self._queue: deque[tuple[str, Callable[[], None]]] = deque()
         self._is_closed = False
 
     def submit(self, owner: str, work: Callable[[], None]) -> None:
-        """Do it later."""
+        """Queue a piece of work."""
         if not self._is_closed:
-            self._waiting.append((owner, work))
+            self._queue.append((owner, work))
 
     def close(self) -> None:
-        """Drop what waits."""
+        """Drop the queue."""
         self._is_closed = True
-        self._waiting.clear()
+        self._queue.clear()
 
     def join(self, seconds: float) -> bool:  # noqa: ARG002
-        """Nothing runs by itself that could be waited for."""
+        """Return at once: there are no threads."""
         return True
 
     def do_next(self) -> bool:
-        """Do one piece; whether there was one.
+        """Do one piece of work; returns whether there was one.
 
         Raises:
-            Crash: it came to an armed failpoint.
+            Crash: it reached an armed failpoint.
         """
-        if not self._waiting:
+        if not self._queue:
             return False
-        owner, work = self._waiting.popleft()
+        owner, work = self._queue.popleft()
         try:
             work()
         except Exception as error:
@@ -176,10 +177,10 @@ class SerialWorkers:
 
 
 class SteppedAttempt:
-    """An attempt that has begun, moved on by hand until it has ended, failed or crashed.
+    """An attempt that has begun, stepped until it has ended, failed or crashed.
 
-    What it raises (a :class:`~penstock.failpoints.FailpointCrash`, or the error that ended the attempt) leaves it dead;
-    then only :meth:`tear_down` is left.
+    If a method raises a :class:`~penstock.failpoints.FailpointCrash` or the error that ended the attempt, the attempt
+    is dead, and only :meth:`tear_down` may follow.
     """
 
     def __init__(self, supervisor: Supervisor, wiring: AttemptParts, clock: ManualClock) -> None:
@@ -191,12 +192,12 @@ class SteppedAttempt:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the job has ended in order, all tasks included."""
+        """Whether the job and all of its tasks have ended in order."""
         return self.supervisor.ended is not None and self._is_finishing and self.supervisor.is_finished
 
     @property
-    def hands(self) -> RunningAttempt:
-        """What requests need of it."""
+    def running_attempt(self) -> RunningAttempt:
+        """The attempt in the form that requests need."""
         return RunningAttempt(
             put=self.supervisor.request,
             broke=self.supervisor.broke,
@@ -206,29 +207,29 @@ class SteppedAttempt:
 
     @property
     def doing(self) -> dict[str, str]:
-        """What each task is doing, for messages; a held one is ``held``."""
+        """What each task is doing, for messages; ``held`` for a held one."""
         tasks = self.wiring.tasks.items()
         return {id: "held" if self._steppers[id].is_held else task.doing for id, task in tasks}
 
     def hold(self, task: str, *, is_held: bool) -> None:
-        """Do not step a task, or do again."""
+        """Stop stepping a task, or step it again."""
         self._steppers[task].is_held = is_held
 
     def wake(self, task: str) -> None:
-        """Something may have changed for a task."""
+        """Wake a task."""
         self._steppers[task].wake()
 
     def begin(self) -> None:
-        """Start the tasks; nothing is stepped yet."""
+        """Start the tasks without stepping them."""
         self.supervisor.begin(self.wiring)
 
     def settle(self) -> None:
-        """Move on until nothing is left to do at this time."""
+        """Step until nothing is left to do at this time."""
         while self._round():
             pass
 
     def advance_to(self, target: MonotonicTime) -> None:
-        """Move the clock on, stopping wherever something is due."""
+        """Move the clock forward, stopping at each time at which something is due."""
         self.settle()
         while (at := self.next_due) is not None and at <= target:
             self._clock.move_to(at)
@@ -238,13 +239,13 @@ class SteppedAttempt:
 
     @property
     def next_due(self) -> MonotonicTime | None:
-        """The next time, later than now, at which something is to be done."""
+        """The next time, later than now, at which something is due."""
         times = [self.supervisor.next_turn, *(each.next_step for each in self._steppers.values())]
         now = self._clock.now()
         return min((at for at in times if at is not None and now < at < _NEVER), default=None)
 
     def tear_down(self) -> None:
-        """Let go of all that is in memory; nothing durable is touched."""
+        """Release all memory; nothing durable changes."""
         self.supervisor.tear_down(self.wiring)
 
     def _round(self) -> bool:
@@ -268,14 +269,8 @@ class SteppedAttempt:
         return True
 
 
-_NEVER = MonotonicTime(2**61)
-"""Times beyond are a task's way to say that only a wake-up helps."""
-
-
-# ----------------------------------------------------------------------------------------------------
-# The life of a job under test: attempts begin, die as if killed, and begin again from what is durable.
-#
-# Knows nothing of rows. Everything runs on the calling thread, which is left as it was.
+# ---- attempts of a job -----------------------------------------------------------------------------------------------
+# Everything runs on the calling thread, whose session and job properties are restored afterwards.
 
 _PROPERTIES: Final = (
     "spark.scheduler.pool",
@@ -288,28 +283,28 @@ _PROPERTIES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class CrashPoint:
-    """Where the job is to die, and how often each place had been reached when that was said."""
+    """The failpoint at which the job is to die, and how often each had been reached when it was armed."""
 
     name: str
     reached: dict[str, int]
 
-    def story(self) -> str:
-        """For people: it was not reached, but these were."""
+    def not_reached(self) -> str:
+        """The message that the failpoint was never reached, and which ones were."""
         since = {name: count - self.reached.get(name, 0) for name, count in failpoints.reached().items()}
         others = ", ".join(f"{name} ({count} times)" for name, count in sorted(since.items()) if count > 0)
         return f"crash(at={self.name!r}) was never reached; since then were: {others or 'none'}"
 
 
 class JobUnderTest:
-    """Attempt after attempt of one job in a temporary directory. At most one is alive.
+    """Runs one attempt of a job after another in a temporary directory.
 
     Attributes:
-        number: how many attempts have begun.
+        number: of the newest attempt, from 1.
         point: the crash that still waits for its failpoint.
-        requests: what is asked of the attempt that is alive, judged as everywhere.
-        answers: how requests ended, by their ids.
+        requests: the requests to the attempt that is alive.
+        answers: the answers to requests, by their ids.
         restarts_then: whether a restart follows that crash by itself.
-        cause_of_death: why no attempt is alive, if one was.
+        cause_of_death: why no attempt is alive, if none is.
     """
 
     def __init__(self, spark: SparkSession, settings: Settings, clock: ManualClock, listener: Listener) -> None:
@@ -321,17 +316,17 @@ class JobUnderTest:
         self.cause_of_death = "it was not started: use it in a with block"
         self.requests = RequestRegistry()
         self.answers: dict[str, Reply] = {}
-        self._users = spark
+        self._user_session = spark
         self._settings = settings
         self._listener = listener
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._ids = itertools.count(1)
-        self._plan: JobEnvironment | None = None
+        self._env: JobEnvironment | None = None
         self._running: SteppedAttempt | None = None
 
     @property
     def folder(self) -> Path:
-        """The state directory."""
+        """The folder of state directories."""
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="penstock-test-")
         return Path(self._folder.name)
@@ -350,26 +345,28 @@ class JobUnderTest:
 
     @property
     def is_alive(self) -> bool:
-        """Whether an attempt is."""
+        """Whether an attempt is alive."""
         return self._running is not None
 
-    # ------------------------------------------------------------------------------------------------------ attempts
+    # ---- attempts ----------------------------------------------------------------------------------------------------
 
-    def play(self, graph: Graph) -> None:
-        """From the next attempt on, run this graph.
+    def set_graph(self, graph: Graph) -> None:
+        """Run this graph from the next attempt on.
 
         Raises:
             GraphError: it is refused.
             HarnessError: it has another name, and so another state.
         """
-        before = self._plan
-        if before is not None and before.name != graph.name:
-            msg = f"pipeline {graph.name!r} is no new version of {before.name!r}: state is found by the pipeline's name"
+        previous = self._env
+        if previous is not None and previous.name != graph.name:
+            msg = (
+                f"pipeline {graph.name!r} is no new version of {previous.name!r}: state is found by the pipeline's name"
+            )
             raise HarnessError(msg)
         with self.own_thread():
             analysis = analyze(graph, self.spark, clock=self.clock)
         filesystem = LocalFileSystem(self.folder / graph.name)
-        self._plan = JobEnvironment(
+        self._env = JobEnvironment(
             name=graph.name,
             analysis=analysis,
             spark=self.spark,
@@ -386,26 +383,26 @@ class JobUnderTest:
             thread=SteppedTask,
             workers=SerialWorkers,
         )
-        if before is not None:
-            before.analysis.close()
+        if previous is not None:
+            previous.analysis.close()
 
-    def restore_so(self, *, allow_non_restored_state: bool, rename: Mapping[str, str]) -> None:
-        """For the next attempts: whether state whose step is gone may be left unused, and which have another uid."""
-        assert self._plan is not None
-        self._plan = replace(self._plan, allow_non_restored_state=allow_non_restored_state, rename=rename)
+    def set_restore_options(self, *, allow_non_restored_state: bool, rename: Mapping[str, str]) -> None:
+        """Set for the next attempts whether state may be left unused, and which steps have a new uid."""
+        assert self._env is not None
+        self._env = replace(self._env, allow_non_restored_state=allow_non_restored_state, rename=rename)
 
     def begin(self) -> None:
-        """A new attempt, as in a new process, and what it does by itself; an armed crash may end it at once.
+        """Begin a new attempt, as in a new process; an armed crash may end it at once.
 
         Raises:
             PenstockError: it cannot begin, or failed.
         """
-        assert self._plan is not None
+        assert self._env is not None
         self.number += 1
         self.restarts_then = False
-        self.requests = RequestRegistry()  # those of the process before died with it
-        plan = replace(self._plan, requests=self.requests, answered=self.requests.answered)
-        attempt = Attempt(plan, number=self.number, after=None)
+        self.requests = RequestRegistry()  # those of the previous process died with it
+        env = replace(self._env, requests=self.requests, answered=self.requests.answered)
+        attempt = Attempt(env, number=self.number, after=None)
 
         def start() -> None:
             try:
@@ -415,18 +412,18 @@ class JobUnderTest:
             except Exception as error:
                 raise to_penstock_error(error) from error
             self._running = SteppedAttempt(attempt.supervisor, wiring, self.clock)
-            self.requests.running(self._running.hands)
+            self.requests.running(self._running.running_attempt)
             self._running.begin()
             self._running.settle()
 
-        self._live(start)
+        self._guarded(start)
 
     def move(self, step: Callable[[SteppedAttempt], None]) -> None:
         """Let the attempt that is alive do something, then all that follows from it at this time.
 
         Raises:
             HarnessError: none is alive.
-            PenstockError: what ended it.
+            PenstockError: the error that ended it.
         """
         running = self.running
 
@@ -434,10 +431,10 @@ class JobUnderTest:
             step(running)
             running.settle()
 
-        self._live(go_on)
+        self._guarded(go_on)
 
-    def _live(self, act: Callable[[], None]) -> None:
-        """Do it; a crash ends the attempt, and the restart that was asked for follows."""
+    def _guarded(self, act: Callable[[], None]) -> None:
+        """Call ``act``; a crash ends the attempt, and a restart that was asked for follows."""
         try:
             with self.own_thread():
                 act()
@@ -452,9 +449,9 @@ class JobUnderTest:
             self._listener(JobEnded(state="stopped"))
 
     def die(self, cause: str, *, at: str | None = None) -> None:
-        """Nothing goes on from here; what was in memory is gone, what is durable stays as it is.
+        """End the attempt without cleaning up: what was in memory is gone, what is durable stays.
 
-        If that was the crash that was armed, and a restart is to follow, it follows.
+        If ``at`` is the armed crash and a restart was asked for, it follows.
         """
         self.cause_of_death = cause
         running, self._running = self._running, None
@@ -468,58 +465,59 @@ class JobUnderTest:
                 self.begin()
 
     def arm(self, name: str, *, hit: int) -> None:
-        """Die when a failpoint is reached.
+        """Let the job die when a failpoint is reached.
 
         Raises:
             HarnessError: there is no such failpoint, or another crash still waits.
         """
         if name not in failpoints.FAILPOINTS:
-            hint = nearest(name, failpoints.FAILPOINTS) or f"there are {', '.join(sorted(failpoints.FAILPOINTS))}"
-            msg = f"there is no crash point {name!r}; {hint}"
+            there = failpoints.FAILPOINTS
+            hint = did_you_mean(name, there, otherwise=f"there are {', '.join(sorted(there))}")
+            msg = f"there is no crash point {name!r}{hint}"
             raise HarnessError(msg)
         if self.point is not None:
-            msg = f"{self.point.story()}; one crash at a time"
+            msg = f"{self.point.not_reached()}; one crash at a time"
             raise HarnessError(msg)
         failpoints.arm(name, "raise", hit=hit)
         self.point = CrashPoint(name, dict(failpoints.reached()))
 
     def close(self) -> str | None:
-        """Let go of everything; what was armed and not reached is told."""
-        story = None
+        """End the job and delete its folder; returns a message if an armed crash was never reached."""
+        not_reached = None
         if self.point is not None:
-            story = self.point.story()
+            not_reached = self.point.not_reached()
             failpoints.disarm(self.point.name)
             self.point = None
         if self._running is not None:
             self.die("the with block is over")
-        if self._plan is not None:
+        if self._env is not None:
             with suppress(Exception):  # static tables of a session that may be gone
-                self._plan.analysis.close()
+                self._env.analysis.close()
         if self._folder is not None:
             self._folder.cleanup()
-        return story
+        return not_reached
 
-    # ------------------------------------------------------------------------------------------------- what it runs on
+    # ---- what it runs on ---------------------------------------------------------------------------------------------
 
     @contextmanager
     def own_thread(self) -> Iterator[None]:
-        """The calling thread as one of the engine's: its session and job properties are the user's again afterwards."""
+        """Give the calling thread the engine's session; its session and job properties are restored afterwards."""
         context = self.spark.sparkContext
         before = {name: context.getLocalProperty(name) for name in _PROPERTIES}
-        active = active_session() or self._users
+        active = active_session() or self._user_session
         set_active_session(self.spark)
         try:
             yield
         finally:
-            with suppress(Exception):  # whatever the test is about to raise matters more than a JVM that is gone
+            with suppress(Exception):  # an error of the test matters more than a lost JVM
                 for name, value in before.items():
                     context.setLocalProperty(name, cast("Any", value))
                 set_active_session(active)
 
     def _new_id(self) -> str:
-        """Random to whoever reads the log, the same in every run."""
+        """Looks random in the log, and is the same in every run."""
         return sha256(f"penstock-test-{next(self._ids)}".encode()).hexdigest()[:32]
 
     def _pause(self, seconds: float) -> None:
-        """Whoever waits to try again has waited: the clock moves."""
+        """Instead of a wait before the next try, the clock moves."""
         self.clock.advance(f"{max(1, round(seconds * 1_000_000))} us")

@@ -1,6 +1,6 @@
-"""A file system in memory that logs what is done and fails as told: for tests of connectors and pipelines.
+"""A file system in memory that records operations and fails on demand: for tests of connectors and pipelines.
 
-It can lose an answer, let a write land late, lose at a crash what was not synced, and raise at any operation.
+It can lose an answer, let a write land late, lose unsynced data in a crash, and raise at any operation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One call: its name (``"create"``) and the path it was about."""
+    """One call: its name (``"create"``) and its path."""
 
     name: str
     path: str
@@ -51,63 +51,63 @@ class MemoryFileSystem:
         self._faults: list[_Fault] = []
         self._in_flight: list[Callable[[], object]] = []
 
-    # ------------------------------------------------------------------------------------------------- for the test
+    # ---- for the test ------------------------------------------------------------------------------------------------
 
     def fail(self, operation: str, error: Exception, *, path: str = "*", times: int = 1) -> None:
         """Raise ``error`` at the next calls of an operation on paths of a pattern; they have no effect."""
         self._faults.append(_Fault(operation, path, times, error=error))
 
     def lose_answer(self, operation: str, *, path: str = "*", times: int = 1) -> None:
-        """The next such calls have their effect, but raise ``UnknownOutcome``."""
+        """Let the next such calls have their effect, but raise ``UnknownOutcome``."""
         self._faults.append(_Fault(operation, path, times))
 
     def delay(self, operation: str, *, path: str = "*", times: int = 1) -> None:
-        """The next such calls raise ``UnknownOutcome`` and have their effect only when :meth:`land` is called."""
+        """Let the next such calls raise ``UnknownOutcome`` and have their effect only when :meth:`land` is called."""
         self._faults.append(_Fault(operation, path, times, late=True))
 
     def land(self) -> None:
-        """What was delayed takes effect now, in the order it was sent: it may find its name taken."""
+        """Apply the delayed operations in the order of their calls; they may find their names taken."""
         with self._lock:
             in_flight, self._in_flight = self._in_flight, []
             for act in in_flight:
                 act()
 
     def write_unsynced(self, path: str, data: bytes) -> None:
-        """What a Spark task does: the file is there, and a crash loses it unless it was settled."""
+        """Write as a Spark task does: a crash loses the file unless it was settled."""
         with self._lock:
             self._files[path] = data
 
     def corrupt(self, path: str, data: bytes) -> None:
-        """The disk has other bytes than were written."""
+        """Replace the content of a file, as a bad disk would."""
         with self._lock:
             self._files[path] = self._durable[path] = data
 
     def remove(self, path: str) -> None:
-        """A file is gone without anybody of ours having deleted it."""
+        """Remove a file without recording an operation."""
         with self._lock:
             self._files.pop(path)
             self._durable.pop(path, None)
 
     def crash(self) -> None:
-        """The power fails: everything that was not made durable is lost, writes in flight never land."""
+        """Lose everything that is not durable, and all delayed operations, as when the power fails."""
         with self._lock:
             self._files = dict(self._durable)
             self._in_flight.clear()
 
     @property
     def files(self) -> dict[str, bytes]:
-        """A copy of everything that is there."""
+        """A copy of all files."""
         with self._lock:
             return dict(self._files)
 
-    # ------------------------------------------------------------------------------------------------- FileSystem
+    # ---- FileSystem --------------------------------------------------------------------------------------------------
 
     def read(self, path: str) -> bytes | None:
-        """The whole content, or ``None``."""
+        """Return the whole content, or ``None``."""
         return self._do("read", path, lambda: self._files.get(path))
 
     def create(self, path: str, data: bytes) -> Created:
-        """Create if absent; durable."""
+        """Create the file if it is absent; durable."""
 
         def act() -> Created:
             if path in self._files:
@@ -118,25 +118,25 @@ class MemoryFileSystem:
         return self._do("create", path, act)
 
     def replace(self, path: str, data: bytes) -> None:
-        """Write over what is there; not yet durable."""
+        """Write the file over an existing one; not yet durable."""
         self._do("replace", path, lambda: self._files.__setitem__(path, bytes(data)))
 
     def delete(self, path: str) -> None:
-        """Delete; a crash may bring it back until :meth:`sync` was called."""
+        """Delete the file; a crash may bring it back until :meth:`sync` was called."""
         self._do("delete", path, lambda: self._files.pop(path, None))
 
     def sync(self) -> None:
-        """An orderly end of the process: everything is durable."""
+        """Make everything durable, as an orderly end of the process does."""
         with self._lock:
             self._durable = dict(self._files)
 
     def list(self, prefix: str) -> Sequence[str]:
-        """All files below a folder, sorted."""
+        """Return all files below a folder, sorted."""
         folder = f"{prefix.rstrip('/')}/" if prefix else ""
         return self._do("list", prefix, lambda: sorted(path for path in self._files if path.startswith(folder)))
 
     def settle(self, path: str) -> FileRef:
-        """Make durable and describe."""
+        """Make the file durable and describe it."""
 
         def act() -> FileRef:
             data = self._files.get(path)
@@ -149,7 +149,7 @@ class MemoryFileSystem:
         return self._do("settle", path, act)
 
     def move(self, source: str, target: str) -> Moved:
-        """Rename; durable."""
+        """Rename the file; durable."""
 
         def act() -> Moved:
             if source not in self._files:
@@ -164,7 +164,7 @@ class MemoryFileSystem:
         return self._do("move", source, act)
 
     def url(self, path: str) -> str:
-        """An address that only a fake Spark understands."""
+        """Return an address that only a fake Spark understands."""
         return f"memory:///{path.lstrip('/')}"
 
     def _do(self, name: str, path: str, act: Callable[[], _T]) -> _T:

@@ -1,4 +1,4 @@
-"""Rows to frames and back; assert_rows."""
+"""Rows of tests: checked against a schema, made into frames and back, and compared."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal, InvalidOperation
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from penstock.errors import HarnessError, SchemaMismatch
+from penstock.errors import HarnessError, SchemaMismatch, did_you_mean
 from penstock.spark.arrow import frame_of_arrow
 
 if TYPE_CHECKING:
@@ -19,23 +18,22 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 
-# ----------------------------------------------------------------------------------------------------
-# Rows that a test writes down, made fit for a schema; what does not fit is told by column and value.
+# ---- rows for a schema -----------------------------------------------------------------------------------------------
 
 Row: TypeAlias = "dict[str, Any]"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _BITS: Final = {"byte": 8, "short": 16, "integer": 32, "long": 64}
 _FRACTION: Final = re.compile(r"(?<=:\d\d)\.(\d{1,6})(?!\d)")
-"""Of a second; Python 3.10 reads three digits or six."""
+"""Fraction of a second in ISO text."""  # Python 3.10 reads only three digits or six
 
 
 class Unfit(Exception):
-    """A value that its column cannot hold; the caller knows which column of which row."""
+    """A value that its column cannot hold; the caller adds the column and the row."""
 
 
 def time_of(value: str | datetime) -> datetime:
-    """A time in UTC, from a ``datetime`` or ISO text; without an offset it is UTC already.
+    """Return a time in UTC, from a ``datetime`` or ISO text; without an offset it is UTC already.
 
     >>> str(time_of("2026-01-01T02:00:00+02:00"))
     '2026-01-01 00:00:00+00:00'
@@ -50,10 +48,10 @@ def _six_digits(fraction: re.Match[str]) -> str:
 
 
 def micros_of(value: object) -> int:
-    """Microseconds since the epoch, of a ``datetime``, ISO text, or the number itself.
+    """Return microseconds since the epoch, of a ``datetime``, ISO text, or the number itself.
 
     Raises:
-        HarnessError: it is no time.
+        HarnessError: it is not a time.
     """
     if isinstance(value, int) and not isinstance(value, bool):
         return value
@@ -65,7 +63,7 @@ def micros_of(value: object) -> int:
 
 
 def fit_rows(rows: Iterable[object], schema: StructType, what: str) -> list[Row]:
-    """Rows (mappings or Spark ``Row``) as dictionaries of values that the columns hold.
+    """Return rows (mappings or Spark ``Row``) as dictionaries of values that the columns hold.
 
     A column that a row leaves out is ``NULL``. Times and dates may be ISO text, decimals text or whole numbers.
 
@@ -80,35 +78,34 @@ def fit_rows(rows: Iterable[object], schema: StructType, what: str) -> list[Row]
     return [_fit_row(row, schema, f"{what}: row {number}") for number, row in enumerate(rows, start=1)]
 
 
-def _fit_row(row: object, schema: StructType, place: str) -> Row:
-    given = as_mapping(row)
-    if given is None:
-        msg = f"{place} is {row!r}, but rows are dictionaries by column"
+def _fit_row(row: object, schema: StructType, where: str) -> Row:
+    values = as_mapping(row)
+    if values is None:
+        msg = f"{where} is {row!r}, but rows are dictionaries by column"
         raise SchemaMismatch(msg)
     names = schema.fieldNames()
-    for name in given:
+    for name in values:
         if name not in names:
-            near = get_close_matches(str(name), names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
-            msg = f"{place} has a column {name!r}, which the source has not; {hint}"
+            hint = did_you_mean(str(name), names, otherwise=f"there are {', '.join(names)}")
+            msg = f"{where} has a column {name!r}, which the source has not{hint}"
             raise SchemaMismatch(msg)
     fitted = {}
     for field in schema.fields:
-        value = given.get(field.name)
+        value = values.get(field.name)
         try:
             if value is None and not field.nullable:
                 raise Unfit
             fitted[field.name] = fit(value, field.dataType)
         except Unfit as error:
-            kind = field.dataType.simpleString().upper() + ("" if field.nullable else " NOT NULL")
+            type_text = field.dataType.simpleString().upper() + ("" if field.nullable else " NOT NULL")
             shown = "NULL" if value is None else f"{value!r} ({type(value).__name__})"
-            msg = f"{place}: column {field.name!r} is {kind} and cannot hold {shown}"
+            msg = f"{where}: column {field.name!r} is {type_text} and cannot hold {shown}"
             raise SchemaMismatch(msg) from error
     return fitted
 
 
 def as_mapping(row: object) -> Mapping[str, Any] | None:
-    """A dictionary or a Spark ``Row`` as a mapping; ``None`` for anything else."""
+    """Return a dictionary or a Spark ``Row`` as a mapping; ``None`` for anything else."""
     if isinstance(row, Mapping):
         return row
     as_dict: Callable[[], Mapping[str, Any]] | None = getattr(row, "asDict", None)
@@ -116,7 +113,7 @@ def as_mapping(row: object) -> Mapping[str, Any] | None:
 
 
 def fit(value: Any, kind: DataType) -> Any:
-    """The value as Arrow takes it for a type.
+    """Return the value in the form that Arrow takes for a type.
 
     Raises:
         Unfit: the type cannot hold it.
@@ -138,7 +135,7 @@ def _fit_plain(value: Any, name: str) -> Any:
             if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
                 raise Unfit
             return float(cast("float", value)) if name in ("float", "double") else value
-    return value  # a rare type: Arrow has the last word
+    return value  # a rare type: Arrow checks it
 
 
 _PLAIN: Final[Sequence[tuple[tuple[str, ...], tuple[type, ...]]]] = (
@@ -196,10 +193,10 @@ def _fit_map(value: Any, kind: Any) -> list[tuple[Any, Any]]:
 
 
 def _fit_struct(value: Any, kind: Any) -> Row:
-    given = as_mapping(value)
-    if given is None or not set(given) <= set(kind.fieldNames()):
+    values = as_mapping(value)
+    if values is None or not set(values) <= set(kind.fieldNames()):
         raise Unfit
-    return {field.name: fit(given.get(field.name), field.dataType) for field in kind.fields}
+    return {field.name: fit(values.get(field.name), field.dataType) for field in kind.fields}
 
 
 _NESTED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
@@ -214,7 +211,7 @@ _NESTED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
 
 
 def table_of(rows: Sequence[Row], schema: StructType) -> pa.Table:
-    """Fitted rows as an Arrow table. Columns are taken by name; a row need not have all."""
+    """Return fitted rows as an Arrow table. Columns are taken by name; a row need not have all."""
     import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -222,17 +219,17 @@ def table_of(rows: Sequence[Row], schema: StructType) -> pa.Table:
 
 
 def frame_of(spark: SparkSession, rows: Sequence[Row], schema: StructType) -> DataFrame:
-    """Fitted rows as a frame with exactly this schema."""
+    """Return fitted rows as a frame with exactly this schema."""
     return frame_of_arrow(spark, table_of(rows, schema), schema)
 
 
 def rows_of(frame: DataFrame) -> list[Row]:
-    """The rows of a frame as dictionaries, in one job; times are in UTC."""
+    """Return the rows of a frame as dictionaries, in one job; times are in UTC."""
     return rows_in(frame.toArrow())
 
 
 def rows_in(table: pa.Table) -> list[Row]:
-    """The rows of an Arrow table as dictionaries; a map is a dictionary too, where Arrow has a list of pairs."""
+    """Return the rows of an Arrow table as dictionaries; maps become dictionaries, too, not lists of pairs."""
     rows: list[Row] = table.to_pylist()
     for field in table.schema:
         if _has_map(field.type):
@@ -259,15 +256,15 @@ def _with_maps(value: Any, kind: Any) -> Any:
     return value
 
 
-# ----------------------------------------------------------------------------------------------------
-# Rows compared without regard to their order, and the difference said so that it can be read.
+# ---- comparison ------------------------------------------------------------------------------------------------------
 
 TestRows: TypeAlias = "Iterable[object] | DataFrame"
-_MOST_SHOWN = 20
+_MAX_SHOWN: Final = 20
+"""Number of differing rows that a message shows."""
 
 
 def same_rows(actual: TestRows, expected: TestRows) -> bool:
-    """Whether both hold the same rows, each as often, in any order.
+    """Return whether both hold the same rows, each as often, in any order.
 
     Rows are dictionaries or Spark ``Row``; a DataFrame is run. Times and dates may be written as ISO text on one side.
     Floating point numbers are equal within a billionth.
@@ -279,7 +276,7 @@ def same_rows(actual: TestRows, expected: TestRows) -> bool:
 
 
 def assert_rows(actual: TestRows, expected: TestRows) -> None:
-    """As :func:`same_rows`, but raises, saying which rows are missing, which nobody expected, and where they differ.
+    """Assert :func:`same_rows`; the error shows missing and unexpected rows, and where rows differ.
 
     Raises:
         AssertionError: the rows are not the same.
@@ -296,25 +293,25 @@ def assert_rows(actual: TestRows, expected: TestRows) -> None:
 
 
 def listed(rows: TestRows) -> list[Row]:
-    """Rows as a list of dictionaries.
+    """Return rows as a list of dictionaries.
 
     Raises:
-        HarnessError: one is no dictionary and no Spark ``Row``.
+        HarnessError: one is neither a dictionary nor a Spark ``Row``.
     """
     if hasattr(rows, "toArrow"):
         return rows_of(cast("DataFrame", rows))
     found = []
     for row in rows:
-        given = as_mapping(row)
-        if given is None:
+        values = as_mapping(row)
+        if values is None:
             msg = f"rows are compared as dictionaries, got {row!r}"
             raise HarnessError(msg)
-        found.append(dict(given))
+        found.append(dict(values))
     return found
 
 
 def in_order(rows: Iterable[Row]) -> list[Row]:
-    """Sorted by their columns from left to right, ``NULL`` first: an order that a test can rely on.
+    """Return rows sorted by their columns from left to right, ``NULL`` first.
 
     >>> in_order([{"n": 2}, {"n": None}, {"n": 1}])
     [{'n': None}, {'n': 1}, {'n': 2}]
@@ -333,33 +330,33 @@ def _sortable(value: Any) -> tuple[Any, ...]:
 
 
 def _difference(actual: list[Row], expected: list[Row]) -> str:
-    """Nothing if they are the same."""
+    """The difference as text; empty if there is none."""
     unexpected = list(actual)
     missing = []
     for row in expected:
-        place = next((i for i, other in enumerate(unexpected) if _same(row, other)), None)
-        if place is None:
+        found = next((i for i, other in enumerate(unexpected) if _same(row, other)), None)
+        if found is None:
             missing.append(row)
         else:
-            del unexpected[place]
+            del unexpected[found]
     if not missing and not unexpected:
         return ""
     counts = f"{len(expected) - len(missing)} as expected, {len(missing)} missing, {len(unexpected)} unexpected"
     lines = list(_lines(missing, unexpected))
-    more = [f"  … and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []
-    return "\n".join([f"rows differ: {counts}", *lines[:_MOST_SHOWN], *more])
+    more = [f"  … and {len(lines) - _MAX_SHOWN} more"] if len(lines) > _MAX_SHOWN else []
+    return "\n".join([f"rows differ: {counts}", *lines[:_MAX_SHOWN], *more])
 
 
 def _lines(missing: list[Row], unexpected: list[Row]) -> Iterable[str]:
-    """A missing row is told together with the unexpected one that is most like it."""
+    """A missing row comes in one line with the unexpected row that is most like it."""
     left = list(unexpected)
     for row in missing:
-        nearest = max(left, key=lambda other: _alike(row, other), default=None)
-        if nearest is None or not _alike(row, nearest):
+        most_alike = max(left, key=lambda other: _likeness(row, other), default=None)
+        if most_alike is None or not _likeness(row, most_alike):
             yield f"  missing: {row}"
             continue
-        left.remove(nearest)
-        yield f"  differs: {row} was expected, but {', '.join(_columns(row, nearest))}"
+        left.remove(most_alike)
+        yield f"  differs: {row} was expected, but {', '.join(_columns(row, most_alike))}"
     for row in left:
         yield f"  unexpected: {row}"
 
@@ -374,7 +371,7 @@ def _columns(expected: Row, actual: Row) -> Iterable[str]:
             yield f"{name} is {actual[name]!r}"
 
 
-def _alike(row: Row, other: Row) -> int:
+def _likeness(row: Row, other: Row) -> int:
     return sum(name in other and _same(value, other[name]) for name, value in row.items())
 
 
@@ -407,6 +404,6 @@ def _same_time(one: str | datetime | date, other: str | datetime | date) -> bool
     if isinstance(one, datetime) or isinstance(other, datetime):
         try:
             return time_of(cast("str | datetime", one)) == time_of(cast("str | datetime", other))
-        except (ValueError, AttributeError):  # a text that is no time, or a date
+        except (ValueError, AttributeError):  # a date, or a text that is not a time
             return False
     return str(one) == str(other)

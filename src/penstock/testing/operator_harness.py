@@ -1,4 +1,4 @@
-"""One stateful step alone: batches and watermarks in, rows out, state taken and restored. No runtime, no threads."""
+"""``OperatorHarness``: one stateful step alone, without runtime and threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.api.pipeline import PipelineDefinition
 from penstock.clock import MIN_WATERMARK, EventTime
 from penstock.compiler.analysis import analyze
 from penstock.elements import Batch
-from penstock.errors import HarnessError
+from penstock.errors import HarnessError, did_you_mean
 from penstock.failpoints import failpoint
 from penstock.filesystem.local import LocalFileSystem
 from penstock.formats import text
@@ -23,7 +23,6 @@ from penstock.handles import CheckpointId, Generation
 from penstock.interfaces.operator import MAIN_PORT, OperatorContext, OperatorSpec, ProcessingTimeOperator
 from penstock.testing.clock import ManualClock
 from penstock.testing.frames import Row, fit_rows, frame_of, in_order, micros_of, rows_of
-from penstock.testing.substitute import nearest
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -43,14 +42,14 @@ class OperatorHarness:
         spec: of the step; :meth:`of` takes it out of a pipeline.
         spark: the session it runs on, used as it is.
         inputs: the columns of each input, as DDL or a ``StructType``.
-        partitions: over how many the state is spread.
-        consumed: the ports that somebody reads; all, unless given.
+        partitions: number of partitions of the state.
+        consumed: the ports that are read; all, unless given.
         filesystem: for the state, if not a temporary directory.
 
     Attributes:
         counters: what the operator has counted, by name.
         clock: processing time, moved by :meth:`elapse`.
-        watermark: where event time stands, in microseconds since the epoch.
+        watermark: event time, in microseconds since the epoch.
 
     Example::
 
@@ -89,7 +88,7 @@ class OperatorHarness:
 
     @classmethod
     def of(cls, pipeline: PipelineDefinition, uid: str, spark: SparkSession, **options: Any) -> Self:
-        """The harness of a step of a pipeline, with the columns that come to it there.
+        """Return the harness of a step of a pipeline, with the columns of its inputs there.
 
         Raises:
             HarnessError: the pipeline has no such stateful step; with the nearest name.
@@ -99,8 +98,8 @@ class OperatorHarness:
         steps = {node.uid: node for node in analysis.graph.nodes if isinstance(node, Keyed)}
         analysis.close()
         if uid not in steps:
-            hint = nearest(uid, steps) or f"there are {', '.join(steps) or 'none'}"
-            msg = f"pipeline {pipeline.name!r} has no stateful step {uid!r}; {hint}"
+            hint = did_you_mean(uid, steps, otherwise=f"there are {', '.join(steps) or 'none'}")
+            msg = f"pipeline {pipeline.name!r} has no stateful step {uid!r}{hint}"
             raise HarnessError(msg)
         node = steps[uid]
         return cls(node.spec, spark, *(analysis.schema(ref) for ref in node.inputs), **options)
@@ -122,7 +121,7 @@ class OperatorHarness:
         self._close()
         self._clean()
 
-    # ----------------------------------------------------------------------------------------------------- what goes in
+    # ---- what goes in ------------------------------------------------------------------------------------------------
 
     def send(self, rows: Iterable[object] | DataFrame, *, source: int = 0) -> None:
         """Process a batch: rows as in :meth:`PipelineRun.send`, or a DataFrame.
@@ -143,10 +142,10 @@ class OperatorHarness:
         batch.settle()
 
     def advance(self, watermark: str | datetime | int) -> None:
-        """Raise the watermark: to a time, ISO text, or microseconds since the epoch.
+        """Raise the watermark to a time, ISO text, or microseconds since the epoch.
 
         Raises:
-            HarnessError: it is no time, or earlier than it stands.
+            HarnessError: it is not a time, or earlier than the watermark.
         """
         at = EventTime(micros_of(watermark))
         if at < self.watermark:
@@ -156,26 +155,26 @@ class OperatorHarness:
         self._running.advance(at, emit=self._emit)
 
     def elapse(self, duration: str) -> None:
-        """Let processing time pass; a step that acts in it does what has come due.
+        """Let processing time pass; a step with processing-time timers does what is due.
 
         Args:
             duration: for example ``"10 seconds"``.
 
         Raises:
-            GraphError: it is no length of time.
+            GraphError: it is not a length of time.
         """
         self.clock.advance(duration)
         operator = self._running
         if isinstance(operator, ProcessingTimeOperator):
             operator.tick(emit=self._emit)
 
-    # ----------------------------------------------------------------------------------------------------------- state
+    # ---- state -------------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> StateHandle:
         """Take the state as a checkpoint does, and make it durable.
 
         Raises:
-            PenstockError: storage or the engine refused.
+            PenstockError: storage or the engine failed.
         """
         checkpoint = CheckpointId(next(self._numbers))
         state: StateHandle = self._running.snapshot(checkpoint).materialise()
@@ -183,32 +182,32 @@ class OperatorHarness:
         return state
 
     def restore(self, state: StateHandle | None, *, partitions: int | None = None) -> None:
-        """Begin anew from this state (``None``: empty), as after a restart; output not yet looked at is gone.
+        """Begin again from this state (``None``: empty), as after a restart; output that was not read is lost.
 
         Args:
             state: of :meth:`snapshot`.
-            partitions: spread it over another number from now on.
+            partitions: the number of partitions from now on.
 
         Raises:
             StateIncompatible: it is another step's state.
-            LayerMissing: a file of it is gone.
+            LayerMissing: a file of it does not exist.
         """
         self._close()
         self._partitions = partitions or self._partitions
         self._open(state)
 
     def maintain(self) -> int:
-        """Do all background work that is due (compaction); how many pieces it was."""
+        """Do all background work that is due (compaction); returns the number of pieces of work."""
         pieces = 0
         while (work := self._running.maintain()) is not None:
             work()
             pieces += 1
         return pieces
 
-    # ---------------------------------------------------------------------------------------------------- what came out
+    # ---- what came out -----------------------------------------------------------------------------------------------
 
     def rows(self, *columns: str, port: str = MAIN_PORT) -> list[Row]:
-        """What was sent on by a port since this was asked last, as dictionaries, sorted; runs and releases it.
+        """Return and release what a port has sent since the last call, as sorted dictionaries.
 
         Args:
             columns: only these, in this order.
@@ -225,7 +224,7 @@ class OperatorHarness:
             batch.release()
         return in_order([{name: row[name] for name in columns} if columns else row for row in found])
 
-    # --------------------------------------------------------------------------------------------------------- the rest
+    # ---- the rest ----------------------------------------------------------------------------------------------------
 
     @property
     def _running(self) -> Any:

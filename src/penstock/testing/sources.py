@@ -1,4 +1,4 @@
-"""ScriptedSource: rows, crashes, pauses, the end."""
+"""``ScriptedSource``: rows written by a test, with crashes, pauses and the end among them."""
 
 from __future__ import annotations
 
@@ -29,19 +29,17 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-# ----------------------------------------------------------------------------------------------------
-# What a scripted source will do, row by row, faults and pauses among them; knows no Spark and no clock.
-#
-# A script only grows: what stands at a place stays there, so a position in it is a number and a replay gives the same.
+# ---- scripts ---------------------------------------------------------------------------------------------------------
+# A script only grows, so a position in it is a number, and a replay gives the same rows.
 
 
 class CrashRow(SourceUnavailable):
-    """A scripted source came to a :class:`Crash`: the attempt fails, and a restart may help."""
+    """A scripted source reached a :class:`Crash`: the attempt fails, and a restart may help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """A row at which the job dies, the first time that it is read; later readings pass it by.
+    """A row at which the job dies when it is read for the first time; later reads skip it.
 
     In :func:`penstock.testing.pipeline_run.run` the job dies as if killed; in a :class:`penstock.Job` the attempt fails
     and the job restarts.
@@ -53,13 +51,13 @@ class Crash:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A row that stands for time without rows. A pause begins anew after a restart.
+    """A row that makes the source pause. After a restart the pause starts again.
 
     Args:
-        duration: how long nothing comes, by the job's clock: ``"5 seconds"``. ``"0 seconds"`` only ends the batch.
+        duration: how long no rows come, by the job's clock: ``"5 seconds"``. ``"0 seconds"`` only ends the batch.
 
     Raises:
-        GraphError: it is no length of time.
+        GraphError: it is not a length of time.
 
     >>> Pause("5 seconds").micros
     5000000
@@ -78,7 +76,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """A row that says that the source is idle: until its next rows it does not hold back the watermarks of others.
+    """A row that makes the source idle: until its next rows it does not hold back the watermarks of others.
 
     >>> Idle()
     Idle()
@@ -87,7 +85,7 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A row that says that no others follow: the source ends by itself, and its watermark goes to the end of time.
+    """A row that ends the source: no others follow, and its watermark goes to the end of time.
 
     >>> End()
     End()
@@ -100,7 +98,7 @@ SENTINELS: Final = (Crash, Pause, Idle, End)
 
 @dataclass(eq=False, slots=True)
 class Script:
-    """The items of one source, and which crashes have happened; safe for several threads.
+    """The items of one source and the crashes that have happened; safe for several threads.
 
     >>> script = Script()
     >>> script.add([{"n": 1}, {"n": 2}, End()])
@@ -123,7 +121,7 @@ class Script:
 
     @property
     def ends_with_row(self) -> bool:
-        """Whether the next row would come in one batch with the last one."""
+        """Whether the next row would be in one batch with the last one."""
         with self._lock:
             return bool(self._items) and isinstance(self._items[-1], dict)
 
@@ -132,38 +130,37 @@ class Script:
         with self._lock:
             self._items += items
 
-    def at(self, place: int) -> dict[str, Any] | Sentinel | None:
-        """What stands at a place; ``None`` beyond the end."""
+    def at(self, index: int) -> dict[str, Any] | Sentinel | None:
+        """Return the item at an index; ``None`` beyond the end."""
         with self._lock:
-            return self._items[place] if place < len(self._items) else None
+            return self._items[index] if index < len(self._items) else None
 
     def rows_between(self, first: int, end: int | None) -> Sequence[dict[str, Any]]:
-        """The rows in a range of places, ``None`` being the end."""
+        """Return the rows in a range of indexes, ``None`` being the end."""
         with self._lock:
             return [item for item in self._items[first:end] if isinstance(item, dict)]
 
-    def crash_once(self, place: int) -> None:
-        """Come to a :class:`Crash`.
+    def crash_once(self, index: int) -> None:
+        """Raise at a :class:`Crash` that is reached for the first time.
 
         Raises:
-            CrashRow: for the first time.
+            CrashRow: it is.
         """
         with self._lock:
-            if place in self._crashed:
+            if index in self._crashed:
                 return
-            self._crashed.add(place)
-        msg = f"the script crashes here, at its item {place + 1}"
+            self._crashed.add(index)
+        msg = f"the script crashes here, at its item {index + 1}"
         raise CrashRow(msg)
 
 
-# ----------------------------------------------------------------------------------------------------
-# A source that reads what a test wrote: rows, and between them faults, pauses, idleness and the end.
+# ---- ScriptedSource --------------------------------------------------------------------------------------------------
 
 KIND: Final = "scripted/1"
 
 
 class ScriptedSource:
-    """Rows as written, replayable from any position. Exactly-once within one process.
+    """A source of the rows that a test wrote, replayable from any position. Exactly-once within one process.
 
     Neighbouring rows come as one batch (``max_rows_per_batch`` holds); a sentinel ends it, and so does each
     :meth:`send`. At the end of its script the source waits for more; with ``until="caught-up"`` it is caught up there.
@@ -174,8 +171,8 @@ class ScriptedSource:
         items: rows as dictionaries, and :class:`Crash`, :class:`Pause`, :class:`Idle` or :class:`End` among them. A
             column that is left out is ``NULL``; times, dates and decimals may be text.
         partition_column: a column whose values are the partitions that rows come from, as a topic's rows have one.
-            There are as many as were sent so far; each has a watermark of its own.
-        poll_interval_ms: milliseconds from one look for more rows to the next.
+            The partitions are those of the rows sent until then; each has its own watermark.
+        poll_interval_ms: milliseconds between polls while there are no rows.
 
     Example::
 
@@ -199,12 +196,12 @@ class ScriptedSource:
         self._name = name or "ScriptedSource"
         self._wait = poll_interval_ms * 1_000
         self._unchecked: list[object] = list(items)
-        self._known: StructType | None = None
+        self._checked_schema: StructType | None = None
         self._script = Script()
 
     @property
     def guarantee(self) -> Guarantee:
-        """A script is never changed, it only grows."""
+        """Exactly-once: a script only grows."""
         return Guarantee.EXACTLY_ONCE
 
     @property
@@ -218,26 +215,26 @@ class ScriptedSource:
         return KIND
 
     def schema(self, spark: SparkSession) -> StructType:
-        """The columns; rows given at construction are checked now.
+        """Return the columns; rows given at construction are checked now.
 
         Raises:
-            GraphError: the schema is no list of columns.
+            GraphError: the schema is not a list of columns.
             SchemaMismatch: a row does not fit.
         """
-        if self._known is None:
+        if self._checked_schema is None:
             declared = self._declared
-            self._known = text.struct_type(spark, declared) if isinstance(declared, str) else declared
+            self._checked_schema = text.struct_type(spark, declared) if isinstance(declared, str) else declared
             unchecked, self._unchecked = self._unchecked, []
-            self._add(unchecked, self._known)
-        return self._known
+            self._add(unchecked, self._checked_schema)
+        return self._checked_schema
 
     def redeclare(self, schema: StructType, partition_column: str | None = None) -> None:
-        """The same script under other columns, as for a new version of a pipeline."""
-        self._known = schema
+        """Give the same script other columns, as for a new version of a pipeline."""
+        self._checked_schema = schema
         self.partition_column = partition_column
 
     def send(self, rows: Iterable[object] | DataFrame) -> None:
-        """Append rows and sentinels, as a batch of their own. A DataFrame is run now, its rows are kept.
+        """Append rows and sentinels, as a batch of their own. A DataFrame is run now, and its rows are kept.
 
         Raises:
             SchemaMismatch: a row does not fit; nothing was appended.
@@ -247,50 +244,50 @@ class ScriptedSource:
         if self.has_ended:
             msg = f"{self._name}: the source has ended, nothing can follow"
             raise HarnessError(msg)
-        if self._known is None:
+        if self._checked_schema is None:
             self._unchecked += [Pause(), *items]
         else:
-            self._add([Pause(), *items] if self._script.ends_with_row else items, self._known)
+            self._add([Pause(), *items] if self._script.ends_with_row else items, self._checked_schema)
 
     def _add(self, items: list[object], schema: StructType) -> None:
         rows = iter(fit_rows((item for item in items if not isinstance(item, SENTINELS)), schema, self._name))
         self._script.add([item if isinstance(item, SENTINELS) else next(rows) for item in items])
 
     def open(self, context: SourceContext, resume: Position | None) -> ScriptedReader:
-        """A reader that goes on after ``resume``.
+        """Return a reader that continues after ``resume``.
 
         Raises:
             StateIncompatible: the position is of another kind.
         """
         schema = self.schema(context.spark)
-        at, left = (0, []) if resume is None else _places(resume)
+        at, left = (0, []) if resume is None else _parse_position(resume)
         return ScriptedReader(
             self._script, schema, context, at, left, wait=self._wait, partition_column=self.partition_column
         )
 
     def describe(self) -> str:
-        """For people."""
+        """Describe the script."""
         return f"a script of {len(self._script) + len(self._unchecked)} items"
 
 
-def _places(position: Position) -> tuple[int, list[int]]:
-    """The place of the next item, and those of rows before it that were left."""
+def _parse_position(position: Position) -> tuple[int, list[int]]:
+    """The index of the next item, and the indexes of earlier rows that were left."""
     detail: Any = position.detail
     if position.kind != KIND or not isinstance(detail, dict) or not isinstance(detail.get("next"), int):
         msg = f"the position is of kind {position.kind!r}, a scripted source reads {KIND!r}: give it a uid of its own"
         raise StateIncompatible(msg)
-    return int(detail["next"]), [int(place) for place in detail.get("left", ())]
+    return int(detail["next"]), [int(index) for index in detail.get("left", ())]
 
 
 @dataclass(frozen=True, slots=True)
-class _Pick:
-    """The plan of a batch: places in the script."""
+class _Plan:
+    """The plan of a batch: indexes of the script."""
 
-    places: tuple[int, ...]
+    indexes: tuple[int, ...]
 
 
 class ScriptedReader:
-    """Walks along a script. Made by :meth:`ScriptedSource.open`."""
+    """Reads a script. Made by :meth:`ScriptedSource.open`."""
 
     def __init__(
         self,
@@ -309,50 +306,50 @@ class ScriptedReader:
         self._spark = context.spark
         self._until = context.until
         self._at = at
-        self._left = left  # rows before that place, of partitions that were paused
+        self._left = left  # earlier rows, of partitions that were paused
         self._wait = wait
         self._paused_until: MonotonicTime | None = None
         self._is_idle = False
 
     def poll(self, *, now: MonotonicTime, wall: WallTime, limits: ReadLimit) -> PollResult:
-        """The rows up to the next sentinel, or what the sentinel says.
+        """Return the rows up to the next sentinel, or what the sentinel says.
 
         Raises:
             CrashRow: at a :class:`Crash` that was never read before.
         """
         del wall
-        while not (places := self._readable(limits)):
-            answer = self._at_sentinel(cast("Sentinel | None", self._script.at(self._at)), now)
-            if answer is not None:
-                return answer
+        while not (indexes := self._readable(limits)):
+            result = self._at_sentinel(cast("Sentinel | None", self._script.at(self._at)), now)
+            if result is not None:
+                return result
             self._at += 1
         self._is_idle = False
-        known = ObservedMetrics.known({"rows": len(places), "bytes": 0})
+        known = ObservedMetrics.known({"rows": len(indexes), "bytes": 0})
         return PlannedBatch(
-            plan=_Pick(tuple(places)),
-            rows=len(places),
+            plan=_Plan(tuple(indexes)),
+            rows=len(indexes),
             bytes=0,
             metrics={"rows": known},
             partitions=self._partitions(),
         )
 
     def _readable(self, limits: ReadLimit) -> list[int]:
-        """What was left and is not paused any more, else the rows up to the next sentinel that are not paused."""
-        again = [place for place in self._left if not self._is_paused(place, limits)][: limits.rows]
-        if again:
-            self._left = [place for place in self._left if place not in again]
-            return again
+        """The rows that were left and are no longer paused, else those up to the next sentinel that are not paused."""
+        resumed = [index for index in self._left if not self._is_paused(index, limits)][: limits.rows]
+        if resumed:
+            self._left = [index for index in self._left if index not in resumed]
+            return resumed
         found: list[int] = []
         while isinstance(self._script.at(self._at), dict) and (limits.rows is None or len(found) < limits.rows):
             (self._left if self._is_paused(self._at, limits) else found).append(self._at)
             self._at += 1
         return found
 
-    def _is_paused(self, place: int, limits: ReadLimit) -> bool:
-        return bool(limits.paused) and self._partition(self._row(place)) in limits.paused
+    def _is_paused(self, index: int, limits: ReadLimit) -> bool:
+        return bool(limits.paused) and self._partition(self._row(index)) in limits.paused
 
-    def _row(self, place: int) -> dict[str, Any]:
-        return cast("dict[str, Any]", self._script.at(place))
+    def _row(self, index: int) -> dict[str, Any]:
+        return cast("dict[str, Any]", self._script.at(index))
 
     def _partition(self, row: Mapping[str, Any]) -> str | None:
         value = row[self._partition_column] if self._partition_column is not None else None
@@ -370,7 +367,7 @@ class ScriptedReader:
         )
 
     def _at_sentinel(self, item: Sentinel | None, now: MonotonicTime) -> PollResult | None:
-        """What to answer there; ``None`` to go past it."""
+        """What a sentinel answers; ``None`` if the reader goes past it."""
         match item:
             case None:
                 is_end = self._until is Until.CAUGHT_UP and not self._left
@@ -387,7 +384,7 @@ class ScriptedReader:
 
     def _all_but_left(self, now: MonotonicTime) -> NoData:
         partitions = self._partitions()
-        assert partitions is not None  # else nothing could have been left
+        assert partitions is not None  # without partitions no row is left
         return NoData(
             wake_at=MonotonicTime(now + self._wait), ended=frozenset(partitions.names).difference(partitions.behind)
         )
@@ -401,7 +398,7 @@ class ScriptedReader:
         return None
 
     def _idle(self, now: MonotonicTime) -> PollResult | None:
-        """The place is left only for something behind it, so that a restart is idle again."""
+        """The reader stays at the sentinel until something follows, so that it is idle again after a restart."""
         if self._is_idle and self._script.at(self._at + 1) is not None:
             return None
         self._is_idle = True
@@ -411,15 +408,15 @@ class ScriptedReader:
         return NoData(wake_at=MonotonicTime(now + self._wait), idle=self._is_idle and not self._left)
 
     def frame(self, plan: object) -> DataFrame:
-        """The rows of a plan, sent to the executors once more each time that it is asked for."""
-        return frame_of(self._spark, [self._row(place) for place in cast("_Pick", plan).places], self._schema)
+        """Return the rows of a plan, sent to the executors with each call."""
+        return frame_of(self._spark, [self._row(index) for index in cast("_Plan", plan).indexes], self._schema)
 
     def position(self) -> Position:
-        """The place of the next item, and of rows before it that were left."""
+        """Return the index of the next item, and those of earlier rows that were left."""
         return Position(kind=KIND, detail={"next": self._at, **({"left": [*self._left]} if self._left else {})})
 
     def committed(self, checkpoint: CheckpointId, position: Position) -> None:
-        """Nothing is shown elsewhere."""
+        """Do nothing: progress is shown nowhere else."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is open."""

@@ -1,4 +1,4 @@
-"""CollectSink; stand-ins for a pipeline's sources and sinks."""
+"""``CollectSink``; stand-ins for a pipeline's sources and sinks."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import itertools
 import weakref
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock.api.pipeline import PipelineDefinition
 from penstock.compiler.steps import explain_build_errors
 from penstock.connectors import memory
-from penstock.errors import HarnessError
+from penstock.errors import HarnessError, did_you_mean
 from penstock.graph.nodes import Graph, Keyed, Node, Read, Write, without_pause
 from penstock.graph.validate import validate_mode
 from penstock.handles import Guarantee
@@ -30,14 +29,13 @@ if TYPE_CHECKING:
     from penstock.interfaces.sink import Sink, SinkContext
 
 
-# ----------------------------------------------------------------------------------------------------
-# A sink that keeps rows for a test: what is staged and what is published apart, checkpoint by checkpoint.
+# ---- CollectSink -----------------------------------------------------------------------------------------------------
 
 _NUMBERS: Final = itertools.count(1)
 
 
 class CollectSink(memory.Sink):
-    """Rows in this process, two-phase as in a sink of a database: staged, then published by their checkpoint.
+    """Keeps rows in this process, in two phases as a database does: staged, then published by their checkpoint.
 
     Exactly-once: the output of a checkpoint is published once, however often that is tried. Rows that a pipeline made
     twice are there twice.
@@ -50,14 +48,14 @@ class CollectSink(memory.Sink):
     def __init__(self) -> None:
         name = f"collected-{next(_NUMBERS)}"
         super().__init__(name)
-        self._stands_for: Sink | None = None
+        self._replaced: Sink | None = None
         self._writer: _Writer | None = None
         self._generation: int | None = None
         weakref.finalize(self, memory.clear_rows, name)
 
     def stand_for(self, sink: Sink) -> None:
-        """Take the place of another sink, which still refuses the columns that it cannot write."""
-        self._stands_for = sink
+        """Replace another sink, which still refuses the columns that it cannot write."""
+        self._replaced = sink
 
     @property
     def rows(self) -> list[Row]:
@@ -75,7 +73,7 @@ class CollectSink(memory.Sink):
     def staged(self) -> list[Row]:
         """Rows of the newest attempt that are written and not published, sorted.
 
-        A crash takes them away, unless their checkpoint is in the log: then the restart publishes them.
+        A crash loses them unless their checkpoint is in the log: then the restart publishes them.
         """
         with self._store.lock:
             waiting = [
@@ -87,30 +85,30 @@ class CollectSink(memory.Sink):
         return _sorted([*waiting, *(self._writer.tables if self._writer is not None else ())])
 
     def check(self, schema: StructType) -> None:
-        """What the sink that it stands for refuses, and what Arrow cannot hold.
+        """Refuse what the replaced sink refuses, and what Arrow cannot hold.
 
         Raises:
             GraphError: with the column and the remedy.
         """
-        if self._stands_for is not None:
-            self._stands_for.check(schema)
+        if self._replaced is not None:
+            self._replaced.check(schema)
         super().check(schema)
 
     def writer(self, context: SinkContext) -> memory.MemoryWriter:
-        """A writer that stages in this process."""
+        """Return a writer that stages in this process."""
         self._generation = context.generation
         self._writer = _Writer(self._name, context)
         return self._writer
 
     def describe(self) -> str:
-        """For people."""
-        return "collected" if self._stands_for is None else f"collected, in place of {self._stands_for.describe()}"
+        """Describe the sink, with the one that it replaces."""
+        return "collected" if self._replaced is None else f"collected, in place of {self._replaced.describe()}"
 
 
 class _Writer(memory.MemoryWriter):
     @property
     def tables(self) -> list[pa.Table]:
-        """What the open epoch holds."""
+        """The rows of the open epoch."""
         return list(self._epoch)
 
 
@@ -118,53 +116,52 @@ def _sorted(tables: Iterable[Any]) -> list[Row]:
     return in_order(row for table in tables for row in rows_in(table))
 
 
-# ----------------------------------------------------------------------------------------------------
-# A user's pipeline with its sources scripted and its sinks collecting; all other steps stay as they are.
+# ---- stand-ins -------------------------------------------------------------------------------------------------------
 
 _T = TypeVar("_T")
 
 
 @dataclass(slots=True)
 class StandIns:
-    """Who stands in for which source and sink, by uid. A new version of the pipeline keeps those whose uid it keeps.
+    """The stand-ins of sources and sinks, by uid. A new version of the pipeline keeps those whose uid it keeps.
 
     Attributes:
-        sources: those that the pipeline reads now.
-        sinks: all there ever were: what is open of a sink that is gone is published too.
-        steps: the stateful ones it has now.
+        sources: those that the pipeline has now.
+        sinks: all there ever were: open output of a sink that is gone is published too.
+        steps: the uids of the stateful steps that the pipeline has now.
     """
 
     sources: dict[str, ScriptedSource] = field(default_factory=dict)
     sinks: dict[str, CollectSink] = field(default_factory=dict)
     steps: tuple[str, ...] = ()
-    _known: dict[str, ScriptedSource] = field(default_factory=dict)
+    _all_sources: dict[str, ScriptedSource] = field(default_factory=dict)
 
     def graph(self, pipeline: PipelineDefinition, spark: SparkSession, *, mode: str) -> Graph:
-        """The pipeline's graph with its stand-ins.
+        """Return the pipeline's graph with its stand-ins.
 
-        Sources are read as soon as they have rows, whatever their pace: the test says when there are rows.
+        Sources are read as soon as they have rows, whatever their pace: the test decides when there are rows.
 
         Raises:
             GraphError: the pipeline is refused.
-            HarnessError: it is no pipeline.
+            HarnessError: it is not a pipeline.
         """
         if not hasattr(pipeline, "graph"):
             msg = f"a pipeline is a function under @ps.pipeline(…), got {pipeline!r}"
             raise HarnessError(msg)
         graph = pipeline.graph()
         validate_mode(graph, Guarantee(mode))
-        self._known |= self.sources
+        self._all_sources |= self.sources
         self.sources = {}
         self.steps = tuple(node.uid for node in graph.nodes if isinstance(node, Keyed))
         return replace(graph, nodes=tuple(self._node(node, spark) for node in graph.nodes))
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Sources that have another uid in the next version: what was sent to them stays theirs."""
+        """Keep the rows sent to sources that have another uid in the next version."""
         for old, new in names.items():
-            known = self.sources.get(old) or self._known.get(old)
-            if known is not None:
-                self._known[new] = known
-                self.sources.pop(new, None)  # that of a start that was refused
+            source = self.sources.get(old) or self._all_sources.get(old)
+            if source is not None:
+                self._all_sources[new] = source
+                self.sources.pop(new, None)  # left by a start that was refused
 
     def _node(self, node: Node, spark: SparkSession) -> Node:
         match node:
@@ -181,50 +178,46 @@ class StandIns:
     def _source(self, node: Read, spark: SparkSession) -> ScriptedSource:
         with explain_build_errors(node):
             schema = node.source.schema(spark)
-        source = self._known.get(node.uid) or ScriptedSource(schema, poll_interval_ms=0, name=f"send({node.uid!r})")
+        source = self._all_sources.get(node.uid) or ScriptedSource(
+            schema, poll_interval_ms=0, name=f"send({node.uid!r})"
+        )
         column = node.source.partition_column if isinstance(node.source, SupportsPartitions) else None
         source.redeclare(schema, column)
         self.sources[node.uid] = source
         return source
 
     def source(self, uid: str) -> ScriptedSource:
-        """The stand-in of a source.
+        """Return the stand-in of a source.
 
         Raises:
-            HarnessError: there is no such source; with the nearest name.
+            HarnessError: there is no such source; the message names the nearest.
         """
         return _named(uid, self.sources, "source", self.roles)
 
     def sink(self, uid: str) -> CollectSink:
-        """The stand-in of a sink.
+        """Return the stand-in of a sink.
 
         Raises:
-            HarnessError: there is no such sink; with the nearest name.
+            HarnessError: there is no such sink; the message names the nearest.
         """
         return _named(uid, self.sinks, "sink", self.roles)
 
     @property
     def roles(self) -> Mapping[str, str]:
-        """What each uid is."""
+        """``source``, ``step`` or ``sink``, by uid."""
         steps = dict.fromkeys(self.steps, "step")
         return {**dict.fromkeys(self.sources, "source"), **steps, **dict.fromkeys(self.sinks, "sink")}
 
 
-def _named(uid: str, those: Mapping[str, _T], wanted: str, roles: Mapping[str, str]) -> _T:
-    if uid in those:
-        return those[uid]
+def _named(uid: str, known: Mapping[str, _T], role: str, roles: Mapping[str, str]) -> _T:
+    if uid in known:
+        return known[uid]
     if uid in roles:
-        msg = f"{uid!r} is a {roles[uid]}, not a {wanted}; {_listed(wanted, those)}"
+        msg = f"{uid!r} is a {roles[uid]}, not a {role}; {_listed(role, known)}"
     else:
-        msg = f"there is no {wanted} {uid!r}; {nearest(uid, those) or _listed(wanted, those)}"
+        msg = f"there is no {role} {uid!r}{did_you_mean(uid, known, otherwise=_listed(role, known))}"
     raise HarnessError(msg)
 
 
-def nearest(name: str, names: Collection[str]) -> str:
-    """``did you mean …?``, or nothing if none is near."""
-    near = get_close_matches(str(name), names, n=1)
-    return f"did you mean {near[0]!r}?" if near else ""
-
-
-def _listed(what: str, names: Collection[str]) -> str:
-    return f"its {what}s are {', '.join(repr(name) for name in names)}"
+def _listed(role: str, names: Collection[str]) -> str:
+    return f"its {role}s are {', '.join(repr(name) for name in names)}"
