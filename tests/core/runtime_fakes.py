@@ -36,7 +36,7 @@ class NotingShell:
     done: list[tuple[str, bool]] = field(default_factory=list)
     facts: list[Fact] = field(default_factory=list)
 
-    def capture(self, task: str, checkpoint: CheckpointId, work: Callable[[], TaskSnapshot]) -> None:
+    def snapshot(self, task: str, checkpoint: CheckpointId, work: Callable[[], TaskSnapshot]) -> None:
         self.snapshots.append((task, checkpoint, work()))
 
     def abandoned(self, task: str, checkpoint: CheckpointId) -> None:

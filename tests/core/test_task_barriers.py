@@ -29,9 +29,9 @@ class OrderedShell(NotingShell):
     downstream: Channel = field(default_factory=Channel)
     forwarded: list[Element] = field(default_factory=list)
 
-    def capture(self, task: str, checkpoint: CheckpointId, work: Callable[[], TaskSnapshot]) -> None:
+    def snapshot(self, task: str, checkpoint: CheckpointId, work: Callable[[], TaskSnapshot]) -> None:
         self.forwarded += drained(self.downstream)
-        super().capture(task, checkpoint, work)
+        super().snapshot(task, checkpoint, work)
 
 
 class Bench:

@@ -518,7 +518,7 @@ class SourceTask:
         self._output.broadcast(barrier)
         watermarks = (MAX_WATERMARK,) if self._has_ended else ()
         snapshot = TaskSnapshot(task=self.id, position=position, watermarks=watermarks)
-        self._shell.capture(self.id, checkpoint, lambda: snapshot)
+        self._shell.snapshot(self.id, checkpoint, lambda: snapshot)
 
     def _completed(self, checkpoint: CheckpointId) -> None:
         self._held = False

@@ -156,7 +156,7 @@ class TaskLogic(Protocol):
 class TaskEnvironment(Protocol):
     """What a task may ask of what runs it. Calls return at once."""
 
-    def capture(self, task: str, checkpoint: CheckpointId, work: Callable[[], TaskSnapshot]) -> None:
+    def snapshot(self, task: str, checkpoint: CheckpointId, work: Callable[[], TaskSnapshot]) -> None:
         """Carry out the durable part of a snapshot on a worker, in order for each task, then acknowledge it."""
         ...
 
@@ -413,7 +413,7 @@ class StepTask:
 
     def _report_captures(self) -> None:
         for checkpoint, work in self._captures.ready():
-            self._shell.capture(self.id, checkpoint, work)
+            self._shell.snapshot(self.id, checkpoint, work)
 
     def _maintain(self) -> None:
         work = None if self._maintaining else self._work.maintain()

@@ -67,9 +67,9 @@ def take_checkpoint(life: JobUnderTest, name: str | None, *, wait: bool) -> Chec
             return None
         msg = f"the checkpoint does not complete: {_told(life.running)}"
         raise HarnessError(msg)
-    if answer.answer is RequestOutcome.REFUSED:
+    if answer.outcome is RequestOutcome.REFUSED:
         raise RequestRefused(answer.message)
-    if answer.answer is not RequestOutcome.DONE:
+    if answer.outcome is not RequestOutcome.DONE:
         raise CheckpointAborted(answer.message)
     return answer.checkpoint
 
