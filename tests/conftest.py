@@ -103,8 +103,8 @@ def eight_of_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logs made by hand have one id: what another test of this process ended says nothing of them."""
     from penstock.control import client
 
-    monkeypatch.setattr(client, "_over", set())
+    monkeypatch.setattr(client, "_released", set())

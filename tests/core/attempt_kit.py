@@ -80,7 +80,7 @@ class Attempt:
             tasks={"in": source, "out": StepTask("out", inputs, end, SinkLogic("out", self.writer), **around)},
             threads=self.threads,
             workers=self.workers,
-            journal=ManifestWriter(
+            manifest_writer=ManifestWriter(
                 self.owned, self.filesystem, retained=3, leftovers=lambda: self.filesystem.list(self.staging)
             ),
             publish=self.committer.commit,
@@ -88,7 +88,7 @@ class Attempt:
             cancel=lambda: self.story.append("cancel jobs"),
             background=nullcontext,
             snapshot=nullcontext,
-            answered=lambda answer: self.answers.append((answer.request, answer.answer, answer.checkpoint)),
+            answered=lambda answer: self.answers.append((answer.request, answer.outcome, answer.checkpoint)),
         )
 
     def _started(self, at):

@@ -116,7 +116,7 @@ class Hand:
             progress = self.task.step()
         except Exception as error:
             self.is_over = True
-            self._supervisor.broke(self.id, error)
+            self._supervisor.failed(self.id, error)
             return True
         if progress.done:
             self.is_over = True
@@ -150,6 +150,6 @@ class Bench:
                 try:
                     entry[1]()
                 except Exception as error:
-                    self._supervisor.broke(entry[0], error)
+                    self._supervisor.failed(entry[0], error)
                 return True
         return False

@@ -10,6 +10,7 @@ from core.runtime_fakes import Clock
 from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.entries import Claim
 from penstock.checkpoint.events import (
+    AnswerRequest,
     AttemptId,
     CheckpointRequested,
     Effect,
@@ -24,7 +25,7 @@ from penstock.checkpoint.policy import CheckpointConfig
 from penstock.checkpoint.recovery import decide_recovery
 from penstock.clock import WallTime
 from penstock.control.protocol import Answer, ControlFiles, Request, RequestKind
-from penstock.control.server import AnswerCallback, ControlServer, Reply, RequestRegistry, RunningAttempt
+from penstock.control.server import AnswerCallback, ControlServer, RequestRegistry, RunningAttempt
 from penstock.errors import PenstockError
 from penstock.filesystem.base import FileSystem
 from penstock.handles import CheckpointId, CommitOutcome, Generation, TaskSnapshot
@@ -82,7 +83,7 @@ class OneTask(Coordinator):
         for effect in effects:
             if isinstance(effect, InjectBarrier):
                 snapshot = TaskSnapshot(task="in")
-                self._supervisor._inbox.put(
+                self._supervisor._mailbox.put(
                     TaskAcknowledged(
                         at=event.at, wall=event.wall, checkpoint=effect.checkpoint, attempt=TASK, snapshot=snapshot
                     )
@@ -122,7 +123,7 @@ class Driver:
 
     def begin(self) -> Driver:
         self.supervisor = Supervisor(self.clock, lambda fact: None)
-        self.workers = Held(self.supervisor.broke)
+        self.workers = Held(self.supervisor.failed)
         recovery = decide_recovery(self.owned.history, (), at=self.clock.wall(), allow_non_restored_state=True)
         settings = CheckpointConfig(interval=None)
         self.wiring = AttemptParts(
@@ -139,7 +140,7 @@ class Driver:
             tasks={},
             threads={},
             workers=self.workers,
-            journal=ManifestWriter(self.owned, self.filesystem, retained=2),
+            manifest_writer=ManifestWriter(self.owned, self.filesystem, retained=2),
             publish=lambda item: CommitOutcome.DONE,
             explain=to_penstock_error,
             cancel=lambda: None,
@@ -147,10 +148,10 @@ class Driver:
             snapshot=nullcontext,
             answered=self.requests.answered,
         )
-        self.requests.running(
+        self.requests.attempt_started(
             RunningAttempt(
                 put=self.supervisor.request,
-                broke=self.supervisor.broke,
+                failed=self.supervisor.failed,
                 on_log=lambda work: self.workers.submit("log", work),
                 clock=self.clock,
             )
@@ -170,7 +171,7 @@ class Driver:
     def breaks(self, error: PenstockError) -> None:
         self.error = error
         self.supervisor.tear_down(self.wiring)
-        self.requests.broke(error)
+        self.requests.attempt_ended(error)
 
     # ---------------------------------------------------------------------------------------------------- asking
 
@@ -178,7 +179,7 @@ class Driver:
     def generation(self) -> Generation:
         return self.owned.generation
 
-    def save(self, name: str | None, replies: list[Reply], *, request: str | None = None) -> str:
+    def save(self, name: str | None, replies: list[AnswerRequest], *, request: str | None = None) -> str:
         """From within the process."""
         id = request or new_id()
         event = CheckpointRequested(at=self.clock.now(), wall=self.clock.wall(), request=id, name=name)
@@ -226,4 +227,4 @@ def said(filesystem: FileSystem, request: str) -> tuple[str, int | None]:
     """How it was answered, and with which checkpoint."""
     found = answer(filesystem, request)
     assert found is not None, "no answer"
-    return found.answer.name.lower(), found.checkpoint
+    return found.outcome.name.lower(), found.checkpoint

@@ -140,7 +140,7 @@ def aborted(checkpoint, reason, message, last=None):
 
 
 def answer(request, kind, checkpoint, message):
-    return AnswerRequest(request=request, answer=kind, checkpoint=checkpoint, message=message)
+    return AnswerRequest(request=request, outcome=kind, checkpoint=checkpoint, message=message)
 
 
 def discarded(checkpoint, task, attempt, result=AckResult.DISCARDED):

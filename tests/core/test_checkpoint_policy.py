@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.checkpoint.events import AbortReason
-from penstock.checkpoint.policy import CheckpointConfig, FailureCounter, PeriodicTrigger, Request, RequestQueue
+from penstock.checkpoint.events import AbortReason, CheckpointRequested
+from penstock.checkpoint.policy import CheckpointConfig, FailureCounter, PeriodicTrigger, RequestQueue
 from penstock.elements import CheckpointKind
 from penstock.errors import SettingsError
 
@@ -34,9 +34,9 @@ def test_the_defaults_are_possible_and_an_interval_is_not_needed():
 def test_52_savepoints_leave_the_queue_first_and_each_in_order():
     queue = RequestQueue(limit=4)
     for name, request in [(None, "a"), ("x", "b"), (None, "c"), ("y", "d")]:
-        assert queue.add(Request(request=request, name=name))
+        assert queue.add(CheckpointRequested(at=0, wall=0, request=request, name=name))
 
-    assert not queue.add(Request(request="e", name="z"))
+    assert not queue.add(CheckpointRequested(at=0, wall=0, request="e", name="z"))
     assert [queue.pop().request for _ in range(4)] == ["b", "d", "a", "c"]
     assert queue.pop() is None
 

@@ -10,7 +10,7 @@ import pytest
 from core.checkpoint_values import CLAIM, history, manifest, pin
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import Stopped
-from penstock.checkpoint.events import RequestOutcome
+from penstock.checkpoint.events import AnswerRequest, RequestOutcome
 from penstock.clock import WallTime
 from penstock.control.protocol import (
     MAX_FILE_BYTES,
@@ -37,7 +37,7 @@ def request(kind: RequestKind = RequestKind.HELLO, **rest: Any) -> Request:
 
 
 def answered(**rest: Any) -> Answer:
-    given: dict[str, Any] = {"answer": RequestOutcome.DONE, "message": "done"} | rest
+    given: dict[str, Any] = {"outcome": RequestOutcome.DONE, "message": "done"} | rest
     return Answer(request=ID, generation=Generation(7), at=WallTime(9), **given)
 
 
@@ -66,9 +66,9 @@ def test_every_request_comes_back_from_its_bytes(value: Request) -> None:
     "value",
     [
         answered(),
-        answered(answer=RequestOutcome.REFUSED, message="é", checkpoint=CheckpointId(4)),
-        answered(answer=RequestOutcome.FAILED),
-        answered(answer=RequestOutcome.UNPUBLISHED),
+        answered(outcome=RequestOutcome.REFUSED, message="é", checkpoint=CheckpointId(4)),
+        answered(outcome=RequestOutcome.FAILED),
+        answered(outcome=RequestOutcome.UNPUBLISHED),
         answered(me=OwnerInfo(host="h", pid=1, started=WallTime(3), version="1", state="running")),
     ],
 )
@@ -123,7 +123,7 @@ def test_an_answer_has_one_of_four_words() -> None:
     with pytest.raises(CheckpointUnreadable, match=r"answer\.json\.answer: must be one of done, refused, .*is 'maybe'"):
         decode_answer(changed(encode_answer(answered()), answer="maybe"), ID)
     with pytest.raises(InternalError, match="the next owner answers it"):
-        encode_answer(answered(answer=RequestOutcome.UNKNOWN))
+        encode_answer(answered(outcome=RequestOutcome.UNKNOWN))
 
 
 def test_a_request_that_its_kind_cannot_make_is_never_written() -> None:
@@ -157,9 +157,13 @@ def test_C3_what_was_done_is_told_by_the_entry_that_holds_the_id() -> None:
         manifest(1, pins=(pin("last", 1, request="s"),)),
         Stopped(checkpoint=CheckpointId(1), at=WallTime(1), fulfils=("t",)),
     )
-    assert answer_from_log(log, "a") == (0, "done: log/00000000000000000001.json says so")
-    assert answer_from_log(log, "b") == (0, "done: log/00000000000000000002.json says so")
-    assert answer_from_log(log, "t") == (1, "done: log/00000000000000000004.json says so")
+    for id, checkpoint, number in (("a", 0, 1), ("b", 0, 2), ("t", 1, 4)):
+        assert answer_from_log(log, id) == AnswerRequest(
+            request=id,
+            outcome=RequestOutcome.DONE,
+            checkpoint=CheckpointId(checkpoint),
+            message=f"done: log/{number:020}.json says so",
+        )
     assert answer_from_log(log, "s") is None, "its savepoint is there, and it did not stop the job"
     assert savepoint_for_request(log, "s") == pin("last", 1, request="s")
     assert savepoint_for_request(log, "x") is None

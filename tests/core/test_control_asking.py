@@ -43,7 +43,7 @@ def beside(call) -> tuple[threading.Thread, list[object]]:
 
 def is_asked(driver: Driver) -> None:
     """Wait until the request is in the inbox."""
-    while driver.supervisor._inbox.is_empty:
+    while driver.supervisor._mailbox.is_empty:
         threading.Event().wait(0.001)
 
 
@@ -107,7 +107,7 @@ def test_one_that_comes_to_nothing_or_takes_too_long_raises_with_the_cause() -> 
     driver.turn()
     thread, ended = beside(lambda: asking(driver).checkpoint("one", 60))
     is_asked(driver)
-    driver.supervisor.broke("worker", LayerMissing("a layer is gone"))
+    driver.supervisor.failed("worker", LayerMissing("a layer is gone"))
     driver.turn()
     driver.requests.close(driver.error)
     thread.join()

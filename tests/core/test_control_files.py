@@ -30,7 +30,7 @@ def hello(id: str, generation: int = 3) -> Request:
 
 
 def here(id: str, message: str = "here I am") -> Answer:
-    return Answer(request=id, answer=RequestOutcome.DONE, message=message, generation=Generation(3), at=WallTime(2))
+    return Answer(request=id, outcome=RequestOutcome.DONE, message=message, generation=Generation(3), at=WallTime(2))
 
 
 def never(seconds: float) -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from core.control_kit import Driver, answer, ask, new_id, said
 from penstock.checkpoint import paths
-from penstock.checkpoint.events import RequestOutcome, StopRequested
+from penstock.checkpoint.events import AnswerRequest, RequestOutcome, StopRequested
 from penstock.clock import SystemClock
 from penstock.control.protocol import ControlFiles, RequestKind
-from penstock.control.server import ANSWER_TTL, MAX_REMEMBERED, SWEEP_INTERVAL, Reply
+from penstock.control.server import ANSWER_TTL, MAX_REMEMBERED, SWEEP_INTERVAL
 from penstock.errors import GenerationFenced, LayerMissing, StorageFailed
 from penstock.filesystem.base import FileSystem
 from penstock.testing.filesystem import MemoryFileSystem
@@ -105,7 +105,7 @@ def test_C3_a_fenced_driver_answers_nobody_and_learns_of_its_fence_by_a_request_
     assert isinstance(first.error, GenerationFenced)
     first.requests.close(first.error)
     first.look()
-    assert replies[0].answer is not RequestOutcome.DONE
+    assert replies[0].outcome is not RequestOutcome.DONE
     assert said(disk, stop) == ("failed", None)
     second.look()
     assert said(disk, asked) == ("done", 0)
@@ -207,8 +207,8 @@ def test_only_so_many_answers_are_known_by_heart(disk) -> None:
     driver = running(disk)
     owned = driver.owned
     for _ in range(MAX_REMEMBERED + 5):
-        driver.watch._note(new_id(), owned, Reply(answer=RequestOutcome.DONE, message=""))
-    assert len(driver.watch._known) == MAX_REMEMBERED
+        driver.watch._note(AnswerRequest(request=new_id(), outcome=RequestOutcome.DONE, message=""), owned)
+    assert len(driver.watch._accepted) == MAX_REMEMBERED
 
 
 # -------------------------------------------------------------------------------------------------------- its thread

@@ -125,9 +125,9 @@ def test_a_wait_of_the_deciding_thread_has_an_end(disk) -> None:
     stop = StopRequested(at=driver.clock.now(), wall=driver.clock.wall(), request=new_id(), patience=2**63 - 1)
     driver.requests.submit(stop, lambda reply: None)
     driver.turn()
-    driver.supervisor._inbox._alarms.sort()
-    del driver.supervisor._inbox._alarms[:-1]
-    assert driver.supervisor._wait() == MAX_WAIT
+    driver.supervisor._mailbox._alarms.sort()
+    del driver.supervisor._mailbox._alarms[:-1]
+    assert driver.supervisor._seconds_to_alarm() == MAX_WAIT
 
 
 # ------------------------------------------------------------------------------------------------- a name, a pin
@@ -149,8 +149,8 @@ def test_of_two_that_wait_for_the_same_name_the_first_gets_it(disk) -> None:
     driver.save("one", first)
     driver.save("one", second)
     driver.claim().begin().turn()
-    assert [(reply.answer, reply.checkpoint) for reply in first] == [(RequestOutcome.DONE, 0)]
-    assert second[0].answer is RequestOutcome.REFUSED
+    assert [(reply.outcome, reply.checkpoint) for reply in first] == [(RequestOutcome.DONE, 0)]
+    assert second[0].outcome is RequestOutcome.REFUSED
 
 
 def test_a_savepoint_that_was_not_begun_when_the_attempt_failed_is_taken_by_the_next(disk) -> None:
@@ -159,12 +159,12 @@ def test_a_savepoint_that_was_not_begun_when_the_attempt_failed_is_taken_by_the_
     driver.save("two", second)
     theirs = ask(disk, RequestKind.SAVEPOINT, 0, name="theirs")
     driver.watch.look()
-    driver.supervisor.broke("worker", LayerMissing("a layer is gone"))
+    driver.supervisor.failed("worker", LayerMissing("a layer is gone"))
     driver.turn()
     assert isinstance(driver.error, LayerMissing)
     assert second == []
     driver.claim().begin().look()
-    assert [reply.answer for reply in second] == [RequestOutcome.DONE]
+    assert [reply.outcome for reply in second] == [RequestOutcome.DONE]
     assert said(disk, theirs) == ("failed", None)
     assert "a layer is gone" in answer(disk, theirs).message, "another process asked the generation before"
 
@@ -176,7 +176,7 @@ def test_answers_that_fell_out_of_memory_are_cleaned_up_by_the_clock_of_people(d
     driver = running(disk)
     asked = ask(disk, RequestKind.HELLO, 0)
     driver.look()
-    driver.watch._known.clear()
+    driver.watch._accepted.clear()
     driver.clock.at += ANSWER_TTL - SWEEP_INTERVAL
     driver.look()
     assert answer(disk, asked) is not None

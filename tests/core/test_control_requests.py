@@ -129,7 +129,7 @@ def test_a_name_that_is_taken_is_refused_with_the_checkpoint_that_has_it(disk) -
     asked = ask(disk, RequestKind.SAVEPOINT, 0, name="one")
     stop = ask(disk, RequestKind.STOP, 0, name="one")
     driver.look()
-    assert [reply.answer for reply in replies] == [RequestOutcome.DONE, RequestOutcome.REFUSED]
+    assert [reply.outcome for reply in replies] == [RequestOutcome.DONE, RequestOutcome.REFUSED]
     assert "'one' exists already: it is checkpoint 0; choose another name" in replies[1].message
     assert said(disk, asked) == said(disk, stop) == ("refused", 0)
     assert driver.stops == [], "a stop that cannot have its savepoint stops nothing"
@@ -145,7 +145,7 @@ def test_a_name_that_is_being_given_is_refused_too(disk) -> None:
     assert [reply.message for reply in replies] == ["'one' is being given to another checkpoint just now"]
     driver.workers.go()
     driver.turn()
-    assert replies[1].answer is RequestOutcome.DONE
+    assert replies[1].outcome is RequestOutcome.DONE
     assert len(driver.owned.history.manifests) == 1
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from core.checkpoint_values import output, wrote
 from core.coordinator_kit import RETRY, SAVEPOINT, SECOND, Job, answer, barrier, commit, discarded, wake_tick
-from penstock.checkpoint.coordinator import STORY
+from penstock.checkpoint.coordinator import MAX_EVENTS_SHOWN
 from penstock.checkpoint.entries import Pin
 from penstock.checkpoint.events import (
     AbortReason,
@@ -209,13 +209,13 @@ def test_a_commit_that_is_waiting_for_its_retry_cannot_return():
 
 def test_an_illegal_event_tells_the_newest_events():
     job = Job()
-    for number in range(STORY + 5):
+    for number in range(MAX_EVENTS_SHOWN + 5):
         job.request(f"r{number}")
 
     with pytest.raises(InternalError) as raised:
         job.written(9)
 
     story = str(raised.value).split("\n")[1:]
-    assert len(story) == STORY
+    assert len(story) == MAX_EVENTS_SHOWN
     assert "'r6'" in story[0]
     assert "ManifestWritten" in story[-1]

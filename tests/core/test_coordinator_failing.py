@@ -87,7 +87,7 @@ def test_53_exactly_five_reasons_count():
 
 
 @pytest.mark.mission("D8")
-@pytest.mark.parametrize("reason", [reason for reason in AbortReason if reason.is_told_by_task])
+@pytest.mark.parametrize("reason", [reason for reason in AbortReason if reason.is_for_tasks])
 def test_53_54_a_counted_decline_fails_the_job_past_the_limit_and_others_do_not(reason):
     job = Job()
     job.request()
@@ -118,7 +118,7 @@ def test_a_savepoint_that_times_out_fails_nobodys_job():
 
     [abort, told] = job.expire(0)
 
-    assert (abort.reason, told.answer) == (AbortReason.EXPIRED, RequestOutcome.FAILED)
+    assert (abort.reason, told.outcome) == (AbortReason.EXPIRED, RequestOutcome.FAILED)
 
 
 def test_a_savepoint_that_a_task_cannot_make_counts():

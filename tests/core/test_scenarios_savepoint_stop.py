@@ -91,7 +91,7 @@ def test_124_a_stop_that_fails_after_its_checkpoint_is_in_the_log_says_which_it_
     filesystem.fail("move", DOWN, times=1)
     first.stop("s", name="end")
     assert (first.answers, first.published) == ([], [])
-    first.supervisor.broke("clean-up", DOWN)
+    first.supervisor.failed("clean-up", DOWN)
     first.settle()
     assert first.answers == [("s", RequestOutcome.UNPUBLISHED, 1)]
     second = Attempt(filesystem, begin=False)
@@ -118,7 +118,7 @@ def test_126_an_end_that_is_aborted_restarts_every_task_from_the_last_checkpoint
     first.clock.at = 10**13
     first.workers.held.add("out-snapshot")
     first.settle().stop("s")
-    first.supervisor.broke("in", ConnectorError("gone"))
+    first.supervisor.failed("in", ConnectorError("gone"))
     first.settle()
     assert [fact.checkpoint for fact in first.seen(CheckpointFailed)] == [2]
     assert "stop in" in first.story

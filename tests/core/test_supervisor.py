@@ -1,6 +1,7 @@
 """The shell of an attempt, with nothing around it that moves by itself: how it begins, fails and ends."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,6 @@ from core.attempt_parts import SECOND
 from penstock.checkpoint.events import CheckpointRequested, RequestOutcome, StopRequested
 from penstock.errors import CheckpointAborted, ConnectorError, GenerationFenced, InternalError, StorageFailed
 from penstock.facts import CheckpointCompleted, CheckpointFailed, Published
-from penstock.runtime.supervisor import Answers
 from penstock.testing.filesystem import MemoryFileSystem
 
 DONE, REFUSED, FAILED, UNKNOWN = (
@@ -104,12 +104,12 @@ def test_an_error_that_needs_no_explanation_keeps_its_cause_and_does_not_become_
     attempt = running()
     error, cause = ConnectorError("no such table"), OSError("no route")
     error.__cause__ = cause
-    attempt.supervisor.broke("out", error)
+    attempt.supervisor.failed("out", error)
     attempt.settle()
     assert attempt.error is error
     assert error.__cause__ is cause
     attempt = running()
-    attempt.supervisor.broke("out", cause)
+    attempt.supervisor.failed("out", cause)
     attempt.settle()
     assert attempt.error.__cause__ is cause
 
@@ -141,7 +141,7 @@ def test_35_a_fenced_owner_says_that_it_does_not_know_and_commits_nothing():
 
 def test_35_requests_that_nobody_has_taken_when_the_attempt_ends_are_refused():
     attempt = running()
-    attempt.supervisor.broke("in", ConnectorError("gone"))
+    attempt.supervisor.failed("in", ConnectorError("gone"))
     asked(attempt, savepoint("r0"), StopRequested(at=0, wall=0, request="s")).settle()
     assert attempt.answers == [("r0", REFUSED, None), ("s", REFUSED, None)]
     asked(attempt, savepoint("too late"))
@@ -168,8 +168,10 @@ def test_27_who_cannot_be_answered_does_not_hide_what_failed(caplog):
     attempt.ask("r1", "another")
     answered = attempt.wiring.answered
     not_there = {"r0": raising(OSError("nobody there"))}
-    attempt.supervisor._answers = Answers(lambda told: not_there.get(told.request, answered)(told))
-    attempt.supervisor.broke("in", StorageFailed("disk full"))
+    attempt.supervisor._parts = replace(
+        attempt.wiring, answered=lambda answer: not_there.get(answer.request, answered)(answer)
+    )
+    attempt.supervisor.failed("in", StorageFailed("disk full"))
     with caplog.at_level(logging.WARNING, logger="penstock"):
         attempt.settle()
     assert str(attempt.error) == "step 'in': disk full"

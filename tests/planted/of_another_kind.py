@@ -26,17 +26,17 @@ from simulation.steps import CountOperator
 
 @bug("acks-counted", "acknowledgements are counted, not kept as a set", core="core/test_coordinator.py")
 def _(put):
-    real_late, real_expect = PendingCheckpoint.late.fget, AckTracker.expect
+    real_missing, real_classify = PendingCheckpoint.missing.fget, AckTracker.classify
 
-    def expect(self, checkpoint, attempt, task):
-        result = real_expect(self, checkpoint, attempt, task)
+    def classify(self, checkpoint, attempt, task):
+        result = real_classify(self, checkpoint, attempt, task)
         if result is AckResult.DUPLICATE and self.is_pending(checkpoint):
             self.pending.counted = getattr(self.pending, "counted", 0) + 1
             return AckResult.SUCCESS
         return result
 
-    put(AckTracker, "expect", expect)
-    put(PendingCheckpoint, "late", property(lambda self: real_late(self)[getattr(self, "counted", 0) :]))
+    put(AckTracker, "classify", classify)
+    put(PendingCheckpoint, "missing", property(lambda self: real_missing(self)[getattr(self, "counted", 0) :]))
 
 
 @bug("acks-any", "an acknowledgement of an older checkpoint counts for the pending one")
@@ -46,10 +46,10 @@ def _(put):
 
 @bug("acks-sinks", "the checkpoint does not wait for sinks")
 def _(put):
-    real = PendingCheckpoint.late.fget
+    real = PendingCheckpoint.missing.fget
     put(
         PendingCheckpoint,
-        "late",
+        "missing",
         property(lambda self: tuple(task for task in real(self) if not task.startswith("sink"))),
     )
 
@@ -136,13 +136,13 @@ def _(put):
 
 @bug("commit-early", "output is published when the manifest is sent, not when it is in the log")
 def _(put):
-    real = Coordinator._complete_if_all
+    real = Coordinator._complete
 
     def complete(self, event):
         effects = real(self, event)
-        return [*effects, *self._publication.publish(self._publication._sent)] if effects else effects
+        return [*effects, *self._commits.publish(self._commits._sent)] if effects else effects
 
-    put(Coordinator, "_complete_if_all", complete)
+    put(Coordinator, "_complete", complete)
     put(CommitQueue, "logged", lambda self: self._sent.clear() or [])
 
 

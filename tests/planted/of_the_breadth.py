@@ -122,12 +122,12 @@ def _(put):
 
 @bug("C3-twice", "a request that was answered stays open, and is answered again")
 def _(put):
-    def reply(self, request, reply):
-        opened = self._open.get(request)
+    def answer(self, answer):
+        opened = self._open.get(answer.request)
         if opened is not None:
-            opened.tell(reply)
+            opened.callback(answer)
 
-    put(RequestRegistry, "_reply", reply)
+    put(RequestRegistry, "_answer", answer)
 
 
 @bug("C3-silent", "who waits for an answer when the job ends gets none")

@@ -11,7 +11,7 @@ from penstock.checkpoint.recovery import Renames
 from penstock.elements import Barrier
 from penstock.job import start
 from penstock.runtime.source_task import Drain, SourceTask
-from penstock.runtime.supervisor import Mail
+from penstock.runtime.supervisor import Supervisor
 from planted.bug import bug
 from simulation import exports, process
 from simulation.sinks import FakeSink
@@ -41,21 +41,21 @@ def _(put):
 @bug("drain-order", "the barrier leaves before the end of all reading")
 def _(put):
     def inject(self, effect):
-        self.to_sources(Barrier(checkpoint=effect.checkpoint, kind=effect.kind), effect.sources)
+        self._notify_sources(Barrier(checkpoint=effect.checkpoint, kind=effect.kind), effect.sources)
         if effect.drain:
-            self.to_sources(Drain(), effect.sources)
+            self._notify_sources(Drain(), effect.sources)
 
-    put(Mail, "inject", inject)
+    put(Supervisor, "_inject", inject)
 
 
 @bug("drain-first", "only the first source is drained")
 def _(put):
     def inject(self, effect):
         if effect.drain:
-            self.to_sources(Drain(), effect.sources[:1])
-        self.to_sources(Barrier(checkpoint=effect.checkpoint, kind=effect.kind), effect.sources)
+            self._notify_sources(Drain(), effect.sources[:1])
+        self._notify_sources(Barrier(checkpoint=effect.checkpoint, kind=effect.kind), effect.sources)
 
-    put(Mail, "inject", inject)
+    put(Supervisor, "_inject", inject)
 
 
 @bug("drain-reads-on", "a source that was drained is read on by the next start")

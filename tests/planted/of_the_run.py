@@ -20,10 +20,10 @@ def _(put):
     real = CommitQueue.returned
 
     def returned(self, uid, checkpoint, outcome, at):
-        line = self._lines.get(uid)
-        if outcome in {CommitOutcome.RETRY, CommitOutcome.UNKNOWN} and line is not None and len(line.items) > 1:
-            line.items.rotate(-1)
-            return [self._commit(line)]
+        queue = self._queues.get(uid)
+        if outcome in {CommitOutcome.RETRY, CommitOutcome.UNKNOWN} and queue is not None and len(queue.items) > 1:
+            queue.items.rotate(-1)
+            return [self._commit(queue)]
         return real(self, uid, checkpoint, outcome, at)
 
     put(CommitQueue, "returned", returned)
@@ -42,25 +42,25 @@ def _(put):
 
 @bug("S2", "output prepared for an aborted checkpoint is dropped")
 def _(put):
-    real = Coordinator._failed
+    real = Coordinator._abort
 
-    def failed(self, *arguments):
-        self._publication._carried = []
+    def abort(self, *arguments):
+        self._commits._carried = []
         return real(self, *arguments)
 
-    put(Coordinator, "_failed", failed)
+    put(Coordinator, "_abort", abort)
 
 
 @bug("S2-late", "output of an acknowledgement that comes too late is dropped")
 def _(put):
-    real = Coordinator._acknowledged
+    real = Coordinator._acknowledge
 
-    def acknowledged(self, event):
-        if not self._calls.is_pending(event.checkpoint):
+    def acknowledge(self, event):
+        if not self._acks.is_pending(event.checkpoint):
             event = replace(event, snapshot=replace(event.snapshot, committables=()))
         return real(self, event)
 
-    put(Coordinator, "_acknowledged", acknowledged)
+    put(Coordinator, "_acknowledge", acknowledge)
 
 
 @bug("S3-broker", "the marker is read before fencing, and not again")
@@ -133,27 +133,27 @@ def _(put):
     "C1",
     "a checkpoint begins while another is pending",
     core="core/test_coordinator.py",
-    note="the roll call has one slot: the older one is given up, its output carried on",
+    note="there is one pending checkpoint: the older one is given up, its output carried on",
 )
 def _(put):
     def following(self, event):
-        if self._writing or self._is_broken or self._agenda.ending.final is not None:
+        if self._writing or self._has_lost_task or self._stopping.final is not None:
             return []
-        due, effects = self._agenda.next(event.at)
-        return effects if due is None else [*effects, *self._trigger(event, due)]
+        trigger, effects = self._triggers.next(event.at)
+        return effects if trigger is None else [*effects, *self._trigger(event, trigger)]
 
-    put(Coordinator, "_next", following)
+    put(Coordinator, "_trigger_next", following)
 
 
 @bug("C1-writing", "a checkpoint begins while the manifest of another is on its way")
 def _(put):
     def following(self, event):
-        if self._calls.pending or self._is_broken or self._agenda.ending.final is not None:
+        if self._acks.pending or self._has_lost_task or self._stopping.final is not None:
             return []
-        due, effects = self._agenda.next(event.at)
-        return effects if due is None else [*effects, *self._trigger(event, due)]
+        trigger, effects = self._triggers.next(event.at)
+        return effects if trigger is None else [*effects, *self._trigger(event, trigger)]
 
-    put(Coordinator, "_next", following)
+    put(Coordinator, "_trigger_next", following)
 
 
 @bug("C2", "'stopped' is written while something is open")
@@ -164,7 +164,7 @@ def _(put):
 
 @bug("C3", "an entry does not hold the request that it fulfils", core="core/test_coordinator.py")
 def _(put):
-    real = Coordinator._complete_if_all
+    real = Coordinator._complete
 
     def complete(self, event):
         return [
@@ -172,7 +172,7 @@ def _(put):
             for e in real(self, event)
         ]
 
-    put(Coordinator, "_complete_if_all", complete)
+    put(Coordinator, "_complete", complete)
 
 
 @bug("C4", "sources do not wait for the first checkpoint", core="core/test_source_task.py")

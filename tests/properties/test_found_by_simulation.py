@@ -110,10 +110,10 @@ def test_R8_an_entry_that_was_gone_past_stays_lost_though_its_file_is_put_back()
 
 def test_C3_a_stop_that_comes_when_the_stopped_entry_is_on_its_way_is_not_in_it() -> None:
     ending = StopProgress()
-    ending.ask(StopRequested(at=MonotonicTime(0), wall=WALL, request="first"))
+    ending.add(StopRequested(at=MonotonicTime(0), wall=WALL, request="first"))
     ending.final = CheckpointId(1)
     second = StopRequested(at=MonotonicTime(0), wall=WALL, request="second")
-    assert not ending.is_too_late_for(second, is_begun=True, is_sent=True)
+    assert not ending.is_too_late_for(second, has_begun=True, is_sent=True)
     sent = ending.proceed((), WALL)
     assert sent == [WriteStopped(body=Stopped(checkpoint=CheckpointId(1), at=WALL, fulfils=("first",)))]
-    assert ending.is_too_late_for(second, is_begun=True, is_sent=True)
+    assert ending.is_too_late_for(second, has_begun=True, is_sent=True)

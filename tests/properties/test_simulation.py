@@ -138,8 +138,8 @@ def test_the_simulation_runs_the_classes_of_the_product() -> None:
         assert type(task._output) is TaskOutput
     assert seen == {"SourceTask": SourceTask, "StepTask": StepTask}
     assert type(wiring.coordinator.coordinator) is Coordinator
-    assert type(wiring.journal) is ManifestWriter
-    assert type(wiring.journal._log) is OwnedLog
+    assert type(wiring.manifest_writer) is ManifestWriter
+    assert type(wiring.manifest_writer._log) is OwnedLog
     assert type(driver.supervisor) is Supervisor
     assert type(driver.desk.requests) is RequestRegistry
     assert type(driver.desk._watch) is ControlServer

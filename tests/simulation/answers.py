@@ -25,7 +25,7 @@ class Answers:
         if found is not None and found[1]:
             answer = decode_answer(data, found[0])
             if answer.me is None:
-                self.told("control", answer.request, answer.answer)
+                self.told("control", answer.request, answer.outcome)
 
     def forgotten(self, path: str) -> None:
         """Whoever asked does not want the answer any more, and takes it away."""

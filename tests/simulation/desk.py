@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.entries import Stopped
-from penstock.checkpoint.events import CheckpointRequested, StopRequested
+from penstock.checkpoint.events import AnswerRequest, CheckpointRequested, StopRequested
 from penstock.control.client import OwnerCheck
 from penstock.control.protocol import Answer, ControlFiles, Request
-from penstock.control.server import ControlServer, Reply, RequestRegistry, RunningAttempt
+from penstock.control.server import ControlServer, RequestRegistry, RunningAttempt
 from penstock.errors import PenstockError
 from penstock.filesystem.base import UnknownOutcome
 from penstock.runtime.lifecycle import JobState
@@ -61,9 +61,9 @@ class Desk:
         request = event.request
         self.owes.add(request)
 
-        def tell(reply: Reply) -> None:
+        def tell(answer: AnswerRequest) -> None:
             self.owes.discard(request)
-            self._world.answers.told(self._driver.name, request, reply.answer)
+            self._world.answers.told(self._driver.name, request, answer.outcome)
 
         self.requests.submit(event, tell)
 
@@ -96,11 +96,11 @@ class Desk:
         """An attempt takes requests in."""
         hands = RunningAttempt(
             put=supervisor.request,
-            broke=supervisor.broke,
+            failed=supervisor.failed,
             on_log=lambda work: wiring.workers.submit("log", work),
             clock=self._world,
         )
-        self.requests.running(hands)
+        self.requests.attempt_started(hands)
         if self._world.terms.controlled and not self._world.is_plain and not self._is_looking:
             self._is_looking = True
             self._driver.spawn("control", self._look)

@@ -147,7 +147,7 @@ class Driver(Process):
 
     def _failed(self, error: PenstockError, cause: BaseException) -> None:
         self.supervisor = self.wiring = None
-        self.desk.requests.broke(error)
+        self.desk.requests.attempt_ended(error)
         if isinstance(error, InternalError):
             self.world.ledger.violated("internal", f"{error} ({cause!r})")
         chance = self.world.chance.random()
@@ -209,8 +209,8 @@ class Driver(Process):
             started=lambda at: self._started(at, recovery, assembly),
             tasks=assembly.tasks,
             threads=assembly.threads,
-            workers=Queues(self, supervisor.broke),
-            journal=ManifestWriter(
+            workers=Queues(self, supervisor.failed),
+            manifest_writer=ManifestWriter(
                 owned, world.disk, retained=world.terms.settings.retained, leftovers=lambda: self._leftovers(owned)
             ),
             publish=lambda item: committer_for(world, item.kind).commit(item),

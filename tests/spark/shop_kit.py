@@ -130,7 +130,7 @@ class Shop:
             else:
                 path.unlink()
         shutil.copytree(self._kept(name), self.home, symlinks=True, dirs_exist_ok=True)
-        client._over.clear()  # what this process ended since then has not begun yet
+        client._released.clear()  # what this process ended since then has not begun yet
         self.deploy(SHOP)
         self.deploy(SHOP_V2, "shop_v2")
 

@@ -136,10 +136,10 @@ def test_another_process_asks_who_runs_takes_a_savepoint_and_stops_the_job(spark
         assert me is not None
         assert (me.pid, me.state) == (os.getpid(), "running")
         taken = it.ask(RequestKind.SAVEPOINT, "theirs")
-        assert (taken.answer, taken.checkpoint) == (RequestOutcome.DONE, it.log.pins["theirs"].checkpoint)
+        assert (taken.outcome, taken.checkpoint) == (RequestOutcome.DONE, it.log.pins["theirs"].checkpoint)
         assert it.log.pins["theirs"].owner == "tool"
         stopped = it.ask(RequestKind.STOP)
-        assert stopped.answer is RequestOutcome.DONE
+        assert stopped.outcome is RequestOutcome.DONE
         assert it.job.wait(PATIENCE)
         assert it.job.state is JobState.STOPPED
         last = it.log.entries[-1].body

@@ -167,10 +167,10 @@ def require_done(answer: Answer, what: str) -> Answer:
         RequestRefused: the request was refused, and nothing was begun.
         RequestFailed: the request failed.
     """
-    if answer.answer is RequestOutcome.DONE:
+    if answer.outcome is RequestOutcome.DONE:
         return answer
     msg = f"{what}: {answer.message}"
-    raise (RequestRefused if answer.answer is RequestOutcome.REFUSED else RequestFailed)(msg)
+    raise (RequestRefused if answer.outcome is RequestOutcome.REFUSED else RequestFailed)(msg)
 
 
 # ---- a checkpoint pinned while it is read (rule G4) ------------------------------------------------------------------
@@ -284,7 +284,7 @@ def stop(
     answer = job.ask(
         RequestKind.DRAIN if drain else RequestKind.STOP, name=savepoint, patience=patience, seconds=seconds
     )
-    if answer.answer is RequestOutcome.UNPUBLISHED:
+    if answer.outcome is RequestOutcome.UNPUBLISHED:
         return StopResult(checkpoint=answer.checkpoint, was_running=True, unpublished=answer.message)
     require_done(answer, f"stopping job {job.job!r}")
     return StopResult(checkpoint=answer.checkpoint, was_running=True)
@@ -327,7 +327,7 @@ def settle(job: JobDirectory) -> SettleResult:
         )
         _execute(job, owned, recovery)
         if not is_at_rest(owned.history):
-            job.rest(owned)
+            job.write_stopped(owned)
         return SettleResult(published=recovery.commit, voided=recovery.void)
 
 
@@ -360,7 +360,7 @@ def rewind(
             initial=False,
         )
         _execute(job, owned, recovery)
-        job.rest(owned)
+        job.write_stopped(owned)
         return entry, SettleResult(published=recovery.commit, voided=recovery.void)
 
 

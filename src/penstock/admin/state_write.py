@@ -102,7 +102,7 @@ def write_state(
             manifest = manifest_with(owned.history, target.base, uid, handle, write)
             owned.append(manifest)
             if is_new:
-                directory.rest(owned)
+                directory.write_stopped(owned)
     return manifest.checkpoint
 
 

@@ -1,4 +1,4 @@
-"""Output on its way: handed over, in the log, published; per sink in order (S1, S2). Pure, publishes nothing."""
+"""The way of output: handed over, in the log, published; in order for each sink (S1, S2)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NONE: Final = CheckpointId(-1)
 
 
 @dataclass(slots=True)
-class _Line:
+class _SinkQueue:
     """The open committables of one uid; at most the first is being committed."""
 
     items: deque[Committable]
@@ -24,13 +24,17 @@ class _Line:
     is_running: bool = False
     retry: MonotonicTime | None = None
 
+    @property
+    def is_at_rest(self) -> bool:
+        return not self.is_running and self.retry is None
+
 
 class CommitQueue:
-    """Every committable that is not confirmed, a line for each sink uid.
+    """Every committable that is not confirmed, in one queue for each sink uid.
 
-    What was handed over for a checkpoint that was aborted goes into the next manifest (S2). What is in the log is
-    published: ``Retry`` and ``Unknown`` hold the line back until the first has been tried again, nothing is skipped
-    (S1). The old identity of a uid is published before its new one, for both stand in one line (S6).
+    Committables of an aborted checkpoint go into the next manifest (S2). Those in the log are published: ``RETRY`` and
+    ``UNKNOWN`` hold the queue back until the first was tried again, nothing is skipped (S1). The old identity of a uid
+    is published before its new one, since both share one queue (S6).
 
     Args:
         backoff: microseconds before a commit is tried again; doubles each time.
@@ -40,23 +44,23 @@ class CommitQueue:
     def __init__(self, backoff: int, limit: int) -> None:
         self._backoff = backoff
         self._limit = limit
-        self._lines: dict[str, _Line] = {}
+        self._queues: dict[str, _SinkQueue] = {}
         self._carried: list[Committable] = []  # handed over, in no manifest
         self._sent: list[Committable] = []  # what the manifest on its way adds to the log
         self._newest_sent = NONE  # the newest manifest on its way to the log or in it
         self._newest_logged = NONE
         self.is_unrecorded = False
-        """Something was confirmed that the newest manifest calls open."""
+        """Something was confirmed that the newest manifest lists as open."""
 
     @property
     def open(self) -> tuple[Committable, ...]:
-        """All that the log holds and nobody has confirmed, per uid in order."""
-        return tuple(item for _, line in sorted(self._lines.items()) for item in line.items)
+        """The committables in the log that are not confirmed, in order for each uid."""
+        return tuple(item for _, queue in sorted(self._queues.items()) for item in queue.items)
 
-    # ---------------------------------------------------------------------------------------------------- into the log
+    # ---- into the log ------------------------------------------------------------------------------------------------
 
     def check_order(self, items: Iterable[Committable]) -> None:
-        """Refuse output of a checkpoint that a manifest has passed without it: a restore would not make it again.
+        """Refuse output of a checkpoint that a manifest was sent without: a restore would not make it again.
 
         Raises:
             InternalError: a task acknowledged out of order.
@@ -71,19 +75,19 @@ class CommitQueue:
                 raise InternalError(msg)
 
     def hand_over(self, items: Iterable[Committable]) -> None:
-        """This goes into the next manifest, whichever checkpoint it was made for."""
+        """Keep committables for the next manifest, whichever checkpoint they were made for."""
         known = [*self.open, *self._sent, *self._carried]
         self._carried += [item for item in items if item not in known]
 
     def send(self, checkpoint: CheckpointId) -> tuple[Committable, ...]:
-        """A manifest goes to the log: all that it must call open."""
+        """The manifest of ``checkpoint`` goes to the log; returns all that it must list as open."""
         self._newest_sent = checkpoint
         self._sent, self._carried = [*self._sent, *self._carried], []
         self.is_unrecorded = False
         return tuple(sorted((*self.open, *self._sent), key=lambda item: (item.uid, item.checkpoint)))
 
     def not_logged(self) -> None:
-        """The manifest surely is not in the log."""
+        """The manifest is certainly not in the log."""
         self._carried, self._sent = [*self._sent, *self._carried], []
         self._newest_sent = self._newest_logged
 
@@ -93,48 +97,48 @@ class CommitQueue:
         self._newest_logged = self._newest_sent
         return self.publish(sent)
 
-    # ------------------------------------------------------------------------------------------------------ publishing
+    # ---- publishing --------------------------------------------------------------------------------------------------
 
     def publish(self, items: Iterable[Committable]) -> list[Effect]:
-        """These are in the log. Begins to commit where nothing is under way."""
-        touched: dict[str, _Line] = {}
+        """Queue committables that are in the log; commits the first of each queue that is at rest."""
+        grown: dict[str, _SinkQueue] = {}
         for item in sorted(items, key=lambda item: item.checkpoint):
-            line = touched[item.uid] = self._lines.setdefault(item.uid, _Line(deque()))
-            line.items.append(item)
-        return [self._commit(line) for _, line in sorted(touched.items()) if not line.is_running and line.retry is None]
+            queue = grown[item.uid] = self._queues.setdefault(item.uid, _SinkQueue(deque()))
+            queue.items.append(item)
+        return [self._commit(queue) for _, queue in sorted(grown.items()) if queue.is_at_rest]
 
     def returned(self, uid: str, checkpoint: CheckpointId, outcome: CommitOutcome, at: MonotonicTime) -> list[Effect]:
-        """A commit has ended.
+        """A commit has ended: commit the next one, or wait and try again.
 
         Raises:
-            InternalError: none of this sink and checkpoint was under way.
+            InternalError: no commit of this sink and checkpoint was under way.
         """
-        line = self._lines.get(uid)
-        if line is None or not line.is_running or line.items[0].checkpoint != checkpoint:
+        queue = self._queues.get(uid)
+        if queue is None or not queue.is_running or queue.items[0].checkpoint != checkpoint:
             msg = f"no commit of '{uid}' for checkpoint {checkpoint} is under way"
             raise InternalError(msg)
-        line.is_running = False
+        queue.is_running = False
         if outcome in {CommitOutcome.RETRY, CommitOutcome.UNKNOWN}:
-            line.retry = MonotonicTime(at + min(self._backoff * 2 ** min(line.attempt - 1, 30), self._limit))
-            return [WakeAt(at=line.retry, timer=CommitRetryDue(uid=uid, checkpoint=checkpoint, due=line.retry))]
+            queue.retry = MonotonicTime(at + min(self._backoff * 2 ** min(queue.attempt - 1, 30), self._limit))
+            return [WakeAt(at=queue.retry, timer=CommitRetryDue(uid=uid, checkpoint=checkpoint, due=queue.retry))]
         self.is_unrecorded = True
-        line.items.popleft()
-        line.attempt = 0
-        if line.items:
-            return [self._commit(line)]
-        del self._lines[uid]
+        queue.items.popleft()
+        queue.attempt = 0
+        if queue.items:
+            return [self._commit(queue)]
+        del self._queues[uid]
         return []
 
     def due(self, timer: CommitRetryDue) -> list[Effect]:
-        """Time to try again; a timer that is no longer waited for does nothing."""
-        line = self._lines.get(timer.uid)
-        if line is None or line.retry != timer.due:
+        """Commit again; a timer that is no longer awaited does nothing."""
+        queue = self._queues.get(timer.uid)
+        if queue is None or queue.retry != timer.due:
             return []
-        return [self._commit(line)]
+        return [self._commit(queue)]
 
     @staticmethod
-    def _commit(line: _Line) -> Effect:
-        line.attempt += 1
-        line.is_running = True
-        line.retry = None
-        return Commit(item=line.items[0], attempt=line.attempt)
+    def _commit(queue: _SinkQueue) -> Effect:
+        queue.attempt += 1
+        queue.is_running = True
+        queue.retry = None
+        return Commit(item=queue.items[0], attempt=queue.attempt)

@@ -1,4 +1,4 @@
-"""Events into the coordinator, effects out of it, timers."""
+"""Events into the coordinator, effects out of it, and the timers it waits for: frozen values."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from penstock.elements import CheckpointKind
 from penstock.errors import PenstockError
 from penstock.handles import CheckpointId, CommitOutcome, Committable, EntryNumber, Json, TaskSnapshot
 
-# ----------------------------------------------------------------------------------------------------
-# What the coordinator waits for: each timer says which wait it ends, so that a late one can be told. Only data.
+# ---- timers: each names the wait that it ends, so that a late one is recognised --------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +25,14 @@ class PeriodicDue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointDeadline:
-    """This checkpoint has had its time."""
+    """The timeout of this checkpoint."""
 
     checkpoint: CheckpointId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryDue:
-    """Time to try a checkpoint again that must be: the first of a log, or the final one."""
+    """Time to try a mandatory checkpoint again: the initial or the final one."""
 
     due: MonotonicTime
 
@@ -49,7 +48,7 @@ class CommitRetryDue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopDeadline:
-    """Whoever asked to stop does not wait longer for output to be published."""
+    """This stop request does not wait longer for output to be published."""
 
     request: str
 
@@ -57,11 +56,10 @@ class StopDeadline:
 Timer: TypeAlias = PeriodicDue | CheckpointDeadline | RetryDue | CommitRetryDue | StopDeadline
 
 
-# ----------------------------------------------------------------------------------------------------
-# What the coordinator is told: events, in the past tense, and their vocabulary. Only data.
+# ---- events: in the past tense ---------------------------------------------------------------------------------------
 #
-# Every event carries ``at``, the instant it is reported, which decides; and ``wall``, the wall clock's time, which is
-# only written down for people.
+# Every event carries ``at``, the instant of the report, by which the coordinator decides; and ``wall``, the time on the
+# wall clock, which is only written down for people.
 
 AttemptId = NewType("AttemptId", str)
 """One start of one task; never used again."""
@@ -72,15 +70,15 @@ class AckResult(Enum):
 
     SUCCESS = "success"
     DUPLICATE = "duplicate"
-    """The same attempt has acknowledged this checkpoint before; what it brought is ignored."""
+    """The same attempt has acknowledged this checkpoint before; the snapshot is ignored."""
     UNKNOWN = "unknown"
-    """The attempt is none of this run's; what it brought is of no use to anybody."""
+    """The attempt does not belong to this run; the snapshot is of no use."""
     DISCARDED = "discarded"
     """The checkpoint is no longer pending. Layers stay with their step, committables go into the next manifest."""
 
 
 class AbortReason(Enum):
-    """Why a checkpoint, or a request for one, came to nothing: a closed list."""
+    """Why a checkpoint was aborted, or a request for one refused: a closed list."""
 
     TOO_MANY_REQUESTS = "too many requests are queued"
     STOPPING = "the job is ending"
@@ -100,9 +98,9 @@ class AbortReason(Enum):
         return self in _COUNTED
 
     @property
-    def is_told_by_task(self) -> bool:
+    def is_for_tasks(self) -> bool:
         """Whether a task may decline with it."""
-        return self in _TOLD_BY_TASK
+        return self in _FOR_TASKS
 
 
 _COUNTED = frozenset(
@@ -114,7 +112,7 @@ _COUNTED = frozenset(
         AbortReason.MANIFEST_FAILED,
     }
 )
-_TOLD_BY_TASK = frozenset(
+_FOR_TASKS = frozenset(
     {
         AbortReason.BARRIER_FAILED,
         AbortReason.SNAPSHOT_FAILED,
@@ -131,15 +129,15 @@ class RunStarted:
 
     Attributes:
         attempts: every task of this run and its attempt; all of them acknowledge.
-        sources: the tasks that are asked for barriers.
+        sources: the tasks that send barriers.
         steps: written into every manifest.
         next_checkpoint: above all ids on any timeline.
         parent: the checkpoint that was restored, if any.
         open: committables of the log that the recovery has not published.
         initial: a new log or a new source: a checkpoint is taken at once, and no source sends a batch before
             ``NotifyCompleted`` (C4).
-        settled: the recovery has published what the newest entry calls open; the next checkpoint, which records that,
-            is worth while even if no row comes (S5).
+        settled: the recovery has published what the newest entry lists as open; the next checkpoint, which records
+            that, is worth while even if no row comes (S5).
         settings: of the run, written into every manifest.
     """
 
@@ -158,7 +156,7 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRequested:
-    """Somebody asks for a checkpoint; with a ``name`` it is pinned: a savepoint."""
+    """A request for a checkpoint; with a ``name`` it is pinned: a savepoint."""
 
     at: MonotonicTime
     wall: WallTime
@@ -169,9 +167,9 @@ class CheckpointRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
-    """Somebody asks the job to end after a final checkpoint; with a ``name`` that checkpoint is pinned.
+    """A request to end the job after a final checkpoint; with a ``name`` that checkpoint is pinned.
 
-    ``patience`` is how many microseconds the asker waits for everything to be published; ``None`` is for ever. With
+    ``patience`` is how many microseconds the requester waits for everything to be published; ``None`` is for ever. With
     ``drain`` the sources end before that checkpoint, for good: all windows close, and nothing can be read after it.
     """
 
@@ -182,6 +180,10 @@ class StopRequested:
     owner: str = ""
     patience: int | None = None
     drain: bool = False
+
+
+RequestEvent: TypeAlias = CheckpointRequested | StopRequested
+"""The events that wait for an :class:`AnswerRequest`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +204,7 @@ class ProgressMade:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimerFired:
-    """A timer asked for by ``WakeAt`` is due. ``doing`` says, for messages, what each task is doing."""
+    """A timer of a ``WakeAt`` is due. ``doing`` holds, for messages, what each task is doing."""
 
     at: MonotonicTime
     wall: WallTime
@@ -240,7 +242,7 @@ class TaskDeclined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFailed:
-    """A task is gone; what it has not acknowledged it never will."""
+    """A task has failed and acknowledges nothing more."""
 
     at: MonotonicTime
     wall: WallTime
@@ -251,7 +253,7 @@ class TaskFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFailed:
-    """The run is over by a failure, whoever's it is: what nobody will answer any more is answered now."""
+    """The run is over by a failure, of a task or of anything else: every open request is answered now."""
 
     at: MonotonicTime
     wall: WallTime
@@ -270,7 +272,7 @@ class ManifestWritten:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestFailed:
-    """The manifest is not in the log; ``definite``: and surely never will be. A fence is not reported here."""
+    """The manifest is not in the log; if ``definite``, it never will be. A fence is not reported here."""
 
     at: MonotonicTime
     wall: WallTime
@@ -318,13 +320,12 @@ Event: TypeAlias = (
 )
 
 
-# ----------------------------------------------------------------------------------------------------
-# What the coordinator wants done: effects, in the imperative. Only data; the supervisor carries them out.
+# ---- effects: in the imperative; the supervisor carries them out -----------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InjectBarrier:
-    """Have each of ``sources`` send the barrier between two batches. After a final one they send no batch more.
+    """Have each of ``sources`` send the barrier between two batches. After a final one they send no more batches.
 
     With ``drain`` each source ends first, as if there were nothing more to read, ever.
     """
@@ -380,7 +381,7 @@ class WakeAt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscardSnapshot:
-    """Nobody will use what this acknowledgement named. Observers may count it; no file is deleted for it."""
+    """The files that this acknowledgement names are not used. Observers may count it; no file is deleted for it."""
 
     checkpoint: CheckpointId
     task: str
@@ -401,11 +402,18 @@ class RequestOutcome(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRequest:
-    """Tell whoever asked."""
+    """Answer a request.
+
+    Attributes:
+        request: its id.
+        outcome: how it ended.
+        checkpoint: the one that was taken, pinned, or is in the way.
+        message: the outcome for people, with the reason.
+    """
 
     request: str
-    answer: RequestOutcome
-    checkpoint: CheckpointId | None
+    outcome: RequestOutcome
+    checkpoint: CheckpointId | None = None
     message: str
 
 
@@ -425,7 +433,7 @@ class EndJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailJob:
-    """The run cannot go on; whether a restart can help is told by the error's class."""
+    """The run cannot go on; the class of the error says whether a restart can help."""
 
     error: type[PenstockError]
     message: str

@@ -1,4 +1,4 @@
-"""Who still has to acknowledge a checkpoint: told apart by attempt, never counted by number. Decides nothing else."""
+"""Acknowledgements of a checkpoint: kept by task attempt, never counted."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from penstock.checkpoint.events import (
     AckResult,
     AnswerRequest,
     AttemptId,
+    CheckpointRequested,
     Effect,
     RequestOutcome,
 )
-from penstock.checkpoint.policy import Request, TriggerRequest
+from penstock.checkpoint.policy import TriggerRequest
 from penstock.clock import WallTime
 from penstock.elements import CheckpointKind
 from penstock.errors import InternalError
 from penstock.handles import CheckpointId, Committable, Json, TaskSnapshot
 
 MAX_REMEMBERED: Final = 16
-"""How many checkpoints that are over are remembered, to tell a repeated acknowledgement from a late one."""
+"""Number of ended checkpoints that are remembered, to distinguish a repeated acknowledgement from a late one."""
 
 
 class PendingCheckpoint:
@@ -32,7 +33,7 @@ class PendingCheckpoint:
     Args:
         checkpoint: its id.
         kind: why it is taken.
-        request: who asked for it, if somebody did.
+        request: the request for it, if there was one.
         triggered: when its barriers left.
         attempts: every task of the run.
     """
@@ -42,7 +43,7 @@ class PendingCheckpoint:
         *,
         checkpoint: CheckpointId,
         kind: CheckpointKind,
-        request: Request | None,
+        request: CheckpointRequested | None,
         triggered: WallTime,
         attempts: Mapping[str, AttemptId],
     ) -> None:
@@ -53,16 +54,16 @@ class PendingCheckpoint:
         self._tasks = {attempt: task for task, attempt in attempts.items()}
         self._snapshots: dict[str, TaskSnapshot] = {}
 
-    def has(self, attempt: AttemptId) -> bool:
+    def has_acknowledged(self, attempt: AttemptId) -> bool:
         """Whether this attempt has acknowledged."""
         return self._tasks[attempt] in self._snapshots
 
     def acknowledge(self, attempt: AttemptId, snapshot: TaskSnapshot) -> None:
-        """Take in what a task's attempt hands over; the first counts."""
+        """Keep the snapshot of a task's attempt; the first counts."""
         self._snapshots.setdefault(self._tasks[attempt], snapshot)
 
     @property
-    def late(self) -> tuple[str, ...]:
+    def missing(self) -> tuple[str, ...]:
         """The tasks that have not acknowledged, sorted."""
         return tuple(sorted(set(self._tasks.values()) - self._snapshots.keys()))
 
@@ -76,7 +77,7 @@ class PendingCheckpoint:
         pins: tuple[Pin, ...],
         settings: Mapping[str, Json],
     ) -> Manifest:
-        """What goes to the log: tasks are sorted, ``pins`` stand beside the name that it was asked to have."""
+        """The manifest for the log: tasks are sorted, the requested name comes before ``pins``."""
         snapshots = (replace(snapshot, committables=()) for _, snapshot in sorted(self._snapshots.items()))
         return Manifest(
             checkpoint=self.checkpoint,
@@ -93,26 +94,26 @@ class PendingCheckpoint:
         )
 
     def _pins(self, at: WallTime) -> tuple[Pin, ...]:
-        asked = self.request
-        if asked is None or asked.name is None:
+        event = self.request
+        if event is None or event.name is None:
             return ()
-        return (Pin(name=asked.name, checkpoint=self.checkpoint, at=at, owner=asked.owner, request=asked.request),)
+        return (Pin(name=event.name, checkpoint=self.checkpoint, at=at, owner=event.owner, request=event.request),)
 
     def abort(self, reason: AbortReason, message: str, last: CheckpointId | None) -> list[Effect]:
-        """It comes to nothing; ``last`` is the newest checkpoint in the log."""
+        """The effects of an abort; ``last`` is the newest checkpoint in the log."""
         abort = AbortCheckpoint(checkpoint=self.checkpoint, reason=reason, message=message, last_completed=last)
         return [abort, *self.answer(RequestOutcome.FAILED, message)]
 
-    def answer(self, answer: RequestOutcome, message: str) -> list[Effect]:
-        """Tell whoever asked for this checkpoint, if somebody did."""
+    def answer(self, outcome: RequestOutcome, message: str) -> list[Effect]:
+        """The answer to the request for this checkpoint, if there was one."""
         if self.request is None:
             return []
         request = self.request.request
-        return [AnswerRequest(request=request, answer=answer, checkpoint=self.checkpoint, message=message)]
+        return [AnswerRequest(request=request, outcome=outcome, checkpoint=self.checkpoint, message=message)]
 
 
 class AckTracker:
-    """All acknowledgements of one run: of the checkpoint that is pending, and of those that are over.
+    """All acknowledgements of one run: of the pending checkpoint, and of those that have ended.
 
     Args:
         attempts: every task of the run and its attempt.
@@ -123,37 +124,37 @@ class AckTracker:
         """The one checkpoint whose barriers are out (C1)."""
         self._attempts = attempts
         self._tasks = {attempt: task for task, attempt in attempts.items()}
-        self._over: dict[CheckpointId, PendingCheckpoint] = {}
+        self._ended: dict[CheckpointId, PendingCheckpoint] = {}
 
-    def begin(self, checkpoint: CheckpointId, due: TriggerRequest, triggered: WallTime) -> None:
-        """The barriers leave."""
+    def begin(self, checkpoint: CheckpointId, trigger: TriggerRequest, triggered: WallTime) -> None:
+        """Make the checkpoint the pending one: its barriers leave."""
         self.pending = PendingCheckpoint(
             checkpoint=checkpoint,
-            kind=due.kind,
-            request=due.request,
+            kind=trigger.kind,
+            request=trigger.request,
             triggered=triggered,
             attempts=self._attempts,
         )
 
     def end(self) -> PendingCheckpoint:
-        """The pending checkpoint is complete or aborted; what comes for it from here on is late."""
+        """End the pending checkpoint, complete or aborted; later acknowledgements of it are discarded."""
         pending, self.pending = self.pending, None
         assert pending is not None, "only called while one is pending"
-        self._over[pending.checkpoint] = pending
-        if len(self._over) > MAX_REMEMBERED:
-            del self._over[min(self._over)]
+        self._ended[pending.checkpoint] = pending
+        if len(self._ended) > MAX_REMEMBERED:
+            del self._ended[min(self._ended)]
         return pending
 
     def knows(self, attempt: AttemptId) -> bool:
-        """Whether this attempt is one of this run."""
+        """Whether the attempt belongs to this run."""
         return attempt in self._tasks
 
     def is_pending(self, checkpoint: CheckpointId) -> bool:
-        """Whether this is the checkpoint whose barriers are out."""
+        """Whether ``checkpoint`` is the pending one."""
         return self.pending is not None and self.pending.checkpoint == checkpoint
 
-    def expect(self, checkpoint: CheckpointId, attempt: AttemptId, task: str) -> AckResult:
-        """What an acknowledgement will be; changes nothing.
+    def classify(self, checkpoint: CheckpointId, attempt: AttemptId, task: str) -> AckResult:
+        """What this acknowledgement is; changes nothing.
 
         Raises:
             InternalError: the attempt is another task's.
@@ -161,19 +162,19 @@ class AckTracker:
         if not self.knows(attempt):
             return AckResult.UNKNOWN
         self._check_name(attempt, task)
-        asked = self._asked(checkpoint)
-        if asked is not None and asked.has(attempt):
+        known = self._find(checkpoint)
+        if known is not None and known.has_acknowledged(attempt):
             return AckResult.DUPLICATE
         return AckResult.SUCCESS if self.is_pending(checkpoint) else AckResult.DISCARDED
 
     def acknowledge(self, checkpoint: CheckpointId, attempt: AttemptId, snapshot: TaskSnapshot) -> None:
-        """Take it in, in time or late: the next of the same attempt is a duplicate."""
-        asked = self._asked(checkpoint)
-        if asked is not None:
-            asked.acknowledge(attempt, snapshot)
+        """Keep the acknowledgement, in time or late: the next of the same attempt is a duplicate."""
+        known = self._find(checkpoint)
+        if known is not None:
+            known.acknowledge(attempt, snapshot)
 
-    def _asked(self, checkpoint: CheckpointId) -> PendingCheckpoint | None:
-        return self.pending if self.is_pending(checkpoint) else self._over.get(checkpoint)
+    def _find(self, checkpoint: CheckpointId) -> PendingCheckpoint | None:
+        return self.pending if self.is_pending(checkpoint) else self._ended.get(checkpoint)
 
     def _check_name(self, attempt: AttemptId, task: str) -> None:
         if self._tasks.get(attempt) != task:

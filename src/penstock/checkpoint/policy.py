@@ -1,33 +1,33 @@
-"""When a checkpoint is due, who goes first, how many failures are tolerated: pure rules. Takes no checkpoint itself."""
+"""When a checkpoint is due, which request goes first, how many failures are tolerated."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
 
-from penstock.checkpoint.events import AbortReason
+from penstock.checkpoint.events import AbortReason, CheckpointRequested
 from penstock.clock import MonotonicTime
 from penstock.elements import CheckpointKind
 from penstock.errors import SettingsError
 from penstock.handles import CheckpointId
 
 SECOND = 1_000_000
-"""All durations here are whole microseconds."""
+"""Microseconds of a second. All durations here are whole microseconds."""
 MIN_INTERVAL = SECOND // 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
-    """How often, how long, how patient. Durations are microseconds.
+    """Settings of the coordinator. Durations are microseconds.
 
     Attributes:
-        interval: between periodic checkpoints, in step with the job's start; ``None`` takes none.
+        interval: from one periodic checkpoint to the next, in step with the job's start; ``None`` takes none.
         min_pause: from the end of a checkpoint to the next periodic one.
         timeout: how long a checkpoint may take before it is aborted.
-        tolerable_failures: how many counted failures in a row leave the job running.
+        tolerable_failures: number of counted failures in a row that leave the job running.
         skip_idle: take no periodic checkpoint if nothing has changed since the last one.
-        max_queued: how many requests may wait.
-        retry_pause: before a checkpoint that must be (the first, the final one) is tried again.
+        max_queued: number of requests that may wait.
+        retry_pause: before a mandatory checkpoint (the initial or the final one) is tried again.
         commit_backoff: before a commit is tried again the first time; doubles each time.
         commit_backoff_limit: the longest such wait.
     """
@@ -54,48 +54,39 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """Somebody waits for an answer. With a ``name`` the checkpoint is pinned: a savepoint."""
-
-    request: str
-    name: str | None = None
-    owner: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TriggerRequest:
-    """A checkpoint to begin now."""
+    """A checkpoint to begin now, and the request for it, if there was one."""
 
     kind: CheckpointKind
-    request: Request | None = None
+    request: CheckpointRequested | None = None
 
 
 class RequestQueue:
-    """Who waits for a checkpoint of their own: savepoints first, else in order."""
+    """Requests that wait for a checkpoint of their own: savepoints first, else in order."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._savepoints: deque[Request] = deque()
-        self._others: deque[Request] = deque()
+        self._savepoints: deque[CheckpointRequested] = deque()
+        self._others: deque[CheckpointRequested] = deque()
 
     def __len__(self) -> int:
         return len(self._savepoints) + len(self._others)
 
-    def add(self, request: Request) -> bool:
+    def add(self, request: CheckpointRequested) -> bool:
         """Queue a request; ``False`` if too many wait already."""
         if len(self) >= self._limit:
             return False
         (self._others if request.name is None else self._savepoints).append(request)
         return True
 
-    def pop(self) -> Request | None:
+    def pop(self) -> CheckpointRequested | None:
         """The next to serve."""
         queue = self._savepoints or self._others
         return queue.popleft() if queue else None
 
 
 class FailureCounter:
-    """Counts failures in a row against a tolerated number: each checkpoint once, a success begins anew."""
+    """Counts failures in a row against a tolerated number: each checkpoint once, from zero after a success."""
 
     def __init__(self, tolerated: int) -> None:
         self._tolerated = tolerated
@@ -103,10 +94,10 @@ class FailureCounter:
         self._failed: set[CheckpointId] = set()
 
     def is_too_many(self, checkpoint: CheckpointId, kind: CheckpointKind, reason: AbortReason) -> bool:
-        """Take in a failure; whether it was one too many, after which counting begins anew.
+        """Count a failure; returns whether it was one too many, and then counts from zero again.
 
-        Only some reasons count. A savepoint that timed out, or whose manifest could not be written, does not: nobody's
-        job restarts because a savepoint was asked for at a bad moment. What is older than the last success is past.
+        Only some reasons count. A savepoint that timed out, or whose manifest could not be written, does not count: no
+        job restarts because a savepoint was requested at a bad moment. Nor do failures older than the last success.
         """
         if not reason.is_counted or checkpoint <= self._last_success:
             return False
@@ -125,7 +116,7 @@ class FailureCounter:
 
 
 class PeriodicTrigger:
-    """When the next periodic checkpoint is due: a metronome from the job's start; a missed tick is not made up."""
+    """When the next periodic checkpoint is due: in step with the job's start; a missed tick is not made up."""
 
     def __init__(self, interval: int | None, min_pause: int, started: MonotonicTime) -> None:
         self._interval = interval
@@ -138,7 +129,7 @@ class PeriodicTrigger:
         """A tick has come and its checkpoint has not yet been taken."""
 
     def rearm(self, at: MonotonicTime) -> MonotonicTime | None:
-        """The tick was served; the first one strictly after ``at`` is next."""
+        """Wait for the first tick strictly after ``at``; returns its time."""
         self.is_wanted = False
         if self._interval is not None:
             ticks = (at - self._started) // self._interval + 1
@@ -146,7 +137,7 @@ class PeriodicTrigger:
         return self.due
 
     def fired(self, due: MonotonicTime) -> bool:
-        """A timer fired; whether it was the awaited tick."""
+        """A timer fired; returns whether it was the awaited tick."""
         if due != self.due:
             return False
         self.due = None
@@ -154,11 +145,11 @@ class PeriodicTrigger:
         return True
 
     def completed(self, at: MonotonicTime) -> None:
-        """A checkpoint is in the log: the pause begins."""
+        """A checkpoint is in the log: ``min_pause`` begins."""
         self._completed = at
 
     def wait_for_pause(self, at: MonotonicTime) -> MonotonicTime | None:
-        """When the pause ends, if it has not ended: the tick moves there."""
+        """Move the tick to the end of ``min_pause`` and return that time; ``None`` if the pause is over."""
         if self._completed is None or at >= self._completed + self._min_pause:
             return None
         self.is_wanted = False

@@ -1,4 +1,4 @@
-"""JobDirectory: read a job's log, ask its owner, own it while it is stopped."""
+"""A job from outside: read its log, ask its owner, own the log while the job is stopped."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from penstock.checkpoint.events import RequestOutcome
 from penstock.checkpoint.history import History
 from penstock.checkpoint.log import Log, OwnedLog
 from penstock.clock import Clock, SystemClock, WallTime, sleep
-from penstock.control.protocol import Answer, ControlFiles, OwnerInfo, Request, RequestKind, answer_from_log
-from penstock.control.server import answer_for_old_request
+from penstock.control.protocol import Answer, ControlFiles, OwnerInfo, Request, RequestKind, answer_for_old_request
 from penstock.errors import (
     CheckpointError,
     CheckpointUnreadable,
@@ -35,64 +34,68 @@ from penstock.filesystem.local import LocalFileSystem
 from penstock.handles import CheckpointId, EntryNumber, Generation, new_id
 from penstock.runtime.lifecycle import JobState
 
-# ----------------------------------------------------------------------------------------------------
-# Where this process runs, so that another can tell whether the number of this one means anything to it.
-#
-# Host names do not say that: containers share them. The machine's boot and the space that gives processes their numbers
-# do; both are in a mark behind the name. Knows nothing of jobs.
+# ---- host identity ---------------------------------------------------------------------------------------------------
 
 PROC: Final = Path("/proc")
 
 
 def host_identity(proc: Path = PROC) -> str:
-    """Host and mark, ``web-1#9f86d081884c``; the host alone where no mark can be had, which then compares with nobody.
+    """Host name and a mark, ``web-1#9f86d081884c``: process ids have a meaning where both are equal.
+
+    Containers can share a host name. The mark is made of the machine's boot and the namespace of process ids. Where it
+    cannot be read the host name stands alone, and equals no other identity.
 
     >>> host_identity(Path("/nowhere")) == platform.node()
     True
     """
     try:
         boot = (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        space = (proc / "self/ns/pid").readlink()
+        namespace = (proc / "self/ns/pid").readlink()
     except (OSError, ValueError):
         return platform.node()
-    return f"{platform.node()}#{sha256(f'{boot} {space}'.encode()).hexdigest()[:12]}"
+    return f"{platform.node()}#{sha256(f'{boot} {namespace}'.encode()).hexdigest()[:12]}"
 
 
-def is_this_host(place: str) -> bool:
-    """Whether a process of that place would have a number of its own here, too."""
-    return "#" in place and place == host_identity()
+def is_this_host(identity: str) -> bool:
+    """Whether process ids of that host have the same meaning here."""
+    return "#" in identity and identity == host_identity()
 
 
-# ----------------------------------------------------------------------------------------------------
-# Asks, before a start, whether a living process owns the job (rule L9, second half). Reads the log, claims nothing.
-#
-# A courtesy, not a lock: two that start at once may both hear nothing; then the log's claims decide, as ever.
+def process_name() -> str:
+    """This process as a requester, for people."""
+    return f"process {os.getpid()} on {platform.node()}"
+
+
+# ---- whether a living process owns the job (rule L9, second half) ----------------------------------------------------
 
 T = TypeVar("T")
 OWNER_TIMEOUT: Final = 2.0
-"""Seconds that an owner gets to answer, and storage to work; it looks for requests several times in this time."""
+"""Seconds that an owner gets to answer, and storage to work."""  # an owner looks for requests several times in it
 STOPPING_TIMEOUT: Final = 15.0
-"""Seconds that an owner that is stopping gets to end: its parent may be gone, and a process manager starts the next."""
+"""Seconds that a stopping owner gets to end."""  # a process manager may start the next before the last has ended
 RETRY_INTERVAL: Final = 0.25
 """Seconds from one try to the next."""
-_over: set[tuple[str, Generation]] = set()
-_over_lock = threading.Lock()
+_released: set[tuple[str, Generation]] = set()
+_released_lock = threading.Lock()
 
 
 def mark_released(log_id: str, generation: Generation) -> None:
     """Remember that this process had the log under this claim and does nothing more with it."""
-    with _over_lock:
-        _over.add((log_id, generation))
+    with _released_lock:
+        _released.add((log_id, generation))
 
 
 class OwnerCheck:
-    """Refuses while a living owner answers.
+    """Refuses a start while a living owner answers.
+
+    It is a courtesy, not a lock: of two processes that start at once neither may get an answer; then the claims in the
+    log decide. It reads the log and claims nothing.
 
     Args:
         job: its name, for the message.
-        log: of the job; read only.
+        log: of the job.
         files: where the owner is asked.
-        clock: how long it takes.
+        clock: for timeouts.
         new_id: draws a random id.
         pause: waits; it may raise, to give up.
     """
@@ -113,50 +116,50 @@ class OwnerCheck:
         self._clock = clock
         self._new_id = new_id
         self._pause = pause
-        self._silent: int = NO_ENTRY  # whoever has the log by an entry up to this one was asked and did not answer
+        self._silent_up_to: int = NO_ENTRY  # owners by entries up to this one were asked and did not answer
 
     def __call__(self) -> None:
-        """Ask the newest claim's owner; one that surely is gone, or was silent before, is not asked.
+        """Ask the owner by the newest claim, unless it certainly is gone or did not answer before.
 
-        One that is stopping is waited for.
+        An owner that is stopping is waited for.
 
         Raises:
             JobIsRunning: it answered.
             CheckpointError: whether there is an owner cannot be found out; nothing was claimed.
         """
         latest = self._clock.now() + int(STOPPING_TIMEOUT * 1_000_000)
-        while (heard := self.hear()) is not None:
-            history, answer = heard
-            is_ending = answer.me is not None and answer.me.state == JobState.STOPPING.value
-            if not is_ending or self._clock.now() >= latest:
+        while (found := self.find_owner()) is not None:
+            history, answer = found
+            is_stopping = answer.me is not None and answer.me.state == JobState.STOPPING.value
+            if not is_stopping or self._clock.now() >= latest:
                 raise JobIsRunning(self._refusal(history, answer))
             self._pause(RETRY_INTERVAL)
 
-    def hear(self) -> tuple[History, Answer] | None:
-        """Ask once: what the newest claim's owner says, and the log; ``None`` if nobody is there.
+    def find_owner(self) -> tuple[History, Answer] | None:
+        """Ask once: the log and the answer of the newest claim's owner; ``None`` if there is no answer.
 
         Raises:
             CheckpointError: whether there is an owner cannot be found out.
         """
-        history = self._owned_by_another()
+        history = self._read_if_owned()
         if history is None:
             return None
         answer = self._ask(history)
         if answer is None:
-            self._silent = history.tail
+            self._silent_up_to = history.tail
             return None
         return history, answer
 
-    def _owned_by_another(self) -> History | None:
-        """The log, if somebody may have it who has not been silent yet; entries that cannot be read may be theirs."""
-        history = self._patiently(lambda: self._log.read(past_unreadable=True))
+    def _read_if_owned(self) -> History | None:
+        """The log, if an owner may live that has not been asked yet; an unreadable entry may be its claim."""
+        history = self._retried(lambda: self._log.read(past_unreadable=True))
         claimed = history.generation if _is_newest_readable(history) else history.tail
-        if history.is_empty or (claimed is not None and claimed <= self._silent) or owner_is_gone(history):
+        if history.is_empty or (claimed is not None and claimed <= self._silent_up_to) or owner_is_gone(history):
             return None
         return history
 
-    def _patiently(self, act: Callable[[], T]) -> T:
-        """Storage that fails for a moment says nothing of an owner."""
+    def _retried(self, act: Callable[[], T]) -> T:
+        """The result, tried again for ``OWNER_TIMEOUT`` while storage fails: that says nothing of an owner."""
         deadline = self._clock.now() + int(OWNER_TIMEOUT * 1_000_000)
         while True:
             try:
@@ -167,36 +170,31 @@ class OwnerCheck:
             self._pause(RETRY_INTERVAL)
 
     def _ask(self, history: History) -> Answer | None:
-        generation = history.generation or Generation(0)  # whoever lives answers older ones, too
+        generation = history.generation or Generation(0)  # a living owner answers older ones, too
         hello = Request(
             request=self._new_id(),
             kind=RequestKind.HELLO,
             generation=generation,
             asked=self._clock.wall(),
-            owner=_me(),
+            owner=process_name(),
             log_id=history.log_id,
         )
         try:
-            self._patiently(lambda: self._files.ask(hello, pause=self._pause))
+            self._retried(lambda: self._files.ask(hello, pause=self._pause))
             return self._files.wait_for_answer(
                 hello.request, seconds=OWNER_TIMEOUT, now=self._clock.now, pause=self._pause
             )
-        except CheckpointUnreadable as error:  # somebody lives and answers, in words of another version
+        except CheckpointUnreadable as error:  # an owner lives and answers, in the format of another version
             return Answer(
                 request=hello.request,
-                answer=RequestOutcome.REFUSED,
+                outcome=RequestOutcome.REFUSED,
                 message=str(error),
                 generation=generation,
                 at=self._clock.wall(),
             )
         finally:
-            self._forget(hello.request)
-
-    def _forget(self, request: str) -> None:
-        try:
-            self._files.forget(request)
-        except CheckpointError:
-            return
+            with suppress(CheckpointError):
+                self._files.forget(hello.request)
 
     def _refusal(self, history: History, answer: Answer) -> str:
         owner: Claim | OwnerInfo | None = answer.me
@@ -213,15 +211,15 @@ class OwnerCheck:
 
 
 def owner_is_gone(history: History) -> bool:
-    """Whether nobody can answer: an orderly end, a claim of ours that is over, a process that does not exist."""
+    """Whether no owner can answer: an orderly end, a released claim of this process, a process that does not exist."""
     if not _is_newest_readable(history):
         return False  # it may be a claim
     if isinstance(history.entries[-1].body, Stopped):
         return True
     assert history.log_id is not None  # there is an entry
     assert history.generation is not None
-    with _over_lock:
-        if (history.log_id, history.generation) in _over:
+    with _released_lock:
+        if (history.log_id, history.generation) in _released:
             return True
     claim = history.claim.body if history.claim is not None else None
     return isinstance(claim, Claim) and is_this_host(claim.host) and not _exists(claim.pid)
@@ -232,7 +230,7 @@ def _is_newest_readable(history: History) -> bool:
 
 
 def _exists(pid: int) -> bool:
-    """Whether there is a process of this number; perhaps another one by now, which then is waited for in vain."""
+    """Whether there is a process of this id; by now it may be another one, which then is waited for in vain."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -242,22 +240,16 @@ def _exists(pid: int) -> bool:
     return True
 
 
-def _me() -> str:
-    return f"process {os.getpid()} on {platform.node()}"
-
-
-# ----------------------------------------------------------------------------------------------------
-# A job's directory from outside: its log to read, its living owner to ask, or its log to own while nobody runs it.
-#
-# Only the owner appends (rule L5): a running job is asked through ``control/``, a stopped one is claimed. Knows nothing
-# of what is asked, and no pipeline.
+# ---- a job's directory -----------------------------------------------------------------------------------------------
 
 OWNER_CHECK_INTERVAL: Final = 5.0
-"""Seconds without an answer after which it is looked whether anybody is there to give one."""
+"""Seconds without an answer after which the client checks that the owner still lives."""
 
 
 class JobDirectory:
     """One job's directory.
+
+    Only the owner appends to the log (rule L5): a running job is asked through ``control/``, a stopped one is claimed.
 
     Args:
         state: the folder that holds the state of jobs.
@@ -282,10 +274,10 @@ class JobDirectory:
         self._check = OwnerCheck(job=job, log=self.log, files=self.files, clock=self.clock, new_id=new_id, pause=sleep)
 
     def read(self, *, past_unreadable: bool = False) -> History:
-        """What the log says now.
+        """The log as it is now.
 
         Raises:
-            UnknownName: nobody has ever claimed it.
+            UnknownName: the log is empty: there is no such job.
             CheckpointError: it cannot be read.
         """
         history = self.log.read(past_unreadable=past_unreadable)
@@ -294,13 +286,13 @@ class JobDirectory:
         return history
 
     def owner(self) -> Answer | None:
-        """What the process that runs the job says of itself; ``None`` if nobody does, which takes 2 s to be sure of.
+        """The ``HELLO`` answer of the process that runs the job; ``None``, perhaps after 2 s, if there is no process.
 
         Raises:
-            CheckpointError: whether anybody does cannot be found out.
+            CheckpointError: whether there is one cannot be found out.
         """
-        heard = self._check.hear()
-        return None if heard is None else heard[1]
+        found = self._check.find_owner()
+        return None if found is None else found[1]
 
     def ask(
         self,
@@ -312,20 +304,20 @@ class JobDirectory:
         expires: WallTime | None = None,
         seconds: float | None = None,
     ) -> Answer:
-        """Ask the process that runs the job, and wait for its answer; what it says, be it no.
+        """Send a request to the process that runs the job; returns its answer, a refusal included.
 
-        Where it ends without an answer, the log tells what was done.
+        If that process ends without an answer, the answer is taken from the log.
 
         Args:
-            kind: what is asked.
+            kind: what is requested.
             name: of the savepoint or pin.
             checkpoint: which one to pin.
-            patience: microseconds that a stop waits for its last checkpoint and its output.
+            patience: microseconds that a stop waits for its final checkpoint and its output.
             expires: until when a pin is meant to be needed; for people.
             seconds: how long to wait for the answer; for ever unless given.
 
         Raises:
-            RequestFailed: no answer in time, or nobody lives who could give one.
+            RequestFailed: there was no answer in time.
         """
         history = self.read()
         request = Request(
@@ -357,42 +349,41 @@ class JobDirectory:
             if left is not None and left <= turn:
                 msg = (
                     f"job {self.job!r} has not answered within {seconds:g} s; it may still do what was asked: "
-                    f"penstock checkpoints {self.job} tells"
+                    f"penstock checkpoints {self.job} shows whether it did"
                 )
                 raise RequestFailed(msg)
             if self.owner() is None:
-                return self._told_by_log(request)
+                return self._answer_without_owner(request)
 
-    def _told_by_log(self, request: Request) -> Answer:
-        """Nobody is there to answer; the last moment's answer, or what stands in the log."""
+    def _answer_without_owner(self, request: Request) -> Answer:
+        """An answer written at the last moment, or else the one that the log gives."""
         answer = self.files.answer_to(request.request)
         if answer is not None:
             return answer
         history = self.read()
-        reply = answer_for_old_request(history, request.request, "the process that ran the job is gone")
-        is_done = answer_from_log(history, request.request) is not None
+        found = answer_for_old_request(history, request.request, "the process that ran the job is gone")
         return Answer(
             request=request.request,
-            answer=RequestOutcome.DONE if is_done else RequestOutcome.FAILED,
-            message=reply.message,
+            outcome=found.outcome,
+            message=found.message,
             generation=history.generation or request.generation,
             at=self.clock.wall(),
-            checkpoint=reply.checkpoint,
+            checkpoint=found.checkpoint,
         )
 
     @contextmanager
     def own(self, *, past_unreadable: bool = False, expect_tail: EntryNumber | None = None) -> Iterator[OwnedLog]:
-        """Own the log of a job that nobody runs; a job that was at rest is at rest again afterwards.
+        """Own the log of a job that does not run; a job that was at rest is at rest again afterwards.
 
-        What was read before is to be read again from the log that this gives (rule L2).
+        The caller reads again from this log what it has read before (rule L2).
 
         Args:
-            past_unreadable: for a rewind: entries that cannot be read do not refuse.
-            expect_tail: refuse if the log has moved since somebody looked at it.
+            past_unreadable: for a rewind: unreadable entries are no reason to refuse.
+            expect_tail: refuse if this is not the newest entry any more.
 
         Raises:
-            JobIsRunning: somebody does.
-            GenerationFenced: somebody was faster, or takes the job meanwhile.
+            JobIsRunning: the job runs.
+            GenerationFenced: another process was faster, or claims the job meanwhile.
             CheckpointError: the log cannot be read or written.
         """
         self._check()
@@ -402,17 +393,17 @@ class JobDirectory:
         try:
             yield owned
             if was_at_rest and not is_at_rest(owned.history):
-                self.rest(owned)
+                self.write_stopped(owned)
         finally:
             mark_released(owned.log_id, owned.generation)
 
-    def rest(self, owned: OwnedLog) -> None:
-        """Say that the job is at rest: whoever calls has published all that was open and voided what was discarded."""
+    def write_stopped(self, owned: OwnedLog) -> None:
+        """Record that the job is at rest: the caller has published all open output and voided what was discarded."""
         point = owned.history.restore_point
         owned.append(Stopped(checkpoint=point.checkpoint if point else None, at=self.clock.wall()))
 
     def now(self) -> WallTime:
-        """Microseconds since the epoch."""
+        """The wall clock, in microseconds since the epoch."""
         return self.clock.wall()
 
 
@@ -423,9 +414,9 @@ def is_at_rest(history: History) -> bool:
 
 
 def _was_at_rest(history: History) -> bool:
-    """Whether the entry before our claim, which is the newest, says so."""
-    before = history.entries[-2] if len(history.entries) > 1 else None
-    return before is not None and before.number == history.tail - 1 and isinstance(before.body, Stopped)
+    """Whether the entry before our claim, which is the newest, says that the job was at rest."""
+    previous = history.entries[-2] if len(history.entries) > 1 else None
+    return previous is not None and previous.number == history.tail - 1 and isinstance(previous.body, Stopped)
 
 
 def jobs_in(state: str | Path) -> list[str]:
@@ -437,14 +428,9 @@ def jobs_in(state: str | Path) -> list[str]:
 
 
 def root_of(state: str | Path) -> Path | None:
-    """The folder that ``--state`` names; ``None`` where it is none of this machine's."""
+    """The folder that ``--state`` names; ``None`` if it is not a local one."""
     text = str(state).removeprefix("file://")
     return None if "://" in text else Path(text)
-
-
-def process_name() -> str:
-    """Who asks, for people."""
-    return f"process {os.getpid()} on {platform.node()}"
 
 
 def _unknown(job: str, state: str | Path) -> UnknownName:

@@ -1,4 +1,4 @@
-"""Requests and answers: values, bytes, files below control/."""
+"""Requests to a running job and its answers: values, bytes, files below ``control/``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final, NoReturn
 
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import Manifest, Pin, Stopped
-from penstock.checkpoint.events import RequestOutcome
+from penstock.checkpoint.events import AnswerRequest, RequestOutcome
 from penstock.checkpoint.history import History
 from penstock.checkpoint.log import backoff
 from penstock.clock import MonotonicTime, WallTime
@@ -19,23 +19,22 @@ from penstock.errors import CheckpointUnreadable, InternalError, SettingsError, 
 from penstock.filesystem.base import Created, FileSystem, UnknownOutcome
 from penstock.handles import CheckpointId, Generation, check_savepoint_name
 
-# ----------------------------------------------------------------------------------------------------
-# What is asked of a running job through ``control/``, and how it is answered: frozen values. Pure.
+# ---- values ----------------------------------------------------------------------------------------------------------
 #
-# A request names the log and the generation that it is addressed to, and no other carries it out; what was done stands
-# in an entry of the log that holds the request's id, so that whoever owns the log later can tell (rule C3).
+# A request names the log and the generation that it is addressed to, and no other carries it out. What was done is
+# recorded in an entry of the log that holds the request's id, so that a later owner can answer (rule C3).
 
 LONGEST_PATIENCE: Final = 366 * 86_400_000_000
-"""Microseconds that a stop can wait at most, unless it waits for ever: more than a year is a mistake in the unit."""
+"""Longest wait of a stop that does not wait for ever, in microseconds."""  # more than a year is a mistake in the unit
 
 
 class RequestKind(str, Enum):
-    """What can be asked of a running job."""
+    """The kinds of requests to a running job."""
 
     HELLO = "hello"
-    """Who are you? Changes nothing."""
+    """Ask for the :class:`OwnerInfo`. Changes nothing."""
     STOP = "stop"
-    """Take a last checkpoint, publish, end. With a name that checkpoint is a savepoint."""
+    """Take a final checkpoint, publish, end. With a name that checkpoint is a savepoint."""
     DRAIN = "drain"
     """Stop, but have the sources end first, for good: all windows close and are published."""
     CHECKPOINT = "checkpoint"
@@ -45,7 +44,7 @@ class RequestKind(str, Enum):
     PIN = "pin"
     """Give a checkpoint of the log a name."""
     UNPIN = "unpin"
-    """Take a name away; its checkpoint may be condemned then."""
+    """Remove a name; its checkpoint may be condemned then."""
 
 
 _NAMED: Final = frozenset({RequestKind.SAVEPOINT, RequestKind.PIN, RequestKind.UNPIN})
@@ -57,16 +56,16 @@ class Request:
     """One request.
 
     Attributes:
-        request: random; the same in every repetition.
-        kind: what is asked.
-        generation: whom: the newest claim that the asker saw. Nobody else carries it out.
-        log_id: of which log: in the directory may lie another one by now. ``None`` if the asker could not read it.
+        request: a random id; the same in every repetition.
+        kind: what is requested.
+        generation: the newest claim that the requester saw. No other generation carries the request out.
         asked: when, for people.
-        owner: who asks, for people; it is written beside a name that is given.
+        owner: the requester, for people; it is recorded with a name that is given.
         name: of the savepoint or pin.
         checkpoint: which one to pin.
-        patience: microseconds that a stop waits for its last checkpoint and its output; ``None`` is for ever.
-        expires: of a pin, until when it is meant to be needed; shown to people, and not enforced.
+        patience: microseconds that a stop waits for its final checkpoint and its output; ``None`` is for ever.
+        log_id: the log that the requester saw; the directory may hold another by now. ``None`` if it was unreadable.
+        expires: until when a pin is meant to be needed; shown to people, and not enforced.
     """
 
     request: str
@@ -83,7 +82,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerInfo:
-    """Who answers: the process, since when it has had the job, and what the job is doing."""
+    """The process that runs the job, since when it has had the job, and the state of the job."""
 
     host: str
     pid: int
@@ -97,17 +96,17 @@ class Answer:
     """The answer to one request; the first that is written counts.
 
     Attributes:
-        request: the id.
-        answer: how it ended; never ``UNKNOWN``.
-        message: the same for people, with the reason.
-        generation: who answers; not always who was asked.
+        request: its id.
+        outcome: how it ended; never ``UNKNOWN``.
+        message: the outcome for people, with the reason.
+        generation: which one answers; not always the one that was addressed.
         at: when, for people, and for the clean-up.
         checkpoint: the one that was taken, pinned, or is in the way.
-        me: to a ``hello``.
+        me: the answer to a ``HELLO``.
     """
 
     request: str
-    answer: RequestOutcome
+    outcome: RequestOutcome
     message: str
     generation: Generation
     at: WallTime
@@ -115,16 +114,17 @@ class Answer:
     me: OwnerInfo | None = None
 
 
-def answer_from_log(history: History, request: str) -> tuple[CheckpointId | None, str] | None:
-    """What an entry says that fulfils the request: its checkpoint and a sentence; ``None`` if there is no such entry.
+def answer_from_log(history: History, request: str) -> AnswerRequest | None:
+    """The answer of the entry that fulfils the request; ``None`` if there is no such entry.
 
-    A stop that was cut short after its savepoint is not fulfilled: :func:`savepoint_for_request` tells that much.
+    A stop that was cut short after its savepoint is not fulfilled: see :func:`savepoint_for_request`.
     """
     entry = history.entry_that_fulfils(request)
     if entry is None:
         return None
     checkpoint = entry.body.checkpoint if isinstance(entry.body, Manifest | Stopped | Pin) else None
-    return checkpoint, f"done: {paths.entry(entry.number)} says so"
+    message = f"done: {paths.entry(entry.number)} says so"
+    return AnswerRequest(request=request, outcome=RequestOutcome.DONE, checkpoint=checkpoint, message=message)
 
 
 def savepoint_for_request(history: History, request: str) -> Pin | None:
@@ -132,8 +132,20 @@ def savepoint_for_request(history: History, request: str) -> Pin | None:
     return next((pin for pin in history.pins.values() if pin.request == request), None)
 
 
+def answer_for_old_request(history: History, request: str, cause: str) -> AnswerRequest:
+    """The answer to a request that was addressed to an earlier generation; ``cause`` says why it was not done."""
+    done = answer_from_log(history, request)
+    if done is not None:
+        return done
+    pin = savepoint_for_request(history, request)
+    if pin is None:
+        return AnswerRequest(request=request, outcome=RequestOutcome.FAILED, message=f"not done: {cause}")
+    message = f"not done: {cause}; but the savepoint {pin.name!r} was taken, it is checkpoint {pin.checkpoint}"
+    return AnswerRequest(request=request, outcome=RequestOutcome.FAILED, checkpoint=pin.checkpoint, message=message)
+
+
 def invalid_reason(request: Request) -> str | None:
-    """Why what is asked is not what this kind of request can ask."""
+    """Why the fields do not fit the kind of the request; ``None`` if they do."""
     kind = request.kind
     if kind in _NAMED and request.name is None:
         return f"a {kind.value} needs a name"
@@ -152,28 +164,27 @@ def invalid_reason(request: Request) -> str | None:
     return None
 
 
-# ----------------------------------------------------------------------------------------------------
-# Requests and answers to the bytes of their files and back: strict, versioned. Knows nothing of storage.
+# ---- bytes -----------------------------------------------------------------------------------------------------------
 #
-# One line of JSON without a checksum of its own, so that any tool can ask; it has to appear whole at once.
+# One line of JSON without a checksum of its own, so that any tool can write a request; it has to appear whole at once.
 
 FORMAT: Final = 1
 MAX_FILE_BYTES: Final = 64 * 1024
-"""Bytes of a file below ``control/``; nobody needs more to ask."""
+"""Largest size of a file below ``control/``, in bytes; no request needs more."""
 OUTCOME_TEXTS: Final[Mapping[RequestOutcome, str]] = {
     RequestOutcome.DONE: "done",
     RequestOutcome.REFUSED: "refused",
     RequestOutcome.FAILED: "failed",
     RequestOutcome.UNPUBLISHED: "unpublished",
 }
-"""How an answer is spelled in its file. ``UNKNOWN`` is never written: the next owner looks into the log."""
+"""The outcomes as spelled in files. ``UNKNOWN`` is never written: the next owner reads the log and answers."""
 
 
 def encode_request(request: Request) -> bytes:
     """The bytes of a request's file.
 
     Raises:
-        InternalError: it asks for something that its kind does not have.
+        InternalError: its fields do not fit its kind.
     """
     wrong = invalid_reason(request)
     if wrong is not None:
@@ -197,7 +208,7 @@ def encode_request(request: Request) -> bytes:
 
 
 def decode_request(data: bytes, request: str) -> Request:
-    """The request of these bytes, read from where request ``request`` lies.
+    """The request of these bytes, read from the file of request ``request``.
 
     Raises:
         CheckpointUnreadable: it is not a request that this version understands; names the file and the field.
@@ -224,16 +235,20 @@ def decode_request(data: bytes, request: str) -> Request:
 
 
 def encode_answer(answer: Answer) -> bytes:
-    """The bytes of an answer's file."""
+    """The bytes of an answer's file.
+
+    Raises:
+        InternalError: the outcome is not known.
+    """
     me = answer.me
-    if answer.answer not in OUTCOME_TEXTS:
-        msg = f"request {answer.request} cannot be answered with {answer.answer.name}: the next owner answers it"
+    if answer.outcome not in OUTCOME_TEXTS:
+        msg = f"request {answer.request} cannot be answered with {answer.outcome.name}: the next owner answers it"
         raise InternalError(msg)
     return _line(
         {
             "format": FORMAT,
             "request": answer.request,
-            "answer": OUTCOME_TEXTS[answer.answer],
+            "answer": OUTCOME_TEXTS[answer.outcome],
             "message": answer.message,
             "generation": answer.generation,
             "at": answer.at,
@@ -246,7 +261,7 @@ def encode_answer(answer: Answer) -> bytes:
 
 
 def decode_answer(data: bytes, request: str) -> Answer:
-    """The answer of these bytes, read from where the answer to ``request`` lies.
+    """The answer of these bytes, read from the file of the answer to ``request``.
 
     Raises:
         CheckpointUnreadable: it is not an answer that this version understands; names the file and the field.
@@ -254,13 +269,13 @@ def decode_answer(data: bytes, request: str) -> Answer:
     where = paths.answer(request)
     with _fields(data, where, request) as fields:
         word = fields.text("answer")
-        known = {spelled: answer for answer, spelled in OUTCOME_TEXTS.items()}
+        known = {spelled: outcome for outcome, spelled in OUTCOME_TEXTS.items()}
         if word not in known:
             _unreadable(f"{where}.answer", f"must be one of {', '.join(known)}, is {word!r}")
         checkpoint = fields.whole_or_none("checkpoint")
         return Answer(
             request=request,
-            answer=known[word],
+            outcome=known[word],
             message=fields.text("message"),
             generation=Generation(fields.whole("generation", least=0)),
             at=WallTime(fields.whole("at")),
@@ -285,7 +300,7 @@ def _line(document: Mapping[str, object]) -> bytes:
 
 
 def _fields(data: bytes, where: str, request: str) -> StrictFields:
-    """The fields that are left when format and id are as they must be."""
+    """The other fields, after format and id were checked."""
     if len(data) > MAX_FILE_BYTES:
         _unreadable(where, f"{len(data)} bytes are more than {MAX_FILE_BYTES}")
     try:
@@ -296,9 +311,9 @@ def _fields(data: bytes, where: str, request: str) -> StrictFields:
     version = fields.whole("format")
     if version != FORMAT:
         _unreadable(f"{where}.format", f"is {version}, this penstock reads {FORMAT}")
-    held = fields.text("request")
-    if held != request:
-        _unreadable(f"{where}.request", f"is {held!r}, the file's name says {request!r}")
+    written = fields.text("request")
+    if written != request:
+        _unreadable(f"{where}.request", f"is {written!r}, the file's name says {request!r}")
     return fields
 
 
@@ -307,10 +322,10 @@ def _unreadable(where: str, why: str) -> NoReturn:
     raise CheckpointUnreadable(msg)
 
 
-# ----------------------------------------------------------------------------------------------------
-# The files below ``control/``: written once, listed, cleaned. Used by running jobs and by whoever asks them.
+# ---- files -----------------------------------------------------------------------------------------------------------
 #
-# Nothing that decides is read from here: what was done stands in the log. A lost answer is a lost answer.
+# Written once, listed, cleaned up. No decision depends on them: what was done is recorded in the log. An answer that is
+# lost is not written again.
 
 POLL_INTERVAL: Final = 0.05
 """Seconds from one look for an answer to the next."""
@@ -318,12 +333,15 @@ POLL_INTERVAL: Final = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderListing:
-    """What one listing found: ids, sorted."""
+    """The ids of one listing, sorted.
+
+    Attributes:
+        open: requests without an answer.
+        answered: answers, whether their request is still there or not.
+    """
 
     open: tuple[str, ...]
-    """Requests without an answer."""
     answered: tuple[str, ...]
-    """Answers, whether their request is still there or not."""
 
 
 class ControlFiles:
@@ -337,21 +355,21 @@ class ControlFiles:
         self._filesystem = filesystem
 
     def scan(self) -> FolderListing:
-        """List once."""
+        """List the folder once."""
         found = [paths.control_id(path) for path in self._filesystem.list(paths.CONTROL)]
         ids = [each for each in found if each is not None]
         answered = {id for id, is_answer in ids if is_answer}
         asked = {id for id, is_answer in ids if not is_answer}
         return FolderListing(open=tuple(sorted(asked - answered)), answered=tuple(sorted(answered)))
 
-    # --------------------------------------------------------------------------------------------------------- asking
+    # ---- for requesters ----------------------------------------------------------------------------------------------
 
     def ask(self, request: Request, *, pause: Callable[[float], object]) -> None:
-        """Put a request there; the same one again is no new request.
+        """Write a request; the same one again is no new request.
 
         Raises:
             StateDirectoryRefused: another request has this id.
-            StorageFailed: surely nothing was asked.
+            StorageFailed: certainly no request was written.
         """
         path, data = paths.request(request.request), encode_request(request)
         for seconds in backoff():
@@ -367,7 +385,7 @@ class ControlFiles:
         """The answer, if it is there.
 
         Raises:
-            CheckpointUnreadable: it is not one.
+            CheckpointUnreadable: the file holds none.
         """
         data = self._filesystem.read(paths.answer(request))
         return None if data is None else decode_answer(data, request)
@@ -375,15 +393,15 @@ class ControlFiles:
     def wait_for_answer(
         self, request: str, *, seconds: float, now: Callable[[], MonotonicTime], pause: Callable[[float], object]
     ) -> Answer | None:
-        """The answer, waited for at most so long; ``None`` if nobody gave one. ``pause`` may raise, to give up.
+        """The answer; ``None`` if there is none after ``seconds``. ``pause`` may raise, to give up.
 
         Raises:
             CheckpointUnreadable: there is one, which this version does not understand.
-            StorageFailed: whether there is one cannot be seen, to the end.
+            StorageFailed: whether there is one could not be read, up to the end.
         """
         deadline = now() + int(seconds * 1_000_000)
         while True:
-            answer, failed = self._look_for(request)
+            answer, failed = self._poll_answer(request)
             if answer is not None:
                 return answer
             left = (deadline - now()) / 1_000_000
@@ -393,14 +411,13 @@ class ControlFiles:
                 return None
             pause(min(POLL_INTERVAL, left))
 
-    def _look_for(self, request: str) -> tuple[Answer | None, StorageFailed | None]:
-        """Storage that fails just now has not said that there is no answer."""
+    def _poll_answer(self, request: str) -> tuple[Answer | None, StorageFailed | None]:
         try:
             return self.answer_to(request), None
         except StorageFailed as error:
             return None, error
 
-    # ------------------------------------------------------------------------------------------------------ answering
+    # ---- for the job -------------------------------------------------------------------------------------------------
 
     def request(self, id: str) -> Request | None:
         """The request, if it is still there.
@@ -412,10 +429,10 @@ class ControlFiles:
         return None if data is None else decode_request(data, id)
 
     def answer(self, answer: Answer) -> bool:
-        """Put an answer there unless there is one; ``False`` if that is not known and should be tried again.
+        """Write an answer unless there is one; ``False`` if the outcome is not known and it should be tried again.
 
         Raises:
-            StorageFailed: surely nothing was written.
+            StorageFailed: certainly nothing was written.
         """
         try:
             self._filesystem.create(paths.answer(answer.request), encode_answer(answer))

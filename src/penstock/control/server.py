@@ -1,4 +1,4 @@
-"""The job's side: takes requests in, hands them to the attempt, answers once."""
+"""The job's side of requests: takes them in, hands them to the running attempt, answers each exactly once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from importlib.metadata import version
 from typing import Final, TypeAlias
 
 from penstock.checkpoint.entries import Pin, Unpin
-from penstock.checkpoint.events import AbortReason, AnswerRequest, CheckpointRequested, RequestOutcome, StopRequested
+from penstock.checkpoint.events import (
+    AbortReason,
+    AnswerRequest,
+    CheckpointRequested,
+    RequestEvent,
+    RequestOutcome,
+    StopRequested,
+)
 from penstock.checkpoint.history import History, name_conflict
 from penstock.checkpoint.log import OwnedLog
 from penstock.clock import Clock, MonotonicTime, WallTime
@@ -24,18 +31,28 @@ from penstock.control.protocol import (
     OwnerInfo,
     Request,
     RequestKind,
+    answer_for_old_request,
     answer_from_log,
-    savepoint_for_request,
 )
 from penstock.errors import CheckpointUnreadable, GenerationFenced, PenstockError, StateDirectoryRefused, StorageFailed
 from penstock.handles import CheckpointId, Generation
 
-# ----------------------------------------------------------------------------------------------------
-# Names for checkpoints of a running job, given and taken between two manifests. Pure: decides, appends nothing.
+log = logging.getLogger("penstock")
+
+POLL_INTERVAL: Final = 0.3
+"""Seconds from one listing of ``control/`` to the next."""
+SWEEP_INTERVAL: Final = 3_600_000_000
+"""Microseconds from one clean-up of ``control/`` to the next."""
+ANSWER_TTL: Final = 24 * 3_600_000_000
+"""Microseconds after which an answer is deleted. A later reader finds the result in the log."""
+MAX_REMEMBERED: Final = 10_000
+"""Number of requests whose answers are kept in memory, so that a repetition gets the same answer."""
+
+# ---- pins of a running job -------------------------------------------------------------------------------------------
 
 
 def pin_refusal(request: Request, history: History) -> str | None:
-    """Why the log, as it is now, does not let this be done; ``None`` if it does (rule L5)."""
+    """Why the log does not allow this pin or unpin; ``None`` if it does (rule L5)."""
     if request.kind is RequestKind.PIN and request.checkpoint not in history.restorable:
         known = ", ".join(map(str, history.restorable)) or "none"
         return f"checkpoint {request.checkpoint} cannot be restored, so it gets no name; restorable are: {known}"
@@ -46,7 +63,7 @@ def pin_refusal(request: Request, history: History) -> str | None:
 
 
 def pin_entry(request: Request, at: WallTime) -> Pin | Unpin:
-    """What is appended for it."""
+    """The log entry of a pin or unpin."""
     assert request.name is not None  # checked by the codec
     if request.checkpoint is None:
         return Unpin(name=request.name, at=at, request=request.request)
@@ -60,326 +77,302 @@ def pin_entry(request: Request, at: WallTime) -> Pin | Unpin:
     )
 
 
-# ----------------------------------------------------------------------------------------------------
-# Who waits for what from a running job: every request is handed to the attempt that runs, and answered exactly once.
+# ---- open requests ---------------------------------------------------------------------------------------------------
 #
-# Requests come from this process and, through ``control/``, from others. Knows neither how they came nor how an answer
-# gets back. What may be in the log when an attempt breaks is answered from the log under the next claim (rule C3).
+# Requests come from this process and, through ``control/``, from others. What may be in the log when an attempt fails
+# is answered from the log under the next claim (rule C3).
 
-Asked: TypeAlias = CheckpointRequested | StopRequested
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """How a request ended; ``UNKNOWN`` if only the log will tell."""
-
-    answer: RequestOutcome
-    checkpoint: CheckpointId | None = None
-    message: str
-
-
-AnswerCallback: TypeAlias = Callable[[Reply], None]
-"""Gets the reply, from any thread, once."""
+AnswerCallback: TypeAlias = Callable[[AnswerRequest], None]
+"""Gets the answer, once, from any thread. The outcome is ``UNKNOWN`` if only the log can tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningAttempt:
-    """What a running attempt lends.
+    """What requests use of a running attempt.
 
     Attributes:
         put: hands an event to the deciding thread.
-        broke: ends the attempt.
+        failed: ends the attempt.
         on_log: runs work in order with the manifests, on the thread that appends them.
-        clock: the attempt's.
+        clock: of the attempt.
     """
 
-    put: Callable[[Asked], None]
-    broke: Callable[[str, BaseException], None]
+    put: Callable[[RequestEvent], None]
+    failed: Callable[[str, BaseException], None]
     on_log: Callable[[Callable[[], None]], None]
     clock: Clock
 
 
 @dataclass(slots=True, kw_only=True)
-class _Open:
-    """Somebody waits."""
+class _OpenRequest:
+    """A request that waits for its answer.
 
-    request: str
-    name: str | None
-    tell: AnswerCallback
-    event: Asked | None = None
+    Attributes:
+        request: an event for the coordinator, or a pin or unpin.
+        callback: gets the answer.
+        accepted: is called before the event is handed in.
+        only_for: the one generation that may carry it out, if there is one.
+        attempt: the attempt it was handed to, which may have begun it.
+        cause: why an attempt that it was handed to did not answer it.
+    """
+
+    request: RequestEvent | Request
+    callback: AnswerCallback
     accepted: Callable[[], None] = lambda: None
     only_for: Generation | None = None
-    hands: RunningAttempt | None = None
+    attempt: RunningAttempt | None = None
     cause: str = ""
 
     @property
-    def is_handed_in(self) -> bool:
-        """Whether it may have been begun."""
-        return self.hands is not None
+    def id(self) -> str:
+        return self.request.request
+
+    @property
+    def name(self) -> str | None:
+        """The name that it gives to a checkpoint, if any."""
+        is_unpin = isinstance(self.request, Request) and self.request.kind is RequestKind.UNPIN
+        return None if is_unpin else self.request.name
+
+    def answer(self, outcome: RequestOutcome, message: str, checkpoint: CheckpointId | None = None) -> AnswerRequest:
+        return AnswerRequest(request=self.id, outcome=outcome, checkpoint=checkpoint, message=message)
 
 
 class RequestRegistry:
-    """All open requests of one job. Safe to use from any thread; calls nobody while it holds its lock."""
+    """All open requests of one job. Safe to use from any thread; calls no callback while it holds its lock.
+
+    Attributes:
+        owned: the log under our newest claim; ``None`` before the first, and once another driver has it.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: dict[str, _Open] = {}
-        self._hands: RunningAttempt | None = None
-        self._closed: Reply | None = None
         self.owned: OwnedLog | None = None
-        """The log under our newest claim; ``None`` before the first, and once somebody else has it."""
+        self._lock = threading.Lock()
+        self._open: dict[str, _OpenRequest] = {}
+        self._attempt: RunningAttempt | None = None
+        self._end: tuple[RequestOutcome, str] | None = None  # how a request is answered once the job is over
 
     @property
-    def are_taken_in(self) -> bool:
-        """Whether an attempt carries requests out now, or none ever will, which is an answer as well."""
-        return self._hands is not None or self._closed is not None
+    def takes_requests(self) -> bool:
+        """Whether an attempt carries requests out now, or the job is over, which answers them as well."""
+        return self._attempt is not None or self.is_closed
 
     @property
     def is_closed(self) -> bool:
         """Whether the job is over."""
-        return self._closed is not None
+        return self._end is not None
 
-    # --------------------------------------------------------------------------------------------------- who asks
+    # ---- asking ------------------------------------------------------------------------------------------------------
 
     def submit(
         self,
-        event: Asked,
-        tell: AnswerCallback,
+        event: RequestEvent,
+        callback: AnswerCallback,
         *,
         accepted: Callable[[], None] = lambda: None,
         only_for: Generation | None = None,
     ) -> None:
-        """Have it carried out by the attempt that runs, or by the next; ``accepted`` is called before it is handed in.
+        """Have the running attempt, or the next one, carry the request out.
 
-        A name that is taken refuses. The same request again changes nothing. One that is ``only_for`` a generation is
-        carried out by no other.
+        The same request again changes nothing. A name that is already given refuses it.
+
+        Args:
+            event: the request.
+            callback: gets the answer.
+            accepted: is called before the event is handed in.
+            only_for: the one generation that may carry it out.
         """
-        opened = _Open(
-            request=event.request, name=event.name, tell=tell, event=event, accepted=accepted, only_for=only_for
-        )
-        if self._register(opened) and (hands := self._hands) is not None:
-            self._hand_in(opened, hands)
+        opened = _OpenRequest(request=event, callback=callback, accepted=accepted, only_for=only_for)
+        if self._register(opened) and (attempt := self._attempt) is not None:
+            self._hand_in(opened, event, attempt)
 
-    def append(self, request: Request, tell: AnswerCallback) -> None:
-        """Pin or unpin between two manifests, where nothing can condemn the checkpoint meanwhile (rule L5)."""
-        opened = _Open(
-            request=request.request, name=request.name if request.kind is RequestKind.PIN else None, tell=tell
-        )
+    def append(self, request: Request, callback: AnswerCallback) -> None:
+        """Pin or unpin between two manifests, where no manifest can condemn the checkpoint meanwhile (rule L5)."""
+        opened = _OpenRequest(request=request, callback=callback)
         if not self._register(opened):
             return
-        hands, owned = self._hands, self.owned
-        if hands is None or owned is None:
-            self._reply(request.request, Reply(answer=RequestOutcome.REFUSED, message="the job is not running"))
+        attempt, owned = self._attempt, self.owned
+        if attempt is None or owned is None:
+            self._answer(opened.answer(RequestOutcome.REFUSED, "the job is not running"))
         else:
-            hands.on_log(lambda: self._append(request, opened, owned, hands))
+            attempt.on_log(lambda: self._append(opened, request, owned, attempt))
 
-    def _register(self, opened: _Open) -> bool:
-        """Whether it is new and there is still somebody who may carry it out; if there is not, that is the reply."""
+    def _register(self, opened: _OpenRequest) -> bool:
+        """Whether the request is new and the job is not over; if the job is over, that is the answer."""
         with self._lock:
-            closed = self._closed
-            if closed is None:
-                return self._open.setdefault(opened.request, opened) is opened
-        opened.tell(closed)
+            end = self._end
+            if end is None:
+                return self._open.setdefault(opened.id, opened) is opened
+        opened.callback(opened.answer(*end))
         return False
 
-    def _hand_in(self, opened: _Open, hands: RunningAttempt) -> None:
-        event = opened.event
+    def _hand_in(self, opened: _OpenRequest, event: RequestEvent, attempt: RunningAttempt) -> None:
         with self._lock:
-            if event is None or opened.is_handed_in or self._open.get(opened.request) is not opened:
+            if opened.attempt is not None or self._open.get(opened.id) is not opened:
                 return
-            refusal = self._judge(opened)
-            opened.hands = hands if refusal is None else None
-        if refusal is not None:
-            self._reply(opened.request, refusal)
+            answer = self._answer_at_once(opened)
+            opened.attempt = attempt if answer is None else None
+        if answer is not None:
+            self._answer(answer)
             return
         opened.accepted()
-        hands.put(replace(event, at=hands.clock.now(), wall=hands.clock.wall()))
+        attempt.put(replace(event, at=attempt.clock.now(), wall=attempt.clock.wall()))
 
-    def _judge(self, opened: _Open) -> Reply | None:
-        """What is to be said without doing anything, if something is."""
+    def _answer_at_once(self, opened: _OpenRequest) -> AnswerRequest | None:
+        """The answer that the log or another open request gives before anything is done, if any."""
         assert self.owned is not None  # an attempt that runs has claimed
         history = self.owned.history
-        told = answer_from_log(history, opened.request)
-        if told is not None:
-            return Reply(answer=RequestOutcome.DONE, checkpoint=told[0], message=told[1])
-        if opened.name is None:
-            return None
-        msg = name_conflict(history, opened.name)
-        if msg is not None:
-            return Reply(answer=RequestOutcome.REFUSED, checkpoint=history.pins[opened.name].checkpoint, message=msg)
+        done = answer_from_log(history, opened.id)
+        if done is not None or opened.name is None:
+            return done
+        conflict = name_conflict(history, opened.name)
+        if conflict is not None:
+            return opened.answer(RequestOutcome.REFUSED, conflict, history.pins[opened.name].checkpoint)
         earlier = itertools.takewhile(lambda other: other is not opened, self._open.values())
         if any(other.name == opened.name for other in earlier):
-            return Reply(
-                answer=RequestOutcome.REFUSED, message=f"{opened.name!r} is being given to another checkpoint just now"
-            )
+            message = f"{opened.name!r} is being given to another checkpoint just now"
+            return opened.answer(RequestOutcome.REFUSED, message)
         return None
 
-    def _append(self, request: Request, opened: _Open, owned: OwnedLog, hands: RunningAttempt) -> None:
+    def _append(self, opened: _OpenRequest, request: Request, owned: OwnedLog, attempt: RunningAttempt) -> None:
         with self._lock:
-            if self._open.get(request.request) is not opened:
-                return  # the attempt is over, and that was said
-            refusal = self._judge(opened)
-            unfit = pin_refusal(request, owned.history)
-            if refusal is None and unfit is not None:
-                refusal = Reply(answer=RequestOutcome.REFUSED, message=unfit)
-            opened.hands = hands if refusal is None else None
-        reply = refusal
-        if reply is None:
+            if self._open.get(opened.id) is not opened:
+                return  # the attempt is over, and the request is answered
+            answer = self._answer_at_once(opened)
+            refusal = pin_refusal(request, owned.history)
+            if answer is None and refusal is not None:
+                answer = opened.answer(RequestOutcome.REFUSED, refusal)
+            opened.attempt = attempt if answer is None else None
+        if answer is None:
             try:
-                number = owned.append(pin_entry(request, hands.clock.wall()))
-                reply = Reply(
-                    answer=RequestOutcome.DONE, checkpoint=request.checkpoint, message=f"done: entry {number}"
-                )
+                number = owned.append(pin_entry(request, attempt.clock.wall()))
+                answer = opened.answer(RequestOutcome.DONE, f"done: entry {number}", request.checkpoint)
             except (StorageFailed, StateDirectoryRefused) as error:
-                reply = Reply(answer=RequestOutcome.FAILED, message=str(error))
-        self._reply(request.request, reply)
+                answer = opened.answer(RequestOutcome.FAILED, str(error))
+        self._answer(answer)
 
-    # ------------------------------------------------------------------------------------------------ who answers
+    # ---- answering ---------------------------------------------------------------------------------------------------
 
-    def answered(self, effect: AnswerRequest) -> None:
-        """The coordinator has decided."""
-        if effect.answer is RequestOutcome.UNKNOWN:
+    def answered(self, answer: AnswerRequest) -> None:
+        """The coordinator has answered."""
+        if answer.outcome is RequestOutcome.UNKNOWN:  # left to the log under the next claim
             with self._lock:
-                if effect.request in self._open:
-                    self._open[effect.request].cause = effect.message
-            return
-        if effect.answer is RequestOutcome.REFUSED and effect.message == AbortReason.STOPPING.value:
-            self._pass_on(effect.request)
-            return
-        self._reply(effect.request, Reply(answer=effect.answer, checkpoint=effect.checkpoint, message=effect.message))
+                if answer.request in self._open:
+                    self._open[answer.request].cause = answer.message
+        elif answer.outcome is RequestOutcome.REFUSED and answer.message == AbortReason.STOPPING.value:
+            self._pass_on(answer.request)
+        else:
+            self._answer(answer)
 
     def _pass_on(self, request: str) -> None:
         """The attempt is ending and has begun nothing: the next takes the request, or the job's end answers it."""
         with self._lock:
-            opened, hands = self._open.get(request), self._hands
+            opened, attempt = self._open.get(request), self._attempt
             if opened is None:
                 return
-            is_new = hands is not opened.hands
-            opened.hands = None
-        if hands is not None and is_new:
-            self._hand_in(opened, hands)
+            is_new = attempt is not opened.attempt
+            opened.attempt = None
+        if attempt is not None and is_new and not isinstance(opened.request, Request):
+            self._hand_in(opened, opened.request, attempt)
 
-    def _reply(self, request: str, reply: Reply) -> None:
+    def _answer(self, answer: AnswerRequest) -> None:
         with self._lock:
-            opened = self._open.pop(request, None)
+            opened = self._open.pop(answer.request, None)
         if opened is not None:
-            opened.tell(reply)
+            opened.callback(answer)
 
-    # ---------------------------------------------------------------------------------------------- what attempts do
+    # ---- the life of a job -------------------------------------------------------------------------------------------
 
     def claimed(self, owned: OwnedLog) -> None:
-        """A new generation of ours: what the one before may have done stands in the log, or never will."""
+        """A new generation of this job: what an earlier attempt may have done is in the log, or never will be."""
         with self._lock:
             self.owned = owned
-            left = [opened for opened in self._open.values() if opened.is_handed_in or opened.only_for is not None]
+            left = [each for each in self._open.values() if each.attempt is not None or each.only_for is not None]
         for opened in left:
             cause = opened.cause or "the driver began again"
-            self._reply(opened.request, answer_for_old_request(owned.history, opened.request, cause))
+            self._answer(answer_for_old_request(owned.history, opened.id, cause))
 
-    def running(self, hands: RunningAttempt) -> None:
-        """An attempt takes requests in; those that waited go first."""
+    def attempt_started(self, attempt: RunningAttempt) -> None:
+        """An attempt takes requests; those that waited are handed in first."""
         with self._lock:
-            self._hands = hands
-            waiting = [opened for opened in self._open.values() if not opened.is_handed_in]
+            self._attempt = attempt
+            waiting = [opened for opened in self._open.values() if opened.attempt is None]
         for opened in waiting:
-            self._hand_in(opened, hands)
+            if not isinstance(opened.request, Request):
+                self._hand_in(opened, opened.request, attempt)
 
-    def broke(self, error: BaseException) -> None:
-        """The attempt is over; its coordinator has answered all but what may be in the log."""
+    def attempt_ended(self, error: BaseException) -> None:
+        """The attempt has failed; its coordinator has answered all but what may be in the log."""
         with self._lock:
-            self._hands = None
+            self._attempt = None
             for opened in self._open.values():
                 opened.cause = opened.cause or str(error)
-            dropped = [id for id, opened in self._open.items() if opened.event is None and not opened.is_handed_in]
-        for id in dropped:
-            self._reply(id, Reply(answer=RequestOutcome.FAILED, message=str(error)))
+            dropped = [
+                opened
+                for opened in self._open.values()
+                if isinstance(opened.request, Request) and opened.attempt is None
+            ]
+        for opened in dropped:
+            self._answer(opened.answer(RequestOutcome.FAILED, str(error)))
 
     def is_owner(self) -> bool:
-        """Look whether the log is ours. If somebody else has claimed, end the attempt: it would learn it later only.
+        """Read whether the log is still ours. If another driver has claimed it, end the attempt at once.
 
-        Where the log cannot be read it is nobody's: what is said then might be another owner's to say.
+        ``False`` where the log cannot be read: another owner may have to answer.
         """
-        owned, hands = self.owned, self._hands
+        owned, attempt = self.owned, self._attempt
         if owned is None:
             return False
         try:
             fence = owned.look()
         except PenstockError:
             return False
-        if fence is not None and hands is not None:
-            hands.broke("control", fence)
+        if fence is not None and attempt is not None:
+            attempt.failed("control", fence)
         return fence is None
 
     def close(self, error: BaseException | None = None) -> None:
         """The job is over; what may be in the log is left to its next owner. Only the first call counts."""
         with self._lock:
-            if self._closed is not None:
+            if self._end is not None:
                 return
             message = f"the job has ended: {error}" if error else "the job has ended"
-            self._closed = Reply(answer=RequestOutcome.FAILED if error else RequestOutcome.REFUSED, message=message)
-            self._hands = None
+            outcome = RequestOutcome.FAILED if error else RequestOutcome.REFUSED
+            self._end = outcome, message
+            self._attempt = None
             if isinstance(error, GenerationFenced):
                 self.owned = None
             left = list(self._open.values())
         for opened in left:
-            unknown = opened.is_handed_in or isinstance(error, GenerationFenced)
-            reply = Reply(answer=RequestOutcome.UNKNOWN, message=opened.cause or message) if unknown else self._closed
-            self._reply(opened.request, reply)
+            if opened.attempt is not None or isinstance(error, GenerationFenced):
+                self._answer(opened.answer(RequestOutcome.UNKNOWN, opened.cause or message))
+            else:
+                self._answer(opened.answer(outcome, message))
 
 
-def answer_for_old_request(history: History, request: str, cause: str) -> Reply:
-    """What an owner says of a request that was addressed to a generation before its own."""
-    told = answer_from_log(history, request)
-    if told is not None:
-        return Reply(answer=RequestOutcome.DONE, checkpoint=told[0], message=told[1])
-    pin = savepoint_for_request(history, request)
-    if pin is not None:
-        message = f"not done: {cause}; but the savepoint {pin.name!r} was taken, it is checkpoint {pin.checkpoint}"
-        return Reply(answer=RequestOutcome.FAILED, checkpoint=pin.checkpoint, message=message)
-    return Reply(answer=RequestOutcome.FAILED, message=f"not done: {cause}")
-
-
-# ----------------------------------------------------------------------------------------------------
-# Looks into ``control/`` while a job lives: takes requests in, writes answers, cleans up. Decides nothing about them.
-#
-# On a thread of its own, for a listing may take its time; it lives as long as the job, so that a job that restores or
-# waits for its next attempt can say that it is there.
-
-log = logging.getLogger("penstock")
-
-
-def _nothing() -> None:
-    """Where nobody has anything to do between two looks."""
-
-
-POLL_INTERVAL: Final = 0.3
-"""Seconds from one listing to the next."""
-SWEEP_INTERVAL: Final = 3_600_000_000
-ANSWER_TTL: Final = 24 * 3_600_000_000
-"""Microseconds that an answer stays. By clocks, for nothing decides by what lies there: whoever comes later than that
-for an answer finds the log."""
-MAX_REMEMBERED: Final = 10_000
-"""Requests whose answers are known by heart, so that a repetition gets the same one."""
+# ---- requests of other processes -------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class _Known:
-    """A request that was taken in."""
+class _AcceptedRequest:
+    """A request of another process that was taken in."""
 
     answer: Answer | None = None
-    at: MonotonicTime | None = None
+    written_at: MonotonicTime | None = None  # when the answer was written
 
 
 class ControlServer:
-    """The job's side of ``control/``.
+    """Takes requests in from ``control/``, writes their answers, and cleans up.
+
+    It has a thread of its own, since a listing may take its time. The thread lives as long as the job, so that a job
+    that restores or waits for its next attempt can answer a ``HELLO``.
 
     Args:
-        files: what lies there.
-        requests: where requests go.
-        stop: how the job is asked to stop; it marks the job as stopping, too.
-        state: what the job is doing, in a word.
+        files: the files below ``control/``.
+        requests: where requests are submitted.
+        stop: submits a stop, and marks the job as stopping.
+        state: the state of the job, in a word.
         clock: for times in answers, and for the clean-up.
-        beside: is called after each look, on the same thread; it must not raise.
+        after_look: is called after each look, on the same thread; it must not raise.
     """
 
     def __init__(
@@ -390,85 +383,85 @@ class ControlServer:
         stop: Callable[[StopRequested, AnswerCallback], None],
         state: Callable[[], str],
         clock: Clock,
-        beside: Callable[[], None] = _nothing,
+        after_look: Callable[[], None] = lambda: None,
     ) -> None:
         self._files = files
         self._requests = requests
         self._stop = stop
         self._state = state
         self._clock = clock
-        self._beside = beside
-        self._began = clock.wall()
-        self._known: dict[str, _Known] = {}
+        self._after_look = after_look
+        self._started = clock.wall()
+        self._accepted: dict[str, _AcceptedRequest] = {}
         self._lock = threading.Lock()
-        self._poke = threading.Event()
+        self._wake = threading.Event()
         self._is_closed = False
-        self._swept: MonotonicTime | None = None
-        self._told: set[str] = set()
-        self._strange: frozenset[str] = frozenset()
+        self._swept_at: MonotonicTime | None = None
+        self._warned: set[str] = set()  # requests that a warning was logged for
+        self._unreadable: frozenset[str] = frozenset()  # answers that the last clean-up could not read
         self._thread = threading.Thread(target=self._run, name="penstock-control", daemon=True)
 
-    # ---------------------------------------------------------------------------------------------------- the thread
+    # ---- the thread --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Look now and then from here on."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self, seconds: float = 5.0) -> None:
-        """Write what is to be said, answer what came at the last moment, and end; wait at most so long for that."""
+        """Look a last time, write the answers, and end the thread; wait at most ``seconds`` for it."""
         self._is_closed = True
-        self._poke.set()
+        self._wake.set()
         self._thread.join(seconds)
 
     def _run(self) -> None:
-        said = ""
+        last_error = ""
         while True:
             is_last = self._is_closed
             try:
                 self.look()
-                said = ""
+                last_error = ""
             except PenstockError as error:
-                if str(error) != said:
+                if str(error) != last_error:
                     log.warning("requests to the job are not seen just now: %s", error)
-                said = str(error)
+                last_error = str(error)
             except Exception:
                 log.exception("looking for requests to the job failed; it is tried again")
-            self._beside()
+            self._after_look()
             if is_last:
                 return
-            self._poke.wait(POLL_INTERVAL)
-            self._poke.clear()
+            self._wake.wait(POLL_INTERVAL)
+            self._wake.clear()
 
-    # -------------------------------------------------------------------------------------------------------- a look
+    # ---- a look ------------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Take in what is new, then write what can be answered; one listing if there is nothing to do."""
+        """Take in new requests, then write the answers that are known; one listing if there is nothing to do."""
         owned = self._requests.owned
         if owned is None:
             return
-        scan = self._files.scan()
-        self._told &= {*scan.open, *scan.answered}
-        self._each(scan.open, lambda each: self._take(each, owned))
-        self._each(scan.open, self._write)
-        self._sweep(scan)
+        listing = self._files.scan()
+        self._warned &= {*listing.open, *listing.answered}
+        self._for_each(listing.open, lambda request: self._take(request, owned))
+        self._for_each(listing.open, self._write)
+        self._sweep(listing)
 
-    def _each(self, ids: Iterable[str], act: Callable[[str], None]) -> None:
-        """Storage that refuses one file holds no other request back; people are told once."""
+    def _for_each(self, ids: Iterable[str], act: Callable[[str], None]) -> None:
+        """A storage failure of one file delays no other request; it is logged once for each request."""
         for id in ids:
             try:
                 act(id)
             except PenstockError as error:
-                if id not in self._told:
+                if id not in self._warned:
                     log.warning("request %s cannot be worked on just now: %s", id, error)
-                self._told.add(id)
+                self._warned.add(id)
 
     def _write(self, id: str) -> None:
-        known = self._known.get(id)
-        if known is not None and known.answer is not None and self._files.answer(known.answer):
-            known.at = known.at or self._clock.now()
+        accepted = self._accepted.get(id)
+        if accepted is not None and accepted.answer is not None and self._files.answer(accepted.answer):
+            accepted.written_at = accepted.written_at or self._clock.now()
 
     def _take(self, id: str, owned: OwnedLog) -> None:
-        if id in self._known:
+        if id in self._accepted:
             return
         try:
             request = self._files.request(id)
@@ -477,23 +470,24 @@ class ControlServer:
                 self._refuse(id, owned, str(error))
             return
         if request is None or (request.kind is RequestKind.HELLO and self._requests.is_closed):
-            return  # who is over is nobody to wait for
-        stranger = _stranger(request, owned)
-        if stranger is not None:
-            if self._requests.is_owner():  # else whoever asks has seen a claim that we had not
-                self._refuse(id, owned, stranger)
+            return  # a job that is over is no owner to wait for
+        refusal = _wrong_address(request, owned)
+        if refusal is not None:
+            if self._requests.is_owner():  # else the requester has seen a newer claim than ours
+                self._refuse(id, owned, refusal)
         elif request.generation < owned.generation:
             cause = f"the driver changed, it is generation {owned.generation} now"
-            self._note(id, owned, answer_for_old_request(owned.history, id, cause))
+            self._note(answer_for_old_request(owned.history, id, cause), owned)
         elif request.kind is RequestKind.HELLO:
-            self._note(id, owned, Reply(answer=RequestOutcome.DONE, message="here I am"), me=self._me())
-        elif self._requests.are_taken_in or (
+            hello = AnswerRequest(request=id, outcome=RequestOutcome.DONE, message="here I am")
+            self._note(hello, owned, me=self._me())
+        elif self._requests.takes_requests or (
             request.kind in {RequestKind.STOP, RequestKind.DRAIN} and request.name is None
         ):
-            self._known[id] = _Known()
-            self._submit(request, lambda reply: self._note(id, owned, reply))
+            self._accepted[id] = _AcceptedRequest()
+            self._submit(request, lambda answer: self._note(answer, owned))
 
-    def _submit(self, request: Request, tell: AnswerCallback) -> None:
+    def _submit(self, request: Request, callback: AnswerCallback) -> None:
         now, wall = self._clock.now(), self._clock.wall()
         match request.kind:
             case RequestKind.STOP | RequestKind.DRAIN:
@@ -506,77 +500,80 @@ class ControlServer:
                     patience=request.patience,
                     drain=request.kind is RequestKind.DRAIN,
                 )
-                self._stop(stop, tell)
+                self._stop(stop, callback)
             case RequestKind.PIN | RequestKind.UNPIN:
-                self._requests.append(request, tell)
+                self._requests.append(request, callback)
             case _:
-                asked = CheckpointRequested(
+                event = CheckpointRequested(
                     at=now, wall=wall, request=request.request, name=request.name, owner=request.owner
                 )
-                self._requests.submit(asked, tell, only_for=request.generation)
+                self._requests.submit(event, callback, only_for=request.generation)
 
     def _refuse(self, id: str, owned: OwnedLog, message: str) -> None:
-        self._note(id, owned, Reply(answer=RequestOutcome.REFUSED, message=message))
+        self._note(AnswerRequest(request=id, outcome=RequestOutcome.REFUSED, message=message), owned)
 
-    def _note(self, id: str, owned: OwnedLog, reply: Reply, *, me: OwnerInfo | None = None) -> None:
-        """Keep the answer; the next look writes it. What only the log can tell is left to its next owner."""
-        if reply.answer is RequestOutcome.UNKNOWN:
+    def _note(self, answer: AnswerRequest, owned: OwnedLog, *, me: OwnerInfo | None = None) -> None:
+        """Keep the answer for the next look to write. An ``UNKNOWN`` one is left to the log's next owner."""
+        if answer.outcome is RequestOutcome.UNKNOWN:
             return
-        answer = Answer(
-            request=id,
-            answer=reply.answer,
-            message=reply.message,
+        noted = Answer(
+            request=answer.request,
+            outcome=answer.outcome,
+            message=answer.message,
             generation=owned.generation,
             at=self._clock.wall(),
-            checkpoint=reply.checkpoint,
+            checkpoint=answer.checkpoint,
             me=me,
         )
         with self._lock:
-            self._known[id] = _Known(answer)
-            while len(self._known) > MAX_REMEMBERED:
-                del self._known[next(iter(self._known))]
-        self._poke.set()
+            self._accepted[answer.request] = _AcceptedRequest(noted)
+            while len(self._accepted) > MAX_REMEMBERED:
+                del self._accepted[next(iter(self._accepted))]
+        self._wake.set()
 
     def _me(self) -> OwnerInfo:
         return OwnerInfo(
             host=platform.node(),
             pid=os.getpid(),
-            started=self._began,
+            started=self._started,
             version=version("penstock"),
             state=self._state(),
         )
 
-    # ------------------------------------------------------------------------------------------------------ clean-up
+    # ---- clean-up ----------------------------------------------------------------------------------------------------
 
-    def _sweep(self, scan: FolderListing) -> None:
-        """Once an hour, remove what was answered a day ago, and answers that nobody could read an hour ago either."""
+    def _sweep(self, listing: FolderListing) -> None:
+        """Once an hour, remove answers of a day ago, and those that were unreadable an hour ago already."""
         now = self._clock.now()
-        if self._swept is not None and now < self._swept + SWEEP_INTERVAL:
+        if self._swept_at is not None and now < self._swept_at + SWEEP_INTERVAL:
             return
-        self._swept = now
-        strange: set[str] = set()
+        self._swept_at = now
+        unreadable: set[str] = set()
 
         def clean(id: str) -> None:
-            known = self._known.get(id)
-            is_old = now >= known.at + ANSWER_TTL if known and known.at is not None else self._is_old(id, strange)
+            accepted = self._accepted.get(id)
+            if accepted is not None and accepted.written_at is not None:
+                is_old = now >= accepted.written_at + ANSWER_TTL
+            else:
+                is_old = self._is_old(id, unreadable)
             if is_old:
                 self._files.forget(id)
 
-        self._each(scan.answered, clean)
-        self._strange = frozenset(strange)
+        self._for_each(listing.answered, clean)
+        self._unreadable = frozenset(unreadable)
 
-    def _is_old(self, id: str, strange: set[str]) -> bool:
-        """Answered by another generation, or so long ago that we forgot: then clocks of people decide."""
+    def _is_old(self, id: str, unreadable: set[str]) -> bool:
+        """Whether an answer that is not in memory is old, by the wall clock; a new unreadable one is noted."""
         try:
             answer = self._files.answer_to(id)
         except CheckpointUnreadable:
-            strange.add(id)
-            return id in self._strange
+            unreadable.add(id)
+            return id in self._unreadable
         return answer is not None and self._clock.wall() >= answer.at + ANSWER_TTL
 
 
-def _stranger(request: Request, owned: OwnedLog) -> str | None:
-    """Why it can be for nobody but an owner that we know nothing of, if so."""
+def _wrong_address(request: Request, owned: OwnedLog) -> str | None:
+    """Why the request is not for this owner or an earlier generation of it; ``None`` if it is."""
     if request.log_id not in {None, owned.log_id}:
         return f"log {request.log_id} was asked, another log is here now: {owned.log_id}"
     if request.generation > owned.generation:

@@ -146,14 +146,14 @@ class Attempt:
             return self._run(running)
         except Exception as error:
             told = as_fence_if_superseded(to_penstock_error(error), self._owned)
-            self._plan.requests.broke(told)
+            self._plan.requests.attempt_ended(told)
             if told is error:
                 raise
             raise told from error
 
     def give_up(self, error: PenstockError) -> None:
         """End with this error as soon as can be, from any thread: running Spark jobs are cancelled."""
-        self.supervisor.broke("stop", error)
+        self.supervisor.failed("stop", error)
         if self._edge is not None:
             self._edge.cancel()
 
@@ -161,11 +161,11 @@ class Attempt:
         wiring = self.open(running)
         hands = RunningAttempt(
             put=self.supervisor.request,
-            broke=self.supervisor.broke,
+            failed=self.supervisor.failed,
             on_log=lambda work: wiring.workers.submit("log", work),
             clock=self._plan.clock,
         )
-        self._plan.requests.running(hands)
+        self._plan.requests.attempt_started(hands)
         return self.supervisor.run(wiring)
 
     def open(self, running: Callable[[], None]) -> AttemptParts:
@@ -281,8 +281,8 @@ class Attempt:
             started=lambda at: self._started(at, recovery, assembly),
             tasks=assembly.tasks,
             threads=assembly.threads,
-            workers=plan.workers(self.supervisor.broke),
-            journal=ManifestWriter(
+            workers=plan.workers(self.supervisor.failed),
+            manifest_writer=ManifestWriter(
                 owned,
                 plan.filesystem,
                 retained=plan.settings.retained,

@@ -14,11 +14,11 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from penstock.api.pipeline import PipelineDefinition
-from penstock.checkpoint.events import CheckpointRequested, RequestOutcome, StopRequested
+from penstock.checkpoint.events import AnswerRequest, CheckpointRequested, RequestOutcome, StopRequested
 from penstock.checkpoint.history import LogMark
 from penstock.checkpoint.recovery import check_rename
 from penstock.clock import MAX_WATERMARK, Clock, SystemClock
-from penstock.control.server import AnswerCallback, Reply, RequestRegistry
+from penstock.control.server import AnswerCallback, RequestRegistry
 from penstock.errors import (
     CheckpointUnreadable,
     InternalError,
@@ -59,14 +59,14 @@ class AnswerWaiter:
     def __init__(self) -> None:
         self.is_used = False
         self._came = threading.Event()
-        self._reply: Reply | None = None
+        self._reply: AnswerRequest | None = None
 
-    def tell(self, reply: Reply) -> None:
+    def tell(self, reply: AnswerRequest) -> None:
         """It came."""
         self._reply = reply
         self._came.set()
 
-    def wait(self, seconds: float | None) -> Reply | None:
+    def wait(self, seconds: float | None) -> AnswerRequest | None:
         """The reply; ``None`` if it did not come in time."""
         self._came.wait(seconds)
         return self._reply
@@ -83,9 +83,9 @@ def refuse_own_threads(call: str, instead: str) -> None:
         raise InternalError(msg)
 
 
-def warn_if_unpublished(reply: Reply) -> None:
+def warn_if_unpublished(reply: AnswerRequest) -> None:
     """A stop whose output nobody has published yet has ended the job all the same; the next start publishes it."""
-    if reply.answer is RequestOutcome.UNPUBLISHED:
+    if reply.outcome is RequestOutcome.UNPUBLISHED:
         log.warning("%s", reply.message)
 
 
@@ -172,20 +172,20 @@ class LocalRequests:
         reply = waiter.wait(seconds)
         if reply is None:
             return False
-        if reply.answer is RequestOutcome.UNPUBLISHED:
+        if reply.outcome is RequestOutcome.UNPUBLISHED:
             warn_if_unpublished(reply)
-        elif reply.answer is not RequestOutcome.DONE:
+        elif reply.outcome is not RequestOutcome.DONE:
             with self._lock:
                 if self._stops.get(stop.name, (None, None))[1] is waiter:
                     del self._stops[stop.name]
             self._check("stop(savepoint=…)", reply)
         return True
 
-    def _check(self, what: str, reply: Reply) -> None:
-        if reply.answer is RequestOutcome.DONE:
+    def _check(self, what: str, reply: AnswerRequest) -> None:
+        if reply.outcome is RequestOutcome.DONE:
             return
         msg = f"{what} of job {self._job!r}: {reply.message}"
-        raise (RequestRefused if reply.answer is RequestOutcome.REFUSED else RequestFailed)(msg)
+        raise (RequestRefused if reply.outcome is RequestOutcome.REFUSED else RequestFailed)(msg)
 
     def _refuse_unless_alive(self, what: str) -> None:
         state = self._state()

@@ -365,7 +365,7 @@ class JobRunner:
             stop=self._ask_to_stop,
             state=self._word,
             clock=self._clock,
-            beside=self._hint.look,
+            after_look=self._hint.look,
         )
         control.start()
         try:

@@ -120,7 +120,7 @@ class AttemptBuilder:
                 clock=of.clock,
                 around=of.edge.around,
                 foreground=of.edge.foreground,
-                failed=of.supervisor.broke,
+                failed=of.supervisor.failed,
                 finished=of.supervisor.finished,
             )
             for source in range(plan.inputs):

@@ -1,4 +1,7 @@
-"""Runs tasks and background work: protocols and the threads."""
+"""Runs tasks and background work: protocols and the threads.
+
+An attempt runs on threads, as here, or without, as in tests and simulations.
+"""
 
 from __future__ import annotations
 
@@ -10,82 +13,106 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from penstock.checkpoint.coordinator import Coordinator
-from penstock.checkpoint.entries import Manifest, Stopped
 from penstock.checkpoint.events import AnswerRequest, RunStarted
+from penstock.checkpoint.log import ManifestWriter
 from penstock.clock import MAX_WAIT, Clock, MonotonicTime
 from penstock.errors import PenstockError
-from penstock.handles import CommitOutcome, Committable, EntryNumber
+from penstock.handles import CommitOutcome, Committable
 from penstock.runtime.source_task import SourceTask
 from penstock.runtime.task import StepTask
 
-# ----------------------------------------------------------------------------------------------------
-# What an attempt consists of, as the supervisor sees it: small protocols, so that it runs with threads or without.
+# ---- what an attempt consists of -------------------------------------------------------------------------------------
 
 AnyTask: TypeAlias = "SourceTask | StepTask"
-
-
-class Journal(Protocol):
-    """Appends to the log on behalf of this attempt, and cleans up what an entry allows."""
-
-    def checkpoint(self, manifest: Manifest) -> EntryNumber:
-        """Complete the manifest with what is condemned, and append it."""
-        ...
-
-    def stopped(self, body: Stopped) -> EntryNumber:
-        """Append the entry of an orderly end."""
-        ...
-
-    def clean(self) -> None:
-        """Delete what recorded entries allow; repeats are harmless."""
-        ...
 
 
 class TaskRunner(Protocol):
     """Steps one task whenever there may be something to do, never twice at a time."""
 
     def start(self, task: AnyTask) -> None:
-        """Begin."""
+        """Begin to step the task."""
         ...
 
     def wake(self) -> None:
-        """Something may have changed for the task."""
+        """Step again: something may have changed for the task."""
         ...
 
     def stop(self) -> None:
-        """End after the step it is in."""
+        """End after the current step."""
         ...
 
     def join(self, seconds: float) -> bool:
-        """Wait for its end; whether it came."""
+        """Wait for the end; returns whether it came within ``seconds``."""
+        ...
+
+
+class TaskRunnerFactory(Protocol):
+    """Makes a :class:`TaskRunner`."""
+
+    def __call__(
+        self,
+        id: str,
+        *,
+        clock: Clock,
+        around: Callable[[str], AbstractContextManager[None]],
+        foreground: Callable[[], AbstractContextManager[None]],
+        failed: Callable[[str, BaseException], None],
+        finished: Callable[[str], None],
+    ) -> TaskRunner:
+        """Make the runner of task ``id``; it begins when it is started.
+
+        Args:
+            id: of the task.
+            clock: tells when a waiting task is due.
+            around: what the thread of the task runs in.
+            foreground: what each step runs in.
+            failed: is called with the task and its error, once.
+            finished: is called with the task at the end of its stream.
+        """
         ...
 
 
 class WorkerPool(Protocol):
-    """Runs pieces of work beside the tasks: in order for each owner; a failure is reported by whoever runs them."""
+    """Runs background work: in order for each owner. Failures are reported to the attempt."""
 
     def submit(self, owner: str, work: Callable[[], None]) -> None:
         """Run ``work`` after all that ``owner`` submitted before."""
         ...
 
     def close(self) -> None:
-        """Drop what has not begun."""
+        """Drop the work that has not begun; work that runs is left to end by itself."""
         ...
 
     def join(self, seconds: float) -> bool:
-        """Once closed: wait for the end of what has begun; whether it came."""
+        """Once closed, wait for the end of all work that has begun; returns whether it came within ``seconds``."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptParts:
-    """Everything an attempt runs on, put together by the job."""
+    """Everything an attempt runs on, put together by the job.
+
+    Attributes:
+        coordinator: takes the checkpoints.
+        started: the first event, made when the attempt begins.
+        tasks: every task.
+        threads: runs each task.
+        workers: run snapshots, log entries, commits and clean-up.
+        manifest_writer: appends to the log and cleans up behind it.
+        publish: commits one committable.
+        explain: the error to report for any exception.
+        cancel: cancels running Spark jobs.
+        background: what clean-up runs in.
+        snapshot: what the durable part of a snapshot runs in.
+        answered: gets each answer to a request.
+    """
 
     coordinator: Coordinator
     started: Callable[[MonotonicTime], RunStarted]
     tasks: Mapping[str, AnyTask]
     threads: Mapping[str, TaskRunner]
     workers: WorkerPool
-    journal: Journal
+    manifest_writer: ManifestWriter
     publish: Callable[[Committable], CommitOutcome]
     explain: Callable[[BaseException], PenstockError]
     cancel: Callable[[], None]
@@ -99,32 +126,14 @@ class AttemptParts:
         return tuple(id for id, task in self.tasks.items() if isinstance(task, SourceTask))
 
 
-# ----------------------------------------------------------------------------------------------------
-# Runs tasks on threads of their own, and background work on workers. The only module that starts threads.
-#
-# One thread a task: a step is never called twice at a time. A failure in a task is reported once and ends its thread;
-# the job is torn down by whoever gets the report.
-
-
-class TaskRunnerFactory(Protocol):
-    """Makes what steps a task: a thread, or whatever schedules tasks without threads."""
-
-    def __call__(
-        self,
-        id: str,
-        *,
-        clock: Clock,
-        around: Callable[[str], AbstractContextManager[None]],
-        foreground: Callable[[], AbstractContextManager[None]],
-        failed: Callable[[str, BaseException], None],
-        finished: Callable[[str], None],
-    ) -> TaskRunner:
-        """Make it; it begins when it is started."""
-        ...
+# ---- threads ---------------------------------------------------------------------------------------------------------
 
 
 class TaskThread:
-    """Steps one task until it is done, stopped, or fails."""
+    """Steps one task on a thread of its own until it is done, stopped, or fails.
+
+    A failure is reported once and ends the thread; the supervisor, which gets the report, tears the job down.
+    """
 
     def __init__(
         self,
@@ -146,22 +155,22 @@ class TaskThread:
         self._stopping = False
         self._thread: threading.Thread | None = None
 
-    def wake(self) -> None:
-        """Something may have changed for the task: step it again."""
-        self._awake.set()
-
     def start(self, task: AnyTask) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread = threading.Thread(target=self._run, args=(task,), name=f"penstock-{self.id}", daemon=True)
         self._thread.start()
 
+    def wake(self) -> None:
+        """Step the task again."""
+        self._awake.set()
+
     def stop(self) -> None:
-        """Ask it to end after the step it is in."""
+        """End the thread after its current step."""
         self._stopping = True
         self.wake()
 
     def join(self, seconds: float) -> bool:
-        """Wait for its end; returns whether it ended."""
+        """Wait for the end of the thread."""
         if self._thread is None:
             return True
         self._thread.join(seconds)
@@ -193,7 +202,7 @@ class TaskThread:
 
 
 class WorkerThreads:
-    """Background work: in order for each owner, one thread an owner, results reported by the work itself.
+    """Runs background work on one thread for each owner; the work itself reports its results.
 
     The threads are daemons: one that hangs in a Spark job or a commit does not keep the process from ending.
     """
@@ -223,14 +232,14 @@ class WorkerThreads:
         thread.start()
 
     def close(self) -> None:
-        """Drop what has not begun; what runs is left to end by itself."""
+        """Drop the work that has not begun."""
         with self._lock:
             self._closed = True
             for waiting in self._queues.values():
                 waiting.put(None)
 
     def join(self, seconds: float) -> bool:
-        """Once closed: wait for the end of what has begun; whether it came within so many seconds, for all of it."""
+        """Wait for the end of all work that has begun."""
         with self._ended:
             return self._ended.wait_for(lambda: self._running == 0, seconds)
 

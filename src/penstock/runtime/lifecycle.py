@@ -9,19 +9,16 @@ from typing import Final, Protocol
 from penstock.clock import MonotonicTime
 from penstock.errors import InternalError
 
-# ----------------------------------------------------------------------------------------------------
-# What a job may become from what it is: a table, and a machine that refuses everything else. Pure.
-#
-# A stopped job does not come back to life: a new one is made (mission rows S1, S2, S6).
+# ---- job states ------------------------------------------------------------------------------------------------------
 
 
 class JobState(str, Enum):
-    """Each state says what is true while it lasts."""
+    """The states of a job. A stopped job is not started again: a new one is made (mission rows S1, S2, S6)."""
 
     CREATED = "created"
     """Nothing was touched: no claim, no Spark job."""
     RESTORING = "restoring"
-    """The log is claimed, what was open is being published, state is being read."""
+    """The log is claimed, open output is being published, state is being read."""
     RUNNING = "running"
     """Sources are read."""
     STOPPING = "stopping"
@@ -31,7 +28,7 @@ class JobState(str, Enum):
     STOPPED = "stopped"
     """Ended in order: everything read is published, the log says so."""
     FAILED = "failed"
-    """Ended by an error that a restart does not help. What is in the log is kept for the next start."""
+    """Ended by an error that no restart follows. The log is kept for the next start."""
     FENCED = "fenced"
     """Another driver owns the job. Nothing more was committed or deleted here."""
 
@@ -64,53 +61,52 @@ class Lifecycle:
     """The state of one job, moved only along :data:`TRANSITIONS`."""
 
     def __init__(self) -> None:
-        self._story: list[JobState] = [JobState.CREATED]
+        self._past: list[JobState] = [JobState.CREATED]
 
     @property
     def state(self) -> JobState:
-        """What the job is now."""
-        return self._story[-1]
+        """The current state."""
+        return self._past[-1]
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing follows."""
+        """Whether the state is a terminal one."""
         return self.state in TERMINAL_STATES
 
     def to(self, state: JobState) -> None:
-        """Move on.
+        """Move to ``state``.
 
         Raises:
-            InternalError: the table has no such move; the state stays as it was.
+            InternalError: :data:`TRANSITIONS` has no such move; the state stays as it was.
         """
         if state not in TRANSITIONS[self.state]:
-            story = " → ".join(each.value for each in self._story[-8:])
-            msg = f"a job cannot go from {self.state.value} to {state.value} (it went {story})"
+            past = " → ".join(each.value for each in self._past[-8:])
+            msg = f"a job cannot go from {self.state.value} to {state.value} (it went {past})"
             raise InternalError(msg)
-        self._story.append(state)
+        self._past.append(state)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Whether and when a failed job begins again; pure: time and chance are arguments.
-#
-# (Flink's restart strategies; its exponential delay with the defaults of 1.19.)
+# ---- restart strategies: Flink's, the exponential delay with the defaults of Flink 1.19 ------------------------------
 
 SECOND = 1_000_000
 
 
 class RestartStrategy(Protocol):
-    """Decides after each failure."""
+    """Decides whether and when a failed job is restarted."""
 
     def after_failure(self, at: MonotonicTime, *, chance: float) -> tuple[RestartStrategy, int | None]:
-        """The strategy to ask next time, and the microseconds to wait, or ``None`` to give up.
+        """The strategy for the next failure, and the microseconds to wait, or ``None`` to give up.
 
-        ``chance`` is drawn from [0, 1) by the caller.
+        Args:
+            at: when the attempt failed.
+            chance: drawn from [0, 1) by the caller.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoRestart:
-    """The first failure ends the job."""
+    """Gives up at the first failure."""
 
     def after_failure(self, at: MonotonicTime, *, chance: float) -> tuple[RestartStrategy, int | None]:
         """Give up."""
@@ -120,13 +116,13 @@ class NoRestart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedDelay:
-    """The same pause each time, at most ``attempts`` times in a run."""
+    """Waits the same time after each failure, at most ``attempts`` times in a run."""
 
     attempts: int = 3
     delay: int = SECOND
 
     def after_failure(self, at: MonotonicTime, *, chance: float) -> tuple[RestartStrategy, int | None]:
-        """Wait the same time again, while attempts are left."""
+        """Wait ``delay`` while attempts are left."""
         del at, chance
         if self.attempts == 0:
             return self, None
@@ -135,7 +131,7 @@ class FixedDelay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRate:
-    """Give up when more than ``failures`` happen within ``interval``."""
+    """Gives up when more than ``failures`` happen within ``interval``."""
 
     failures: int = 1
     interval: int = 60 * SECOND
@@ -143,7 +139,7 @@ class FailureRate:
     seen: tuple[MonotonicTime, ...] = ()
 
     def after_failure(self, at: MonotonicTime, *, chance: float) -> tuple[RestartStrategy, int | None]:
-        """Count this one; those older than the interval no longer count."""
+        """Count the failure; those older than the interval no longer count."""
         del chance
         seen = (*(each for each in self.seen if each > at - self.interval), at)
         following = FailureRate(failures=self.failures, interval=self.interval, delay=self.delay, seen=seen)
@@ -152,7 +148,7 @@ class FailureRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExponentialDelay:
-    """Ever longer pauses, up to a maximum; short again after ``reset_after`` without a failure.
+    """Waits longer after each failure, up to a maximum; short again after ``reset_after`` without a failure.
 
     ``jitter`` spreads each pause by that fraction to either side, never above the maximum.
     """
@@ -166,7 +162,7 @@ class ExponentialDelay:
     last_failure: MonotonicTime | None = None
 
     def after_failure(self, at: MonotonicTime, *, chance: float) -> tuple[RestartStrategy, int | None]:
-        """Wait the current pause, and longer the next time."""
+        """Wait the current delay, and longer the next time."""
         healthy = self.last_failure is None or at - self.last_failure >= self.reset_after
         delay = self.initial if healthy or self.next_delay is None else self.next_delay
         following = ExponentialDelay(

@@ -1,4 +1,4 @@
-"""Feeds the coordinator, carries out its effects, reports outcomes."""
+"""The shell of one attempt: feeds the coordinator, carries out its effects, reports every outcome as an event."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import heapq
 import itertools
 import logging
 import queue
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from penstock.checkpoint.entries import Manifest, Stopped
 from penstock.checkpoint.events import (
@@ -17,7 +17,6 @@ from penstock.checkpoint.events import (
     AllSourcesDone,
     AnswerRequest,
     AttemptId,
-    CheckpointRequested,
     Commit,
     CommitReturned,
     DiscardSnapshot,
@@ -30,10 +29,10 @@ from penstock.checkpoint.events import (
     ManifestWritten,
     NotifyCompleted,
     ProgressMade,
+    RequestEvent,
     RequestOutcome,
     RunFailed,
     StoppedWritten,
-    StopRequested,
     TaskAcknowledged,
     TaskDeclined,
     TaskFailed,
@@ -70,11 +69,14 @@ from penstock.runtime.executors import AttemptParts
 from penstock.runtime.source_task import Drain, Finish, SourceMail, SourceTask
 from penstock.runtime.task import Completed
 
-# ----------------------------------------------------------------------------------------------------
-# What waits for the deciding thread: events in the order they came, and alarms by time. Decides nothing.
+MAILBOX_CAPACITY: Final = 10_000
+"""Events that may wait for the deciding thread; a thread that puts in more waits."""
+END_TIMEOUT: Final = 5.0
+"""Seconds that tasks get to pass the end of the stream on, once everything is published."""
 
-CAPACITY = 10_000
-"""Events that may wait for the deciding thread; who would put in more waits."""
+log = logging.getLogger("penstock")
+
+# ---- mailbox: events in the order they came, and alarms by time ------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +87,6 @@ class WorkerFailed:
     error: BaseException
 
 
-RequestEvent: TypeAlias = CheckpointRequested | StopRequested
-"""Somebody waits for its answer."""
 MailItem: TypeAlias = "Event | WorkerFailed | Callable[[], None]"
 
 
@@ -98,36 +98,36 @@ class _Alarm:
 
 
 class Mailbox:
-    """Filled from any thread; the alarms belong to the deciding one."""
+    """What waits for the deciding thread. Filled from any thread; the alarms belong to the deciding one."""
 
     def __init__(self) -> None:
-        self._items: queue.Queue[MailItem] = queue.Queue(CAPACITY)
+        self._items: queue.Queue[MailItem] = queue.Queue(MAILBOX_CAPACITY)
         self._alarms: list[_Alarm] = []
         self._order = itertools.count()
 
     def put(self, item: MailItem) -> None:
-        """Hand in."""
+        """Add an item."""
         self._items.put(item)
 
     def take(self, seconds: float | None = 0.0) -> MailItem | None:
-        """The next item, waited for at most so long (``None``: for ever); ``None`` if there is none."""
+        """The next item; ``None`` if there is none after ``seconds`` (``None``: wait for ever)."""
         try:
             return self._items.get_nowait() if seconds == 0 else self._items.get(timeout=seconds)
         except queue.Empty:
             return None
 
     def drain(self) -> Iterator[MailItem]:
-        """Take out all that waits, from any thread."""
+        """Take out all items, from any thread."""
         while (item := self.take()) is not None:
             yield item
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits, alarms apart."""
+        """Whether no item waits; alarms do not count."""
         return self._items.empty()
 
     def set_alarm(self, at: MonotonicTime, timer: Timer) -> None:
-        """Ask for the timer at this instant."""
+        """Have :meth:`due` return the timer from ``at`` on."""
         heapq.heappush(self._alarms, _Alarm(at, next(self._order), timer))
 
     @property
@@ -142,78 +142,54 @@ class Mailbox:
         return None
 
 
-# ----------------------------------------------------------------------------------------------------
-# Tells whoever asked something of an attempt how it ended. Decides nothing but what is too late.
-
-log = logging.getLogger("penstock")
+# ---- supervisor ------------------------------------------------------------------------------------------------------
 
 
-class Answers:
-    """The way back to those who asked; may be used from any thread."""
+class Supervisor:
+    """Runs one attempt of a job, from its first barrier to its end. Tasks use it as their ``TaskEnvironment``.
 
-    def __init__(self, answered: Callable[[AnswerRequest], None]) -> None:
-        self._answered = answered
+    One thread decides: the one that calls :meth:`run`, or that calls :meth:`begin` and :meth:`turn` instead. Tasks and
+    workers, which may run on other threads or on the same one, only put events into the mailbox.
 
-    def tell(self, answer: AnswerRequest) -> None:
-        """Who cannot be told fails nothing: neither the job nor what others are told."""
-        try:
-            self._answered(answer)
-        except Exception:
-            log.warning("request %s may not have got its answer", answer.request, exc_info=True)
+    Attributes:
+        ended: how the job ended, once it has.
+    """
 
-    def refuse(self, items: Iterable[MailItem]) -> None:
-        """Nobody will take these in any more."""
-        message = AbortReason.STOPPING.value
-        for item in items:
-            if isinstance(item, RequestEvent):
-                self.tell(
-                    AnswerRequest(request=item.request, answer=RequestOutcome.REFUSED, checkpoint=None, message=message)
-                )
+    _parts: AttemptParts
 
-
-# ----------------------------------------------------------------------------------------------------
-# What workers do for an attempt: snapshots, entries, commits, clean-up. Each reports its end as an event.
-
-
-class Errands:
-    """The errands of one attempt. Methods return at once; the work itself runs on the attempt's workers."""
-
-    def __init__(
-        self,
-        wiring: AttemptParts,
-        attempts: Mapping[str, AttemptId],
-        *,
-        clock: Clock,
-        listener: Listener,
-        put: Callable[[Event], None],
-    ) -> None:
-        self._wiring = wiring
-        self._attempts = attempts
+    def __init__(self, clock: Clock, listener: Listener) -> None:
+        self.ended: EndJob | None = None
         self._clock = clock
         self._listener = listener
-        self._put = put
-        self._known_files: set[str] = set()
+        self._mailbox = Mailbox()
+        self._attempts: Mapping[str, AttemptId] = {}
+        self._reading_sources: set[str] = set()
+        self._unfinished: set[str] = set()
+        self._known_files: set[str] = set()  # of the newest manifest
+        self._is_over = False
 
-    def capture(self, task: str, checkpoint: CheckpointId, work: Callable[[], TaskSnapshot]) -> None:
+    # ---- what tasks use ----------------------------------------------------------------------------------------------
+
+    def snapshot(self, task: str, checkpoint: CheckpointId, work: Callable[[], TaskSnapshot]) -> None:
         """Make a snapshot durable on the task's worker, then acknowledge.
 
-        Storage that refuses fails the checkpoint, which may be tolerated; any other failure fails the attempt.
+        A storage failure fails the checkpoint, which may be tolerated; any other failure fails the attempt.
         """
-        self._wiring.workers.submit(f"{task}-snapshot", lambda: self._capture(task, checkpoint, work))
+        self._parts.workers.submit(f"{task}-snapshot", lambda: self._snapshot(task, checkpoint, work))
 
-    def _capture(self, task: str, checkpoint: CheckpointId, work: Callable[[], TaskSnapshot]) -> None:
+    def _snapshot(self, task: str, checkpoint: CheckpointId, work: Callable[[], TaskSnapshot]) -> None:
         try:
-            with self._wiring.snapshot():
+            with self._parts.snapshot():
                 snapshot = work()
         except Exception as error:
-            told = self._wiring.explain(error)
-            if not isinstance(told, CheckpointAborted | StorageFailed):
+            explained = self._parts.explain(error)
+            if not isinstance(explained, CheckpointAborted | StorageFailed):
                 raise
-            is_storage = isinstance(told, StorageFailed)
+            is_storage = isinstance(explained, StorageFailed)
             reason = AbortReason.SNAPSHOT_FAILED if is_storage else AbortReason.TASK_NOT_READY
-            self.decline(task, checkpoint, reason, str(told))
+            self._decline(task, checkpoint, reason, str(explained))
             return
-        self._put(
+        self._mailbox.put(
             TaskAcknowledged(
                 at=self._clock.now(),
                 wall=self._clock.wall(),
@@ -223,9 +199,13 @@ class Errands:
             )
         )
 
-    def decline(self, task: str, checkpoint: CheckpointId, reason: AbortReason, message: str) -> None:
-        """A task will not take part in this checkpoint."""
-        self._put(
+    def abandoned(self, task: str, checkpoint: CheckpointId) -> None:
+        """A cancel barrier or a newer barrier came; the coordinator has yet to learn of the latter."""
+        message = "its barrier was cancelled or overtaken"
+        self._decline(task, checkpoint, AbortReason.TASK_NOT_READY, message)
+
+    def _decline(self, task: str, checkpoint: CheckpointId, reason: AbortReason, message: str) -> None:
+        self._mailbox.put(
             TaskDeclined(
                 at=self._clock.now(),
                 wall=self._clock.wall(),
@@ -237,25 +217,211 @@ class Errands:
             )
         )
 
-    def manifest(self, manifest: Manifest) -> None:
-        """Write a manifest: the commit point."""
-        self._wiring.workers.submit("log", lambda: self._manifest(manifest))
+    def source_done(self, task: str, *, ended: bool) -> None:
+        """A source has ended or caught up; after the last one the final checkpoint is due."""
+        del ended
 
-    def stopped(self, body: Stopped) -> None:
-        """Write the entry of an orderly end."""
-        self._wiring.workers.submit("log", lambda: self._stopped(body))
+        def note() -> None:
+            self._reading_sources.discard(task)
+            if not self._reading_sources and self.ended is None:
+                self._handle(AllSourcesDone(at=self._clock.now(), wall=self._clock.wall()))
 
-    def commit(self, item: Committable) -> None:
-        """Publish."""
-        self._wiring.workers.submit(f"{item.uid}-commit", lambda: self._commit(item))
+        self._mailbox.put(note)
 
-    def _manifest(self, manifest: Manifest) -> None:
+    def maintain(self, task: str, work: Callable[[], None]) -> None:
+        """Run maintenance, such as compaction; its change is worth a checkpoint, which releases what it replaced."""
+
+        def run() -> None:
+            work()
+            self._progressed()
+
+        self._parts.workers.submit(f"{task}-maintenance", run)
+
+    def report(self, fact: Fact) -> None:
+        """Report a fact to the listener; one that moves state or output is progress for the coordinator."""
+        self._listener(fact)
+        if isinstance(fact, BatchRead | BatchDone | WatermarkAdvanced):
+            self._progressed()
+
+    def _progressed(self) -> None:
+        self._mailbox.put(ProgressMade(at=self._clock.now(), wall=self._clock.wall()))
+
+    # ---- what other threads use --------------------------------------------------------------------------------------
+
+    def request(self, event: RequestEvent) -> None:
+        """Put a request in; it is answered, however the attempt ends."""
+        self._mailbox.put(event)
+        if self._is_over:
+            self._refuse_requests()
+
+    def failed(self, owner: str, error: BaseException) -> None:
+        """A task or worker failed."""
+        self._mailbox.put(WorkerFailed(owner=owner, error=error))
+
+    def finished(self, task: str) -> None:
+        """A task's thread came to the end of its stream."""
+        self._mailbox.put(lambda: self._unfinished.discard(task))
+
+    # ---- the run -----------------------------------------------------------------------------------------------------
+
+    def run(self, parts: AttemptParts) -> EndJob:
+        """Run to the end on the calling thread.
+
+        Raises:
+            GenerationFenced: another driver owns the job.
+            PenstockError: what failed; its class says whether a restart can help.
+        """
         try:
-            entry = self._wiring.journal.checkpoint(manifest)
+            self.begin(parts)
+            while self.ended is None:
+                self._turn(self._seconds_to_alarm())
+            self.finish()
+            deadline = MonotonicTime(self._clock.now() + int(END_TIMEOUT * 1_000_000))
+            while not self.is_finished and (left := deadline - self._clock.now()) > 0:
+                self._turn(left / 1_000_000)
+            return self.ended
+        finally:
+            self.tear_down(parts)
+
+    def begin(self, parts: AttemptParts) -> None:
+        """Start the tasks. Then call :meth:`turn` until :attr:`ended`, and ``finish`` and ``tear_down``."""
+        self._parts = parts
+        self._reading_sources = set(parts.sources)
+        started = parts.started(self._clock.now())
+        self._attempts = started.attempts
+        self._handle(started)
+        for id, task in parts.tasks.items():
+            parts.threads[id].start(task)
+
+    def turn(self) -> None:
+        """Take in one waiting item, if there is one, and every alarm that is due; never blocks.
+
+        Raises:
+            PenstockError: what failed; the attempt is over.
+        """
+        self._turn(0.0)
+
+    @property
+    def next_turn(self) -> MonotonicTime | None:
+        """When a turn has something to do: now, at the next alarm, or ``None`` until an item is put in."""
+        if not self._mailbox.is_empty:
+            return self._clock.now()
+        return self._mailbox.next_alarm if self.ended is None else None
+
+    def _seconds_to_alarm(self) -> float | None:
+        alarm = self._mailbox.next_alarm
+        return None if alarm is None else min(max(0.0, (alarm - self._clock.now()) / 1_000_000), MAX_WAIT)
+
+    def _turn(self, seconds: float | None) -> None:
+        try:
+            self._take_turn(seconds)
+        except Exception as error:  # the attempt is over: open requests are answered
+            self._handle(RunFailed(at=self._clock.now(), wall=self._clock.wall(), message=str(error)))
+            raise
+
+    def _take_turn(self, seconds: float | None) -> None:
+        item = self._mailbox.take(seconds)
+        if item is not None:
+            self._take(item)
+        now = self._clock.now()
+        while self.ended is None and (timer := self._mailbox.due(now)) is not None:
+            doing = {id: task.doing for id, task in self._parts.tasks.items()}
+            self._handle(TimerFired(at=now, wall=self._clock.wall(), timer=timer, doing=doing))
+
+    def _take(self, item: MailItem) -> None:
+        if self.ended is not None and not callable(item) and not isinstance(item, RequestEvent):
+            return  # everything is published: a failure changes nothing any more
+        if isinstance(item, WorkerFailed):
+            error = self._parts.explain(item.error)
+            self._task_failed(item.owner, error)
+            if error is item.error:
+                raise error  # with its own cause: it must not become its own cause
+            raise error from item.error
+        if callable(item):
+            item()
+        else:
+            self._handle(item)
+
+    def _task_failed(self, owner: str, error: PenstockError) -> None:
+        """A failed task aborts what it has not acknowledged; the failure of a worker only ends the run."""
+        if owner not in self._attempts:
+            return
+        error.uid = error.uid or owner
+        self._handle(
+            TaskFailed(
+                at=self._clock.now(),
+                wall=self._clock.wall(),
+                task=owner,
+                attempt=self._attempts[owner],
+                message=str(error.args[0]),
+            )
+        )
+
+    def _handle(self, event: Event) -> None:
+        for effect in self._parts.coordinator.handle(event):
+            self._carry_out(effect)
+
+    # ---- effects; the work itself runs on workers, and each piece reports its end as an event ------------------------
+
+    def _carry_out(self, effect: Effect) -> None:
+        workers = self._parts.workers
+        match effect:
+            case InjectBarrier():
+                self._inject(effect)
+            case AbortCheckpoint():
+                self._abort(effect)
+            case WriteManifest(manifest=manifest):
+                workers.submit("log", lambda: self._write_manifest(manifest))
+            case NotifyCompleted(checkpoint=checkpoint):
+                self._notify_tasks(Completed(checkpoint=checkpoint))
+            case Commit(item=item):
+                workers.submit(f"{item.uid}-commit", lambda: self._commit(item))
+            case WakeAt(at=at, timer=timer):
+                self._mailbox.set_alarm(at, timer)
+            case DiscardSnapshot():
+                pass
+            case AnswerRequest():
+                self._answer(effect)
+            case WriteStopped(body=body):
+                workers.submit("log", lambda: self._write_stopped(body))
+            case EndJob():
+                self.ended = effect
+            case FailJob():
+                raise effect.error(effect.message)
+            case _:
+                assert_never(effect)
+
+    def _inject(self, effect: InjectBarrier) -> None:
+        """Send the barrier, after the end of all reading where the sources are drained."""
+        if effect.drain:
+            self._notify_sources(Drain(), effect.sources)
+        self._notify_sources(Barrier(checkpoint=effect.checkpoint, kind=effect.kind), effect.sources)
+
+    def _abort(self, effect: AbortCheckpoint) -> None:
+        self._notify_sources(CancelBarrier(checkpoint=effect.checkpoint), self._parts.sources)
+        self._listener(
+            CheckpointFailed(checkpoint=effect.checkpoint, reason=effect.reason.name.lower(), message=effect.message)
+        )
+
+    def _notify_sources(self, mail: SourceMail, sources: tuple[str, ...]) -> None:
+        for id in sources:
+            task = self._parts.tasks[id]
+            if isinstance(task, SourceTask):
+                task.post(mail)
+                self._parts.threads[id].wake()
+
+    def _notify_tasks(self, mail: Completed) -> None:
+        for id, task in self._parts.tasks.items():
+            task.post(mail)
+            self._parts.threads[id].wake()
+
+    def _write_manifest(self, manifest: Manifest) -> None:
+        try:
+            entry = self._parts.manifest_writer.checkpoint(manifest)
         except GenerationFenced:
             raise
         except CheckpointError as error:
-            self._put(
+            self._mailbox.put(
                 ManifestFailed(
                     at=self._clock.now(),
                     wall=self._clock.wall(),
@@ -265,13 +431,13 @@ class Errands:
                 )
             )
             return
-        self._tell_completed(manifest)
-        self._put(
+        self._report_completed(manifest)
+        self._mailbox.put(
             ManifestWritten(at=self._clock.now(), wall=self._clock.wall(), checkpoint=manifest.checkpoint, entry=entry)
         )
-        self._wiring.workers.submit("clean-up", self._clean)
+        self._parts.workers.submit("clean-up", self._clean)
 
-    def _tell_completed(self, manifest: Manifest) -> None:
+    def _report_completed(self, manifest: Manifest) -> None:
         files = manifest.files
         written = sum(file.length for file in files if file.path not in self._known_files)
         self._known_files = {file.path for file in files}
@@ -286,23 +452,19 @@ class Errands:
         )
 
     def _clean(self) -> None:
-        with self._wiring.background():
-            self._wiring.journal.clean()
-
-    def _stopped(self, body: Stopped) -> None:
-        entry = self._wiring.journal.stopped(body)
-        self._put(StoppedWritten(at=self._clock.now(), wall=self._clock.wall(), entry=entry))
+        with self._parts.background():
+            self._parts.manifest_writer.clean()
 
     def _commit(self, item: Committable) -> None:
         failpoint("sink.commit.before")
         message = ""
         try:
-            outcome = self._wiring.publish(item)
+            outcome = self._parts.publish(item)
         except CommitFailed as error:
             outcome, message = CommitOutcome.RETRY, str(error)
         failpoint("sink.published")
         self._listener(Published(task=item.uid, checkpoint=item.checkpoint, outcome=outcome.value, message=message))
-        self._put(
+        self._mailbox.put(
             CommitReturned(
                 at=self._clock.now(),
                 wall=self._clock.wall(),
@@ -313,289 +475,50 @@ class Errands:
             )
         )
 
+    def _write_stopped(self, body: Stopped) -> None:
+        entry = self._parts.manifest_writer.stopped(body)
+        self._mailbox.put(StoppedWritten(at=self._clock.now(), wall=self._clock.wall(), entry=entry))
 
-# ----------------------------------------------------------------------------------------------------
-# Hands mail to tasks and wakes them. Decides nothing.
-
-
-class Mail:
-    """The letter boxes of one attempt's tasks. What is posted is read between two elements."""
-
-    def __init__(self, wiring: AttemptParts) -> None:
-        self._wiring = wiring
-
-    def to_sources(self, mail: SourceMail, sources: tuple[str, ...]) -> None:
-        """For these sources, which pass it on."""
-        for id in sources:
-            task = self._wiring.tasks[id]
-            if isinstance(task, SourceTask):
-                task.post(mail)
-                self._wiring.threads[id].wake()
-
-    def inject(self, effect: InjectBarrier) -> None:
-        """The barrier, behind the end of all reading where the sources are drained."""
-        if effect.drain:
-            self.to_sources(Drain(), effect.sources)
-        self.to_sources(Barrier(checkpoint=effect.checkpoint, kind=effect.kind), effect.sources)
-
-    def to_all(self, mail: Completed) -> None:
-        """For every task."""
-        for id, task in self._wiring.tasks.items():
-            task.post(mail)
-            self._wiring.threads[id].wake()
-
-
-# ----------------------------------------------------------------------------------------------------
-# The shell of one attempt: feeds the coordinator, carries out its effects, reports every outcome as an event.
-#
-# One thread decides: the one that calls :meth:`Supervisor.run`, or whoever calls :meth:`Supervisor.turn` instead. Tasks
-# and workers only put events into its inbox. It reads the clock and holds the threads, so that the coordinator needs
-# neither; whether there are threads at all, it does not know.
-
-ORDERLY_END = 5.0
-"""Seconds that tasks get to pass the end of the stream on, once everything is published."""
-
-
-class Supervisor:
-    """Runs one attempt of a job, from its first barrier to its end. Also the shell that tasks talk to."""
-
-    def __init__(self, clock: Clock, listener: Listener) -> None:
-        self._clock = clock
-        self._listener = listener
-        self._inbox = Mailbox()
-        self._waiting_sources: set[str] = set()
-        self._unfinished: set[str] = set()
-        self._is_over = False
-        self._attempts: Mapping[str, AttemptId] = {}
-        self._wiring: AttemptParts
-        self._errands: Errands
-        self._mail: Mail
-        self._answers: Answers
-        self.ended: EndJob | None = None
-        """How the job ended, once it has."""
-
-    # ------------------------------------------------------------------------------------------- what tasks may ask
-
-    def snapshot(self, task: str, checkpoint: CheckpointId, work: Callable[[], TaskSnapshot]) -> None:
-        """Make a snapshot durable on the task's worker, then acknowledge."""
-        self._errands.capture(task, checkpoint, work)
-
-    def abandoned(self, task: str, checkpoint: CheckpointId) -> None:
-        """A cancel barrier, or a newer one, came; the coordinator knows already unless it was the latter."""
-        message = "its barrier was cancelled or overtaken"
-        self._errands.decline(task, checkpoint, AbortReason.TASK_NOT_READY, message)
-
-    def source_done(self, task: str, *, ended: bool) -> None:
-        """When the last one is done, the final checkpoint is due."""
-        del ended
-
-        def note() -> None:
-            self._waiting_sources.discard(task)
-            if not self._waiting_sources and self.ended is None:
-                self._handle(AllSourcesDone(at=self._clock.now(), wall=self._clock.wall()))
-
-        self._inbox.put(note)
-
-    def maintain(self, task: str, work: Callable[[], None]) -> None:
-        """Compaction and the like; what it has changed is worth a checkpoint, which lets go of what it replaced."""
-
-        def run() -> None:
-            work()
-            self._progressed()
-
-        self._wiring.workers.submit(f"{task}-maintenance", run)
-
-    def report(self, fact: Fact) -> None:
-        """Tell observers; for the coordinator whatever moves state or output is progress."""
-        self._listener(fact)
-        if isinstance(fact, BatchRead | BatchDone | WatermarkAdvanced):
-            self._progressed()
-
-    def _progressed(self) -> None:
-        self._inbox.put(ProgressMade(at=self._clock.now(), wall=self._clock.wall()))
-
-    # -------------------------------------------------------------------------------------- what the outside may ask
-
-    def request(self, event: RequestEvent) -> None:
-        """Hand in a request (a stop, a savepoint) from any thread; it is answered, however the attempt ends."""
-        self._inbox.put(event)
-        if self._is_over:  # of two that drain the inbox, one gets each
-            self._answers.refuse(self._inbox.drain())
-
-    def broke(self, owner: str, error: BaseException) -> None:
-        """A task or worker failed."""
-        self._inbox.put(WorkerFailed(owner=owner, error=error))
-
-    def finished(self, task: str) -> None:
-        """A task's thread came to the end of its stream."""
-        self._inbox.put(lambda: self._unfinished.discard(task))
-
-    # ------------------------------------------------------------------------------------------------------- the run
-
-    def run(self, wiring: AttemptParts) -> EndJob:
-        """Run to the end on the calling thread.
-
-        Raises:
-            GenerationFenced: another driver owns the job.
-            PenstockError: what failed; whether a restart can help is its class's word.
-        """
+    def _answer(self, answer: AnswerRequest) -> None:
+        """An answer that cannot be delivered fails neither the job nor other answers."""
         try:
-            self.begin(wiring)
-            while self.ended is None:
-                self._turn(self._wait())
-            self.finish()
-            deadline = MonotonicTime(self._clock.now() + int(ORDERLY_END * 1_000_000))
-            while not self.is_finished and (left := deadline - self._clock.now()) > 0:
-                self._turn(left / 1_000_000)
-            return self.ended
-        finally:
-            self.tear_down(wiring)
+            self._parts.answered(answer)
+        except Exception:
+            log.warning("request %s may not have got its answer", answer.request, exc_info=True)
 
-    def begin(self, wiring: AttemptParts) -> None:
-        """Start the tasks. :meth:`turn` moves the attempt on until :attr:`ended`; then ``finish`` and ``tear_down``."""
-        self._wiring = wiring
-        self._mail, self._answers = Mail(wiring), Answers(wiring.answered)
-        self._waiting_sources = set(wiring.sources)
-        started = wiring.started(self._clock.now())
-        self._attempts = started.attempts
-        self._errands = Errands(
-            wiring, started.attempts, clock=self._clock, listener=self._listener, put=self._inbox.put
-        )
-        self._handle(started)
-        for id, task in wiring.tasks.items():
-            wiring.threads[id].start(task)
+    def _refuse_requests(self) -> None:
+        """Refuse the requests left in the mailbox of an attempt that is over, from any thread."""
+        message = AbortReason.STOPPING.value
+        for item in self._mailbox.drain():  # of two threads that drain it, one gets each item
+            if isinstance(item, RequestEvent):
+                self._answer(AnswerRequest(request=item.request, outcome=RequestOutcome.REFUSED, message=message))
 
-    def turn(self) -> None:
-        """Take in one waiting event, if there is one, and every alarm that is due; never blocks.
-
-        Raises:
-            PenstockError: what failed; the attempt is over.
-        """
-        self._turn(0.0)
-
-    @property
-    def next_turn(self) -> MonotonicTime | None:
-        """When a turn has something to do: now, at an alarm's time, or ``None``, when somebody puts something in."""
-        if not self._inbox.is_empty:
-            return self._clock.now()
-        return self._inbox.next_alarm if self.ended is None else None
-
-    def _wait(self) -> float | None:
-        alarm = self._inbox.next_alarm
-        return None if alarm is None else min(max(0.0, (alarm - self._clock.now()) / 1_000_000), MAX_WAIT)
-
-    def _turn(self, seconds: float | None) -> None:
-        try:
-            self._move_on(seconds)
-        except Exception as error:
-            self._fail(error)
-            raise
-
-    def _move_on(self, seconds: float | None) -> None:
-        item = self._inbox.take(seconds)
-        if item is not None:
-            self._take(item)
-        now = self._clock.now()
-        while self.ended is None and (timer := self._inbox.due(now)) is not None:
-            doing = {id: task.doing for id, task in self._wiring.tasks.items()}
-            self._handle(TimerFired(at=now, wall=self._clock.wall(), timer=timer, doing=doing))
-
-    def _take(self, item: MailItem) -> None:
-        if self.ended is not None and not callable(item) and not isinstance(item, RequestEvent):
-            return  # whatever breaks now, everything is published
-        if isinstance(item, WorkerFailed):
-            error = self._wiring.explain(item.error)
-            self._lost(item.owner, error)
-            if error is item.error:
-                raise error  # with the cause that it has: its own it must not become
-            raise error from item.error
-        if callable(item):
-            item()
-        else:
-            self._handle(item)
-
-    def _lost(self, owner: str, error: PenstockError) -> None:
-        """A task that is gone aborts what it has not acknowledged; what else breaks ends the run only."""
-        if owner not in self._attempts:
-            return
-        error.uid = error.uid or owner
-        self._handle(
-            TaskFailed(
-                at=self._clock.now(),
-                wall=self._clock.wall(),
-                task=owner,
-                attempt=self._attempts[owner],
-                message=str(error.args[0]),
-            )
-        )
-
-    def _fail(self, error: Exception) -> None:
-        """The attempt is over: whoever waits for an answer gets it."""
-        self._handle(RunFailed(at=self._clock.now(), wall=self._clock.wall(), message=str(error)))
-
-    def _abort(self, effect: AbortCheckpoint) -> None:
-        self._mail.to_sources(CancelBarrier(checkpoint=effect.checkpoint), self._wiring.sources)
-        self._listener(
-            CheckpointFailed(checkpoint=effect.checkpoint, reason=effect.reason.name.lower(), message=effect.message)
-        )
-
-    def _handle(self, event: Event) -> None:
-        for effect in self._wiring.coordinator.handle(event):
-            self._carry_out(effect)
-
-    def _carry_out(self, effect: Effect) -> None:
-        match effect:
-            case InjectBarrier():
-                self._mail.inject(effect)
-            case AbortCheckpoint():
-                self._abort(effect)
-            case WriteManifest():
-                self._errands.manifest(effect.manifest)
-            case NotifyCompleted():
-                self._mail.to_all(Completed(checkpoint=effect.checkpoint))
-            case Commit():
-                self._errands.commit(effect.item)
-            case WakeAt():
-                self._inbox.set_alarm(effect.at, effect.timer)
-            case DiscardSnapshot():
-                pass
-            case AnswerRequest():
-                self._answers.tell(effect)
-            case WriteStopped():
-                self._errands.stopped(effect.body)
-            case EndJob():
-                self.ended = effect
-            case FailJob():
-                raise effect.error(effect.message)
-            case _:
-                assert_never(effect)
-
-    # ------------------------------------------------------------------------------------------------------- the end
+    # ---- the end -----------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """The job has ended: have the tasks pass the end of the stream on, until :attr:`is_finished`."""
-        self._unfinished = set(self._wiring.tasks)
-        self._mail.to_sources(Finish(), self._wiring.sources)
+        self._unfinished = set(self._parts.tasks)
+        self._notify_sources(Finish(), self._parts.sources)
 
     @property
     def is_finished(self) -> bool:
         """Whether every task has come to the end of its stream, once :meth:`finish` was called."""
         return not self._unfinished
 
-    def tear_down(self, wiring: AttemptParts) -> None:
-        """Stop tasks and workers, let go of what tasks hold. After an orderly end nothing goes on behind the job."""
-        for thread in wiring.threads.values():
+    def tear_down(self, parts: AttemptParts) -> None:
+        """Stop tasks and workers and close the tasks. After an orderly end nothing of the job runs on."""
+        for thread in parts.threads.values():
             thread.stop()
-        wiring.workers.close()
+        parts.workers.close()
         if self.ended is None:
-            wiring.cancel()
-        for thread in wiring.threads.values():
-            thread.join(ORDERLY_END)
+            parts.cancel()
+        for thread in parts.threads.values():
+            thread.join(END_TIMEOUT)
         if self.ended is not None:
-            wiring.workers.join(ORDERLY_END)
+            parts.workers.join(END_TIMEOUT)
         self._is_over = True
-        self._answers.refuse(self._inbox.drain())
-        for task in wiring.tasks.values():
+        self._refuse_requests()
+        for task in parts.tasks.values():
             try:
                 task.close()
             except Exception:

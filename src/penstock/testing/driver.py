@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock import failpoints
+from penstock.checkpoint.events import AnswerRequest
 from penstock.checkpoint.log import Log
 from penstock.clock import Clock, MonotonicTime
 from penstock.compiler.analysis import analyze
-from penstock.control.server import Reply, RequestRegistry, RunningAttempt
+from penstock.control.server import RequestRegistry, RunningAttempt
 from penstock.errors import HarnessError, PenstockError, did_you_mean
 from penstock.facts import JobEnded, Listener
 from penstock.failpoints import FailpointCrash
@@ -200,7 +201,7 @@ class SteppedAttempt:
         """The attempt in the form that requests need."""
         return RunningAttempt(
             put=self.supervisor.request,
-            broke=self.supervisor.broke,
+            failed=self.supervisor.failed,
             on_log=lambda work: self.wiring.workers.submit("log", work),
             clock=self._clock,
         )
@@ -315,7 +316,7 @@ class JobUnderTest:
         self.restarts_then = False
         self.cause_of_death = "it was not started: use it in a with block"
         self.requests = RequestRegistry()
-        self.answers: dict[str, Reply] = {}
+        self.answers: dict[str, AnswerRequest] = {}
         self._user_session = spark
         self._settings = settings
         self._listener = listener
@@ -412,7 +413,7 @@ class JobUnderTest:
             except Exception as error:
                 raise to_penstock_error(error) from error
             self._running = SteppedAttempt(attempt.supervisor, wiring, self.clock)
-            self.requests.running(self._running.running_attempt)
+            self.requests.attempt_started(self._running.running_attempt)
             self._running.begin()
             self._running.settle()
 

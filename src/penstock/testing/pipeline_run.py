@@ -66,9 +66,9 @@ def take_checkpoint(job: JobUnderTest, name: str | None, *, wait: bool) -> Check
             return None
         msg = f"the checkpoint does not complete: {_doing_text(job.running)}"
         raise HarnessError(msg)
-    if answer.answer is RequestOutcome.REFUSED:
+    if answer.outcome is RequestOutcome.REFUSED:
         raise RequestRefused(answer.message)
-    if answer.answer is not RequestOutcome.DONE:
+    if answer.outcome is not RequestOutcome.DONE:
         raise CheckpointAborted(answer.message)
     return answer.checkpoint
 
