@@ -377,7 +377,7 @@ def plan_of(pipeline: PipelineDefinition, uid: str, session: SparkSession) -> Wi
     analysis = analyze(graph, session, only=PortRef(node.id))
     try:
         given = analysis.schema(node.inputs[0])
-        return spec.plan(uid=uid, schema=given, session=session, partitions=default_parallelism(session))
+        return spec.frames(uid=uid, schema=given, session=session, partitions=default_parallelism(session))
     finally:
         analysis.close()
 

@@ -197,7 +197,7 @@ class _Target:
 
 def _detail(held: StateHandle | None, table: StateTable) -> dict[str, Json]:
     """What stands beside the layers: how far the step had come, if it was the same step."""
-    layers_format, window = table.layers_format, table.plan.window
+    layers_format, window = table.layers_format, table.frames.window
     detail: dict[str, Json] = {"horizon": None, "fired": None, "closed": None, "emit": "final"}
     if held is not None and held.kind == layers_format.kind and isinstance(held.detail, dict):
         detail |= held.detail
@@ -253,7 +253,7 @@ def _write(
     from penstock.state.parquet import LayerWriter
 
     layers_format = target.table.layers_format
-    found = rows.agg(*layers_format.extent).collect()[0]
+    found = rows.agg(*layers_format.stats).collect()[0]
     if not found["rows"]:
         return ()
     tasks = default_parallelism(session)
