@@ -172,10 +172,10 @@ def test_beside_the_data_it_comes_part_by_part() -> None:
 def test_what_was_not_told_before_is_news_before_it_is_here(emission_number: int) -> None:
     parts = Parts("a")
     stack = Stack(restored=parts.loading(emission_number=emission_number))
-    assert stack.has_news(1, 50) is (emission_number == 1)
+    assert stack.has_unsent(1, 50) is (emission_number == 1)
     told = stack.begin_emission(1, 50)
     assert [layer.name for layer in (told.new if emission_number else told.old)] == ["restored"]
-    assert not stack.has_news(1, 50)
+    assert not stack.has_unsent(1, 50)
 
 
 @pytest.mark.parametrize("end", ["close", "close_windows"])

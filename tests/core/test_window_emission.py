@@ -193,8 +193,8 @@ def layer(name: str, *, emission_number: int, end: int = 10) -> Layer:
 def test_an_emission_tells_old_from_new_and_makes_all_old():
     stack = Stack()
     stack.add(layer("a", emission_number=stack.emission_number))
-    assert stack.has_news(0, 20)
-    assert not stack.has_news(11, 20)
+    assert stack.has_unsent(0, 20)
+    assert not stack.has_unsent(11, 20)
     first = stack.begin_emission(0, 20)
     stack.add(layer("b", emission_number=stack.emission_number))
     stack.add(layer("far", emission_number=stack.emission_number, end=99))
@@ -203,7 +203,7 @@ def test_an_emission_tells_old_from_new_and_makes_all_old():
         ["|", "a"],
         ["a", "|", "b"],
     ]
-    assert not stack.has_news(0, 100)
+    assert not stack.has_unsent(0, 100)
 
 
 def test_what_is_new_is_not_merged_with_what_was_told():

@@ -106,6 +106,14 @@ _REMEDIES: Final = {
     "CollectMetrics": "penstock counts rows itself; leave .observe(…) out",
     "WithCTE": "write the query without WITH",
 }
+_NAMES: Final = {
+    "GlobalLimit": "Limit",
+    "LocalLimit": "Limit",
+    "Aggregate": "Aggregate (a group by, a distinct or an aggregate function)",
+    "Window": "Window (a window function)",
+    "Deduplicate": "Deduplicate (drop duplicates)",
+    "WithCTE": "WithCTE (a WITH clause)",
+}
 _SHOWN: Final = 100
 _OTHERWISE: Final = "only row-wise work is possible here: columns, filters, explode, joins with a declared p.table"
 # Not a function of the row: what they give depends on how the batch is cut and where it was read.
@@ -214,16 +222,6 @@ class PlanCheck:
         self.is_volatile = True
         for child in scala_items(expression.children()):
             self._expression(child)
-
-
-_NAMES: Final = {
-    "GlobalLimit": "Limit",
-    "LocalLimit": "Limit",
-    "Aggregate": "Aggregate (a group by, a distinct or an aggregate function)",
-    "Window": "Window (a window function)",
-    "Deduplicate": "Deduplicate (drop duplicates)",
-    "WithCTE": "WithCTE (a WITH clause)",
-}
 
 
 def _has_leaf(plan: JavaObject, number: int) -> bool:

@@ -132,7 +132,7 @@ class DurableLayers:
             self._drop_dead(*(() if merged is None else (merged,)))
 
     def _drop_dead(self, *written: LayerRef) -> None:
-        """Drop layers that no longer count; delete files of those just ``written``, which no checkpoint has named."""
+        """Drop layers whose rows are all dead. Delete files of those just ``written``: no checkpoint names them."""
         self._refs = tuple(ref for ref in self._refs if self._is_alive(ref))
         for ref in written:
             if ref not in self._refs:
@@ -155,7 +155,7 @@ class DurableLayers:
 
     def _rows_of_slices(self, refs: Sequence[LayerRef]) -> SliceRows:
         """Reads the rows of a slice, out of only the files that may have some."""
-        by = self._writer.layers_format.sliced
+        by = self._writer.layers_format.slice_columns
 
         def rows_of(part: HashSlice) -> DataFrame | None:
             files = [(ref, found) for ref in refs if (found := files_of(ref, part, by))]
@@ -186,7 +186,7 @@ class DurableLayers:
 
 
 class PendingLayers:
-    """A snapshot by name; see :class:`penstock.interfaces.operator.PendingSnapshot`."""
+    """A snapshot that is not durable yet; see :class:`penstock.interfaces.operator.PendingSnapshot`."""
 
     def __init__(self, durable: DurableLayers, stack: Stack, scope: SnapshotScope) -> None:
         self._durable = durable

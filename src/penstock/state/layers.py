@@ -23,39 +23,6 @@ if TYPE_CHECKING:
     from penstock.spark.session import LeanSession
 
 
-# ---- the layers of a snapshot and of an emission ---------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SnapshotScope:
-    """What a snapshot consists of.
-
-    Attributes:
-        epoch: number of the snapshot.
-        base: the epoch in which one layer last replaced all: what was durable before that is in it.
-        horizon: rows that end at or before it do not count.
-        layers: layers up to ``epoch`` that are not durable yet.
-        lease: keeps the blocks of ``layers`` until the snapshot is durable or given up.
-        details: what the step records in addition to its layers.
-    """
-
-    epoch: int
-    base: int
-    horizon: int
-    layers: tuple[Layer, ...]
-    lease: RefCount
-    details: Mapping[str, Json] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EmissionLayers:
-    """The layers an emission is made of: old ones of earlier emissions, and new ones. ``lease`` keeps their blocks."""
-
-    old: tuple[Layer, ...]
-    new: tuple[Layer, ...]
-    lease: RefCount
-
-
 # ---- one layer -------------------------------------------------------------------------------------------------------
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
@@ -98,7 +65,7 @@ class LayerFormat:
     table: Mapping[str, Json] | None = None
 
     @property
-    def together(self) -> tuple[str, ...]:
+    def hash_columns(self) -> tuple[str, ...]:
         """The columns by whose hash layers are partitioned in memory; empty for one partition.
 
         Rows that may have to be merged are equal in these columns.
@@ -106,19 +73,19 @@ class LayerFormat:
         return self.keys or ((self.end,) if self.scattered else ())
 
     @cached_property
-    def sliced(self) -> tuple[str, ...]:
+    def slice_columns(self) -> tuple[str, ...]:
         """The columns by whose hash layers are sliced on disk; empty for one slice.
 
         Of texts with a collation, some are equal that ``hash`` tells apart: their rows would never be merged on disk.
         """
-        types = (self.schema[name].dataType.simpleString() for name in self.together)
-        return () if any(" collate " in kind for kind in types) else self.together
+        types = (self.schema[name].dataType.simpleString() for name in self.hash_columns)
+        return () if any(" collate " in kind for kind in types) else self.hash_columns
 
     def hashed(self, frame: DataFrame) -> DataFrame:
         """``frame`` partitioned as all layers are: by the user's keys; without keys by end, or in one partition."""
-        if not self.together:
+        if not self.hash_columns:
             return frame.repartition(1)
-        return frame.repartition(self.partitions, *(quote_identifier(name) for name in self.together))
+        return frame.repartition(self.partitions, *(quote_identifier(name) for name in self.hash_columns))
 
     def merged(self, frame: DataFrame, *more: Column, by: tuple[str, ...] = ()) -> DataFrame:
         """One row for each key and stretch, and each value of ``by``; no exchange if ``frame`` is a union of layers.
@@ -226,6 +193,39 @@ def release_layers(held: Sequence[Layer | CachedRows]) -> None:
     """Release one lease of each."""
     for each in held:
         each.lease.release()
+
+
+# ---- the layers of a snapshot and of an emission ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SnapshotScope:
+    """What a snapshot consists of.
+
+    Attributes:
+        epoch: number of the snapshot.
+        base: the epoch in which one layer last replaced all: what was durable before that is in it.
+        horizon: rows that end at or before it do not count.
+        layers: layers up to ``epoch`` that are not durable yet.
+        lease: keeps the blocks of ``layers`` until the snapshot is durable or given up.
+        details: what the step records in addition to its layers.
+    """
+
+    epoch: int
+    base: int
+    horizon: int
+    layers: tuple[Layer, ...]
+    lease: RefCount
+    details: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EmissionLayers:
+    """The layers an emission is made of: old ones of earlier emissions, and new ones. ``lease`` keeps their blocks."""
+
+    old: tuple[Layer, ...]
+    new: tuple[Layer, ...]
+    lease: RefCount
 
 
 # ---- frames run into layers ------------------------------------------------------------------------------------------

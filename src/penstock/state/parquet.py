@@ -94,7 +94,7 @@ def _declared_columns(changes: Sequence[ColumnChange], layers_format: LayerForma
 
 @dataclass(frozen=True, slots=True)
 class HashSlice:
-    """Part ``number`` of ``count``, by the hash of :attr:`LayerFormat.sliced`; ``count`` is a power of two.
+    """Part ``number`` of ``count``, by the hash of :attr:`LayerFormat.slice_columns`; ``count`` is a power of two.
 
     So each slice of 8 lies in one slice of 2, which holds four of them.
     """
@@ -113,7 +113,7 @@ class HashSlice:
 
     def condition(self, layers_format: LayerFormat) -> str:
         """SQL for whether a row is in the slice. New numbers compile nothing."""
-        columns = ", ".join(quote_identifier(column) for column in layers_format.sliced)
+        columns = ", ".join(quote_identifier(column) for column in layers_format.slice_columns)
         modulus, wanted = (variable_literal(value, column=layers_format.end) for value in (self.count, self.number))
         return filter_text(f"pmod(CAST(hash({columns}) AS BIGINT), {modulus}) = {wanted}") if columns else "true"
 
@@ -209,7 +209,7 @@ class LayerWriter:
                 "first_end": stats.first_end,
                 "last_end": stats.last_end,
                 "slices": slices,
-                "by": [*self.layers_format.sliced],
+                "by": [*self.layers_format.slice_columns],
             },
         )
 
@@ -222,7 +222,7 @@ class LayerWriter:
     def _slices(self, rows: int, most: int) -> int:
         """Number of slices at which no task gets more than ``most`` rows; a slice's rows lie in several partitions."""
         layers_format, slices = self.layers_format, 1
-        if not layers_format.sliced:
+        if not layers_format.slice_columns:
             return slices
         while rows > most * slices * max(1, min(self.tasks, layers_format.partitions // slices)):
             slices *= 2

@@ -89,7 +89,7 @@ def restore_layer(
     count = parts_of(alive, layers_format) if same_hash_slices(layers_format) else None
     if count is None:
         return LayerLoader(expected, [rows.all], lambda frames: frames[0])
-    partitions, columns = layers_format.partitions, [quote_identifier(name) for name in layers_format.sliced]
+    partitions, columns = layers_format.partitions, [quote_identifier(name) for name in layers_format.slice_columns]
     parts = [partial(rows.part, HashSlice(number, count)) for number in range(count)]
 
     def join(frames: Sequence[DataFrame]) -> DataFrame:
@@ -106,7 +106,7 @@ def parts_of(refs: Sequence[LayerRef], layers_format: LayerFormat) -> int | None
     A file has the rows of a slice, and is read for each part that the slice has rows of. Background tasks have to be
     short, since Spark never preempts one.
     """
-    sliced = [(ref.rows, slices_of(ref, layers_format.sliced)) for ref in refs]
+    sliced = [(ref.rows, slices_of(ref, layers_format.slice_columns)) for ref in refs]
     rows = sum(rows for rows, _ in sliced)
     count = layers_format.partitions
 
@@ -124,12 +124,12 @@ def same_hash_slices(layers_format: LayerFormat) -> bool:
     """Whether a row's slice determines its partition in memory.
 
     It does if the number of partitions is a power of two, as that of slices is, and if ``hash`` is the function by
-    which Spark partitions. For texts with a collation it is not: see :attr:`LayerFormat.sliced`.
+    which Spark partitions. For texts with a collation it is not: see :attr:`LayerFormat.slice_columns`.
 
     Source: ``HashPartitioning.partitionIdExpression`` of Spark, ``pmod(CollationAwareMurmur3Hash(…), n)``.
     """
     count = layers_format.partitions
-    return bool(layers_format.sliced) and count & (count - 1) == 0
+    return bool(layers_format.slice_columns) and count & (count - 1) == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,7 @@ class _LiveRows:
     def part(self, part: HashSlice) -> CachedRows:
         """The rows of one part, merged by one task."""
         layers_format = self.writer.layers_format
-        files = [(ref, files_of(ref, part, layers_format.sliced)) for ref in self.refs]
+        files = [(ref, files_of(ref, part, layers_format.slice_columns)) for ref in self.refs]
         found = self._scan(files).coalesce(1).where(part.condition(layers_format))
         return self._kept(layers_format.merged(found))
 

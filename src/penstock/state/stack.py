@@ -276,7 +276,7 @@ class Stack:
         with self._lock:
             return not self._is_whole and self._least <= bound
 
-    def has_news(self, first: int, last: int) -> bool:
+    def has_unsent(self, first: int, last: int) -> bool:
         """Whether a layer that no emission had yet may have rows ending in ``[first, last]``."""
         with self._lock:
             return any(

@@ -24,7 +24,7 @@ def sum(of: str | Column) -> Aggregate:
     """Sum of the values that are not NULL; NULL if there are none. Whole numbers give LONG, decimals ten more digits.
 
     Decimals of more than 28 digits are refused where ANSI is off, and so is their mean: Spark would make an overflow
-    NULL, which cannot be told from no rows when sums are merged.
+    NULL, which merging takes for no rows.
 
     >>> sum("amount").label
     'sum_amount'

@@ -121,7 +121,7 @@ class WindowEmitter:
         due, closing = self._window.due(self._fired, watermark), self._window.due(self._closed, closed)
         if due is not None and not self._emission.updates:
             self._fire(due, watermark, emit)
-        elif closing is not None and self._stack.has_news(*closing.panes):
+        elif closing is not None and self._stack.has_unsent(*closing.panes):
             self.flush(emit)
         if due is not None:
             self._fired = watermark
@@ -164,7 +164,7 @@ class WindowEmitter:
         """The open windows, if changes of any wait to be sent."""
         due = self._open_windows()
         paced = self._emission.updates or self._emission.early
-        return due if paced and due and self._stack.has_news(*due.panes) else None
+        return due if paced and due and self._stack.has_unsent(*due.panes) else None
 
     def _open_windows(self) -> DueWindows | None:
         return self._window.due(self._closed, MAX_WATERMARK)
@@ -180,9 +180,9 @@ class WindowEmitter:
     def _send_again(self, emit: Collector) -> None:
         """Send again windows that have new rows since they were sent."""
         due = self._window.due(self._closed, self._fired)
-        has_news = due is not None and self._stack.has_news(*due.panes)
-        layers = self._stack.begin_emission(*(due.panes if due and has_news else (MAX_WATERMARK, MIN_WATERMARK)))
-        if due is None or not has_news:
+        has_new = due is not None and self._stack.has_unsent(*due.panes)
+        layers = self._stack.begin_emission(*(due.panes if due and has_new else (MAX_WATERMARK, MIN_WATERMARK)))
+        if due is None or not has_new:
             layers.lease.release()
             return
         frame = self._results.changed(layers, due, fired=(self._fired, self._fired), timing=False)

@@ -280,16 +280,16 @@ class WindowFrames:
         """
         return self.layers_format.partitions if self.plain_keys else 1
 
-    def partial(self, flagged: DataFrame, *, fold: bool = False) -> DataFrame:
+    def partial(self, flagged: DataFrame, *, pre_aggregate: bool = False) -> DataFrame:
         """One row for each key and pane of the rows on time, partitioned as layers are.
 
-        Rows are exchanged and then aggregated: one exchange. With ``fold``, or without keys, each task aggregates its
-        own rows first and only partials are exchanged: twice, since Spark brings those of a group together by key and
-        pane.
+        Rows are exchanged and then aggregated: one exchange. With ``pre_aggregate``, or without keys, each task
+        aggregates its own rows first and only partials are exchanged: twice, since Spark brings those of a group
+        together by key and pane.
         """
         rows = self.on_time(flagged)
         layers_format = self.layers_format
-        if fold or not layers_format.keys:
+        if pre_aggregate or not layers_format.keys:
             return layers_format.hashed(rows.groupBy(*self.groups).agg(*self.partials))
         keys = [_key(place) for place in range(len(layers_format.keys))]
         return rows.repartition(layers_format.partitions, *keys).groupBy(*self.groups).agg(*self.partials)

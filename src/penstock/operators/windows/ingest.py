@@ -80,27 +80,29 @@ class LayerQueries:
         """What is observed, by name: aggregates over flagged rows."""
         return figures_of(wanted, self._frames.plain_keys, self._flagged.schema)
 
-    def partial(self, flagged: JavaObject, *, fold: bool) -> tuple[DataFrame, ObservedMetrics]:
+    def partial(self, flagged: JavaObject, *, pre_aggregate: bool) -> tuple[DataFrame, ObservedMetrics]:
         """The rows of a batch's layer, and their statistics to come: see :meth:`WindowFrames.partial`."""
         if self._is_volatile:
-            frame = self._frames.partial(self.frame(flagged), fold=fold)
+            frame = self._frames.partial(self.frame(flagged), pre_aggregate=pre_aggregate)
             spec = observe_columns(frame, "layer", self._stats())
             plan, metrics = self._preparer.observe(analyzed_plan(frame), spec)
             return self.frame(plan), metrics
-        return self._bound(self._partial(fold=fold), flagged)
+        return self._bound(self._partial(pre_aggregate=pre_aggregate), flagged)
 
     def unobserved(self, flagged: JavaObject) -> DataFrame:
         """The rows of a small batch's layer, without their statistics."""
         if self._is_volatile:
             return self._frames.partial(self.frame(flagged))
-        return self.frame(self._preparer.bind(self._partial(fold=False), flagged))
+        return self.frame(self._preparer.bind(self._partial(pre_aggregate=False), flagged))
 
-    def _partial(self, *, fold: bool) -> PreparedPlan:
-        if fold not in self._partials:
-            self._partials[fold] = self._preparer.prepare(
-                self._over, lambda frame: self._frames.partial(frame, fold=fold), figures=self._stats()
+    def _partial(self, *, pre_aggregate: bool) -> PreparedPlan:
+        if pre_aggregate not in self._partials:
+            self._partials[pre_aggregate] = self._preparer.prepare(
+                self._over,
+                lambda frame: self._frames.partial(frame, pre_aggregate=pre_aggregate),
+                figures=self._stats(),
             )
-        return self._partials[fold]
+        return self._partials[pre_aggregate]
 
     def merged(self, layers: Sequence[Layer], horizon: int) -> tuple[DataFrame, ObservedMetrics]:
         """The rows of one layer that replaces several, and their statistics to come."""

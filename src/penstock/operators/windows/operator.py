@@ -193,7 +193,7 @@ class WindowOperator:
     def _keep(self, flagged: JavaObject) -> int:
         """Put a layer of the rows on time on the stack, in one job. Returns how many rows it has."""
         stack = self._stack
-        rows, metrics = self._queries.partial(flagged, fold=self._pre_aggregation.is_worthwhile)
+        rows, metrics = self._queries.partial(flagged, pre_aggregate=self._pre_aggregation.is_worthwhile)
         layer = self._make_layer(
             rows, metrics, level=0, epoch=stack.epoch, emission_number=self._emitter.emission_number
         )

@@ -88,7 +88,7 @@ class SessionFormat(IntervalFormat):
 class SessionFrames(WindowFrames):
     """What a step with sessions does to frames."""
 
-    def partial(self, flagged: DataFrame, *, fold: bool = False) -> DataFrame:  # noqa: ARG002
+    def partial(self, flagged: DataFrame, *, pre_aggregate: bool = False) -> DataFrame:  # noqa: ARG002
         """One row for each key and session of the batch's rows on time, partitioned as layers are.
 
         Nothing is folded: only where all rows of a key are is it known where its sessions begin.
@@ -272,7 +272,7 @@ class SessionEmitter(WindowEmitter):
     def _send_again(self, emit: Collector) -> None:
         """Only if new layers may end where sessions were sent before; open sessions were not sent."""
         due = self._session.due(self._closed, self._fired)
-        if due is not None and self._stack.has_news(due.first, due.last):
+        if due is not None and self._stack.has_unsent(due.first, due.last):
             super()._send_again(emit)
         else:
             self._stack.begin_emission(MAX_WATERMARK, MIN_WATERMARK).lease.release()

@@ -321,9 +321,8 @@ def check_rows(table: StateTable, rows: DataFrame, *, horizon: int) -> None:
     """Refuse rows that the step could not have made; runs a few jobs. NULL is a key like any other.
 
     Raises:
-        SchemaMismatch: bounds are NULL, the wrong way round or not of the step's windows; a window is closed
-        already;
-            two rows have one key and window, or sessions of one key overlap. The message has the first such rows.
+        SchemaMismatch: bounds are NULL, the wrong way round or not of the step's windows; a window is closed; two rows
+            have one key and window; sessions of one key overlap. The message has the first such rows.
     """
     layers_format = table.layers_format
     for condition, what in _conditions(table, horizon):
