@@ -136,9 +136,9 @@ def test_if_what_was_observed_is_lost_the_layer_is_asked_and_the_batch_only_for_
     rig = rig_of(spark, tmp_path)
     rig.advance(20 * SECOND)
     deferred = begin(rig, [*rows(1, 25), *rows(41, user="b")])
-    arrival = deferred.finish.args[1]
+    intake = deferred.finish.args[1]
     results(rig)
-    arrival._counts.lose()
+    intake._metrics.lose()
     with counted(spark) as cost:
         deferred.finish()
     assert cost.jobs == 2, "the layer's extent, and how many rows are late"

@@ -129,7 +129,7 @@ class JvmWatch:
         """Watch this process's JVM; does nothing if it is watched already or is not the process's own."""
         if self._process is not None:
             return
-        self._process = _jvm()
+        self._process = _jvm_process()
         if self._process is not None:
             threading.Thread(target=self._wait, name="engine-watch", daemon=True).start()
 
@@ -149,7 +149,7 @@ class JvmWatch:
             self._died()
 
 
-def _jvm() -> subprocess.Popen[bytes] | None:
+def _jvm_process() -> subprocess.Popen[bytes] | None:
     from pyspark import SparkContext
 
     gateway: Any = SparkContext._gateway  # noqa: SLF001 - there is no public way to ask

@@ -239,7 +239,7 @@ class PlanObserver:
     ) -> tuple[JavaObject, ObservedMetrics]:
         """``plan`` with the observation on top, and the metrics that its first job brings.
 
-        Each call uses a label of its own: Spark keeps observations of a process by their labels.
+        Each call uses a label of its own, never used again in the process.
         """
         serial = next(_serials)
         label = f"{spec.measure}#{serial}"

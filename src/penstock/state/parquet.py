@@ -6,7 +6,7 @@ import itertools
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from penstock.errors import StorageFailed
 from penstock.handles import ColumnAction, FileRef, LayerRef
@@ -142,15 +142,9 @@ def files_of(ref: LayerRef, part: HashSlice, by: Sequence[str]) -> list[FileRef]
 
 ROWS_A_TASK = 150_000
 """Rows of one task: about 100 ms of merging and writing."""
+SliceRows: TypeAlias = "Callable[[HashSlice], DataFrame | None]"
+"""Returns rows that include all of a slice, not merged; ``None`` if there are none."""
 _OPTIONS = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
-
-
-class SliceRows(Protocol):
-    """The rows of a layer to be written, slice by slice."""
-
-    def __call__(self, part: HashSlice, /) -> DataFrame | None:
-        """Rows that include all of a slice, not merged; ``None`` if there are none."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
