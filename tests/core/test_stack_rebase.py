@@ -54,20 +54,20 @@ def test_a_snapshot_named_before_keeps_its_layers_and_the_next_refers_to_nothing
     freed: list[str] = []
     stack = Stack()
     stack.add(layer(stack, freed))
-    first = stack.cover()
+    first = stack.begin_snapshot()
     stack.rebase(layer(stack, freed))
     stack.add(layer(stack, freed))
-    second = stack.cover()
+    second = stack.begin_snapshot()
     assert [each.name for each in first.layers] == ["m00000001"]
     assert (first.base, second.base) == (0, 2)
     assert [each.name for each in second.layers] == ["m00000002", "m00000003"]
     assert freed == []
-    stack.covered(first, durable=True)
+    stack.end_snapshot(first, durable=True)
     assert freed == ["m00000001"]
-    stack.covered(second, durable=False)
-    third = stack.cover()
+    stack.end_snapshot(second, durable=False)
+    third = stack.begin_snapshot()
     assert (third.base, [each.name for each in third.layers]) == (2, ["m00000002", "m00000003"])
-    stack.covered(third, durable=True)
+    stack.end_snapshot(third, durable=True)
     stack.close()
     assert freed == ["m00000001", "m00000002", "m00000003"]
 

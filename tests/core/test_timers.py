@@ -65,7 +65,7 @@ def test_timers_that_are_moved_again_and_again_take_no_more_room() -> None:
     for at in range(5_000):
         queue.add(EVENT, KeyedTimer(10_000 + at, "a"))
         queue.remove(EVENT, KeyedTimer(10_000 + at, "a"))
-    assert len(queue._lines[EVENT]._heap) < 100
+    assert len(queue._heaps[EVENT]._heap) < 100
     assert queue.due(EVENT, 99_999) == [KeyedTimer(10_000, "x")]
 
 

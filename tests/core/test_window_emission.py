@@ -175,7 +175,7 @@ def test_a_column_as_a_key_is_no_window(monkeypatch):
     assert [name for name, _ in spec.keys] == ["value"]
 
 
-def layer(name: str, *, turn: int, end: int = 10) -> Layer:
+def layer(name: str, *, emission_number: int, end: int = 10) -> Layer:
     frame: Any = None
     return Layer(
         name=name,
@@ -186,34 +186,34 @@ def layer(name: str, *, turn: int, end: int = 10) -> Layer:
         last_end=end,
         frame=frame,
         lease=RefCount(lambda: None),
-        turn=turn,
+        emission_number=emission_number,
     )
 
 
 def test_an_emission_tells_old_from_new_and_makes_all_old():
     stack = Stack()
-    stack.add(layer("a", turn=stack.turn))
-    assert stack.has_news(0, 20)
-    assert not stack.has_news(11, 20)
-    first = stack.tell(0, 20)
-    stack.add(layer("b", turn=stack.turn))
-    stack.add(layer("far", turn=stack.turn, end=99))
-    second = stack.tell(0, 20)
+    stack.add(layer("a", emission_number=stack.emission_number))
+    assert stack.has_unsent(0, 20)
+    assert not stack.has_unsent(11, 20)
+    first = stack.begin_emission(0, 20)
+    stack.add(layer("b", emission_number=stack.emission_number))
+    stack.add(layer("far", emission_number=stack.emission_number, end=99))
+    second = stack.begin_emission(0, 20)
     assert [[x.name for x in told.old] + ["|"] + [x.name for x in told.new] for told in (first, second)] == [
         ["|", "a"],
         ["a", "|", "b"],
     ]
-    assert not stack.has_news(0, 100)
+    assert not stack.has_unsent(0, 100)
 
 
 def test_what_is_new_is_not_merged_with_what_was_told():
     stack = Stack()
-    stack.add(layer("a", turn=stack.turn))
-    stack.add(layer("b", turn=stack.turn))
-    stack.tell(0, 20).lease.release()
-    stack.add(layer("c", turn=stack.turn))
-    stack.cover().lease.release()
-    stack.add(layer("d", turn=stack.turn))
+    stack.add(layer("a", emission_number=stack.emission_number))
+    stack.add(layer("b", emission_number=stack.emission_number))
+    stack.begin_emission(0, 20).lease.release()
+    stack.add(layer("c", emission_number=stack.emission_number))
+    stack.begin_snapshot().lease.release()
+    stack.add(layer("d", emission_number=stack.emission_number))
     groups = {sized.name: sized.group for sized in stack.sized()}
     assert groups["a"] == groups["b"] != groups["c"]
 

@@ -56,7 +56,7 @@ class Kit:
                 last_end=end,
                 frame=frame,
                 lease=RefCount(lambda: None),
-                turn=self.emitter.turn,
+                emission_number=self.emitter.emission_number,
             )
         )
 
@@ -64,8 +64,8 @@ class Kit:
         self.emitter.advance(watermark, _emit)
 
     def again(self, window) -> Kit:
-        notes: Any = self.emitter.notes()
-        return Kit(window, UPDATES, fired=notes["fired"], closed=notes["closed"], horizon=self.stack.horizon)
+        details: Any = self.emitter.snapshot_details()
+        return Kit(window, UPDATES, fired=details["fired"], closed=details["closed"], horizon=self.stack.horizon)
 
 
 def _emit(*_: object) -> None: ...
@@ -85,26 +85,26 @@ def test_windows_that_were_closed_stay_closed_when_more_lateness_is_allowed_late
 def test_less_lateness_than_before_closes_what_was_open():
     kit = Kit(tumbling("1 minute", allowed_lateness="5 minutes"), UPDATES)
     kit.advance(100 * MINUTE)
-    assert kit.emitter.notes()["closed"] == 95 * MINUTE
-    assert kit.again(tumbling("1 minute")).emitter.notes()["closed"] == 100 * MINUTE
+    assert kit.emitter.snapshot_details()["closed"] == 95 * MINUTE
+    assert kit.again(tumbling("1 minute")).emitter.snapshot_details()["closed"] == 100 * MINUTE
 
 
 def test_changes_that_were_never_sent_are_not_noted_as_sent():
     kit = Kit(tumbling("1 minute"), UPDATES)
     kit.add(1 * MINUTE)
-    assert kit.emitter.notes()["emit"] == "final"
+    assert kit.emitter.snapshot_details()["emit"] == "final"
     kit.emitter.flush(_emit)
-    assert kit.emitter.notes()["emit"] == "updates"
+    assert kit.emitter.snapshot_details()["emit"] == "updates"
 
 
 def test_a_bound_moves_over_known_ends_only():
     kit = Kit(tumbling("1 minute"), UPDATES)
     kit.advance(100 * MINUTE)
     kit.advance(100 * MINUTE + 42 * SECOND)
-    assert kit.emitter.begin(102 * MINUTE) == 102 * MINUTE, "rows below are late all the same"
-    notes = kit.emitter.notes()
-    assert (notes["fired"], notes["closed"]) == (100 * MINUTE, 100 * MINUTE)
+    assert kit.emitter.late_before(102 * MINUTE) == 102 * MINUTE, "rows below are late all the same"
+    details = kit.emitter.snapshot_details()
+    assert (details["fired"], details["closed"]) == (100 * MINUTE, 100 * MINUTE)
     kit.add(101 * MINUTE)
     kit.advance(101 * MINUTE)
     (due,) = kit.asked
-    assert (due.first, kit.emitter.notes()["closed"]) == (101 * MINUTE, 101 * MINUTE)
+    assert (due.first, kit.emitter.snapshot_details()["closed"]) == (101 * MINUTE, 101 * MINUTE)

@@ -95,10 +95,10 @@ def test_a_batch_of_counted_rows_is_one_job_a_result_one_more_and_nothing_is_com
 def test_a_batch_beside_the_windows_that_are_not_full_needs_one_exchange(spark, tmp_path):
     rig = rig_of(spark, tmp_path, count_window(5))
     rig.process(rows(1, 2))
-    plan = rig.operator._plan
+    frames = rig.operator._frames
     layers, lease = rig.operator._stack.lease_due(0, MAX_WATERMARK)
-    flagged = plan.flagged(rig.frame(rows(3)), 0, 1)
-    assert exchanges(plan.counted(flagged, plan.layers.between(layers[0].frame, 0))) == 1, "that of the batch"
+    flagged = frames.with_timeliness(rig.frame(rows(3)), 0, 1)
+    assert exchanges(frames.counted(flagged, frames.layers.between(layers[0].frame, 0))) == 1, "that of the batch"
     lease.release()
     rig.operator.close()
 
@@ -201,10 +201,10 @@ def test_all_time_by_so_many_rows_is_one_job_a_batch_and_compiles_nothing_once_w
                 deliver(spark, rig)
             rig.checkpoint()
     assert warm.compilations == 0
-    plan = rig.operator._plan
+    frames = rig.operator._frames
     layers, lease = rig.operator._stack.lease_due(0, MAX_WATERMARK)
-    flagged = plan.flagged(rig.frame(rows(3)), 0, 1)
-    assert exchanges(plan.counted(flagged, plan.layers.between(layers[0].frame, 0))) == 1, "that of the batch"
+    flagged = frames.with_timeliness(rig.frame(rows(3)), 0, 1)
+    assert exchanges(frames.counted(flagged, frames.layers.between(layers[0].frame, 0))) == 1, "that of the batch"
     lease.release()
     rig.operator.close()
 

@@ -283,10 +283,10 @@ def test_batches_cost_one_job_each_and_compile_nothing_once_warm(spark):
 
 
 def test_a_figure_that_no_job_brings_is_lost_not_waited_for(spark):
-    grafter = PlanEditor(spark)
+    editor = PlanEditor(spark)
     frame = spark.range(3)
-    node, measure = PlanObserver(grafter).observe(analyzed_plan(frame), observe_sql(frame, "n", {"n": "count(1)"}))
-    grafter.frame(node).where("false").write.format("noop").mode("append").save()
+    node, measure = PlanObserver(editor).observe(analyzed_plan(frame), observe_sql(frame, "n", {"n": "count(1)"}))
+    editor.frame(node).where("false").write.format("noop").mode("append").save()
     measure.settle()
     assert measure.value is None
 

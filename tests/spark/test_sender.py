@@ -66,7 +66,7 @@ def test_the_first_frame_and_those_after_it_have_the_rows_that_pyspark_makes(spa
         frame = sender.frame(batches_of(schema, rows))
         assert rows_of(frame) == expected
         assert frame.schema == schema
-    assert sender._mold is not None, "this Spark has what later frames are made of"
+    assert sender._factory is not None, "this Spark has what later frames are made of"
 
 
 def test_each_batch_is_a_partition_and_no_job_runs_until_somebody_asks(spark, schema):
@@ -103,7 +103,7 @@ def test_what_is_too_large_for_a_call_goes_by_a_file(spark, schema, monkeypatch)
 def test_what_later_frames_share_holds_no_row_of_the_first(spark, schema):
     sender = ArrowSender(spark, schema)
     sender.frame(batches_of(schema, [row(n) | {"name": "x" * 1000} for n in range(500)]))
-    mold = sender._mold
+    mold = sender._factory
     assert mold is not None
     io = spark.sparkContext._jvm.java.io
     into = io.ByteArrayOutputStream()

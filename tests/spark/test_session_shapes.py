@@ -79,7 +79,7 @@ def test_no_exchange_lies_above_layers_at_any_height(spark, tmp_path, keys):
         rig.process(rows(*range(height, 90, 11)))
         layers, lease = stack.lease_due(0, MAX_WATERMARK)
         assert len(layers) == height
-        layers_format = rig.operator._plan.layers_format
+        layers_format = rig.operator._frames.layers_format
         frames = layers_format.merged(layers_format.between(_union(layers), 0))
         assert exchanges(frames) == 0
         lease.release()

@@ -22,25 +22,25 @@ NUMBERS = (7, -1, 2**31, MIN_WATERMARK, MAX_WATERMARK, 0)
 
 def beside(rows, *numbers):
     return rows.selectExpr(
-        "id", *(f"{variable_literal(number, beside='id')} AS n{place}" for place, number in enumerate(numbers))
+        "id", *(f"{variable_literal(number, column='id')} AS n{place}" for place, number in enumerate(numbers))
     )
 
 
 def test_each_number_gets_to_its_place_whatever_its_size(spark):
-    templates = PlanPreparer(spark)
+    preparer = PlanPreparer(spark)
     batch = spark.range(2)
-    template = templates.make(batch.schema, beside, numbers=len(NUMBERS))
+    prepared = preparer.prepare(batch.schema, beside, numbers=len(NUMBERS))
     for numbers in (NUMBERS, NUMBERS[::-1]):
-        frame = templates.frame(templates.hang(template, analyzed_plan(batch), *numbers))
+        frame = preparer.frame(preparer.bind(prepared, analyzed_plan(batch), *numbers))
         assert [tuple(row) for row in frame.orderBy("id").collect()] == [(0, *numbers), (1, *numbers)]
 
 
 def test_a_template_is_compiled_once(spark):
-    templates = PlanPreparer(spark)
-    template = templates.make(spark.range(0).schema, beside, numbers=2)
+    preparer = PlanPreparer(spark)
+    prepared = preparer.prepare(spark.range(0).schema, beside, numbers=2)
 
     def run(low: int, high: int) -> None:
-        templates.frame(templates.hang(template, analyzed_plan(spark.range(9)), low, high)).collect()
+        preparer.frame(preparer.bind(prepared, analyzed_plan(spark.range(9)), low, high)).collect()
 
     run(1, 2)
     before = compilations(spark)
@@ -49,13 +49,13 @@ def test_a_template_is_compiled_once(spark):
 
 
 def test_what_was_kept_of_one_template_can_be_put_together(spark):
-    templates = PlanPreparer(spark)
-    template = templates.make(spark.range(0).schema, beside, numbers=1)
+    preparer = PlanPreparer(spark)
+    prepared = preparer.prepare(spark.range(0).schema, beside, numbers=1)
     kept = [
-        local_checkpoint(templates.frame(templates.hang(template, analyzed_plan(spark.range(2)), number)))
+        local_checkpoint(preparer.frame(preparer.bind(prepared, analyzed_plan(spark.range(2)), number)))
         for number in (5, 6)
     ]
-    both = templates.frame(templates.union(kept))
+    both = preparer.frame(preparer.union(kept))
     assert sorted(tuple(row) for row in both.collect()) == [(0, 5), (0, 6), (1, 5), (1, 6)]
     assert sorted(tuple(row) for row in kept[0].join(kept[1], "id").collect()) == [(0, 5, 6), (1, 5, 6)]
     for frame in kept:

@@ -73,8 +73,8 @@ def test_no_exchange_lies_above_layers_whichever_way_spark_aggregates(spark, tmp
     (_, batch), *_ = rig.sent
     assert exchanges(batch.frame) == 0
     layers, lease = rig.operator._stack.lease_due(0, MAX_WATERMARK)
-    plan = rig.operator._plan
-    assert exchanges(plan.layers_format.merged(plan.layers_format.between(union_layers(layers), 0))) == 0
+    frames = rig.operator._frames
+    assert exchanges(frames.layers_format.merged(frames.layers_format.between(union_layers(layers), 0))) == 0
     lease.release()
     batch.release()
     rig.operator.close()

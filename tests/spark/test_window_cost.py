@@ -81,7 +81,7 @@ def test_no_exchange_lies_above_layers_of_batches_of_whose_keys_spark_knows_more
     layers, lease = rig.operator._stack.lease_due(0, MAX_WATERMARK)
     assert len(layers) == 4
     for some in (layers, layers[1:], layers[::-1]):
-        assert exchanges(rig.operator._plans.merged(some, 0)[0]) == 0
+        assert exchanges(rig.operator._queries.merged(some, 0)[0]) == 0
     lease.release()
     rig.operator._compact()
     rig.process(rows(0))
@@ -96,14 +96,14 @@ def test_no_exchange_lies_above_layers_of_batches_of_whose_keys_spark_knows_more
 @pytest.mark.parametrize("keys", [(("user", "user"),), (("half", "x / 2"),), ()], ids=["string", "double", "none"])
 def test_no_exchange_lies_above_layers_at_any_height(spark, tmp_path, keys):
     rig = Rig(spark, step(keys), SCHEMA, tmp_path)
-    results = ResultQueries(rig.operator._plan, PlanPreparer(spark))
+    results = ResultQueries(rig.operator._frames, PlanPreparer(spark))
     for height in range(1, 13):
         rig.process(rows(0))
         assert rig.operator._stack.height == height
         layers, lease = rig.operator._stack.lease_due(0, MAX_WATERMARK)
-        plan = rig.operator._plan
+        frames = rig.operator._frames
         assert exchanges(results.finished(layers, DueWindows(0, 20 * SECOND, (0, 20 * SECOND)))) == 0
-        assert exchanges(plan.layers_format.merged(plan.layers_format.between(union_layers(layers), 0))) == 0
+        assert exchanges(frames.layers_format.merged(frames.layers_format.between(union_layers(layers), 0))) == 0
         lease.release()
     rig.operator._compact()
     rig.process(rows(0))

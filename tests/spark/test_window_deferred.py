@@ -93,7 +93,7 @@ def test_what_is_observed_below_is_told_after_the_job_and_not_before(spark, tmp_
     watched, told = PlanObserver(PlanEditor(spark)).observe(
         analyzed_plan(frame), observe_sql(frame, "time", {"max": "max(unix_micros(at))", "n": "count(*)"})
     )
-    batch = {"frame": rig.operator._plans.frame(watched), "metrics": {"time": told}}
+    batch = {"frame": rig.operator._queries.frame(watched), "metrics": {"time": told}}
     deferred = begin(rig, [], **batch)
     assert not told.settled
     results(rig)
@@ -136,9 +136,9 @@ def test_if_what_was_observed_is_lost_the_layer_is_asked_and_the_batch_only_for_
     rig = rig_of(spark, tmp_path)
     rig.advance(20 * SECOND)
     deferred = begin(rig, [*rows(1, 25), *rows(41, user="b")])
-    arrival = deferred.finish.args[1]
+    intake = deferred.finish.args[1]
     results(rig)
-    arrival._counts.lose()
+    intake._metrics.lose()
     with counted(spark) as cost:
         deferred.finish()
     assert cost.jobs == 2, "the layer's extent, and how many rows are late"
@@ -150,7 +150,7 @@ def test_if_what_was_observed_is_lost_the_layer_is_asked_and_the_batch_only_for_
 
 def test_a_batch_after_a_large_one_runs_a_job_of_its_own(spark, tmp_path):
     rig = rig_of(spark, tmp_path)
-    rig.operator._folding.told(rows=MIN_ROWS, groups=MIN_ROWS)
+    rig.operator._pre_aggregation.record(rows=MIN_ROWS, groups=MIN_ROWS)
     assert begin(rig, rows(1)) is None
     assert results(rig) == [("a", 10, 1, "insert")]
     assert begin(rig, rows(2)) is not None

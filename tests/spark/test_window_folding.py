@@ -77,7 +77,7 @@ def test_a_hot_key_among_many_is_noticed_and_changes_no_result(spark, tmp_path, 
             with counted(spark) as cost:
                 rig.process([*hot, *rare])
             jobs.append(cost.jobs)
-            folded.append(rig.operator._folding.is_worth)
+            folded.append(rig.operator._pre_aggregation.is_worthwhile)
         assert jobs == [1] * 4
         assert folded == [False, *[places > 1] * 3]
         rig.advance(MAX_WATERMARK)

@@ -52,11 +52,11 @@ def sums(rig: Rig) -> dict[int, int]:
 def test_a_batch_and_a_window_without_restored_rows_wait_for_none(written):
     rig = written.again(written.checkpoint())
     rig.process(rows(25))
-    assert rig.operator._stack.awaits == {ref.name for ref in written.operator._durable.refs}
+    assert rig.operator._stack.loading == {ref.name for ref in written.operator._durable.refs}
     assert rig.operator._stack.height == 2
     rig.advance(10 * SECOND)
     assert sums(rig) == {10: 40}
-    assert not rig.operator._stack.awaits, "that one had rows"
+    assert not rig.operator._stack.loading, "that one had rows"
     rig.advance(MAX_WATERMARK)
     assert sums(rig) == {20: 600, 30: 1_000, 100: 3_800}
     rig.operator.close()
@@ -69,8 +69,8 @@ def test_in_whatever_parts_it_comes_it_is_the_same(written, monkeypatch, partiti
     rig = written.again(written.checkpoint(), partitions=partitions)
     rig.process(rows(15, USERS[:7]))
     pieces = 0
-    while rig.operator._stack.awaits:
-        rig.operator._stack.bring()
+    while rig.operator._stack.loading:
+        rig.operator._stack.load_part()
         pieces += 1
     assert pieces == {1_000_000: {1: 1, 2: 2, 3: 1, 4: 4}, 10: {1: 8, 2: 8, 3: 1, 4: 8}}[most][partitions]
     rig.advance(MAX_WATERMARK)
@@ -88,7 +88,7 @@ def test_what_it_is_merged_with_needs_no_exchange(written):
 
 def test_a_checkpoint_taken_meanwhile_is_whole_and_keeps_what_is_being_read(written):
     rig = written.again(written.checkpoint())
-    rig.operator._stack.bring()
+    rig.operator._stack.load_part()
     rig.process(rows(16))
     during = rig.checkpoint()
     assert len(during.layers) == 4
@@ -109,9 +109,9 @@ def test_a_checkpoint_taken_meanwhile_is_whole_and_keeps_what_is_being_read(writ
 def test_rows_that_all_end_before_they_are_needed_are_never_read(written):
     before = persistent(written.spark)
     rig = written.again(written.checkpoint())
-    rig.operator._stack.bring()
+    rig.operator._stack.load_part()
     rig.operator._stack.close_windows(100 * SECOND)
-    assert (rig.operator._stack.awaits, rig.operator._stack.height) == (frozenset(), 0)
+    assert (rig.operator._stack.loading, rig.operator._stack.height) == (frozenset(), 0)
     assert persistent(rig.spark) <= before
     rig.operator.close()
 
@@ -151,8 +151,8 @@ def test_the_data_and_the_background_load_side_by_side_and_a_close_meanwhile_fre
     beside = threading.Thread(target=work)
     beside.start()
     inside.wait()
-    rig.operator._stack._awaited.step()
-    assert not rig.operator._stack._awaited.step(), "both parts are taken"
+    rig.operator._stack._loader.step()
+    assert not rig.operator._stack._loader.step(), "both parts are taken"
     rig.operator.close()
     layers, lease = rig.operator._stack.lease_due(MIN_WATERMARK, MAX_WATERMARK)
     assert layers == ()

@@ -293,7 +293,7 @@ def frames_of(pipeline: PipelineDefinition, uid: str, session: SparkSession) -> 
     analysis = analyze(graph, session, only=PortRef(node.id))
     try:
         schema = analysis.schema(node.inputs[0])
-        return spec.plan(uid=uid, schema=schema, session=session, partitions=default_parallelism(session))
+        return spec.frames(uid=uid, schema=schema, session=session, partitions=default_parallelism(session))
     finally:
         analysis.close()
 

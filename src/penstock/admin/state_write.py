@@ -199,7 +199,7 @@ class _Target:
 
 def _detail(state: StateHandle | None, table: StateTable) -> dict[str, Json]:
     """The detail of the state's handle; it keeps the step's progress if the step is the same."""
-    layers_format, window = table.layers_format, table.plan.window
+    layers_format, window = table.layers_format, table.frames.window
     detail: dict[str, Json] = {"horizon": None, "fired": None, "closed": None, "emit": "final"}
     if state is not None and state.kind == layers_format.kind and isinstance(state.detail, dict):
         detail |= state.detail
@@ -255,7 +255,7 @@ def _write_layer(
     from penstock.state.parquet import LayerWriter
 
     layers_format = target.table.layers_format
-    stats = rows.agg(*layers_format.extent).collect()[0]
+    stats = rows.agg(*layers_format.stats).collect()[0]
     if not stats["rows"]:
         return ()
     tasks = default_parallelism(session)

@@ -127,7 +127,7 @@ class Analysis:
         for step in steps:
             pieces += self._pieces_of(step, schema)
             schema = pieces[-1].schema
-        used = columns_used(self._pieces.grafter, pieces)
+        used = columns_used(self._pieces.editor, pieces)
         told_by = source.partition_column if isinstance(source, SupportsPartitions) else None
         return source.only(used if told_by is None else used | {told_by})
 

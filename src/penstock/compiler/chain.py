@@ -149,20 +149,20 @@ class StepChain:
         measures: dict[str, ObservedMetrics],
         told_apart: Callable[[tuple[CompiledStep, ...]], SourcePartitions | None],
     ) -> DataFrame:
-        grafter = self._pieces.grafter
+        editor = self._pieces.editor
         plan = logical_plan(frame)
         for part in parts:
             match part:
                 case _Graft():
-                    plan = grafter.hang(part.plan, part.leaf, plan)
+                    plan = editor.bind(part.plan, part.leaf, plan)
                 case _Gauged():
                     gauge = _among(part, told_apart(part.after))
                     plan, measures[gauge.measure] = self._pieces.observer.observe(plan, gauge, bound=self._bound(gauge))
                 case _Rebuild():
-                    plan = logical_plan(part.build(grafter.frame(plan)))
+                    plan = logical_plan(part.build(editor.frame(plan)))
                 case _:
                     assert_never(part)
-        return grafter.frame(plan)
+        return editor.frame(plan)
 
     def _bound(self, gauge: ObservationSpec) -> int | None:
         if gauge.max_ahead is None:
@@ -212,12 +212,12 @@ class StepChain:
             if piece.rebuild is not None:
                 parts.append(_Rebuild(piece.rebuild))
             elif isinstance(last, _Graft):
-                parts[-1] = _Graft(self._pieces.grafter.hang(piece.plan, piece.leaf, last.plan), last.leaf)
+                parts[-1] = _Graft(self._pieces.editor.bind(piece.plan, piece.leaf, last.plan), last.leaf)
             else:
                 parts.append(_Graft(piece.plan, piece.leaf))
             if piece.gauge is not None:
                 parts.append(_Gauged(piece.gauge, tuple(pieces[: place + 1])))
-        flatten = self._pieces.grafter.flatten
+        flatten = self._pieces.editor.flatten
         return [_Graft(flatten(part.plan), part.leaf) if isinstance(part, _Graft) else part for part in parts]
 
     def _keeps_rows(self) -> bool:

@@ -33,7 +33,7 @@ from penstock.spark.plans import (
     per_partition_array,
     scala_items,
 )
-from penstock.spark.sql import quote_identifier, variable_literal
+from penstock.spark.sql import nullable_columns, quote_identifier, variable_literal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -184,8 +184,8 @@ class StepCompiler:
     def __init__(self, spark: SparkSession, tables: StaticTables) -> None:
         self.spark = spark
         self.tables = tables
-        self.grafter = PlanEditor(spark)
-        self.observer = PlanObserver(self.grafter)
+        self.editor = PlanEditor(spark)
+        self.observer = PlanObserver(self.editor)
         self.decoded: set[int] = set()
         """The ``parse_json`` steps whose source decodes: it sends records (``DECODED_RECORD``) with its rows."""
         self._lock = threading.RLock()
@@ -207,13 +207,13 @@ class StepCompiler:
             if made is None or made[0] != used:
                 with explain_build_errors(node, schema.fieldNames()):
                     make = self._make_whole if whole else self._make
-                    made = (used, make(step, _nullable(schema), readings))
+                    made = (used, make(step, nullable_columns(schema), readings))
                 self._made[key] = made
             return made[1]
 
     def rows_gauge(self, schema: StructType) -> ObservationSpec:
         """Counts the rows of a source's frame. It looks at no column, so it fits any plan."""
-        return observe_sql(self.grafter.leaf(schema).frame, "rows", {"rows": "count(1)"})
+        return observe_sql(self.editor.new_leaf(schema).frame, "rows", {"rows": "count(1)"})
 
     def _make(
         self, step: StatelessStep, schema: StructType, readings: Mapping[str, TableSnapshot]
@@ -230,9 +230,9 @@ class StepCompiler:
 
     def _row_wise(self, node: RowWise, schema: StructType, readings: Mapping[str, TableSnapshot]) -> CompiledStep:
         frames = [readings[table.name].frame for table in node.tables]
-        leaf = self.grafter.leaf(schema)
+        leaf = self.editor.new_leaf(schema)
         built = self._watched(node, leaf.frame, frames)
-        plan = self.grafter.without_ctes(analyzed_plan(built))
+        plan = self.editor.without_ctes(analyzed_plan(built))
         check = PlanCheck(leaf.rdd, {readings[table.name].rdd for table in node.tables})
         try:
             check.check(plan)
@@ -266,7 +266,7 @@ class StepCompiler:
         record = text.struct_type(self.spark, node.schema)
         done = DECODED_RECORD if node.id in self.decoded else None
         text.parsed_schema(_without(schema, done), node.column, record)
-        leaf = self.grafter.leaf(schema)
+        leaf = self.editor.new_leaf(schema)
         decoded = text.decode_json(leaf.frame, node.column, record, done=done)
         if node.on_error == "fail":
             return (_piece(leaf, text.failfast(decoded, node.column)),)
@@ -275,11 +275,11 @@ class StepCompiler:
         wide = _piece(leaf, decoded, gauge)
         if node.on_error == "split":
             return (wide,)
-        above = self.grafter.leaf(_nullable(wide.schema))
+        above = self.editor.new_leaf(nullable_columns(wide.schema))
         return (wide, _piece(above, text.permissive(above.frame, node.column)))
 
     def _port(self, step: PortSelection, schema: StructType) -> CompiledStep:
-        leaf = self.grafter.leaf(schema)
+        leaf = self.editor.new_leaf(schema)
         if step.port == BAD_PORT:
             return _piece(leaf, text.malformed(leaf.frame))
         return _piece(leaf, text.drop_malformed(leaf.frame, step.node.column))
@@ -288,7 +288,7 @@ class StepCompiler:
         self, step: StatelessStep, schema: StructType, readings: Mapping[str, TableSnapshot]
     ) -> tuple[CompiledStep, ...]:
         """The same of rows that are good, all of them: a split one gives its good rows, and bad ones are never run."""
-        leaf = self.grafter.leaf(schema)
+        leaf = self.editor.new_leaf(schema)
         if isinstance(step, ParseJson):
             return (_piece(leaf, _opened(leaf.frame, step.column)),)
         step = cast("PortSelection", step)
@@ -301,7 +301,7 @@ class StepCompiler:
         from pyspark.sql.types import TimestampType
 
         if node.column not in schema.fieldNames():
-            leaf = self.grafter.leaf(schema)
+            leaf = self.editor.new_leaf(schema)
             leaf.frame.select(quote_identifier(node.column))  # Spark's own error has the nearest names
         elif not isinstance(schema[node.column].dataType, TimestampType):
             kind = schema[node.column].dataType.simpleString()
@@ -310,7 +310,7 @@ class StepCompiler:
                 f'convert it before, for example .with_column("{node.column}", "CAST({node.column} AS TIMESTAMP)")'
             )
             raise SchemaMismatch(msg)
-        leaf = self.grafter.leaf(schema)
+        leaf = self.editor.new_leaf(schema)
         return _piece(leaf, leaf.frame, _time_gauge(node, leaf))
 
 
@@ -344,7 +344,7 @@ def _greatest(node: WithWatermark, condition: str = "") -> str:
 
 
 def _bound(node: WithWatermark) -> str:
-    return variable_literal(AHEAD_BOUND, beside=node.column)
+    return variable_literal(AHEAD_BOUND, column=node.column)
 
 
 def passes_through(piece: CompiledStep, column: str) -> bool:
@@ -396,26 +396,19 @@ def _without(schema: StructType, column: str | None) -> StructType:
     return StructType([field for field in schema.fields if field.name != column])
 
 
-def _nullable(schema: StructType) -> StructType:
-    """The same columns, any of which may be NULL: what is below a leaf may then be either."""
-    from pyspark.sql.types import StructField, StructType
-
-    return StructType([StructField(f.name, f.dataType, True, f.metadata) for f in schema.fields])
-
-
 # ----------------------------------------------------------------------------------------------------
 # Which columns of a source anybody looks at: what Spark's optimiser leaves of the steps behind it. Runs no job.
 #
 # Knows nothing of batches and of what a source does with the answer.
 
 
-def columns_used(grafter: PlanEditor, pieces: Sequence[CompiledStep]) -> frozenset[str]:
+def columns_used(editor: PlanEditor, pieces: Sequence[CompiledStep]) -> frozenset[str]:
     """The columns of the first piece's input that the pieces, in this order, use or pass on."""
     first, *others = pieces
     plan = first.plan
     for piece in others:
-        plan = grafter.hang(piece.plan, piece.leaf, plan)
-    optimized = optimized_plan(grafter.frame(plan))
+        plan = editor.bind(piece.plan, piece.leaf, plan)
+    optimized = optimized_plan(editor.frame(plan))
     used = set(_attributes(optimized.outputSet().toSeq()))
     for node in _nodes(optimized):
         used.update(_attributes(node.references().toSeq()))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock.clock import MonotonicTime
 from penstock.elements import RefCount
-from penstock.spark.blocks import _free
+from penstock.spark.blocks import free_rows
 from penstock.spark.plans import analyzed_plan
 
 if TYPE_CHECKING:
@@ -93,4 +93,6 @@ class StaticTables:
     def _read(self, table: TableDefinition, now: MonotonicTime) -> TableSnapshot:
         frame = self._spark.sql(table.query).localCheckpoint(eager=False)
         rows = analyzed_plan(frame).rdd()
-        return TableSnapshot(name=table.name, frame=frame, rdd=rows.id(), at=now, lease=RefCount(lambda: _free(rows)))
+        return TableSnapshot(
+            name=table.name, frame=frame, rdd=rows.id(), at=now, lease=RefCount(lambda: free_rows(rows))
+        )

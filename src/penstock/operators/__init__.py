@@ -1,1 +1,1 @@
-"""What happens to a batch."""
+"""Keyed steps."""

@@ -1,8 +1,4 @@
-"""Timers of one step, in event time and in processing time: a pure queue. Knows neither clocks nor what fires.
-
-Time comes with the question. An event-time timer is due once the watermark has reached it: no row strictly below it
-is expected then, the rule by which a window closes at its end.
-"""
+"""Timers of one step, in event time and in processing time."""
 
 from __future__ import annotations
 
@@ -27,18 +23,18 @@ class TimeKind(str, Enum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class KeyedTimer:
-    """Due at ``at`` microseconds since the epoch, for ``key``."""
+    """A timer of ``key``, due at ``at`` microseconds since the epoch."""
 
     at: int
     key: str = ""
 
 
 _SPARE: Final = 64
-"""Timers that were taken out and may stay in a heap, beside one for each that waits."""
+"""Timers already removed that a heap may hold, in addition to one for each that waits."""
 
 
-class _Line:
-    """The timers of one kind. The heap may hold timers that were taken out; the set is what counts."""
+class _TimerHeap:
+    """The timers of one kind. The heap may hold removed timers; the set has those that wait."""
 
     def __init__(self) -> None:
         self.waiting: set[KeyedTimer] = set()
@@ -67,7 +63,10 @@ class _Line:
 
 
 class TimerQueue:
-    """Timers by kind, time and key. A timer is one however often it is added, and is handed out once.
+    """Timers by kind, time and key. A timer that is added several times is due once.
+
+    An event-time timer is due once the watermark has reached it: no row strictly below it is expected then, the rule by
+    which a window closes at its end.
 
     >>> queue = TimerQueue()
     >>> queue.add(TimeKind.EVENT, KeyedTimer(20, "b")), queue.add(TimeKind.EVENT, KeyedTimer(10, "a"))
@@ -77,39 +76,39 @@ class TimerQueue:
     """
 
     def __init__(self) -> None:
-        self._lines = {kind: _Line() for kind in TimeKind}
+        self._heaps = {kind: _TimerHeap() for kind in TimeKind}
 
     def __len__(self) -> int:
-        return sum(len(line.waiting) for line in self._lines.values())
+        return sum(len(heap.waiting) for heap in self._heaps.values())
 
     def add(self, kind: TimeKind, timer: KeyedTimer) -> bool:
-        """Wait for a timer; ``False`` if it is waited for already. One in the past is due at the next question."""
-        return self._lines[kind].add(timer)
+        """Add a timer; ``False`` if it waits already. One in the past is due at the next call of :meth:`due`."""
+        return self._heaps[kind].add(timer)
 
     def remove(self, kind: TimeKind, timer: KeyedTimer) -> bool:
-        """Wait for it no longer; ``False`` if nobody did."""
-        waiting = self._lines[kind].waiting
+        """Remove a timer; ``False`` if it does not wait."""
+        waiting = self._heaps[kind].waiting
         if timer not in waiting:
             return False
         waiting.discard(timer)
         return True
 
     def next(self, kind: TimeKind) -> int | None:
-        """When the next timer is due."""
-        first = self._lines[kind].first()
+        """When the next timer is due; ``None`` if none waits."""
+        first = self._heaps[kind].first()
         return None if first is None else first.at
 
     def due(self, kind: TimeKind, until: int) -> list[KeyedTimer]:
-        """Take out what is due at ``until`` or before, by time, then key.
+        """Remove and return the timers due at ``until`` or before, by time, then key.
 
-        What fires may add timers that are due as well: ask until nothing comes.
+        Timers that fire may add others that are due as well: call it until it returns none.
         """
-        return self._lines[kind].due(until)
+        return self._heaps[kind].due(until)
 
     def snapshot(self) -> Json:
-        """All that wait, as plain values that mean the same in another process."""
+        """All timers that wait, as plain values that mean the same in another process."""
         return {
-            kind.value: [[timer.at, timer.key] for timer in sorted(line.waiting)] for kind, line in self._lines.items()
+            kind.value: [[timer.at, timer.key] for timer in sorted(heap.waiting)] for kind, heap in self._heaps.items()
         }
 
     @classmethod
@@ -117,7 +116,7 @@ class TimerQueue:
         """The inverse of :meth:`snapshot`; ``None`` is a queue without timers.
 
         Raises:
-            StateIncompatible: this is no such snapshot.
+            StateIncompatible: ``snapshot`` is no snapshot of timers.
         """
         queue = cls()
         if snapshot is None:

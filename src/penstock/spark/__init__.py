@@ -1,1 +1,1 @@
-"""The only room where Spark's internals are touched."""
+"""All calls to Spark's internals."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from penstock.spark.blocks import JavaObject, scala_object
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,24 +15,18 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-# ----------------------------------------------------------------------------------------------------
-# Arrow batches as lazy frames of a session, each batch a partition. Runs no job. Knows no record and no offset.
-#
-# What PySpark has for this makes everything of a frame anew: a file, the function that decodes the batches, whose class
-# Spark takes from its jar to see what it refers to, and a leaf that goes through all rules of analysis. For a batch of
-# some hundred rows that was two thirds of what its plan cost the driver, and nothing of it depends on the rows. So the
-# function is taken from the first frame, and a leaf that is known to be sound is not analysed.
-#
-# All that touches Spark's internals for this is here; where Spark has them otherwise, frames are made as PySpark does.
+# What PySpark has for this makes everything of a frame again: a file, the function that decodes the batches, whose
+# class Spark reads from its jar to see what it refers to, and a leaf that goes through all rules of analysis. For a
+# batch of some hundred rows that was two thirds of what its plan cost the driver, and nothing of it depends on the
+# rows. So the function is taken from the first frame, and a leaf that is known to be sound is not analysed. Where
+# Spark's internals are others than expected, frames are made as PySpark makes them.
 
-Java: TypeAlias = Any
-"""An object in the JVM."""
 MAX_INLINE_BYTES: Final = 1024 * 1024
-"""Bytes up to which batches go to the JVM in a call. They travel as text there, so that more goes by a file."""
+"""Bytes up to which batches go to the JVM in a call, as text; more goes by a file."""
 
 
 class ArrowSender:
-    """Sends batches to the JVM of a session.
+    """Sends Arrow batches to the JVM of a session and makes lazy frames of them. Runs no job.
 
     Args:
         spark: the session.
@@ -48,27 +44,27 @@ class ArrowSender:
         self._read, self._made = utils.readArrowStreamFromFile, utils.toDataFrame
         self._server = getattr(jvm, f"{arrow}.ArrowIteratorServer")
         self._serializer = ArrowStreamSerializer()
-        self._split = _module(jvm, "org.apache.spark.sql.execution.arrow.ArrowConverters").getBatchesFromStream
+        self._split = scala_object(jvm, "org.apache.spark.sql.execution.arrow.ArrowConverters").getBatchesFromStream
         self._bytes = getattr(jvm, "java.io.ByteArrayInputStream")
         self._channel = getattr(jvm, "java.nio.channels.Channels").newChannel
-        self._mold: ArrowFrameFactory | None = None
-        self._has_mold = True
+        self._factory: ArrowFrameFactory | None = None
+        self._may_have_factory = True
 
     def frame(self, batches: Sequence[pa.RecordBatch]) -> DataFrame:
-        """A lazy frame of them, each a partition."""
+        """A lazy frame of the batches, each a partition."""
         from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
         messages = self._sent(batches)
-        if self._mold is not None:
-            made = self._mold.frame(messages, len(batches))
+        if self._factory is not None:
+            made = self._factory.frame(messages, len(batches))
         else:
             made = self._made(messages, self._json, self._spark._jsparkSession)  # noqa: SLF001
-            if self._has_mold:
-                self._mold = factory_of(self._spark, made)
-                self._has_mold = self._mold is not None
+            if self._may_have_factory:
+                self._factory = factory_of(self._spark, made)
+                self._may_have_factory = self._factory is not None
         return cast("DataFrame", ClassicFrame(made, self._spark))
 
-    def _sent(self, batches: Sequence[pa.RecordBatch]) -> Java:
+    def _sent(self, batches: Sequence[pa.RecordBatch]) -> JavaObject:
         """An iterator over the batches in the JVM."""
         import pyarrow as pa
 
@@ -84,27 +80,27 @@ class ArrowSender:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrowFrameFactory:
-    """What all frames of the same columns have in common: the JVM's own objects."""
+    """The JVM's objects that all frames of the same columns share."""
 
-    context: Java
-    session: Java
-    schema: Java
-    decode: Java
-    """The function from batches to rows, of a task."""
+    context: JavaObject
+    session: JavaObject
+    schema: JavaObject
+    decode: JavaObject
+    """The function of a task from batches to rows."""
 
-    placed: tuple[Java, Java]
-    """Partitioning and order of a leaf: none."""
+    placed: tuple[JavaObject, JavaObject]
+    """Partitioning and order of a leaf; it has neither."""
 
-    tags: tuple[Java, Java]
-    """Of rows, and of batches."""
+    tags: tuple[JavaObject, JavaObject]
+    """Class tags of rows and of batches."""
 
-    attributes: Java
-    mapped: Java
-    leaf: Java
-    framed: Java
-    none: Java
+    attributes: JavaObject
+    mapped: JavaObject
+    leaf: JavaObject
+    framed: JavaObject
+    none: JavaObject
 
-    def frame(self, messages: Java, partitions: int) -> Java:
+    def frame(self, messages: JavaObject, partitions: int) -> JavaObject:
         """A frame of these batches. Its columns have expression ids of their own, as those of any new frame."""
         row, batch = self.tags
         sent = self.context.parallelize(messages.toIndexedSeq(), partitions, batch)
@@ -116,10 +112,10 @@ class ArrowFrameFactory:
         return self.framed(self.session, leaf)
 
 
-def factory_of(spark: SparkSession, made: Java) -> ArrowFrameFactory | None:
-    """The mold of a frame that Spark made of Arrow batches; ``None`` if this Spark has another way to make it.
+def factory_of(spark: SparkSession, made: JavaObject) -> ArrowFrameFactory | None:
+    """The factory for frames like ``made``, which Spark made of Arrow batches; ``None`` if this Spark differs inside.
 
-    It is tried at once, without a row.
+    The factory is tried at once, without a row.
     """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
@@ -131,41 +127,28 @@ def factory_of(spark: SparkSession, made: Java) -> ArrowFrameFactory | None:
         rows = leaf.rdd()
         function = rows.getClass().getDeclaredField("f")
         function.setAccessible(True)
-        tag, of = _module(jvm, "scala.reflect.ClassTag").apply, getattr(jvm, "java.lang.Class").forName
-        mold = ArrowFrameFactory(
+        tag, of = scala_object(jvm, "scala.reflect.ClassTag").apply, getattr(jvm, "java.lang.Class").forName
+        factory = ArrowFrameFactory(
             context=inner.sparkContext._jsc.sc(),  # noqa: SLF001
             session=inner._jsparkSession,  # noqa: SLF001
             schema=made.schema(),
             decode=function.get(rows),
             placed=(leaf.outputPartitioning(), leaf.outputOrdering()),
             tags=(tag(of("org.apache.spark.sql.catalyst.InternalRow")), tag(of("[B"))),
-            attributes=_module(jvm, "org.apache.spark.sql.catalyst.types.DataTypeUtils").toAttributes,
+            attributes=scala_object(jvm, "org.apache.spark.sql.catalyst.types.DataTypeUtils").toAttributes,
             mapped=getattr(jvm, "org.apache.spark.rdd.MapPartitionsRDD"),
             leaf=getattr(jvm, "org.apache.spark.sql.execution.LogicalRDD"),
             framed=getattr(jvm, "org.apache.spark.sql.classic.Dataset").ofRows,
-            none=_module(jvm, "scala.None"),
+            none=scala_object(jvm, "scala.None"),
         )
-        mold.frame(_module(jvm, "scala.collection.Iterator").empty(), 1)
-    except (Py4JError, PySparkException, TypeError):  # the last: a class that is not there is a package that is called
+        factory.frame(scala_object(jvm, "scala.collection.Iterator").empty(), 1)
+    except (Py4JError, PySparkException, TypeError):  # TypeError: py4j takes a missing class for a package
         return None
-    return mold
-
-
-def _module(jvm: Java, name: str) -> Java:
-    """Scala's object of that name."""
-    return getattr(getattr(jvm, f"{name}$"), "MODULE$")
-
-
-# ----------------------------------------------------------------------------------------------------
-# The sessions that plans are made in: a thread's own, and twins of it for layers. Knows nothing of jobs.
-#
-# The JVM knows an active session for each thread. PySpark keeps one for the whole process besides, and that is what its
-# ``getActiveSession`` gives: whichever ``createDataFrame`` was last called on, by whatever thread. An engine that works
-# on a session of its own beside the user's must neither believe that note nor write it.
+    return factory
 
 
 def frame_of_arrow(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:
-    """The rows of an Arrow table, as ``createDataFrame`` makes them a frame."""
+    """The frame that ``createDataFrame`` makes of an Arrow table."""
     from pyspark.sql.pandas.conversion import SparkConversionMixin
 
     return SparkConversionMixin.createDataFrame(session, table, schema)

@@ -20,22 +20,69 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# ----------------------------------------------------------------------------------------------------
-# The JVM under a job, seen from outside: where its log goes, and whether it is alive. Knows nothing of the job.
+# ---- starting a JVM --------------------------------------------------------------------------------------------------
+
+MAX_SOCKET_FOLDER_CHARS: Final = 60
+"""Characters of the folder for temporary files; in a longer one the name of a Unix socket may be too long."""
+_ASKED_FOR: Final = {
+    "PythonUtils": ("org.apache.spark.api.python.PythonUtils", ("toSeq", "toArray")),
+    "functions": ("org.apache.spark.sql.functions", ("col", "expr")),
+    "org.apache.spark.sql.functions": ("org.apache.spark.sql.functions", ("col", "expr", "lit")),
+    "org.apache.spark.sql.classic.Dataset": ("org.apache.spark.sql.classic.Dataset", ("ofRows",)),
+    "org.apache.spark.sql.classic.SparkSession": ("org.apache.spark.sql.classic.SparkSession", ("setActiveSession",)),
+    "org.apache.spark.sql.Observation": ("org.apache.spark.sql.Observation", ()),
+    "scala.concurrent.Await": ("scala.concurrent.Await", ("result", "ready")),
+    "scala.concurrent.duration.Duration": ("scala.concurrent.duration.Duration", ("create",)),
+}
+"""By the name that PySpark asks for: the class, and its static methods that PySpark asks for too."""
+
+
+def start_jvm(conf: SparkConf) -> Any:
+    """A gateway to a new JVM in a process group of its own.
+
+    Raises:
+        SettingsError: there is no Java that Spark can use.
+    """
+    from pyspark.java_gateway import launch_gateway
+
+    try:
+        return cast("Any", launch_gateway)(conf, popen_kwargs={"start_new_session": True})
+    except Exception as error:
+        java = os.environ.get("JAVA_HOME")
+        where = f"JAVA_HOME is {java!r}" if java else "JAVA_HOME is not set, so java is taken from PATH"
+        msg = f"Spark could not start a JVM: it needs Java 17 or newer, and {where}; what it said: {error}"
+        raise SettingsError(msg) from error
+
+
+def remember_classes(spark: SparkSession) -> None:
+    """Keep classes that PySpark asks the JVM for several times with each frame where PySpark looks first.
+
+    Each time costs two calls, and for a class known by its last name a search of every jar: up to 2 ms.
+    """
+    jvm: Any = cast("Any", spark)._jvm  # noqa: SLF001 - there is no public way
+    for name, (whole, members) in _ASKED_FOR.items():
+        if name not in vars(jvm):
+            found = getattr(jvm, whole)
+            for member in members:
+                setattr(found, member, getattr(found, member))
+            setattr(jvm, name, found)
+
+
+# ---- its log ---------------------------------------------------------------------------------------------------------
 
 _OPTIONS: Final = "SPARK_SUBMIT_OPTS"
-"""Options that Spark gives its JVM in client mode, besides those of its configuration."""
+"""Variable with options for the JVM in client mode, in addition to those of Spark's configuration."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""What an operator mends without another folder."""
+"""Errors that need more space, not another folder."""
 
 
 def log_jvm_to_file(job: str, state: str, *, option: str = "--state") -> Path:
-    """Let the next JVM write its log into a file beside the state, so that errors of ours come first; its path.
+    """Make the next JVM write its log into a file next to the state and return its path; so our errors come first.
 
     Args:
         job: whose log it is.
         state: the folder; made if absent.
-        option: which of the command line names the folder, or one below it.
+        option: the command line's option that names the folder, or one below it.
 
     Raises:
         StateDirectoryRefused: the folder cannot be made, or nothing can be written there.
@@ -63,11 +110,14 @@ def _no_folder(folder: Path, option: str, error: OSError) -> StateDirectoryRefus
     return StateDirectoryRefused(msg)
 
 
+# ---- its death -------------------------------------------------------------------------------------------------------
+
+
 class JvmWatch:
-    """Notices the death of this process's JVM, also while nobody asks anything of it.
+    """Notices the death of this process's JVM, even while it has nothing to do.
 
     Args:
-        died: called on a thread of its own when the JVM ended although nobody called :meth:`release`.
+        died: called on a thread of its own when the JVM ends before :meth:`release`.
     """
 
     def __init__(self, died: Callable[[], None]) -> None:
@@ -76,15 +126,15 @@ class JvmWatch:
         self._released = threading.Event()
 
     def begin(self) -> None:
-        """Watch the JVM that this process has now; harmless if it is watched already or is another's."""
+        """Watch this process's JVM; does nothing if it is watched already or is not the process's own."""
         if self._process is not None:
             return
-        self._process = _jvm()
+        self._process = _jvm_process()
         if self._process is not None:
             threading.Thread(target=self._wait, name="engine-watch", daemon=True).start()
 
     def release(self) -> None:
-        """From now on it may end."""
+        """Stop watching: the JVM may end now."""
         self._released.set()
 
     @property
@@ -99,7 +149,7 @@ class JvmWatch:
             self._died()
 
 
-def _jvm() -> subprocess.Popen[bytes] | None:
+def _jvm_process() -> subprocess.Popen[bytes] | None:
     from pyspark import SparkContext
 
     gateway: Any = SparkContext._gateway  # noqa: SLF001 - there is no public way to ask
@@ -107,64 +157,11 @@ def _jvm() -> subprocess.Popen[bytes] | None:
     return process
 
 
-# ----------------------------------------------------------------------------------------------------
-# The Spark session a job runs on: made here with what the engine needs, or taken over and left as it was.
-#
-# Knows nothing of pipelines. A session that penstock did not make is never stopped and its settings are not touched:
-# the job works on a clone that shares the SparkContext, temporary views included.
-
-_ASKED_FOR: Final = {
-    "PythonUtils": ("org.apache.spark.api.python.PythonUtils", ("toSeq", "toArray")),
-    "functions": ("org.apache.spark.sql.functions", ("col", "expr")),
-    "org.apache.spark.sql.functions": ("org.apache.spark.sql.functions", ("col", "expr", "lit")),
-    "org.apache.spark.sql.classic.Dataset": ("org.apache.spark.sql.classic.Dataset", ("ofRows",)),
-    "org.apache.spark.sql.classic.SparkSession": ("org.apache.spark.sql.classic.SparkSession", ("setActiveSession",)),
-    "org.apache.spark.sql.Observation": ("org.apache.spark.sql.Observation", ()),
-    "scala.concurrent.Await": ("scala.concurrent.Await", ("result", "ready")),
-    "scala.concurrent.duration.Duration": ("scala.concurrent.duration.Duration", ("create",)),
-}
-"""Under the name that it is asked for by: the class, and those of its static methods that are asked for too."""
-LONGEST_SOCKET_FOLDER: Final = 60
-"""Characters of the folder for temporary files beyond which a Unix socket in it may have too long a name."""
-
-
-def _start_jvm(conf: SparkConf) -> Any:
-    """A JVM in a process group of its own.
-
-    Raises:
-        SettingsError: there is no Java that Spark can use.
-    """
-    from pyspark.java_gateway import launch_gateway
-
-    try:
-        return cast("Any", launch_gateway)(conf, popen_kwargs={"start_new_session": True})
-    except Exception as error:
-        java = os.environ.get("JAVA_HOME")
-        where = f"JAVA_HOME is {java!r}" if java else "JAVA_HOME is not set, so java is taken from PATH"
-        msg = f"Spark could not start a JVM: it needs Java 17 or newer, and {where}; what it said: {error}"
-        raise SettingsError(msg) from error
-
-
-def _remember_classes(spark: SparkSession) -> None:
-    """Keep classes that PySpark asks the JVM for several times with each frame where it looks first.
-
-    Each time costs two calls, and for a class known by its last name a search of every jar: up to 2 ms.
-    """
-    jvm: Any = cast("Any", spark)._jvm  # noqa: SLF001 - there is no public way
-    for name, (whole, members) in _ASKED_FOR.items():
-        if name not in vars(jvm):
-            found = getattr(jvm, whole)
-            for member in members:
-                setattr(found, member, getattr(found, member))
-            setattr(jvm, name, found)
-
-
-# ----------------------------------------------------------------------------------------------------
-# The Spark side of sinks: counted writes, and removal of what only this process wrote; knows no checkpoint.
+# ---- its files -------------------------------------------------------------------------------------------------------
 
 
 def delete_folders(spark: SparkSession, urls: Sequence[str]) -> None:
-    """Delete whole folders. Only for what this process wrote and no committable names; absent is fine."""
+    """Delete whole folders; a missing one is fine. Only for what this process wrote and no committable names."""
     context: Any = spark.sparkContext
     for url in urls:
         path = getattr(context._jvm, "org.apache.hadoop.fs.Path")(url)  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""Refuses user plans that are not row-wise; notices jobs they run."""
+"""Refuses user plans that are not row-wise; notices jobs that building them ran."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-# ----------------------------------------------------------------------------------------------------
-# Notices whether Spark jobs ran while a user's function built a plan; knows nothing of plans.
+# ---- jobs that building a plan ran -----------------------------------------------------------------------------------
 
 _GROUP: Final = "spark.jobGroup.id"
 _serials = itertools.count(1)
 
 
 class JobWatch:
-    """``with JobWatch(spark) as watch: …``; then ``watch.jobs`` counts the jobs this thread began inside.
+    """``with JobWatch(spark) as watch: …``; then ``watch.jobs`` counts the jobs that this thread began inside.
 
-    Jobs of other threads do not count: they are told apart by a job group of our own, asked for only if any job began
-    at all.
+    Jobs of other threads do not count: this thread's have a job group of their own, which is looked up only if any job
+    began at all.
     """
 
     def __init__(self, spark: SparkSession) -> None:
@@ -55,14 +54,13 @@ class JobWatch:
         self.jobs = len(self._context.statusTracker().getJobIdsForGroup(self._group))
 
 
-# ----------------------------------------------------------------------------------------------------
-# Holds the analysed plan of a user's step against what is row-wise; knows nothing of steps, files and lines.
+# ---- what is row-wise ------------------------------------------------------------------------------------------------
+# Row-wise: each row of the result comes from one row of the stream, so that it is the same whatever other rows are in
+# its batch. Between the root and the stream only the nodes listed here are allowed. What is made of declared tables
+# alone may be anything: it is the same for every batch.
 #
-# Row-wise means: each row of the result comes from one row of the stream, so that it is the same whatever other rows
-# are in its batch. Between the root and the stream only the nodes listed here may stand. What is made of declared
-# tables alone may be anything: it is the same for every batch.
-#
-# ``mapInPandas`` and ``mapInArrow`` are allowed though a function could look beyond a row there; it is asked not to.
+# ``mapInPandas`` and ``mapInArrow`` are allowed though a function could look beyond a row there; users are asked not
+# to.
 
 _ALLOWED: Final = frozenset(
     {
@@ -108,6 +106,14 @@ _REMEDIES: Final = {
     "CollectMetrics": "penstock counts rows itself; leave .observe(…) out",
     "WithCTE": "write the query without WITH",
 }
+_NAMES: Final = {
+    "GlobalLimit": "Limit",
+    "LocalLimit": "Limit",
+    "Aggregate": "Aggregate (a group by, a distinct or an aggregate function)",
+    "Window": "Window (a window function)",
+    "Deduplicate": "Deduplicate (drop duplicates)",
+    "WithCTE": "WithCTE (a WITH clause)",
+}
 _SHOWN: Final = 100
 _OTHERWISE: Final = "only row-wise work is possible here: columns, filters, explode, joins with a declared p.table"
 # Not a function of the row: what they give depends on how the batch is cut and where it was read.
@@ -129,8 +135,8 @@ class PlanCheck:
     """One check of one plan.
 
     Attributes:
-        stream: the number of the stream's leaf.
-        tables: the numbers of the leaves of declared tables.
+        stream: RDD id of the stream's leaf.
+        tables: RDD ids of the leaves of declared tables.
         is_volatile: after the check, whether the plan draws random numbers whose seed is a part of it.
     """
 
@@ -142,7 +148,7 @@ class PlanCheck:
         """Refuse what is not row-wise.
 
         Raises:
-            GraphError: with the operator and what to use instead.
+            GraphError: the plan is not row-wise; the message names the operator and what to use instead.
         """
         if not self._walk(plan):
             msg = "its result does not come from the stream it was given; build it from the frame it gets"
@@ -216,16 +222,6 @@ class PlanCheck:
         self.is_volatile = True
         for child in scala_items(expression.children()):
             self._expression(child)
-
-
-_NAMES: Final = {
-    "GlobalLimit": "Limit",
-    "LocalLimit": "Limit",
-    "Aggregate": "Aggregate (a group by, a distinct or an aggregate function)",
-    "Window": "Window (a window function)",
-    "Deduplicate": "Deduplicate (drop duplicates)",
-    "WithCTE": "WithCTE (a WITH clause)",
-}
 
 
 def _has_leaf(plan: JavaObject, number: int) -> bool:

@@ -16,30 +16,28 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-# ----------------------------------------------------------------------------------------------------
-# Who may run a Spark job beside the data path, and when. Knows neither Spark nor what the jobs do.
+# ---- background slots ------------------------------------------------------------------------------------------------
 
 
 class BackgroundSlots:
     """The background's share of the cores: at most ``cores - 1`` jobs at a time, for Spark never preempts a task.
 
-    On one core a background job runs between batches: it and the data path take turns. A snapshot takes several jobs,
-    and while it is under way no more than one piece of other work begins: a checkpoint waits for what runs and for one
-    merge, not for one between each two of its jobs. One it does wait for, or merges would never have their turn where
-    snapshot follows snapshot.
+    On one core a background job runs between batches: it and the data path take turns. A snapshot takes several jobs.
+    While it is under way at most one piece of other work begins: a checkpoint waits for what runs and for one merge,
+    not for one between each two of its jobs. Without that one, merges would never run where snapshot follows snapshot.
     """
 
     def __init__(self, cores: int) -> None:
         self._free = max(1, cores - 1)
         self._changed = threading.Condition()
         self._snapshots = 0
-        self._others = 0  # that may still begin beside the snapshots under way
+        self._others = 0  # pieces of other work that may still begin while snapshots are under way
         self._thread = threading.local()
         self._turns = threading.Lock() if cores == 1 else None
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """What this thread does in the background belongs to a snapshot."""
+        """Context in which this thread's background jobs belong to a snapshot."""
         with self._changed:
             self._snapshots += 1
             self._others = 1
@@ -73,7 +71,7 @@ class BackgroundSlots:
 
     @contextmanager
     def foreground(self) -> Iterator[None]:
-        """Hold the data path's turn, where there are turns."""
+        """Hold the data path's turn, if it takes turns with the background."""
         if self._turns is None:
             yield
         else:
@@ -81,17 +79,14 @@ class BackgroundSlots:
                 yield
 
 
-# ----------------------------------------------------------------------------------------------------
-# How the runtime's threads meet Spark: job tags and pools for each thread, batches kept at branch points.
-#
-# Knows neither the log nor the graph.
+# ---- pools, job tags, kept batches -----------------------------------------------------------------------------------
 
 DATA_POOL: Final = "penstock-data"
 BACKGROUND_POOL: Final = "penstock-background"
 
 
 class SparkPools:
-    """The Spark side of one attempt."""
+    """Runs the Spark jobs of one attempt in pools and under job tags."""
 
     def __init__(self, spark: SparkSession, *, job: str, generation: int, cores: int) -> None:
         self.spark = spark
@@ -101,7 +96,7 @@ class SparkPools:
 
     @contextmanager
     def around(self, task: str) -> Iterator[None]:
-        """Around a task's thread: its jobs bear the task's name and run in the data pool."""
+        """Context of a task's thread: its jobs bear the task's name and run in the data pool."""
         with self._marked(DATA_POOL, f"penstock-{task}", task):
             yield
 
@@ -111,15 +106,15 @@ class SparkPools:
             yield
 
     def background(self, name: str) -> Callable[[], AbstractContextManager[None]]:
-        """What a step enters around each of its background jobs."""
+        """Makes the context that a step enters for each of its background jobs."""
         return lambda: self._background(name)
 
     def snapshot(self) -> AbstractContextManager[None]:
-        """Around a snapshot: its background jobs go ahead of others."""
+        """Context of a snapshot: its background jobs go ahead of others."""
         return self._slots.snapshot()
 
     def foreground(self) -> AbstractContextManager[None]:
-        """Around a step of a task: takes turns with the background where there is only one core."""
+        """Context of a step of a task: takes turns with the background where there is only one core."""
         return self._slots.foreground()
 
     @contextmanager

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.errors import SettingsError
-from penstock.spark.jvm import LONGEST_SOCKET_FOLDER, _remember_classes, _start_jvm
+from penstock.spark.jvm import MAX_SOCKET_FOLDER_CHARS, remember_classes, start_jvm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,22 +19,20 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-# ----------------------------------------------------------------------------------------------------
-# The sessions that plans are made in: a thread's own, and twins of it for layers. Knows nothing of jobs.
-#
-# The JVM knows an active session for each thread. PySpark keeps one for the whole process besides, and that is what its
-# ``getActiveSession`` gives: whichever ``createDataFrame`` was last called on, by whatever thread. An engine that works
-# on a session of its own beside the user's must neither believe that note nor write it.
+# ---- which session ---------------------------------------------------------------------------------------------------
+# The JVM has an active session for each thread. PySpark also keeps one for the whole process, and its
+# ``getActiveSession`` returns that: the one that ``createDataFrame`` was last called on, by whatever thread. An engine
+# whose session is not the user's must neither read that one nor change it.
 
 STATE_SETTINGS: Final = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.unionOutputPartitioning": "true",
     "spark.sql.codegen.useIdInClassName": "false",  # the number of a stage rises with the layers below it
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # INT96 has only the years 1677 to 2262 elsewhere
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.session.timeZone": "UTC",
 }
-"""What the plans of layers rely on."""
+"""SQL settings that plans of layers rely on."""
 
 
 def active_session() -> SparkSession | None:
@@ -50,29 +48,26 @@ def active_session() -> SparkSession | None:
 
 
 def current_session() -> SparkSession | None:
-    """The session of this thread, else the one that the process began with; ``None`` if there is no Spark yet."""
+    """The session of this thread, else the first of the process; ``None`` if there is no Spark yet."""
     from pyspark.sql import SparkSession
 
-    began: Any = SparkSession._instantiatedSession  # noqa: SLF001 - there is no public way to ask without beginning one
-    lives = began is not None and began._sc._jsc is not None  # noqa: SLF001
-    return active_session() or (began if lives else None)
+    first: Any = SparkSession._instantiatedSession  # noqa: SLF001 - asking in public would create one
+    lives = first is not None and first._sc._jsc is not None  # noqa: SLF001
+    return active_session() or (first if lives else None)
 
 
 def sibling_session(session: SparkSession) -> SparkSession:
-    """A session beside ``session`` with the same settings of SQL."""
+    """A new session on the same context, with the SQL settings of ``session``."""
     child = session.newSession()
-    for name, value in _chosen(session).items():
+    for name, value in _modifiable_settings(session).items():
         child.conf.set(name, value)
     return child
 
 
 def state_session(session: SparkSession, *, tasks: int) -> SparkSession:
-    """A session beside the user's, with its settings, and over them those that writing and merging layers needs.
+    """A session with the settings of the user's, except those that writing and merging layers needs.
 
-    A new session knows what was set for the context, not what was set later: without ANSI a merge that overflows must
-    do as the rest of the job does.
-
-    Timestamps become INT96 in Parquet by default, which other readers lose beyond the years 1677 to 2262.
+    The user's settings count too: without ANSI, a merge that overflows must behave as the rest of the job does.
     """
     child = sibling_session(session)
     for name, value in (STATE_SETTINGS | {"spark.sql.shuffle.partitions": str(tasks)}).items():
@@ -80,8 +75,8 @@ def state_session(session: SparkSession, *, tasks: int) -> SparkSession:
     return child
 
 
-def _chosen(session: SparkSession) -> dict[str, str]:
-    """A session's settings of SQL that may be set on another one."""
+def _modifiable_settings(session: SparkSession) -> dict[str, str]:
+    """SQL settings of a session that may be set on another one."""
     conf = session.conf
     return {k: v for k, v in conf.getAll.items() if k.startswith("spark.sql.") and conf.isModifiable(k)}
 
@@ -99,7 +94,7 @@ def parse_type(session: SparkSession, schema: StructType) -> Any:
 def parse_ddl(session: SparkSession, ddl: str) -> str:
     """The JSON of the schema that a DDL text declares.
 
-    ``StructType.fromDDL`` of PySpark asks for the one active session, so the JVM is asked directly.
+    The JVM parses it directly: PySpark's ``StructType.fromDDL`` would use the active session of the process.
     """
     types = cast("Any", session)._jvm.org.apache.spark.sql.types  # noqa: SLF001
     return str(types.StructType.fromDDL(ddl).json())
@@ -110,16 +105,14 @@ def empty_frame(session: SparkSession, schema: StructType) -> DataFrame:
     from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
     inner: Any = session
-    columns = inner._jsparkSession.parseDataType(schema.json())  # noqa: SLF001
-    none = getattr(inner._jvm, "java.util.ArrayList")()  # noqa: SLF001
-    return ClassicDataFrame(inner._jsparkSession.createDataFrame(none, columns), session)  # noqa: SLF001
+    no_rows = getattr(inner._jvm, "java.util.ArrayList")()  # noqa: SLF001
+    made = inner._jsparkSession.createDataFrame(no_rows, parse_type(session, schema))  # noqa: SLF001
+    return ClassicDataFrame(made, session)
 
 
-# ----------------------------------------------------------------------------------------------------
-# The Spark session a job runs on: made here with what the engine needs, or taken over and left as it was.
-#
-# Knows nothing of pipelines. A session that penstock did not make is never stopped and its settings are not touched:
-# the job works on a clone that shares the SparkContext, temporary views included.
+# ---- the session of a job --------------------------------------------------------------------------------------------
+# A session that penstock did not make is never stopped, and its settings are not changed: the job works on a clone that
+# shares the SparkContext, temporary views included.
 
 SQL_SETTINGS: Final = STATE_SETTINGS | {
     "spark.sql.execution.arrow.localRelationThreshold": "0",
@@ -128,7 +121,7 @@ SQL_SETTINGS: Final = STATE_SETTINGS | {
     "spark.sql.files.maxPartitionBytes": "128m",
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
 }
-"""What the engine's plans rely on; set on our own session or on our clone of the user's."""
+"""SQL settings that the engine's plans rely on; set on our own session or on our clone of the user's."""
 CONTEXT_SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -142,11 +135,11 @@ CONTEXT_SETTINGS: Final = {
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
     "spark.hadoop.dfs.client.read.shortcircuit": "false",
     "spark.log.level": "ERROR",
-    "spark.sql.ui.explainMode": "simple",  # every query's plan is told as text to listeners, formatted at some length
+    "spark.sql.ui.explainMode": "simple",  # listeners get each query's plan as text, and "formatted" takes long
     "spark.sql.codegen.cache.maxEntries": "2000",  # 100 unless set: one step with its stack of layers needs more
     "spark.python.sql.dataFrameDebugging.enabled": "false",  # asks the JVM six times for each Column that is made
 }
-"""What can be set only before the context exists; on another's session some of this may be missing."""
+"""Settings that must be made before the context exists; a user's session may lack some of them."""
 
 
 def make_session(name: str, *, master: str | None = None) -> SparkSession:
@@ -168,13 +161,13 @@ def make_session(name: str, *, master: str | None = None) -> SparkSession:
     if master.startswith("local"):
         conf.setIfMissing("spark.sql.shuffle.partitions", str(cores))
         conf.setIfMissing("spark.default.parallelism", str(cores))
-    if len(tempfile.gettempdir()) > LONGEST_SOCKET_FOLDER:
+    if len(tempfile.gettempdir()) > MAX_SOCKET_FOLDER_CHARS:
         conf.set("spark.python.unix.domain.socket.enabled", "false")
     if SparkContext._active_spark_context is None:  # noqa: SLF001 - there is no public way to ask
-        gateway = _start_jvm(conf)
+        gateway = start_jvm(conf)
         SparkContext(conf=conf, gateway=gateway)
     made = SparkSession.builder.config(conf=conf).getOrCreate()
-    _remember_classes(made)
+    remember_classes(made)
     return made
 
 
@@ -195,18 +188,18 @@ def clone_session(spark: SparkSession) -> SparkSession:
     inner = cast("Any", spark)._jsparkSession.cloneSession()  # noqa: SLF001 - there is no public way
     ours = SparkSession(spark.sparkContext, inner)
     configure(ours)
-    _remember_classes(ours)
+    remember_classes(ours)
     return ours
 
 
 def set_active_session(spark: SparkSession) -> None:
-    """Make it this thread's active session: Spark's analyser asks for it, and a new thread has none."""
+    """Make it this thread's active session, which Spark's analyser needs; a new thread has none."""
     inner = cast("Any", spark)
     getattr(inner._jvm, "org.apache.spark.sql.classic.SparkSession").setActiveSession(inner._jsparkSession)  # noqa: SLF001 - there is no public way
 
 
 def configure(spark: SparkSession) -> None:
-    """Set what the engine's plans rely on."""
+    """Apply :data:`SQL_SETTINGS`, with one shuffle partition for each task slot."""
     for key, value in SQL_SETTINGS.items():
         if spark.conf.get(key, None) != value:
             spark.conf.set(key, value)
@@ -214,37 +207,34 @@ def configure(spark: SparkSession) -> None:
 
 
 def default_parallelism(spark: SparkSession) -> int:
-    """How many tasks run at a time; also ``n`` of the merge way."""
+    """How many tasks run at a time; also the number of partitions that layers are hashed into."""
     return max(1, int(spark.sparkContext.defaultParallelism))
 
 
-# ----------------------------------------------------------------------------------------------------
-# A session beside another, whose optimiser goes without the rules that had nothing to do in plans of one shape.
-#
-# Planning takes the driver a good part of what a small batch costs, and most of Spark's rules look through each plan
-# for joins, subqueries, limits, which a plan that comes again and again never has. Knows no step, and not what plans
-# mean.
+# ---- a session whose optimiser leaves rules out ----------------------------------------------------------------------
+# Planning takes the driver a good part of what a small batch costs. Most of Spark's rules search each plan for joins,
+# subqueries or limits, which a plan that comes again and again never has.
 
 LEARNING_PLANS: Final = 3
-"""Plans that are made with all rules before some are left out."""
+"""Number of plans that are made with all rules before some are left out."""
 RELEARN_AFTER: Final = 256
-"""After so many plans it learns anew: rows may come from elsewhere now, by another plan."""
+"""Number of plans after which it learns again: by then rows may come by another plan."""
 _EXCLUDED: Final = "spark.sql.optimizer.excludedRules"
-_TOLD: Final = re.compile(r"([\w.$]+) -> RuleSummary\(\d+, \d+, (\d+)\)")
+_RULE_SUMMARY: Final = re.compile(r"([\w.$]+) -> RuleSummary\(\d+, \d+, (\d+)\)")
 
 
 class LeanSession:
     """Learns from the first plans which rules change them, and has later ones made with those alone.
 
     Only rules that Spark lets a user exclude are left out: without them a plan gives the same rows, at worst more
-    slowly, until it is learned anew. Rules that the user has excluded stay so.
+    slowly until the next time of learning. Rules that the user has excluded stay so.
 
     Args:
         of: a session; this one has its settings.
 
     Attributes:
         session: to make plans of one shape in, one at a time.
-        left_out: rules that the next plan is made without, besides those that the user has excluded.
+        left_out: rules that the next plan is made without, in addition to those that the user has excluded.
     """
 
     def __init__(self, of: SparkSession) -> None:
@@ -260,7 +250,7 @@ class LeanSession:
 
     @contextmanager
     def planning(self, frame: DataFrame) -> Iterator[None]:
-        """Around what has the session optimise the plan of ``frame``, once."""
+        """Context in which the session optimises the plan of ``frame``, once."""
         place = self._made % RELEARN_AFTER
         self._made += 1
         if place == 0:
@@ -273,9 +263,9 @@ class LeanSession:
 
     def _learn(self, frame: DataFrame) -> None:
         tracker: Any = cast("Any", frame)._jdf.queryExecution().tracker()  # noqa: SLF001 - there is no public way
-        told = _TOLD.findall(tracker.rules().toString())
-        self._rules |= {name for name, _ in told if ".optimizer." in name or ".datasources." in name}
-        self._useful |= {name for name, effective in told if effective != "0"}
+        found = _RULE_SUMMARY.findall(tracker.rules().toString())
+        self._rules |= {name for name, _ in found if ".optimizer." in name or ".datasources." in name}
+        self._useful |= {name for name, effective in found if effective != "0"}
 
     def _leave_out(self, rules: frozenset[str]) -> None:
         if rules == self.left_out:

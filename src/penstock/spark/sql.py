@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 
-# ----------------------------------------------------------------------------------------------------
-# The last step of ``avg``: a sum divided by a count exactly as Spark's own ``avg`` does it; knows nothing else.
+# ---- the division of avg ---------------------------------------------------------------------------------------------
 
 _DIGITS = 38
 
@@ -26,8 +25,8 @@ _DIGITS = 38
 def quotient(total: Column, count: Column, input_type: DataType) -> Column:
     """``total / count``, NULL if ``count`` is 0: DOUBLE, or for decimals of (p, s) a decimal of (p + 4, s + 4).
 
-    Spark's plain division of decimals rounds to another scale first, so the mean of many digits would differ in the
-    last; the division inside ``avg`` has no SQL name and is called by its class.
+    Spark's plain division of decimals rounds to another scale first, so that a mean of many digits would differ in the
+    last. The division inside ``avg`` has no SQL name and is called by its class.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.types import DecimalType
@@ -59,12 +58,11 @@ def _java(column: Any) -> Any:
     return column._jc  # noqa: SLF001
 
 
-# ----------------------------------------------------------------------------------------------------
-# What operators do with schemas; knows nothing of rows.
+# ---- schemas ---------------------------------------------------------------------------------------------------------
 
 
 def nullable(schema: StructType) -> StructType:
-    """Columns read back from files may all be NULL, as far as Spark knows; so a schema of state never says otherwise.
+    """The same columns, nullable at every depth, as Spark takes all columns that it reads back from files.
 
     >>> from pyspark.sql.types import ArrayType, IntegerType, StructType
     >>> nullable(StructType().add("a", ArrayType(IntegerType(), containsNull=False), nullable=False))
@@ -73,6 +71,13 @@ def nullable(schema: StructType) -> StructType:
     from pyspark.sql.types import StructField, StructType
 
     return StructType([StructField(field.name, _nullable(field.dataType), nullable=True) for field in schema.fields])
+
+
+def nullable_columns(schema: StructType) -> StructType:
+    """The same columns with their metadata, nullable at the top only: what is below a leaf may then be either."""
+    from pyspark.sql.types import StructField, StructType
+
+    return StructType([StructField(f.name, f.dataType, True, f.metadata) for f in schema.fields])
 
 
 def _nullable(data_type: DataType) -> DataType:
@@ -87,36 +92,19 @@ def _nullable(data_type: DataType) -> DataType:
     return data_type
 
 
-# ----------------------------------------------------------------------------------------------------
-# The edge to Spark's internals: cached blocks freed by hand, figures read with a time-out; knows nothing of layers.
-#
-# Everything here goes through py4j and is pinned by tests, because none of it is promised by PySpark's public API.
-# Classes are asked for by their whole name at once: a dot at a time, the JVM looks for a class of each package's name
-# in every jar, for up to half a millisecond each.
+# ---- text for Spark to read ------------------------------------------------------------------------------------------
 
 
 def escape_glob(url: str) -> str:
-    r"""``url`` for Spark to read: what would be a pattern in it is escaped.
+    r"""``url`` with all escaped that Spark's readers would take for a pattern.
 
-    The reader's option ``__globPaths__`` alone is no way: with it off, Spark 4.3 lists *all* given paths once for each
-    that looks like a pattern, and without ``recursiveFileLookup`` their rows come as often.
+    The reader's option ``__globPaths__`` is no way around it: with it off, Spark 4.3 lists *all* given paths once for
+    each that looks like a pattern, and without ``recursiveFileLookup`` their rows come as often.
 
     >>> print(escape_glob("file:///plain/a-b_c%20"), escape_glob("file:///a[b]{c}*?"))
     file:///plain/a-b_c%20 file:///a\[b\]\{c\}\*\?
     """
     return re.sub(r"([\\\[\]{}*?])", r"\\\1", url)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Values that change with every batch, written so that Spark compiles nothing anew; knows nothing of what they mean.
-#
-# A plain literal is part of the generated Java, so a watermark or a horizon in a predicate would compile the whole
-# stage again for each batch (``:param`` and scalar subqueries too). An *array* literal goes into generated code by
-# reference. So the value is put into an array twice and taken out by an index that the optimiser cannot fold:
-# ``array(v, v)[pmod(hash(column), 2)]``.
-#
-# A range predicate also tells Spark that its column is not null, and then a union of layers no longer has the
-# partitioning of its children: an exchange. ``(predicate) <=> true`` tells it nothing. Tests count both.
 
 
 def quote_identifier(name: str) -> str:
@@ -128,19 +116,29 @@ def quote_identifier(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def variable_literal(value: int, *, beside: str | None = None, mark: int | None = None) -> str:
+# ---- literals that compile nothing -----------------------------------------------------------------------------------
+# Values that change with every batch. A plain literal is part of the generated Java, so a watermark or a horizon in a
+# predicate would have the whole stage compiled for each batch (``:param`` and scalar subqueries too). An *array*
+# literal goes into generated code by reference. So the value is put into an array twice and taken out by an index that
+# the optimiser cannot fold: ``array(v, v)[pmod(hash(column), 2)]``.
+#
+# A range predicate also tells Spark that its column is not NULL. A union of layers then no longer has the partitioning
+# of its children: an exchange. ``(predicate) <=> true`` says nothing about the column. Tests count both.
+
+
+def variable_literal(value: int, *, column: str | None = None, mark: int | None = None) -> str:
     """SQL for the BIGINT ``value`` that is not part of generated code.
 
     Args:
         value: fits 64 bits.
-        beside: any column of the frame it is used in; only its hash's parity is looked at. Without one, for frames
-            whose columns are not known, the partition's number serves, which Spark does not move across other steps.
+        column: any column of the frame it is used in; only its hash's parity counts. Without one, for frames whose
+            columns are not known, the partition's number serves, which Spark does not move across other steps.
         mark: a number that makes two otherwise equal plans differ. Spark keeps one cache entry for equal plans, and
-            whoever frees it first frees it for all.
+            the first to free it frees it for all.
     """
     more = "" if mark is None else f", {mark}L"
-    turn = f"hash({quote_identifier(beside)})" if beside is not None else "spark_partition_id()"
-    return f"array({value}L, {value}L{more})[pmod({turn}, 2)]"
+    index = f"hash({quote_identifier(column)})" if column is not None else "spark_partition_id()"
+    return f"array({value}L, {value}L{more})[pmod({index}, 2)]"
 
 
 def filter_text(predicate: str) -> str:
@@ -148,9 +146,7 @@ def filter_text(predicate: str) -> str:
     return f"({predicate}) <=> true"
 
 
-# ----------------------------------------------------------------------------------------------------
-# Column types as Spark writes them: taken apart, compared, put together; pure text. Knows no state.
-#
+# ---- column types as Spark writes them -------------------------------------------------------------------------------
 # Names within a ``struct`` are written without quotes, so a name with ``:``, ``,`` or ``<`` in it may not be
 # understood; then a type is equal to itself and to nothing else.
 
@@ -161,10 +157,10 @@ _OPENS, _CLOSES = "<(", ">)"
 
 
 def parse_columns(ddl: str) -> tuple[StateColumn, ...]:
-    """The columns that a state handle's schema names.
+    """The columns of a state handle's schema.
 
     Raises:
-        ValueError: it is not written so.
+        ValueError: it is no list of columns.
 
     >>> parse_columns("`a b` bigint, `x` struct<by:timestamp,value:decimal(10,2)>")[1].type
     'struct<by:timestamp,value:decimal(10,2)>'
@@ -205,9 +201,6 @@ def spark_type(text: str) -> str:
         return _written(_parsed(text), quote_identifier)
     except ValueError:
         return text
-
-
-# --------------------------------------------------------------------------------------------------------------- types
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,9 +279,6 @@ def _written(kind: _Type, name_of: Callable[[str], str]) -> str:
     return f"{kind.outer}<{','.join(inner)}>"
 
 
-# ---------------------------------------------------------------------------------------------------------------- text
-
-
 def _column(text: str) -> StateColumn:
     found = _COLUMN.fullmatch(text)
     if found is None:
@@ -298,7 +288,7 @@ def _column(text: str) -> StateColumn:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """What stands between commas that are in no brackets and no quotes.
+    """The parts of ``text`` between commas that are in no brackets and no quotes.
 
     Raises:
         ValueError: a bracket or quote is not closed.

@@ -1,1 +1,1 @@
-"""What a step remembers: stacks of immutable layers."""
+"""State of a step: stacks of immutable layers."""

@@ -1,10 +1,4 @@
-"""Decides which layers to merge next; two pure policies that know nothing of rows, Spark or files.
-
-In memory many layers cost planning, so layers fall into tiers by size, each tier ``fan`` times the one below: a row is
-rewritten about once for each tier it climbs and not once for each batch. Durable layers cost little as they are, and
-bytes rewritten cost much: they wait until a merge gives back more than it writes. Size counts, not age: merging is
-commutative, so any layers may be merged, as long as they are in one group.
-"""
+"""Decides which layers to merge next, in memory and on disk."""
 
 from __future__ import annotations
 
@@ -14,21 +8,26 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+# In memory, many layers cost planning. So layers fall into tiers by size, each tier ``fan`` times the one below: a row
+# is rewritten about once for each tier it climbs and not once for each batch. Durable layers cost little as they are,
+# and bytes rewritten cost much: they wait until a merge gives back more than it writes. Size counts, not age: merging
+# is commutative, so any layers may be merged, as long as they are in one group.
+
 SMALLEST_TIER = 10_000
 """Rows up to which a layer is in tier 0: below that a merge costs the same whatever it merges."""
 _SMALL_MERGE: Final = 4 * SMALLEST_TIER
 """Rows up to which a merge costs about the same."""
 DURABLE_LIMIT: Final = 48
-"""Durable layers at which some are merged, whatever it costs: all their files are one scan at a restore."""
+"""Number of durable layers at which some are merged, whatever it costs: a restore scans all their files at once."""
 MAX_WRITE_AMPLIFICATION: Final = 0.45
-"""How many bytes a merge of all durable layers may write for each byte that was written since the last one."""
+"""Bytes that a merge of all durable layers may write, for each byte written since the last such merge."""
 MAX_SPACE_AMPLIFICATION: Final = 1.3
-"""Bytes of all durable layers over those of the greatest, above which they are merged once the state has settled."""
+"""Bytes of all durable layers, over those of the largest, above which a settled state is merged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSize:
-    """What the policy looks at. Only layers of one ``group`` may be merged."""
+    """A layer as the policies see it. Only layers of one ``group`` may be merged."""
 
     name: str
     level: int
@@ -39,7 +38,7 @@ class LayerSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compaction:
-    """A decision: make one layer of ``level`` out of those named, and why."""
+    """A decision to merge the named layers into one of ``level``, and why."""
 
     names: tuple[str, ...]
     level: int
@@ -59,11 +58,11 @@ def tier(rows: int, *, fan: int) -> int:
 
 
 def plan_memory_compaction(layers: Sequence[LayerSize], *, fan: int = 4, limit: int = 8) -> Compaction | None:
-    """What to merge next, or ``None`` if all is well.
+    """Which layers in memory to merge next, or ``None`` if none.
 
-    A tier with ``fan`` layers is merged, and what is smaller comes along. If no tier is full but ``limit`` layers are
-    there in all, the smallest of the most crowded group are merged, at most ``fan``, and as many as cost least for each
-    layer less: the stack must not grow.
+    A full tier, of ``fan`` layers, is merged together with all smaller layers. If no tier is full but there are
+    ``limit`` layers in all, the smallest layers of the largest group are merged: at most ``fan``, and the number that
+    costs least for each layer saved.
 
     Args:
         layers: the stack; order does not matter.
@@ -86,14 +85,14 @@ def plan_durable_compaction(
 ) -> Compaction | None:
     """Which durable layers to merge next, or ``None`` if waiting is cheaper.
 
-    All of them, once the bytes added since the last such merge have earned it (``MAX_WRITE_AMPLIFICATION``); at
-    ``limit`` those whose merge writes least for each layer less; and all of them when little changes any more and what
-    no longer counts takes up space.
+    All of them once enough bytes were added since the last such merge (:data:`MAX_WRITE_AMPLIFICATION`), or when the
+    state has settled and superseded rows take up space (:data:`MAX_SPACE_AMPLIFICATION`). At ``limit``, those whose
+    merge writes least for each layer saved.
 
     Args:
         layers: with their bytes; order does not matter.
-        live_rows: how many rows there are at most when all are merged.
-        settled: whether the last checkpoints have added next to nothing.
+        live_rows: at most how many rows there are when all are merged.
+        settled: whether the last checkpoints added next to nothing.
         limit: how many layers there may be.
     """
     if len(layers) < 2:  # noqa: PLR2004 - there is nothing to merge
@@ -113,7 +112,7 @@ def plan_durable_compaction(
 
 
 def _live_bytes(layers: Sequence[LayerSize], live_rows: int) -> float:
-    """What all layers merged would be, at most."""
+    """Bytes of all layers once merged, at most."""
     rows = max(1, sum(layer.rows for layer in layers))
     return sum(layer.bytes for layer in layers) * min(1.0, live_rows / rows)
 
@@ -127,7 +126,7 @@ def _full_tier(layers: Sequence[LayerSize], fan: int) -> Sequence[LayerSize]:
 
 
 def _most_crowded(layers: Sequence[LayerSize], fan: int) -> Sequence[LayerSize]:
-    """Some of the smallest layers of the group that has most: not one many times as large only to be one layer less."""
+    """Some of the smallest layers of the largest group; a far larger layer is not worth merging for one less."""
     groups: dict[int, list[LayerSize]] = {}
     for layer in layers:
         groups.setdefault(layer.group, []).append(layer)
@@ -139,7 +138,7 @@ def _most_crowded(layers: Sequence[LayerSize], fan: int) -> Sequence[LayerSize]:
 
 
 def _cheapest(rising: Sequence[LayerSize], cost: Callable[[Sequence[LayerSize]], float]) -> Sequence[LayerSize]:
-    """The smallest layers, as many as cost least to merge for each layer that there will be less."""
+    """The smallest layers, in the number that costs least to merge for each layer saved."""
     prefixes = (rising[:count] for count in range(2, len(rising) + 1))
     return min(prefixes, key=lambda some: cost(some) / (len(some) - 1))
 

@@ -1,10 +1,4 @@
-"""The durable layers of one step: what a checkpoint refers to, kept few without rewriting all; holds no cached rows.
-
-Invariant: they merge to the same rows as the layers in memory up to the epoch of the last snapshot made durable
-(closed windows aside). What a snapshot adds is one layer. Compaction here reads files and writes a file, apart from
-compaction in memory; a checkpoint refers to the older layers until the new one is there. What a checkpoint has referred
-to is not deleted here: older ones need it, and only the log condemns.
-"""
+"""The durable layers of one step: written at snapshots, merged in the background."""
 
 from __future__ import annotations
 
@@ -30,22 +24,27 @@ if TYPE_CHECKING:
     from penstock.state.stack import Stack
 
 SETTLED_AFTER, SETTLED_BELOW = 4, 0.01
-"""So many snapshots have added less than that part of all bytes: then little changes any more."""
+"""The state has settled once this many snapshots added less than this part of all bytes."""
 MERGED_SHARE = 4
-"""So many times as many rows has a slice of a merge: for each slice all of the small layers' files are read again."""
+"""Rows of a slice of a merge, as a multiple of the usual: each slice reads all files of the small layers again."""
 
 
 class DurableLayers:
-    """The list of durable layers and the writing of more.
+    """The durable layers of a step. Snapshots add layers, compaction merges some; it holds no cached rows.
 
-    Snapshots are written one after the other, merges too; neither waits for the other, for a merge of all takes as long
-    as many checkpoints. Readers never wait.
+    Invariant: they merge to the same rows as the layers in memory up to the epoch of the last durable snapshot, closed
+    windows aside. A snapshot adds at most one layer. Compaction reads files and writes a file, apart from compaction in
+    memory; a checkpoint refers to the older layers until the new one is there. Files that a checkpoint has referred to
+    are not deleted here: older checkpoints need them, and only the log condemns.
+
+    Snapshots are written one after the other, merges too. Neither waits for the other, since a merge of all takes as
+    long as many checkpoints. Readers never wait.
 
     Args:
         stack: the layers in memory.
         writer: makes rows durable.
-        refs: the layers restored from, each of which says which columns it has if they are not the writer's.
-        horizon: the one restored.
+        refs: the restored layers; each tells its columns if they differ from the writer's.
+        horizon: the restored horizon.
     """
 
     def __init__(
@@ -53,26 +52,24 @@ class DurableLayers:
     ) -> None:
         self._stack = stack
         self._writer = writer
-        self._arranger = CachedUnion(writer.session)
+        self._cached_union = CachedUnion(writer.session)
         self._refs = tuple(refs)
         self._epoch = 0
         self._horizon: int = horizon
         self._added: tuple[int, ...] = ()
-        self._merged: frozenset[str] = frozenset()
-        """Names of the layers that a merge is reading: a checkpoint lists them, or their files could be deleted. So it
-        does with those that a restore is reading."""
-        self._rebased = 0
-        """How often one layer took the place of all that were there."""
+        self._merging_names: frozenset[str] = frozenset()
+        # Layers that a merge or a restore is reading stay listed in checkpoints, or their files could be deleted.
+        self._rebased = 0  # how often one layer replaced all that were there
         self._writing = threading.Lock()
         self._merging = threading.Lock()
 
     @property
     def refs(self) -> tuple[LayerRef, ...]:
-        """The durable layers now."""
+        """The current durable layers."""
         return self._refs
 
-    def materialise(self, cover: SnapshotScope) -> StateHandle:
-        """Write what ``cover`` names and is not durable yet as one layer, and describe the whole state.
+    def materialise(self, scope: SnapshotScope) -> StateHandle:
+        """Write what ``scope`` names and is not durable yet as one layer, and describe the whole state.
 
         Raises:
             CheckpointAborted: a later snapshot is durable already.
@@ -82,32 +79,32 @@ class DurableLayers:
         durable = False
         try:
             with self._writing:
-                self._check_order(cover)
-                todo = [x for x in cover.layers if x.epoch > self._epoch and x.last_end > cover.horizon]
-                added = (self._write(todo, cover.horizon),) if todo else ()
-                if cover.base > self._epoch:
+                self._check_order(scope)
+                todo = [x for x in scope.layers if x.epoch > self._epoch and x.last_end > scope.horizon]
+                added = (self._write(todo, scope.horizon),) if todo else ()
+                if scope.base > self._epoch:
                     self._refs, self._rebased = (), self._rebased + 1
                 self._refs = (*self._refs, *added)
                 self._added = (*self._added, sum(ref.bytes for ref in added))[-SETTLED_AFTER:]
-                self._epoch, self._horizon = cover.epoch, cover.horizon
+                self._epoch, self._horizon = scope.epoch, scope.horizon
                 durable = True
-                self._keep_what_counts(*added)
-                return self._handle(cover)
+                self._drop_dead(*added)
+                return self._handle(scope)
         finally:
-            self._stack.covered(cover, durable=durable)
+            self._stack.end_snapshot(scope, durable=durable)
 
     def plan(self) -> Compaction | None:
-        """Which durable layers to merge next, if any; none while a restore reads them."""
-        if self._stack.awaits:
+        """The next merge of durable layers, if any is due; none while a restore reads them."""
+        if self._stack.loading:
             return None
         sized = [LayerSize(name=ref.name, level=ref.level, rows=ref.rows, bytes=ref.bytes) for ref in self._refs]
         return plan_durable_compaction(sized, live_rows=self._stack.rows, settled=self._has_settled())
 
     def compact(self) -> None:
-        """Carry out what :meth:`plan` says: read some durable layers, write them as one, refer to that instead.
+        """Carry out what :meth:`plan` says: write some durable layers as one, and refer to that instead.
 
-        Only what was closed at the last durable snapshot is left out: one that is being written still needs the rest.
-        Snapshots may be written meanwhile. If with one of them another layer took the place of all, this was in vain.
+        It leaves out only windows that were closed at the last durable snapshot: a snapshot that is being written still
+        needs the rest. Snapshots may be written meanwhile; if one of them replaces all layers, the merge is discarded.
         """
         with self._merging:
             with self._writing:
@@ -115,50 +112,50 @@ class DurableLayers:
                 if plan is None:
                     return
                 members = [ref for ref in self._refs if ref.name in plan.names]
-                self._merged = frozenset(plan.names)
+                self._merging_names = frozenset(plan.names)
             merged = None
             try:
-                extent = stats_of(members)
-                extent = replace(extent, rows=min(extent.rows, self._stack.rows))
-                merged = self._writer.write(self._reading(members), extent, horizon=horizon, share=MERGED_SHARE)
+                stats = stats_of(members)
+                stats = replace(stats, rows=min(stats.rows, self._stack.rows))
+                merged = self._writer.write(self._rows_of_slices(members), stats, horizon=horizon, share=MERGED_SHARE)
             except Exception:
-                if self._rebased == rebased:  # else files may be gone that nobody needs
+                if self._rebased == rebased:  # else the files may be gone, and are not needed
                     raise
             finally:
                 self._end_merge(merged, rebased)
 
     def _end_merge(self, merged: LayerRef | None, rebased: int) -> None:
         with self._writing:
-            names, self._merged = self._merged, frozenset()
+            names, self._merging_names = self._merging_names, frozenset()
             if merged is not None and self._rebased == rebased:
                 self._refs = (*(ref for ref in self._refs if ref.name not in names), merged)
-            self._keep_what_counts(*(() if merged is None else (merged,)))
+            self._drop_dead(*(() if merged is None else (merged,)))
 
-    def _keep_what_counts(self, *written: LayerRef) -> None:
-        """Drop other layers. Of those just ``written``, which no checkpoint has named, the files go at once."""
-        self._refs = tuple(ref for ref in self._refs if self._counts(ref))
+    def _drop_dead(self, *written: LayerRef) -> None:
+        """Drop layers whose rows are all dead. Delete files of those just ``written``: no checkpoint names them."""
+        self._refs = tuple(ref for ref in self._refs if self._is_alive(ref))
         for ref in written:
             if ref not in self._refs:
                 self._writer.discard(ref)
 
-    def _counts(self, ref: LayerRef) -> bool:
-        is_read = ref.name in self._merged or ref.name in self._stack.awaits
+    def _is_alive(self, ref: LayerRef) -> bool:
+        is_read = ref.name in self._merging_names or ref.name in self._stack.loading
         return is_read or bool(ref.rows and window_bounds(ref)[1] > self._horizon)
 
     def _write(self, layers: Sequence[Layer], horizon: int) -> LayerRef:
-        extent = LayerStats(
+        stats = LayerStats(
             rows=sum(layer.rows for layer in layers),
             level=0,
             first_end=min(layer.first_end for layer in layers),
             last_end=max(layer.last_end for layer in layers),
         )
-        plan = self._arranger.above([layer.frame for layer in layers])
+        plan = self._cached_union.stacked([layer.frame for layer in layers])
         rows = union_layers(layers) if plan is None else frame_of_plan(plan, self._writer.session)
-        return self._writer.write(lambda _: rows, extent, horizon=horizon)
+        return self._writer.write(lambda _: rows, stats, horizon=horizon)
 
-    def _reading(self, refs: Sequence[LayerRef]) -> SliceRows:
-        """The rows of a slice, out of no more files than may have some."""
-        by = self._writer.layers_format.sliced
+    def _rows_of_slices(self, refs: Sequence[LayerRef]) -> SliceRows:
+        """Reads the rows of a slice, out of only the files that may have some."""
+        by = self._writer.layers_format.slice_columns
 
         def rows_of(part: HashSlice) -> DataFrame | None:
             files = [(ref, found) for ref in refs if (found := files_of(ref, part, by))]
@@ -174,41 +171,41 @@ class DurableLayers:
         added = self._added
         return len(added) == SETTLED_AFTER and sum(added) <= SETTLED_BELOW * sum(ref.bytes for ref in self._refs)
 
-    def _handle(self, cover: SnapshotScope) -> StateHandle:
+    def _handle(self, scope: SnapshotScope) -> StateHandle:
         layers_format = self._writer.layers_format
-        horizon = None if cover.horizon == MIN_WATERMARK else cover.horizon
-        detail: dict[str, Json] = {"partitions": layers_format.partitions, "horizon": horizon, **cover.notes}
+        horizon = None if scope.horizon == MIN_WATERMARK else scope.horizon
+        detail: dict[str, Json] = {"partitions": layers_format.partitions, "horizon": horizon, **scope.details}
         if layers_format.table is not None:
             detail["table"] = layers_format.table
         return StateHandle(kind=layers_format.kind, schema=layers_format.ddl(), layers=self._refs, detail=detail)
 
-    def _check_order(self, cover: SnapshotScope) -> None:
-        if cover.epoch <= self._epoch:
-            msg = f"snapshot {cover.epoch} is overtaken: snapshot {self._epoch} is durable already"
+    def _check_order(self, scope: SnapshotScope) -> None:
+        if scope.epoch <= self._epoch:
+            msg = f"snapshot {scope.epoch} is overtaken: snapshot {self._epoch} is durable already"
             raise CheckpointAborted(msg, uid=self._writer.layers_format.uid)
 
 
 class PendingLayers:
-    """A snapshot by name; see :class:`penstock.interfaces.operator.PendingSnapshot`."""
+    """A snapshot that is not durable yet; see :class:`penstock.interfaces.operator.PendingSnapshot`."""
 
-    def __init__(self, durable: DurableLayers, stack: Stack, cover: SnapshotScope) -> None:
+    def __init__(self, durable: DurableLayers, stack: Stack, scope: SnapshotScope) -> None:
         self._durable = durable
         self._stack = stack
-        self._cover = cover
+        self._scope = scope
         self._lock = threading.Lock()
         self._taken = False
 
     def materialise(self) -> StateHandle:
         """Write what is not durable yet; see :meth:`DurableLayers.materialise`."""
         if not self._take():
-            msg = f"snapshot {self._cover.epoch} was given up before it was written: a later one was asked for"
+            msg = f"snapshot {self._scope.epoch} was given up before it was written: a later one was asked for"
             raise CheckpointAborted(msg)
-        return self._durable.materialise(self._cover)
+        return self._durable.materialise(self._scope)
 
     def give_up(self) -> None:
-        """The checkpoint was aborted before writing began: let go of the layers. Later calls do nothing."""
+        """Let go of the layers: the checkpoint was aborted before writing began. Later calls do nothing."""
         if self._take():
-            self._stack.covered(self._cover, durable=False)
+            self._stack.end_snapshot(self._scope, durable=False)
 
     def _take(self) -> bool:
         with self._lock:

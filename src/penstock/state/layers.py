@@ -23,48 +23,18 @@ if TYPE_CHECKING:
     from penstock.spark.session import LeanSession
 
 
-# ----------------------------------------------------------------------------------------------------
-# What a snapshot and an emission name: layers as of one moment, kept until they are done with. Runs nothing.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SnapshotScope:
-    """What a snapshot names: layers up to ``epoch`` that were not durable then, the horizon, and the step's own notes.
-
-    ``lease`` keeps the blocks of ``layers`` until the snapshot is durable or given up. ``base`` is the epoch in which
-    one layer last took the place of all: what was durable before that is in it.
-    """
-
-    epoch: int
-    base: int
-    horizon: int
-    layers: tuple[Layer, ...]
-    lease: RefCount
-    notes: Mapping[str, Json] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EmissionLayers:
-    """The layers an emission is made of: those that were told of before, and those that are new. Kept by ``lease``."""
-
-    old: tuple[Layer, ...]
-    new: tuple[Layer, ...]
-    lease: RefCount
-
-
-# ----------------------------------------------------------------------------------------------------
-# One immutable layer of merged rows in Spark's cache, and what the rows of a step's layers look like.
-#
-# Knows nothing of the stack a layer lies in, of checkpoints or of windows' shapes.
+# ---- one layer -------------------------------------------------------------------------------------------------------
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
 STATS = ("rows", "first", "last")
+"""Names of the figures that :attr:`LayerFormat.stats` computes."""
 KIND = "window/1"
+"""The format of state, recorded in checkpoints."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerFormat:
-    """The rows of a step's layers: one for each key and stretch of time, with partial aggregates.
+    """The format of a step's layers: a row for each key and stretch of time, with partial aggregates.
 
     Columns that are the same for every layer are made once: each takes several calls to the JVM.
 
@@ -73,13 +43,13 @@ class LayerFormat:
         keys: names of the key columns, maybe none.
         schema: the key columns, where the stretch starts and ends (TIMESTAMP), then the partial columns.
         merges: for each partial column, how the values of one key and stretch become one.
-        partitions: ``n``: every layer of a process is hashed into as many.
-        start: name of the column that says where a stretch starts: a window, or a pane that several windows share.
-        end: name of the one that says where it ends.
-        scattered: whether, without keys, different stretches may lie apart; not if they are to be put together.
+        partitions: ``n``: every layer of a process is hashed into as many partitions.
+        start: name of the column with the start of a stretch: of a window, or of a pane that several windows share.
+        end: name of the column with its end.
+        scattered: whether, without keys, different stretches may be in different partitions.
         skips_null: whether partials that are NULL make no difference to any merge.
         kind: name and version of the format, which a restore compares.
-        table: what else it takes to read the rows as a table; kept beside the layers, opaque here.
+        table: what else it takes to read the rows as a table; recorded with the layers, opaque here.
     """
 
     uid: str
@@ -95,43 +65,46 @@ class LayerFormat:
     table: Mapping[str, Json] | None = None
 
     @property
-    def together(self) -> tuple[str, ...]:
-        """Rows that may have to be merged are alike in these columns; none if any two may have to be.
+    def hash_columns(self) -> tuple[str, ...]:
+        """The columns by whose hash layers are partitioned in memory; empty for one partition.
 
-        By their hash, layers lie in partitions in memory.
+        Rows that may have to be merged are equal in these columns.
         """
         return self.keys or ((self.end,) if self.scattered else ())
 
     @cached_property
-    def sliced(self) -> tuple[str, ...]:
-        """By the hash of these columns a row falls into a slice; none if all are in one.
+    def slice_columns(self) -> tuple[str, ...]:
+        """The columns by whose hash layers are sliced on disk; empty for one slice.
 
-        Of texts with a collation, some are alike that ``hash`` tells apart: their rows would never be merged on disk.
+        Of texts with a collation, some are equal that ``hash`` tells apart: their rows would never be merged on disk.
         """
-        types = (self.schema[name].dataType.simpleString() for name in self.together)
-        return () if any(" collate " in kind for kind in types) else self.together
+        types = (self.schema[name].dataType.simpleString() for name in self.hash_columns)
+        return () if any(" collate " in kind for kind in types) else self.hash_columns
 
     def hashed(self, frame: DataFrame) -> DataFrame:
-        """``frame`` placed as all layers are: by the user's keys alone; without keys by end, or all in one place."""
-        if not self.together:
+        """``frame`` partitioned as all layers are: by the user's keys; without keys by end, or in one partition."""
+        if not self.hash_columns:
             return frame.repartition(1)
-        return frame.repartition(self.partitions, *(quote_identifier(name) for name in self.together))
+        return frame.repartition(self.partitions, *(quote_identifier(name) for name in self.hash_columns))
 
     def merged(self, frame: DataFrame, *more: Column, by: tuple[str, ...] = ()) -> DataFrame:
-        """One row for each key and stretch, and each value of ``by``. No exchange if ``frame`` is a union of layers.
+        """One row for each key and stretch, and each value of ``by``; no exchange if ``frame`` is a union of layers.
 
-        ``more`` are aggregates over other columns of ``frame``.
+        Args:
+            frame: rows of the format, maybe with other columns.
+            more: aggregates over other columns.
+            by: more columns to group by.
         """
         groups = (quote_identifier(name) for name in (*self.keys, self.start, self.end, *by))
         return frame.groupBy(*groups).agg(*self.merging, *more)
 
     @cached_property
     def merging(self) -> tuple[Column, ...]:
-        """The partials of one group become one: aggregates, one for each partial column."""
+        """The aggregates that merge the partials of one group, one for each partial column."""
         return tuple(column.alias(name) for name, column in self.merging_of(lambda partial: partial).items())
 
     def merging_of(self, shown: Callable[[Column], Column]) -> dict[str, Column]:
-        """The same over what is made of each partial column."""
+        """The same aggregates over what ``shown`` makes of each partial column, by name."""
         from pyspark.sql import functions as F
 
         types = {field.name: field.dataType for field in self.schema.fields}
@@ -140,17 +113,17 @@ class LayerFormat:
         }
 
     @cached_property
-    def extent(self) -> tuple[Column, ...]:
-        """How many rows there are, and where the first and the last of them end: aggregates over a layer's rows."""
+    def stats(self) -> tuple[Column, ...]:
+        """Number of rows, least end and greatest end, as aggregates over a layer's rows: see :data:`STATS`."""
         from pyspark.sql import functions as F
 
         end = F.expr(f"unix_micros({self.end})")
         return (F.count(F.lit(1)).alias("rows"), F.min(end).alias("first"), F.max(end).alias("last"))
 
     def between(self, frame: DataFrame, after: int, until: int = MAX_WATERMARK) -> DataFrame:
-        """Rows whose stretch ends in ``(after, until]``. Bounds change with every batch and compile nothing."""
+        """Rows whose stretch ends in ``(after, until]``. New bounds compile nothing."""
         end = f"unix_micros({self.end})"
-        lower, upper = (f"{variable_literal(bound, beside=self.end)}" for bound in (after, until))
+        lower, upper = (f"{variable_literal(bound, column=self.end)}" for bound in (after, until))
         return frame.where(filter_text(f"{end} > {lower} AND {end} <= {upper}"))
 
     def ddl(self) -> str:
@@ -162,13 +135,13 @@ class LayerFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerStats:
-    """How much is in a layer, which may still have to be written, or to be read.
+    """Statistics of a layer, which may still have to be written or read.
 
     Attributes:
         rows: how many there are, or an upper bound.
         level: how many merges deep it is.
-        first_end: least end of the windows or panes of its rows, in microseconds, or less.
-        last_end: the greatest, or more.
+        first_end: a lower bound of the ends of its rows' windows or panes, in microseconds.
+        last_end: an upper bound of them.
     """
 
     rows: int
@@ -187,22 +160,22 @@ class Layer(LayerStats):
 
     Attributes:
         name: unique within the process.
-        epoch: the number of the snapshot that first covers it.
+        epoch: number of the first snapshot that has it.
         frame: the rows.
-        lease: who still needs the blocks; the stack is one of them.
-        turn: the number of the emission that first tells of it; 0 if nobody asks what has changed.
+        lease: counts those who need the blocks; the stack is one of them.
+        emission_number: number of the first emission that has it; 0 if the step does not send changes.
     """
 
     name: str
     epoch: int
     frame: DataFrame
     lease: RefCount
-    turn: int = 0
+    emission_number: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CachedRows:
-    """Rows in Spark's cache, and their extent, which says nothing if there are none."""
+    """Rows in Spark's cache, and bounds of their ends, which mean nothing if there are none."""
 
     frame: DataFrame
     rows: int
@@ -212,44 +185,74 @@ class CachedRows:
 
 
 def union_layers(layers: Sequence[Layer]) -> DataFrame:
-    """The rows of several layers, not yet merged; their common partitioning is kept."""
+    """The rows of several layers, not merged; their common partitioning is kept."""
     return reduce(lambda left, right: left.union(right), (layer.frame for layer in layers))
 
 
 def release_layers(held: Sequence[Layer | CachedRows]) -> None:
-    """One holder of each is done with it."""
+    """Release one lease of each."""
     for each in held:
         each.lease.release()
 
 
-# ----------------------------------------------------------------------------------------------------
-# Runs frames into layers of cached rows: at once, or by the way in the job of whoever reads them first.
-#
-# Knows nothing of the stack and of what the rows mean.
+# ---- the layers of a snapshot and of an emission ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SnapshotScope:
+    """What a snapshot consists of.
+
+    Attributes:
+        epoch: number of the snapshot.
+        base: the epoch in which one layer last replaced all: what was durable before that is in it.
+        horizon: rows that end at or before it do not count.
+        layers: layers up to ``epoch`` that are not durable yet.
+        lease: keeps the blocks of ``layers`` until the snapshot is durable or given up.
+        details: what the step records in addition to its layers.
+    """
+
+    epoch: int
+    base: int
+    horizon: int
+    layers: tuple[Layer, ...]
+    lease: RefCount
+    details: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EmissionLayers:
+    """The layers an emission is made of: old ones of earlier emissions, and new ones. ``lease`` keeps their blocks."""
+
+    old: tuple[Layer, ...]
+    new: tuple[Layer, ...]
+    lease: RefCount
+
+
+# ---- frames run into layers ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerLabel:
-    """What a layer to be made is called, and where it stands among the others: see :class:`Layer`."""
+    """Name and place in the stack of a layer to be made: see :class:`Layer`."""
 
     name: str
     level: int
     epoch: int
-    turn: int = 0
+    emission_number: int = 0
 
 
 class LazyLayer:
-    """A layer whose rows are there once a job has read them, whoever's that is.
+    """A layer whose rows are kept by the first job that reads them.
 
     Args:
         layers_format: of its rows.
-        frame: of them, merged and hashed.
-        read: tells :data:`STATS`, or bounds of it, after the job, if it can.
-        tag: of the layer.
-        beside: see :class:`LazyCheckpoint`.
+        frame: its rows, merged and hashed.
+        read: returns :data:`STATS`, or bounds of them, after the job; ``None`` if they are lost.
+        label: of the layer.
+        lean: see :class:`LazyCheckpoint`.
 
     Attributes:
-        layer: to make results of; nothing is known of its extent. Its lease is shared with whoever runs them.
+        layer: to make results of, with no statistics yet. Its lease is shared with the results.
     """
 
     def __init__(
@@ -257,82 +260,84 @@ class LazyLayer:
         layers_format: LayerFormat,
         frame: DataFrame,
         read: Callable[[], Mapping[str, Any] | None],
-        tag: LayerLabel,
+        label: LayerLabel,
         *,
-        beside: LeanSession,
+        lean: LeanSession,
     ) -> None:
         self._format = layers_format
         self._read = read
-        self._cut = LazyCheckpoint(frame, beside)
-        kept = self._cut.frame
-        anything = CachedRows(
+        self._checkpoint = LazyCheckpoint(frame, lean)
+        kept = self._checkpoint.frame
+        unbounded = CachedRows(
             frame=kept,
             rows=0,
             first_end=MIN_WATERMARK,
             last_end=MAX_WATERMARK,
             lease=RefCount(lambda: free_blocks(kept)),
         )
-        self.layer = _layer(anything, tag)
+        self.layer = _layer(unbounded, label)
 
     def finish(self) -> Layer | None:
-        """The layer as its rows are; ``None``, and freed, if it has none. Runs a job if none has read them.
+        """The layer with its statistics; ``None``, and freed, if it has no rows. Runs a job if none has read them.
 
-        What else was observed below it can be read after this.
+        Other metrics that were observed below the layer can be read after this.
 
         Raises:
-            LayerMissing: a block is lost of a layer that it is made of.
+            LayerMissing: a block of a layer below it is lost.
         """
         with explain_lost_blocks(self._format.uid):
-            self._cut.finish()
-            rows, first, last = _extent(self._read() or _ask(self._cut.frame, self._format), self._format)
+            self._checkpoint.finish()
+            rows, first, last = _bounds(
+                self._read() or _count_stats(self._checkpoint.frame, self._format), self._format
+            )
         if not rows:
             self.layer.lease.release()
             return None
         return replace(self.layer, rows=rows, first_end=first, last_end=last)
 
 
-def build_layer(layers_format: LayerFormat, frame: DataFrame, tag: LayerLabel) -> Layer | None:
+def build_layer(layers_format: LayerFormat, frame: DataFrame, label: LayerLabel) -> Layer | None:
     """Run ``frame``, whose rows are merged and hashed, into a layer: one job. ``None`` if it has no rows.
 
     Raises:
-        LayerMissing: ``frame`` reads another layer, and a block of that is lost.
+        LayerMissing: a block of a layer that ``frame`` reads is lost.
     """
-    figures = FrameObservation(STATS)
-    return cache_layer(layers_format, figures.watch(frame, layers_format.extent), figures.read, tag)
+    observation = FrameObservation(STATS)
+    return cache_layer(layers_format, observation.observe(frame, layers_format.stats), observation.read, label)
 
 
 def cache_layer(
-    layers_format: LayerFormat, watched: DataFrame, read: Callable[[], Mapping[str, Any] | None], tag: LayerLabel
+    layers_format: LayerFormat, observed: DataFrame, read: Callable[[], Mapping[str, Any] | None], label: LayerLabel
 ) -> Layer | None:
-    """As :func:`build_layer`, of an observed frame: ``read`` returns :data:`STATS` after its job, if it can."""
-    kept = cache_rows(layers_format, watched, read)
+    """As :func:`build_layer`, of an observed frame: ``read`` returns :data:`STATS` after its job, or ``None``."""
+    kept = cache_rows(layers_format, observed, read)
     if not kept.rows:
         kept.lease.release()
         return None
-    return _layer(kept, tag)
+    return _layer(kept, label)
 
 
 def cache_rows(
-    layers_format: LayerFormat, watched: DataFrame, read: Callable[[], Mapping[str, Any] | None]
+    layers_format: LayerFormat, observed: DataFrame, read: Callable[[], Mapping[str, Any] | None]
 ) -> CachedRows:
-    """Run a frame whose extent is observed, and keep its rows, if there are any: one job."""
+    """Run a frame whose statistics are observed, and keep its rows: one job."""
     with explain_lost_blocks(layers_format.uid):
-        kept = local_checkpoint(watched)
+        kept = local_checkpoint(observed)
     lease = RefCount(lambda: free_blocks(kept))
     try:
-        rows, first, last = _extent(read() or _ask(kept, layers_format), layers_format)
+        rows, first, last = _bounds(read() or _count_stats(kept, layers_format), layers_format)
     except BaseException:
         lease.release()
         raise
     return CachedRows(frame=kept, rows=rows, first_end=first, last_end=last, lease=lease)
 
 
-def _layer(kept: CachedRows, tag: LayerLabel) -> Layer:
+def _layer(kept: CachedRows, label: LayerLabel) -> Layer:
     return Layer(
-        name=tag.name,
-        level=tag.level,
-        epoch=tag.epoch,
-        turn=tag.turn,
+        name=label.name,
+        level=label.level,
+        epoch=label.epoch,
+        emission_number=label.emission_number,
         rows=kept.rows,
         first_end=kept.first_end,
         last_end=kept.last_end,
@@ -341,9 +346,9 @@ def _layer(kept: CachedRows, tag: LayerLabel) -> Layer:
     )
 
 
-def _extent(told: Mapping[str, Any], layers_format: LayerFormat) -> tuple[int, int, int]:
-    """Rows, and where the first and the last of them end: of none, no stretch of time."""
-    rows, first, last = told["rows"] or 0, told["first"], told["last"]
+def _bounds(stats: Mapping[str, Any], layers_format: LayerFormat) -> tuple[int, int, int]:
+    """Number of rows, least end and greatest end; an empty stretch of time without rows."""
+    rows, first, last = stats["rows"] or 0, stats["first"], stats["last"]
     if not rows:
         return 0, MAX_WATERMARK, MIN_WATERMARK
     if first is None or last is None:
@@ -352,7 +357,7 @@ def _extent(told: Mapping[str, Any], layers_format: LayerFormat) -> tuple[int, i
     return rows, max(first, MIN_WATERMARK), last
 
 
-def _ask(kept: DataFrame, layers_format: LayerFormat) -> dict[str, int | None]:
-    """The same figures by a job of their own: only if the observation was lost, since the layer depends on them."""
-    row = kept.agg(*layers_format.extent).collect()[0]
+def _count_stats(kept: DataFrame, layers_format: LayerFormat) -> dict[str, int | None]:
+    """The statistics by a job of their own, if their observation was lost."""
+    row = kept.agg(*layers_format.stats).collect()[0]
     return dict(zip(STATS, row, strict=True))

@@ -1,8 +1,4 @@
-"""Checks durable layers, and says how their rows come back into memory; knows nothing of the log that named them.
-
-A layer in memory has a partition for each part of the hash of its keys, and durable layers have slices of the same
-hash. Where both are powers of two, a partition is made of a few files, and no row is exchanged.
-"""
+"""Durable layers checked, and loaded back into memory."""
 
 from __future__ import annotations
 
@@ -28,19 +24,22 @@ if TYPE_CHECKING:
     from penstock.handles import FileRef, LayerRef, StateHandle
     from penstock.state.parquet import Files
 
+# A layer in memory has a partition for each part of the hash of its keys, and durable layers have slices of the same
+# hash. Where both are powers of two, a partition is made of a few files, and no row is exchanged.
+
 ROWS_A_PART: Final = 1_000_000
 """Rows to load at once: a second or two of reading and merging."""
-READ_AGAIN: Final = 2
-"""How many times all rows may be read, at most, in order to load them in small parts."""
+MAX_READS: Final = 2
+"""How often each row may be read, on average, to load the layers in small parts."""
 
 
 def horizon_of(handle: StateHandle) -> int:
-    """The horizon recorded in a handle: see :func:`read_event_time`."""
+    """The horizon recorded in a handle; see :func:`read_event_time`."""
     return read_event_time(handle, "horizon")
 
 
 def read_event_time(handle: StateHandle, name: str) -> int:
-    """An event time recorded in a handle's detail; NULL there is the beginning of time.
+    """An event time recorded in a handle's detail; NULL stands for the beginning of time.
 
     Raises:
         CheckpointUnreadable: the detail is not what a window step writes.
@@ -56,16 +55,16 @@ def read_event_time(handle: StateHandle, name: str) -> int:
 
 
 def restore_layer(
-    handle: StateHandle, writer: LayerWriter, session: SparkSession, *, name: str, turn: int = 0
+    handle: StateHandle, writer: LayerWriter, session: SparkSession, *, name: str, emission_number: int = 0
 ) -> LayerLoader | None:
-    """What brings the rows of a handle into memory, as one merged layer; ``None`` if nothing lives. No job.
+    """A loader for the rows of a handle, as one merged layer; ``None`` if no row is alive. Runs no job.
 
     Args:
-        handle: what the checkpoint recorded, brought under the writer's schema: see :func:`carried`.
-        writer: where files lie and what their rows look like.
+        handle: what the checkpoint recorded, under the writer's schema: see :func:`~penstock.state.schema.migrated`.
+        writer: has the folder and the format of the files.
         session: the user's session, which the layer will belong to.
         name: of the layer.
-        turn: of the layer; 0 if all was told.
+        emission_number: of the layer; 0 if all of it was sent.
 
     Raises:
         LayerMissing: a named file is not there.
@@ -75,66 +74,66 @@ def restore_layer(
     check_files(alive, writer.filesystem, writer.layers_format.uid)
     if not alive:
         return None
-    extent = stats_of(alive)
-    coming = ExpectedLayer(
+    stats = stats_of(alive)
+    expected = ExpectedLayer(
         name=name,
-        level=extent.level,
-        turn=turn,
-        rows=extent.rows,
-        first_end=extent.first_end,
-        last_end=extent.last_end,
+        level=stats.level,
+        emission_number=emission_number,
+        rows=stats.rows,
+        first_end=stats.first_end,
+        last_end=stats.last_end,
         refs=frozenset(ref.name for ref in alive),
     )
-    rows = _Rows(refs=alive, writer=replace(writer, session=session), horizon=horizon_of(handle))
+    rows = _LiveRows(refs=alive, writer=replace(writer, session=session), horizon=horizon_of(handle))
     layers_format = writer.layers_format
     count = parts_of(alive, layers_format) if same_hash_slices(layers_format) else None
     if count is None:
-        return LayerLoader(coming, [rows.all], lambda frames: frames[0])
-    places, columns = layers_format.partitions, [quote_identifier(name) for name in layers_format.sliced]
+        return LayerLoader(expected, [rows.all], lambda frames: frames[0])
+    partitions, columns = layers_format.partitions, [quote_identifier(name) for name in layers_format.slice_columns]
     parts = [partial(rows.part, HashSlice(number, count)) for number in range(count)]
 
     def join(frames: Sequence[DataFrame]) -> DataFrame:
-        return frame_of_plan(CachedUnion(session).beside(frames, columns, partitions=places), session)
+        return frame_of_plan(CachedUnion(session).side_by_side(frames, columns, partitions=partitions), session)
 
-    return LayerLoader(coming, parts, join)
+    return LayerLoader(expected, parts, join)
 
 
 def parts_of(refs: Sequence[LayerRef], layers_format: LayerFormat) -> int | None:
-    """In how many parts to load layers: so many that none takes long, but few enough to read no file often.
+    """In how many parts to load layers: enough that none takes long, but few enough that no file is read often.
 
-    ``None`` if with a part for each partition files would be read too often: then an exchange costs less.
+    ``None`` if files would be read too often with a part for each partition: then an exchange costs less.
 
-    A file has the rows of a slice, and is read for each part that the slice has rows of. Tasks beside the data have to
-    be short, since Spark never preempts one.
+    A file has the rows of a slice, and is read for each part that the slice has rows of. Background tasks have to be
+    short, since Spark never preempts one.
     """
-    sliced = [(ref.rows, slices_of(ref, layers_format.sliced)) for ref in refs]
+    sliced = [(ref.rows, slices_of(ref, layers_format.slice_columns)) for ref in refs]
     rows = sum(rows for rows, _ in sliced)
     count = layers_format.partitions
 
     def rows_read(parts: int) -> int:
         return sum(rows * max(1, parts // slices) for rows, slices in sliced)
 
-    if rows_read(count) > READ_AGAIN * rows:
+    if rows_read(count) > MAX_READS * rows:
         return None
-    while rows > ROWS_A_PART * count and rows_read(2 * count) <= READ_AGAIN * rows:
+    while rows > ROWS_A_PART * count and rows_read(2 * count) <= MAX_READS * rows:
         count *= 2
     return count
 
 
 def same_hash_slices(layers_format: LayerFormat) -> bool:
-    """Whether a row's slice says in which partition in memory it belongs.
+    """Whether a row's slice determines its partition in memory.
 
-    It does if one number divides the other, and if the function ``hash`` is that by which Spark places rows. For texts
-    with a collation it is not: see :attr:`LayerFormat.sliced`.
+    It does if the number of partitions is a power of two, as that of slices is, and if ``hash`` is the function by
+    which Spark partitions. For texts with a collation it is not: see :attr:`LayerFormat.slice_columns`.
 
     Source: ``HashPartitioning.partitionIdExpression`` of Spark, ``pmod(CollationAwareMurmur3Hash(…), n)``.
     """
     count = layers_format.partitions
-    return bool(layers_format.sliced) and count & (count - 1) == 0
+    return bool(layers_format.slice_columns) and count & (count - 1) == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Rows:
+class _LiveRows:
     """The rows of durable layers above a horizon."""
 
     refs: Sequence[LayerRef]
@@ -142,14 +141,14 @@ class _Rows:
     horizon: int
 
     def part(self, part: HashSlice) -> CachedRows:
-        """Those of one partition, merged by one task."""
+        """The rows of one part, merged by one task."""
         layers_format = self.writer.layers_format
-        files = [(ref, files_of(ref, part, layers_format.sliced)) for ref in self.refs]
+        files = [(ref, files_of(ref, part, layers_format.slice_columns)) for ref in self.refs]
         found = self._scan(files).coalesce(1).where(part.condition(layers_format))
         return self._kept(layers_format.merged(found))
 
     def all(self) -> CachedRows:
-        """All of them, merged and exchanged."""
+        """All rows, merged after an exchange."""
         layers_format = self.writer.layers_format
         found = self._scan([(ref, ref.files) for ref in self.refs])
         return self._kept(layers_format.merged(layers_format.hashed(found)))
@@ -160,8 +159,8 @@ class _Rows:
         )
 
     def _kept(self, merged: DataFrame) -> CachedRows:
-        layers_format, figures = self.writer.layers_format, FrameObservation(STATS)
-        kept = cache_rows(layers_format, figures.watch(merged, layers_format.extent), figures.read)
+        layers_format, observation = self.writer.layers_format, FrameObservation(STATS)
+        kept = cache_rows(layers_format, observation.observe(merged, layers_format.stats), observation.read)
         try:
             self.writer.failpoint("state.part.loaded")
         except Exception:
@@ -177,11 +176,11 @@ def live_layers(handle: StateHandle) -> tuple[LayerRef, ...]:
 
 
 def check_files(refs: Sequence[LayerRef], filesystem: FileSystem, uid: str) -> None:
-    """Every file of these layers is there and is the one that was written.
+    """Check that every file of these layers is there and is the one that was written.
 
     Raises:
-        LayerMissing: one is not there.
-        CheckpointUnreadable: one is another.
+        LayerMissing: a file is not there.
+        CheckpointUnreadable: a file is another one.
     """
     for ref in refs:
         for file in ref.files:

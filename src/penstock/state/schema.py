@@ -1,8 +1,4 @@
-"""Decides how recorded state becomes the state that a step declares; pure. Knows neither Spark nor files.
-
-State is described as Spark DDL: key columns, where a stretch of time starts and ends, then partial columns, each called
-``<alias>__<part>``. Aggregates come and go as a whole, types only get wider, and keys and windows stay as they are.
-"""
+"""Decides how recorded state becomes the state that a step declares."""
 
 from __future__ import annotations
 
@@ -19,53 +15,62 @@ if TYPE_CHECKING:
 
     from penstock.handles import LayerRef
 
+# State is described as Spark DDL: key columns, start and end of a stretch of time, then partial columns, each called
+# ``<alias>__<part>``. Aggregates come and go as a whole, types only get wider, and keys and windows stay as they are.
+
 STARTS: Final = ("window_start", "pane_start")
-"""The first of two columns that say where a row's stretch of time starts and ends; the keys stand before it."""
+"""Names of the column with the start of a row's stretch of time: keys come before it, the end after it."""
 _REMEDY: Final = "put the old one back, or give the step a new uid and start it without its state"
 
 
 class IncompatibleSchema(ValueError):
-    """State cannot be taken over; the text says why, and the way out where there is a shorter one than a new uid."""
+    """State cannot be taken over. The text has the reason, and a remedy if there is a better one than a new uid."""
 
 
-def resolve_schema(held: StateHandle, keeps: StateSchema, *, uid: str) -> tuple[ColumnChange, ...]:
-    """What becomes of each column of the state that a checkpoint holds; nothing if all stays as it is.
+def resolve_schema(recorded: StateHandle, declared: StateSchema, *, uid: str) -> tuple[ColumnChange, ...]:
+    """What becomes of each column of the state that a checkpoint recorded; empty if nothing changes.
 
     Raises:
-        StateIncompatible: it cannot be taken over; with both sides and the remedy.
+        StateIncompatible: the state cannot be taken over; the message has both sides and the remedy.
     """
-    if held.kind != keeps.kind:
-        msg = f"the checkpoint holds state of kind {held.kind!r}, this step keeps {keeps.kind!r}: give it another uid"
+    if recorded.kind != declared.kind:
+        msg = (
+            f"the checkpoint holds state of kind {recorded.kind!r}, this step keeps {declared.kind!r}: "
+            "give it another uid"
+        )
         raise StateIncompatible(msg, uid=uid)
-    window = held.detail.get("window") if isinstance(held.detail, dict) else None
-    if window != keeps.window:
-        msg = f"the checkpoint's state is cut for windows {window!r}; the pipeline declares {keeps.window!r}: {_REMEDY}"
+    window = recorded.detail.get("window") if isinstance(recorded.detail, dict) else None
+    if window != declared.window:
+        msg = (
+            f"the checkpoint's state is cut for windows {window!r}; the pipeline declares {declared.window!r}: "
+            f"{_REMEDY}"
+        )
         raise StateIncompatible(msg, uid=uid)
     try:
-        for ref in held.layers:
-            column_changes(schema_of(held, ref), keeps.schema)
-        return column_changes(held.schema, keeps.schema)
+        for ref in recorded.layers:
+            column_changes(schema_of(recorded, ref), declared.schema)
+        return column_changes(recorded.schema, declared.schema)
     except IncompatibleSchema as error:
         msg = (
-            f"the checkpoint's state has the columns {held.schema}; the pipeline declares {keeps.schema}: {error}; "
-            f"{_REMEDY}"
+            f"the checkpoint's state has the columns {recorded.schema}; the pipeline declares {declared.schema}: "
+            f"{error}; {_REMEDY}"
         )
         raise StateIncompatible(msg, uid=uid) from error
 
 
 def column_changes(recorded: str, declared: str) -> tuple[ColumnChange, ...]:
-    """How columns recorded as one DDL become those declared as another, in the order declared, what is dropped last.
+    """How recorded columns become the declared ones, both given as DDL: in the declared order, dropped ones last.
 
-    Nothing if all have the same names and types, in whatever order.
+    Empty if all have the same names and types, in whatever order.
 
     Raises:
-        Refused: that is not possible.
+        IncompatibleSchema: that is not possible.
 
-    >>> for move in column_changes(
+    >>> for change in column_changes(
     ...     "`user` string, `window_start` timestamp, `window_end` timestamp, `low__min` int, `n__count` bigint",
     ...     "`user` string, `window_start` timestamp, `window_end` timestamp, `low__min` bigint, `x__sum` double",
     ... ):
-    ...     print(move)
+    ...     print(change)
     keeps user string
     keeps window_start timestamp
     keeps window_end timestamp
@@ -79,21 +84,21 @@ def column_changes(recorded: str, declared: str) -> tuple[ColumnChange, ...]:
     _check_keys(before, now)
     _check_aggregates(before, now)
     held = {column.name.casefold(): column for column in before.all}
-    moves = [ColumnChange(recorded=held.pop(each.name.casefold(), None), declared=each) for each in now.all]
-    for move in moves:
-        if move.act is ColumnAction.WIDEN and move.recorded and move.declared:
-            _check_widens(move.recorded, move.declared)
-    moves += [ColumnChange(recorded=each, declared=None) for each in held.values()]
-    return () if all(move.recorded == move.declared for move in moves) else tuple(moves)
+    changes = [ColumnChange(recorded=held.pop(each.name.casefold(), None), declared=each) for each in now.all]
+    for change in changes:
+        if change.act is ColumnAction.WIDEN and change.recorded and change.declared:
+            _check_widens(change.recorded, change.declared)
+    changes += [ColumnChange(recorded=each, declared=None) for each in held.values()]
+    return () if all(change.recorded == change.declared for change in changes) else tuple(changes)
 
 
-def schema_of(held: StateHandle, ref: LayerRef) -> str:
-    """The columns of a layer's files that count, as DDL: the state's, unless it was written under an older schema."""
-    return layer_columns(ref) or held.schema
+def schema_of(recorded: StateHandle, ref: LayerRef) -> str:
+    """The columns of a layer's files as DDL: the state's, unless the layer was written under an older schema."""
+    return layer_columns(ref) or recorded.schema
 
 
 def layer_columns(ref: LayerRef) -> str | None:
-    """The columns of a layer that was written under an older schema than its checkpoint's, as its detail says.
+    """The columns of a layer that was written under an older schema than its checkpoint's, from its detail.
 
     Raises:
         CheckpointUnreadable: the detail is not what a step writes.
@@ -105,35 +110,37 @@ def layer_columns(ref: LayerRef) -> str | None:
     return found
 
 
-def migrated(held: StateHandle, declared: str) -> StateHandle:
-    """The same state under the declared schema: of layers with other columns, each says itself which it has.
+def migrated(recorded: StateHandle, declared: str) -> StateHandle:
+    """The same state under the declared schema. The details of layers with other columns record these.
 
-    A column that is dropped is gone for good, though files still have it: else it would depend on when layers are
-    merged what an aggregate of the same name, added later, begins with.
+    A dropped column is gone for good, though files still have it. Otherwise the value that an aggregate of the same
+    name, added later, begins with would depend on when layers are merged.
 
     Raises:
-        Refused: it cannot be taken over.
+        IncompatibleSchema: the state cannot be taken over.
     """
-    return replace(held, schema=declared, layers=tuple(_carried(held, ref, declared) for ref in held.layers))
+    return replace(
+        recorded, schema=declared, layers=tuple(_migrated_layer(recorded, ref, declared) for ref in recorded.layers)
+    )
 
 
-def _carried(held: StateHandle, ref: LayerRef, declared: str) -> LayerRef:
-    moves = column_changes(schema_of(held, ref), declared)
+def _migrated_layer(recorded: StateHandle, ref: LayerRef, declared: str) -> LayerRef:
+    changes = column_changes(schema_of(recorded, ref), declared)
     detail = dict(ref.detail) if isinstance(ref.detail, dict) else {}
     before = detail.pop("schema", None)
-    if moves:
-        detail["schema"] = format_columns(move.recorded for move in moves if move.recorded and move.declared)
+    if changes:
+        detail["schema"] = format_columns(change.recorded for change in changes if change.recorded and change.declared)
     elif before is None:
         return ref
     return replace(ref, detail=detail)
 
 
-# -------------------------------------------------------------------------------------------------- what may not change
+# ---- what may not change ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The columns of a state by what they are for."""
+    """The columns of a state, by their purpose."""
 
     keys: tuple[StateColumn, ...]
     bounds: tuple[StateColumn, ...]
@@ -152,13 +159,13 @@ def _split(ddl: str) -> _Parts:
         raise IncompatibleSchema(msg) from error
     place = next((place for place, column in enumerate(columns) if column.name in STARTS), None)
     if place is None:
-        msg = f"{ddl!r} has none of the columns {', '.join(STARTS)}, so nobody can tell its keys"
+        msg = f"{ddl!r} has none of the columns {', '.join(STARTS)}, so its keys cannot be told"
         raise IncompatibleSchema(msg)
     return _Parts(columns[:place], columns[place : place + 2], columns[place + 2 :])
 
 
 def _check_keys(before: _Parts, now: _Parts) -> None:
-    """The keys may stand in another order, no more: rows would be put together that were not meant to be."""
+    """Keys may only change their order: otherwise rows of different keys would be merged."""
     if set(before.keys) != set(now.keys):
         msg = f"the keys were {_shown(before.keys)} and are {_shown(now.keys)}; keys cannot change"
         raise IncompatibleSchema(msg)
@@ -168,7 +175,7 @@ def _check_keys(before: _Parts, now: _Parts) -> None:
 
 
 def _check_aggregates(before: _Parts, now: _Parts) -> None:
-    """Parts of an aggregate belong together: with some kept and others new it would tell a mixture of both."""
+    """Parts of an aggregate belong together: with some kept and others new its result would mix both."""
     held, wanted = _families(before.partials), _families(now.partials)
     for alias in held.keys() & wanted.keys():
         if held[alias].keys() != wanted[alias].keys():
@@ -180,7 +187,7 @@ def _check_aggregates(before: _Parts, now: _Parts) -> None:
 
 
 def _families(partials: Sequence[StateColumn]) -> dict[str, dict[str, StateColumn]]:
-    """By alias, the parts of each aggregate."""
+    """The parts of each aggregate, by its alias."""
     found: dict[str, dict[str, StateColumn]] = {}
     for column in partials:
         alias, _, part = column.name.casefold().rpartition("__")

@@ -1,10 +1,10 @@
-"""Mergeable aggregates, ``ps.agg``: triples of partial, merge and finish; knows nothing of windows or layers.
+"""Mergeable aggregates, ``ps.agg``: triples of partial, merge and finish.
 
-An aggregate over a batch is kept as one or more *partial* columns; partials of the same key and window from many
-batches are *merged* column by column; the result is *finished* from them when it is due. NULL, NaN, -0.0, overflow
-and result types are those of Spark's own function over all rows at once. Where that is a matter of order (the last
-digits of a sum of DOUBLE, which zero ``min`` gives for 0.0 and -0.0) it stays one. Where Spark's own function would
-give whatever row it met first, the one here says which it takes.
+An aggregate over a batch is kept as one or more *partial* columns. Partials of the same key and window from many
+batches are *merged* column by column. The result is *finished* from them when it is due. NULL, NaN, -0.0, overflow and
+result types are those of Spark's own function over all rows at once. Where a result depends on the order of rows (the
+last digits of a sum of DOUBLE, which zero ``min`` gives for 0.0 and -0.0), it does so here too. Where Spark's own
+function would give the value of whatever row came first, the one here says which value it takes.
 
 Any of them can be named, with ``.alias("name")``, and restricted to some rows, with ``.where("amount > 0")``.
 """

@@ -1,4 +1,4 @@
-"""Aggregate: partial, merge, finish; which aggregates there are."""
+"""What an aggregate consists of, and which aggregates there are."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ if TYPE_CHECKING:
     from penstock.handles import Json
 
 
-# ----------------------------------------------------------------------------------------------------
-# What every aggregate is made of; knows nothing of any one of them.
+# ---- what an aggregate consists of -----------------------------------------------------------------------------------
 
 ColumnOrName: TypeAlias = "str | Column"
-"""What users write for a column: its name, SQL, or a Column."""
+"""A column as users write it: its name, SQL, or a Column."""
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
 _UNORDERED: Final = re.compile(r"\b(map<|variant\b)")
 _COLLATED: Final = re.compile(r"\bstring collate (?!UTF8_BINARY\b)")
@@ -36,7 +35,7 @@ class Part:
         partial: from the input column and its type to an aggregate over the rows of a batch.
         merge: from the partial column to an aggregate over partials; associative and commutative. Its result is cast
             to the partial column's type, so that merging again and again changes no type.
-        skips_null: whether a partial that is NULL makes no difference to ``merge``, wherever it comes.
+        skips_null: whether a partial that is NULL makes no difference to ``merge``.
     """
 
     name: str
@@ -57,16 +56,16 @@ class Aggregate:
 
     Attributes:
         function: its name, for people.
-        of: columns' names or SQL, or Columns; none stands for the row itself.
+        of: columns' names or SQL, or Columns; empty for the row itself.
         parts: the partial columns.
         finish: from the partial columns by part name, and the input's type, to the result.
-        by: what orders the rows, if not their event time.
-        shape: from the columns and the order to the one input column. A row counts for nothing if that is NULL.
+        by: orders the rows, if not their event time.
+        shape: from the columns and the order to the one input column. A row does not count if that is NULL.
         conditions: a row counts only if all of them hold.
-        check: refuses what a user's functions made of the input (a column of a frame of no rows), if need be.
+        check: refuses inputs that the aggregate cannot take, from a column of a frame without rows.
         name: of the result column; ``None`` until given.
         parameters: with these, and any column, the function of ``ps.agg`` makes an aggregate that finishes the same
-            partials: what state records, so that it can be read without the pipeline. ``None`` if it cannot.
+            partials. State records them, so that it can be read without the pipeline. ``None`` if it cannot be.
     """
 
     function: str
@@ -87,7 +86,7 @@ class Aggregate:
     def where(self, condition: ColumnOrName) -> Aggregate:
         """The same aggregate over the rows for which ``condition`` holds, as SQL's ``FILTER (WHERE …)``.
 
-        A key and window whose rows do not match at all still has its row, with what the function gives for no rows:
+        A key and window of which no row matches still has its result, with the function's value for no rows:
         0 for counts, an empty list for ``collect``, NULL for the others. Called twice, both conditions must hold.
 
         Args:
@@ -101,7 +100,7 @@ class Aggregate:
 
     @property
     def label(self) -> str:
-        """The result column's name: as given, else from the function and the columns (``sum_amount``).
+        """The result column's name: by :meth:`alias`, else from the function and the columns (``sum_amount``).
 
         Raises:
             GraphError: an expression has no name of its own.
@@ -131,10 +130,10 @@ class Aggregate:
 
 
 def merge_once(merge: Callable[[Column], Column]) -> Callable[[Column], Column]:
-    """``merge``, with what it made of a column kept.
+    """``merge``, called once for each column; its results are kept.
 
-    Spark's functions that take a function (``F.reduce``, ``F.filter``) name its arguments anew at each call, and these
-    names get into generated code: made afresh for each batch, an aggregate would be compiled for each batch.
+    Spark's functions that take a function (``F.reduce``, ``F.filter``) give its arguments new names at each call, and
+    these names get into generated code: made for each batch, an aggregate would be compiled for each batch.
     """
     made: dict[str, Column] = {}
 
@@ -165,7 +164,7 @@ def check_ordered(function: str, data_type: DataType) -> None:
 
 
 def is_ordered(data_type: DataType) -> bool:
-    """Whether Spark can put values in order, and so compare them: no map or variant is in them."""
+    """Whether Spark can order values, and so compare them: there is no map or variant in the type."""
     return _UNORDERED.search(data_type.simpleString()) is None
 
 
@@ -179,8 +178,7 @@ def is_collated(data_type: DataType) -> bool:
     return _COLLATED.search(data_type.simpleString()) is not None
 
 
-# ----------------------------------------------------------------------------------------------------
-# Which aggregates there are, and what to use instead of Spark's own; knows nothing of how they work.
+# ---- which aggregates there are --------------------------------------------------------------------------------------
 
 FUNCTIONS: Final = (
     "approx_count_distinct",
@@ -200,7 +198,7 @@ FUNCTIONS: Final = (
     "var_pop",
     "variance",
 )
-"""What ``ps.agg`` has, besides ``custom``."""
+"""The functions of ``ps.agg``, except ``custom``."""
 _INSTEAD: Final = {
     "any_value": "first(…, ignore_nulls=…)",
     "array_agg": "collect(…)",
@@ -222,10 +220,10 @@ _INSTEAD: Final = {
 
 
 def check_aggregate(value: object) -> Aggregate:
-    """``value`` if it is one of ``ps.agg``.
+    """``value``, if it is an aggregate of ``ps.agg``.
 
     Raises:
-        GraphError: it is not; the message has the name to use.
+        GraphError: it is none; the message has the name to use.
     """
     if isinstance(value, Aggregate):
         return value

@@ -1,4 +1,4 @@
-"""Sum, count, min, max, avg, variance."""
+"""Sum, count, min, max, avg, variance and standard deviation."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 
-# ----------------------------------------------------------------------------------------------------
-# Sums, counts, extremes and means: aggregates whose parts Spark merges by functions of its own.
+# ---- sum, count, min, max, avg ---------------------------------------------------------------------------------------
 
 _ROOMY: Final = 28
-"""Digits of a decimal to which its sum adds ten more: Spark has 38."""
+"""Digits of a decimal whose sum can have ten more: Spark has 38."""
 
 
 def sum(of: str | Column) -> Aggregate:
     """Sum of the values that are not NULL; NULL if there are none. Whole numbers give LONG, decimals ten more digits.
 
     Decimals of more than 28 digits are refused where ANSI is off, and so is their mean: Spark would make an overflow
-    NULL, which cannot be told from no rows when sums are merged.
+    NULL, which merging takes for no rows.
 
     >>> sum("amount").label
     'sum_amount'
@@ -88,7 +87,7 @@ def avg(of: str | Column) -> Aggregate:
 
 
 def as_double(function: str, column: Column, input_type: DataType) -> Column:
-    """The values as DOUBLE, for a function that is computed in that type, as Spark converts them by itself.
+    """The values as DOUBLE, converted as Spark does it, for a function that is computed in that type.
 
     Raises:
         GraphError: they are no numbers.
@@ -103,9 +102,9 @@ def as_double(function: str, column: Column, input_type: DataType) -> Column:
 
 
 def _room(function: str) -> Callable[[DataFrame, Column], None]:
-    """Without ANSI a sum of decimals that overflows is NULL, which would be taken for no rows when it is merged.
+    """A check that refuses decimals whose sum may overflow: without ANSI it is NULL, which merging takes for no rows.
 
-    Ten more digits are enough for ten thousand million rows; only where a sum cannot have them is it refused.
+    Ten more digits are enough for ten thousand million rows; only decimals whose sum cannot have them are refused.
     """
 
     def check(rows: DataFrame, column: Column) -> None:
@@ -153,15 +152,13 @@ def _sum_for_mean(column: Column, input_type: DataType) -> Column:
     return F.sum(as_double("avg", column, input_type))
 
 
-# ----------------------------------------------------------------------------------------------------
-# Variance and standard deviation: count, mean and squared deviations, merged without loss of digits.
-#
+# ---- variance and standard deviation ---------------------------------------------------------------------------------
 # Sums of squares would be simpler to merge, but the difference of two of them cancels: the variance of values around a
-# billion would be noise, or negative. So a partial holds the deviations from its own mean, and merging moves them to
-# the common one (Chan, Golub and LeVeque's way, which is also that of Spark between its own tasks).
+# billion would be noise, or negative. So a partial holds count, mean and the squared deviations from its own mean, and
+# merging moves them to the common one (Chan, Golub and LeVeque's way, which is also that of Spark between its tasks).
 
 _SCALE: Final = 2.0**64
-"""More than the rows that can be counted, so that a scaled sum overflows only where its mean does; exact to apply."""
+"""A power of two above any number of rows: a sum of values scaled by it overflows only where their mean does."""
 
 
 def stddev(of: str | Column) -> Aggregate:
@@ -248,7 +245,7 @@ def _sum_of_two(left: Column, right: Column) -> Column:
     step = apart / rows.cast("double")
     mean = left["mean"] + step * right["n"]
     squares = left["m2"] + right["m2"] + apart * step * left["n"] * right["n"]
-    # Not only a short cut: with no rows on one side the general way would round the other's mean, and divide by 0.
+    # With no rows on one side the general way would round the other's mean, or divide by 0.
     return F.when(left["n"] == 0, right).when(right["n"] == 0, left).otherwise(_struct(rows, mean, squares))
 
 

@@ -1,4 +1,4 @@
-"""Aggregates that users write themselves: named triples of functions on columns, checked before anything runs."""
+"""Aggregates that users write: named triples of functions on columns, checked before anything runs."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def custom(
     merge: Mapping[str, Callable[[Column], Column]],
     finish: Callable[..., Column],
 ) -> Aggregate:
-    """An aggregate of one's own, from functions that give Spark columns.
+    """An aggregate of your own, from functions that return Spark columns.
 
     Each part is a column of the state. Its *partial* is computed over the rows of a batch, its *merge* over such
-    partials, again and again and in any order: so merging must be associative and commutative, and keep the type. The
+    partials, again and again and in any order. So merging must be associative and commutative, and keep the type. The
     result is *finished* from the parts. ::
 
         ps.agg.custom(
@@ -84,7 +84,7 @@ def custom(
 
 @dataclass(frozen=True, slots=True)
 class _Triple:
-    """The user's functions, called with what they are promised."""
+    """The user's functions, and how they are called."""
 
     name: str
     inputs: int
@@ -109,7 +109,7 @@ class _Triple:
         return self._called(self.finish, "finish", **parts)
 
     def check(self, rows: DataFrame, column: Column) -> None:
-        """Have Spark analyse each function by itself, over no rows, and look at what became of it."""
+        """Have Spark analyse each function by itself, over no rows, and check its result."""
         from pyspark.sql import functions as F
 
         frames: list[DataFrame] = []
@@ -161,7 +161,7 @@ class _Triple:
         return made
 
     def _check_type(self, key: str, partial: DataType, merged: DataType) -> None:
-        """Merging goes on for as long as a window is open, so a type that grows with it would have no end."""
+        """Refuse a merge that changes the type: while a window is open it is merged again and again."""
         from pyspark.sql.types import DecimalType
 
         if isinstance(partial, DecimalType) and isinstance(merged, DecimalType) and partial.scale == merged.scale:
@@ -215,7 +215,7 @@ def _check_callable(name: str, functions: Mapping[str, object]) -> None:
 
 
 def _one_row(frames: Sequence[DataFrame]) -> DataFrame:
-    """A frame, never run, that has the columns of all."""
+    """An empty frame with the columns of all."""
     from pyspark.sql.types import StructType
 
     schema = StructType([field for frame in frames for field in frame.schema.fields])
@@ -223,7 +223,7 @@ def _one_row(frames: Sequence[DataFrame]) -> DataFrame:
 
 
 def _place(function: object) -> str | None:
-    """``shop.py:12`` for where a function of the user stands; Spark's own, handed in as they are, have none to tell."""
+    """``shop.py:12``, where a user's function is defined; ``None`` for Spark's own functions."""
     code = getattr(function, "__code__", None)
     if code is None or "/pyspark/" in code.co_filename:
         return None

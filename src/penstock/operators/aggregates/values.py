@@ -16,13 +16,12 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 
-# ----------------------------------------------------------------------------------------------------
-# Counts of distinct values: exact, by keeping the set, or approximate, by a sketch of fixed size.
+# ---- distinct counts: exact by a set, approximate by a sketch --------------------------------------------------------
 
 _FEWEST, _MOST = 4, 21
-"""Sizes of a sketch that Spark takes, as powers of two."""
+"""Least and greatest size of a sketch in Spark, as powers of two."""
 _SPREAD: Final = 1.04
-"""Standard error of a merged sketch of one register; of k registers that over the root of k."""
+"""Standard error of a merged sketch of one register; k registers divide it by the root of k."""
 
 
 def count_distinct(of: str | Column, *more: str | Column) -> Aggregate:
@@ -40,7 +39,7 @@ def count_distinct(of: str | Column, *more: str | Column) -> Aggregate:
         from pyspark.sql import functions as F
 
         check_ordered("count_distinct", input_type)
-        # A set of Spark's compares bytes and refuses collations; in either case what is left equal goes below.
+        # Spark's set compares bytes and refuses collations; _set drops the equal values that are left.
         return _set(F.collect_list(column) if is_collated(input_type) else F.collect_set(column))
 
     def merge(partials: Column) -> Column:
@@ -89,7 +88,7 @@ def approx_count_distinct(of: str | Column, *more: str | Column, rsd: float = 0.
         if is_collated(input_type):
             why, remedy = "whose collation a hash does not see", "give it lower(…), or use ps.agg.count_distinct"
             raise unsupported_input(name, input_type, why, remedy)
-        # Hashed before the sketch: it takes few types, and would skip the empty string.
+        # The sketch takes few types and skips the empty string, so values are hashed first.
         return F.hll_sketch_agg(F.when(column.isNotNull(), F.xxhash64(column)), size)
 
     def merge(partials: Column) -> Column:
@@ -151,12 +150,10 @@ def _set(values: Column) -> Column:
     return F.get(F.transform(F.array(F.sort_array(values)), distinct), 0)
 
 
-# ----------------------------------------------------------------------------------------------------
-# First, last and collected values: aggregates for which the order of rows matters, so that order is made definite.
-#
-# Rows come in no order, so "first" means least by a column: the event time, if no other is given. Rows with the same
-# place in that order are told apart by their value, never by which batch or task they came in: so the result is the
-# same however the rows were cut into batches, and merging is a plain minimum, maximum or sort.
+# ---- first, last and collected values --------------------------------------------------------------------------------
+# Rows come in no order, so "first" means least by a column: the event time, if no other is given. Rows that are equal
+# in it are ordered by their value, never by their batch or task. So the result does not depend on how rows were cut
+# into batches, and merging is a plain minimum, maximum or sort.
 
 
 def first(of: str | Column, *, by: str | Column | None = None, ignore_nulls: bool = False) -> Aggregate:
@@ -260,7 +257,7 @@ def _one(function: str, of: str | Column, by: str | Column | None, *, ignore_nul
 
 
 def _pair(*, ignore_nulls: bool) -> Callable[[Sequence[Column], Column], Column]:
-    """Order and value as one struct, which Spark compares field by field; NULL for a row that is left out."""
+    """A function to one struct of order and value, which Spark compares in this order; NULL for a row left out."""
 
     def shape(columns: Sequence[Column], order: Column) -> Column:
         from pyspark.sql import functions as F
@@ -279,12 +276,11 @@ def _sorted(pairs: Column, limit: int | None) -> Column:
     return ordered if limit is None else F.slice(ordered, 1, limit)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Percentiles: exact, by keeping all values, or approximate, by a sketch of fixed size.
+# ---- percentiles: exact by all values, approximate by a sketch -------------------------------------------------------
 
 _LEAST_K, _MOST_K = 8, 65535
 _NEEDED: Final = "kll_merge_agg_double"
-"""The youngest of the functions of Spark that a sketch needs."""
+"""The newest function of Spark that a sketch needs."""
 
 
 def percentile(of: str | Column, p: float | Sequence[float]) -> Aggregate:
@@ -370,7 +366,7 @@ def _shares(function: str, p: float | Sequence[float]) -> list[float]:
 
 
 def _exact(values: Column, shares: list[float], *, several: bool) -> Column:
-    """From sorted values, step by step as Spark's ``percentile`` does it, so that not even the last digit differs."""
+    """Percentiles of sorted values, step by step as Spark's ``percentile``: not even the last digit differs."""
     from pyspark.sql import functions as F
 
     def at(share: float) -> Column:
@@ -414,7 +410,7 @@ def _estimate(sketch: Column, input_type: DataType, shares: list[float], *, seve
 
 
 def _listed(values: list[Column], *, several: bool, known: Column) -> Column:
-    """NULL without values: only then may a place outside of an array, or an empty sketch, be asked for."""
+    """One value or an array; NULL unless ``known``, since without values there is nothing to look up."""
     from pyspark.sql import functions as F
 
     return F.when(known, F.array(*values) if several else values[0])

@@ -1,4 +1,4 @@
-"""The description of a windowed aggregate: keys, event time, window, aggregates; it opens the operator that runs it."""
+"""The description of a windowed aggregate, which opens the operator that runs it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WindowAggregate:
-    """Aggregates for each key and window, sent on once, when the watermark passes the window's end.
+    """Aggregates for each key and window, sent when the watermark passes the window's end unless ``emission`` differs.
 
     Attributes:
         keys: name and expression (a column's name, SQL, or a Column) of each group column; none for one result a
@@ -58,7 +58,7 @@ class WindowAggregate:
 
     @property
     def is_change_stream(self) -> bool:
-        """Whether its rows undo one another."""
+        """Whether its rows are changes, of which later ones undo earlier ones."""
         return self.emission.updates
 
     @property
@@ -69,7 +69,7 @@ class WindowAggregate:
 
     @property
     def kind(self) -> str:
-        """The state's format: see :class:`penstock.state.layers.LayerFormat`."""
+        """The format of its state: see :class:`penstock.state.layers.LayerFormat`."""
         from penstock.operators.windows import counts, sessions
         from penstock.state import layers
 
@@ -84,29 +84,29 @@ class WindowAggregate:
         Raises:
             GraphError: a column is missing or has an impossible type; two columns have one name.
         """
-        plan = self.plan(uid="", schema=inputs[0], session=_session(), partitions=1)
-        return {MAIN_PORT: self._output(plan.output), LATE_PORT: inputs[0]}
+        frames = self.frames(uid="", schema=inputs[0], session=_session(), partitions=1)
+        return {MAIN_PORT: self._output(frames.output), LATE_PORT: inputs[0]}
 
     def keeps(self, inputs: tuple[StructType, ...], session: SparkSession) -> StateSchema:
-        """What its state looks like; analyses, runs nothing."""
-        return self.plan(uid="", schema=inputs[0], session=session, partitions=1).keeps
+        """The schema of its state. Spark analyses the step; no job runs."""
+        return self.frames(uid="", schema=inputs[0], session=session, partitions=1).keeps
 
     def open(self, context: OperatorContext, restored: StateHandle | None) -> Operator:
-        """Begin from restored state or empty.
+        """Open the operator, with restored state or none.
 
         Raises:
-            StateIncompatible: the state has columns that cannot become its own, or is of another kind.
+            StateIncompatible: the state is of another kind, or its columns cannot become the step's.
             LayerMissing: a file of a layer is not there.
             CheckpointUnreadable: a file is not the one that was written.
         """
         from penstock.operators.windows.counts import CountOperator
         from penstock.operators.windows.operator import WindowOperator
 
-        plan = self.plan(
+        frames = self.frames(
             uid=context.uid, schema=context.inputs[0], session=context.spark, partitions=context.partitions
         )
         operator = CountOperator if isinstance(self.window, CountWindow) else WindowOperator
-        return operator(plan, self.emission, context, restored)
+        return operator(frames, self.emission, context, restored)
 
     def describe(self) -> str:
         """In a few words, for people."""
@@ -115,8 +115,8 @@ class WindowAggregate:
         late = f", lateness {format_duration(self.window.lateness)}" if self.window.lateness else ""
         return f"{results} by {keys}, {self.window.describe()}{late}{self.emission.describe()}"
 
-    def plan(self, *, uid: str, schema: StructType, session: SparkSession, partitions: int) -> WindowFrames:
-        """What it does to frames, and what the rows of its layers are; analyses, but runs nothing.
+    def frames(self, *, uid: str, schema: StructType, session: SparkSession, partitions: int) -> WindowFrames:
+        """What it does to frames, and the format of its layers. Spark analyses the step; no job runs.
 
         Raises:
             GraphError: as :meth:`ports`.
@@ -128,8 +128,8 @@ class WindowAggregate:
         if isinstance(self.window, CountWindow):
             step = replace(self, aggregates=(*self.aggregates, ROWS_OF_WINDOW))
             return make_count_frames(step, self.window, uid=uid, schema=schema, session=session, partitions=partitions)
-        plan = make_frames(self, uid=uid, schema=schema, session=session, partitions=partitions)
-        return to_session_frames(plan) if isinstance(self.window, SessionWindow) else plan
+        frames = make_frames(self, uid=uid, schema=schema, session=session, partitions=partitions)
+        return to_session_frames(frames) if isinstance(self.window, SessionWindow) else frames
 
     def _output(self, results: StructType) -> StructType:
         from pyspark.sql.types import StringType, StructField, StructType

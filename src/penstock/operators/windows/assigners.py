@@ -1,4 +1,4 @@
-"""ps.tumbling … checked; session, count and global windows."""
+"""The windows that users name, such as ``ps.tumbling``; session, count and global windows."""
 
 from __future__ import annotations
 
@@ -25,17 +25,16 @@ if TYPE_CHECKING:
     from penstock.operators.windows.panes import FixedWindow
 
 
-# ----------------------------------------------------------------------------------------------------
-# Windows of so many rows, and all time by so many, as SQL text; knows nothing of rows, keys or aggregates.
+# ---- count windows ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class CountWindow:
-    """Windows of so many rows of a key, which end when they are full; see :class:`Window`.
+    """Windows of a number of rows of a key, which end when they are full; see :class:`Window`.
 
     Attributes:
         size: how many rows.
-        is_running: one window for all time, which is sent with each so many rows and keeps those that it has.
+        is_running: one window for all time, which is sent every ``size`` rows and keeps its rows.
         is_processing: see :attr:`Window.is_processing`: rows have no event time, only an order of arrival.
     """
 
@@ -50,15 +49,15 @@ class CountWindow:
 
     @property
     def is_paned(self) -> bool:
-        """What lies in state is a window that is not full."""
+        """State holds windows that are not full."""
         return False
 
     def pane(self, micros: str) -> str:
-        """SQL for the moment after a row."""
+        """SQL for the microsecond after a row."""
         return f"(CASE WHEN {micros} = {MAX_WATERMARK}L THEN {micros} ELSE {micros} + 1L END)"
 
     def due(self, after: int, until: int) -> DueWindows | None:
-        """See :meth:`Window.due`: what is not full ends at the end of time."""
+        """See :meth:`Window.due`: windows that are not full end at the end of time."""
         return DueWindows(after + 1, until, (MIN_WATERMARK, until)) if after < until == MAX_WATERMARK else None
 
     def dead(self, closed: int) -> int:
@@ -75,13 +74,12 @@ class CountWindow:
         return f"{'all time, ' if self.is_running else ''}every {self.size} rows"
 
 
-# ----------------------------------------------------------------------------------------------------
-# One window for all time as SQL text; knows nothing of rows, keys or aggregates.
+# ---- the global window -----------------------------------------------------------------------------------------------
 
 FIRST: Final = -62_135_596_800_000_000
 LAST: Final = 253_402_300_799_999_999
-"""Where the window begins and ends in state: the first and the last moment of the years 1 to 9999, which all readers
-of its files know. Rows beyond them are in it as well."""
+"""Bounds of the global window in state: those of the years 1 to 9999, which all readers of its files know."""
+# Rows beyond them are in it as well.
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +137,9 @@ class GlobalWindow:
         return "all time"
 
 
-# ----------------------------------------------------------------------------------------------------
-# Sessions as SQL text and whole-number arithmetic; knows nothing of rows, keys or aggregates.
-#
+# ---- session windows -------------------------------------------------------------------------------------------------
 # Each row opens a session of its own, from its time to its time and the gap. Sessions of one key that overlap are one.
-# So unlike windows of other kinds a session is known only when nothing can come that would make it longer.
+# So a session is known only when nothing can come that would prolong it.
 
 _MINUTE: Final = 60_000_000
 _SECOND: Final = 1_000_000
@@ -151,7 +147,7 @@ _SECOND: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class SessionWindow:
-    """Sessions that end when nothing has come for a gap; see :class:`penstock.operators.windows.panes.Window`.
+    """Sessions, which end when no row has come for a gap; see :class:`penstock.operators.windows.panes.Window`.
 
     Attributes:
         gap: in microseconds, at least 1; ``None`` if each row has its own.
@@ -167,16 +163,16 @@ class SessionWindow:
 
     @property
     def is_paned(self) -> bool:
-        """What lies in state is a session, or a part of one."""
+        """State holds sessions, or parts of them."""
         return False
 
     @property
     def grid(self) -> int:
-        """Sessions are sent and closed when time passes a multiple of this: to do so, all of state is merged."""
+        """Sessions are sent and closed when time passes a multiple of this; all of the state is merged then."""
         return _SECOND if self.gap is None else min(max(self.gap // 10, 1), _MINUTE)
 
     def pane(self, micros: str) -> str:
-        """SQL for the end of the session that a row opens; NULL if its gap is NULL or not above zero."""
+        """SQL for the end of the session that a row opens; NULL if the row's gap is NULL or not above zero."""
         last = f"{MAX_WATERMARK}L"
         if self.gap is not None:
             return f"(CASE WHEN {micros} > {MAX_WATERMARK - self.gap}L THEN {last} ELSE {micros} + {self.gap}L END)"
@@ -185,7 +181,7 @@ class SessionWindow:
         return f"(CASE WHEN {micros} IS NOT NULL AND {gap} > 0 THEN coalesce(try_add({micros}, {gap}), {last}) END)"
 
     def due(self, after: int, until: int) -> DueWindows | None:
-        """See :meth:`Window.due`. What a session ends with may have to be known of all that ends later.
+        """See :meth:`Window.due`. Later panes count too: a session may go on with rows that end later.
 
         >>> SessionWindow(gap=10).due(5, 20).panes == (6, MAX_WATERMARK)
         True
@@ -197,11 +193,11 @@ class SessionWindow:
         return closed
 
     def after(self, moment: int) -> int:
-        """See :meth:`Window.after`: an upper bound, since rows say when sessions end."""
+        """See :meth:`Window.after`: an upper bound, since rows decide when sessions end."""
         return self.bound(moment) + self.grid
 
     def bound(self, watermark: int) -> int:
-        """How far sessions are sent and closed under a watermark.
+        """The bound up to which sessions are sent and closed under a watermark.
 
         >>> SessionWindow(gap=1_000_000).bound(1_234_567), SessionWindow(gap=10).bound(MAX_WATERMARK) == MAX_WATERMARK
         (1200000, True)
@@ -217,11 +213,10 @@ class SessionWindow:
         return f"sessions {gap}{time}"
 
 
-# ----------------------------------------------------------------------------------------------------
-# The windows that users name: ``ps.tumbling``, ``ps.sliding`` and so on; checks what they are given.
+# ---- the windows that users name -------------------------------------------------------------------------------------
 
 _MONDAY: Final = 4 * DAY
-"""The epoch was a Thursday."""
+"""Microseconds from the epoch, a Thursday, to the next Monday."""
 _Shape = TypeVar("_Shape", TumblingWindow, SlidingWindow, CumulativeWindow)
 
 
@@ -369,17 +364,17 @@ def session(
 
 
 def count_window(rows: int) -> Window:
-    """Windows of so many rows: each key's first, the next as many, and so on. Each is sent when it is full.
+    """Windows of ``rows`` rows: each key's first ones, the next ones, and so on. Each is sent when it is full.
 
     Rows of a key count in order of their event time within a batch, and of two batches as they came; without a
     watermark before it, as they came. So no row is late. ``window_start`` is the least time of its rows, ``window_end``
-    the moment after the greatest. What is not full at the end of the input is sent then.
+    the moment after the greatest. Windows that are not full at the end of the input are sent then.
 
     Args:
         rows: how many, at least 1.
 
     Raises:
-        GraphError: it is no such number.
+        GraphError: ``rows`` is no whole number of at least 1.
 
     >>> count_window(100).describe()
     'every 100 rows'
@@ -390,14 +385,14 @@ def count_window(rows: int) -> Window:
 def global_window(*, every_rows: int | None = None) -> Window:
     """One window for all rows of a key, whenever they come; its bounds are NULL. It ends when the input ends.
 
-    So results before that are what it is for: with ``emit="updates"``, or ``early="10 seconds"``, or ``every_rows``. No
-    row is late, and no watermark is needed.
+    So it is meant for results before that: with ``emit="updates"``, ``early="10 seconds"`` or ``every_rows``. No row is
+    late, and no watermark is needed.
 
     Args:
-        every_rows: send a result of a key with each so many rows of it, over all its rows so far: Flink's
+        every_rows: send a result of a key after every ``every_rows`` rows of it, over all its rows so far: Flink's
             ``CountTrigger`` on ``GlobalWindows``. Rows of a key count in order of their event time within a batch, as
             in :func:`count_window`, so the results do not depend on where batches are cut if rows come in order. At
-            the end of the input the keys are sent that have had rows since their last result.
+            the end of the input, keys that have had rows since their last result are sent.
 
     Raises:
         GraphError: ``every_rows`` is no whole number of at least 1.
@@ -433,7 +428,7 @@ def _lateness(text: str | None) -> int:
 
 
 def _in_zone(shape: _Shape, period: int, zone: str | None) -> Window:
-    """``shape`` by the clocks of a zone, if one is given; ``period``: after so long the layout repeats itself."""
+    """``shape`` by the clocks of a zone, if one is given; its layout repeats after ``period``."""
     if zone is None:
         return shape
     fixed: FixedWindow = shape

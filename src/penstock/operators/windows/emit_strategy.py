@@ -1,4 +1,4 @@
-"""What a windowed aggregate sends, and when: a pure description; knows nothing of layers or frames."""
+"""What a windowed aggregate sends, and when."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.errors import GraphError
 from penstock.operators.windows.panes import floor
 
 MIN_EMIT_INTERVAL: Final = 10_000
-"""Microseconds between two emissions, at least."""
+"""Least interval of emissions, in microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class EmitStrategy:
     Attributes:
         updates: changes are sent, as rows with ``_change``; else whole results.
         early: whole results are sent before a window's end too, and say in ``_timing`` when they were sent.
-        every: at most one emission in so many microseconds of processing time, at its multiples; ``None``: each batch.
+        every: microseconds of processing time; changes are sent at its multiples. ``None``: with each batch.
     """
 
     updates: bool = False
@@ -39,10 +39,10 @@ ON_WINDOW_CLOSE: Final = EmitStrategy()
 
 
 def emit_strategy(emit: str, emit_every: str | None, early: str | None) -> EmitStrategy:
-    """What ``agg(emit=…, emit_every=…, early=…)`` means.
+    """The strategy of ``agg(emit=…, emit_every=…, early=…)``.
 
     Raises:
-        GraphError: it means nothing.
+        GraphError: a value is not possible, or two do not go together.
 
     >>> emit_strategy("updates", "1 second", None).every
     1000000
@@ -67,10 +67,10 @@ def emit_strategy(emit: str, emit_every: str | None, early: str | None) -> EmitS
 
 
 class EmitTimer:
-    """When an emission is due, in processing time: at multiples of its interval, the first at the first of them.
+    """Says when an emission is due, in processing time: at multiples of its interval.
 
-    >>> rhythm = EmitTimer(10)
-    >>> [rhythm.beats(now) for now in (17, 19, 20, 25, 47, 49)]
+    >>> timer = EmitTimer(10)
+    >>> [timer.is_due(now) for now in (17, 19, 20, 25, 47, 49)]
     [False, False, True, False, True, False]
     """
 
@@ -78,17 +78,17 @@ class EmitTimer:
         self._every = every
         self._last: int | None = None
 
-    def beats(self, now: int) -> bool:
-        """Whether a beat has passed since it was last asked and said so."""
+    def is_due(self, now: int) -> bool:
+        """Whether a multiple of the interval has passed since the last call; never at the first call."""
         if self._every is None:
             return True
-        beat = floor(now, self._every, 0)
-        last, self._last = self._last, beat
-        return last is not None and beat > last
+        multiple = floor(now, self._every, 0)
+        last, self._last = self._last, multiple
+        return last is not None and multiple > last
 
 
 def closed_until(watermark: int, lateness: int) -> int:
-    """Windows that end at or before this are closed. The two ends of time stay what they are.
+    """The bound at or before which windows are closed. The least and greatest watermark stay as they are.
 
     >>> closed_until(100, 10)
     90

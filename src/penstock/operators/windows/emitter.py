@@ -1,9 +1,4 @@
-"""Sends a windowed aggregate's results out of its layers: windows that end, windows that changed; runs no job.
-
-A result is a lazy frame; its consumer's job runs it. What has changed is known by layers: each emission tells of all
-layers that are there, so what comes after it is new. All that is new is told before a snapshot is named, so that a
-restored step owes nothing.
-"""
+"""Sends a windowed aggregate's results out of its layers; closes windows."""
 
 from __future__ import annotations
 
@@ -34,8 +29,12 @@ if TYPE_CHECKING:
 class WindowEmitter:
     """Decides when results are sent, makes them, and closes windows.
 
+    It runs no job: a result is a lazy frame, and its consumer's job runs it. What has changed is known by layers: an
+    emission has all layers that are there, so those that come after it are new. New layers are sent before a snapshot
+    is taken, so that a restored step has nothing left to send.
+
     Args:
-        plan: of the step.
+        frames: of the step.
         results: makes what is sent.
         emission: what is sent, and when.
         stack: the step's layers.
@@ -46,7 +45,7 @@ class WindowEmitter:
 
     def __init__(
         self,
-        plan: WindowFrames,
+        frames: WindowFrames,
         results: ResultQueries,
         emission: EmitStrategy,
         stack: Stack,
@@ -55,58 +54,59 @@ class WindowEmitter:
         fired: int,
         closed: int,
     ) -> None:
-        self._plan = plan
-        self._window = plan.window
+        self._frames = frames
+        self._window = frames.window
         self._results = results
         self._emission = emission
         self._stack = stack
         self._context = context
         self._fired = fired
         self._closed = max(closed, closed_until(fired, self._window.lateness))
-        self._rhythm = EmitTimer(emission.every)
+        self._timer = EmitTimer(emission.every)
         self._numbers = itertools.count()
 
     @property
-    def turn(self) -> int:
-        """The turn of a layer made now; 0 if it makes no difference what is new."""
+    def emission_number(self) -> int:
+        """Emission number of a layer made now; 0 if the step does not send changes."""
         emission = self._emission
-        return self._stack.turn if emission.updates or emission.early or self._window.lateness else 0
+        return self._stack.emission_number if emission.updates or emission.early or self._window.lateness else 0
 
     @property
     def may_defer(self) -> bool:
-        """Whether all changes by a batch are sent as soon as it is in."""
-        return self._emission.updates and self._emission.every is None and self._open_ones() is not None
+        """Whether all changes by a batch are sent at once."""
+        return self._emission.updates and self._emission.every is None and self._open_windows() is not None
 
     def defer(self, layer: Layer, ran: ObservedMetrics, emit: Collector) -> None:
-        """Send what a layer changes that is still to come; whoever runs that makes it, and settles ``ran``."""
-        due = self._open_ones()
+        """Send what a layer changes that is not made yet; the job that runs that makes it, and settles ``ran``."""
+        due = self._open_windows()
         if due is None:
             msg = f"step '{self._context.uid}' has closed all its windows, and a batch waits for what it changes"
             raise InternalError(msg)
-        told = self._stack.tell(*due.panes, layer)
-        self._send(self._results.changes(told, due), told.lease, emit, {f"ran:{self._context.uid}": ran})
+        layers = self._stack.begin_emission(*due.panes, layer)
+        self._send(self._results.changes(layers, due), layers.lease, emit, {f"ran:{self._context.uid}": ran})
 
-    def notes(self) -> Mapping[str, Json]:
-        """What must be known again after a restore."""
+    def snapshot_details(self) -> Mapping[str, Json]:
+        """What a checkpoint records for a restore, in addition to the layers."""
         return {
             "fired": None if self._fired == MIN_WATERMARK else self._fired,
             "closed": None if self._closed == MIN_WATERMARK else self._closed,
             "window": self._window.describe(),
-            "emit": "updates" if self._emission.updates and self._owed() is None else "final",
+            "emit": "updates" if self._emission.updates and self._unsent() is None else "final",
         }
 
-    def begin(self, watermark: int) -> int:
-        """A batch comes under this watermark; rows of panes that end at or before the result are late.
+    def late_before(self, watermark: int) -> int:
+        """The horizon of a batch: its rows are late if their panes end at or before this.
 
-        After a restore this may be the first that is heard of it.
+        Args:
+            watermark: of the batch. After a restore, :meth:`advance` may not have been called with it yet.
         """
         closed = max(self._closed, closed_until(watermark, self._window.lateness))
         return max(self._stack.horizon, self._window.dead(closed))
 
-    def added(self, emit: Collector) -> None:
-        """A batch is in: send what it changed, if that is due."""
+    def batch_added(self, emit: Collector) -> None:
+        """Send what a batch changed, if that is due."""
         if self._emission.updates or self._emission.early:
-            if self._rhythm.beats(self._context.wall()):
+            if self._timer.is_due(self._context.wall()):
                 self.flush(emit)
         elif self._window.lateness:
             self._send_again(emit)
@@ -114,14 +114,14 @@ class WindowEmitter:
     def advance(self, watermark: int, emit: Collector) -> EventTime | None:
         """Send the windows that end at or before ``watermark`` and were not sent before; close those that are.
 
-        Returns how far that is, if not as far as ``watermark``. Both bounds move only over ends that Python knows of:
-        what Spark alone says ends there is still to come.
+        Returns how far that is, if not as far as ``watermark``. Both bounds move only over ends that Python knows of;
+        windows that only Spark knows of still count as not sent.
         """
         closed = closed_until(watermark, self._window.lateness)
         due, closing = self._window.due(self._fired, watermark), self._window.due(self._closed, closed)
         if due is not None and not self._emission.updates:
             self._fire(due, watermark, emit)
-        elif closing is not None and self._stack.has_news(*closing.panes):
+        elif closing is not None and self._stack.has_unsent(*closing.panes):
             self.flush(emit)
         if due is not None:
             self._fired = watermark
@@ -130,73 +130,73 @@ class WindowEmitter:
         self._stack.close_windows(self._window.dead(closed))
         return None
 
-    def arrival(self) -> int:
-        """The moment at which a batch arrives; never within a window that was sent."""
+    def arrival_time(self) -> int:
+        """Processing time of a batch that arrives now; never within a window that was sent."""
         return max(self._context.wall(), self._fired)
 
     def tick(self, emit: Collector) -> int | None:
-        """Send what waits for its time, if that has come; else microseconds until it comes, if anything waits."""
-        changes = self._beat(emit)
+        """Send what waits for its time, if that has come. Returns microseconds until the next, if anything waits."""
+        changes = self._tick_changes(emit)
         if not self._window.is_processing or not self._stack.height:
             return changes
-        now = self.arrival()
+        now = self.arrival_time()
         self.advance(now, emit)
         end = self._window.after(now)
         known = self._stack.height and end != MAX_WATERMARK
         return min((rest for rest in (changes, end - now if known else None) if rest is not None), default=None)
 
-    def _beat(self, emit: Collector) -> int | None:
-        if self._emission.every is None or self._owed() is None:
+    def _tick_changes(self, emit: Collector) -> int | None:
+        if self._emission.every is None or self._unsent() is None:
             return None
         now = self._context.wall()
-        if self._rhythm.beats(now):
+        if self._timer.is_due(now):
             self.flush(emit)
             return None
         return self._emission.every - now % self._emission.every
 
     def flush(self, emit: Collector) -> None:
         """Send all changes that were not sent yet."""
-        due = self._owed()
+        due = self._unsent()
         if due is not None:
-            self._send_news(due, emit, fired=(self._fired, self._fired))
+            self._send_new(due, emit, fired=(self._fired, self._fired))
 
-    def _owed(self) -> DueWindows | None:
-        """The windows that are open, if changes of any wait to be sent."""
-        due = self._open_ones()
+    def _unsent(self) -> DueWindows | None:
+        """The open windows, if changes of any wait to be sent."""
+        due = self._open_windows()
         paced = self._emission.updates or self._emission.early
-        return due if paced and due and self._stack.has_news(*due.panes) else None
+        return due if paced and due and self._stack.has_unsent(*due.panes) else None
 
-    def _open_ones(self) -> DueWindows | None:
+    def _open_windows(self) -> DueWindows | None:
         return self._window.due(self._closed, MAX_WATERMARK)
 
     def _fire(self, due: DueWindows, watermark: int, emit: Collector) -> None:
-        open_ones = self._open_ones()
-        if self._emission.early and open_ones:
-            self._send_news(open_ones, emit, fired=(self._fired, watermark))
+        open_windows = self._open_windows()
+        if self._emission.early and open_windows:
+            self._send_new(open_windows, emit, fired=(self._fired, watermark))
             return
         layers, lease = self._stack.lease_due(*due.panes)
         self._send(self._results.finished(layers, due) if layers else None, lease, emit)
 
     def _send_again(self, emit: Collector) -> None:
-        """Send windows once more that were sent before and have new rows since."""
+        """Send again windows that have new rows since they were sent."""
         due = self._window.due(self._closed, self._fired)
-        news = due is not None and self._stack.has_news(*due.panes)
-        told = self._stack.tell(*(due.panes if due and news else (MAX_WATERMARK, MIN_WATERMARK)))
-        if due is None or not news:
-            told.lease.release()
+        has_new = due is not None and self._stack.has_unsent(*due.panes)
+        layers = self._stack.begin_emission(*(due.panes if due and has_new else (MAX_WATERMARK, MIN_WATERMARK)))
+        if due is None or not has_new:
+            layers.lease.release()
             return
-        frame = self._results.changed(told, due, fired=(self._fired, self._fired), timing=False)
-        self._send(frame, told.lease, emit)
+        frame = self._results.changed(layers, due, fired=(self._fired, self._fired), timing=False)
+        self._send(frame, layers.lease, emit)
 
-    def _send_news(self, due: DueWindows, emit: Collector, *, fired: tuple[int, int]) -> None:
-        told = self._stack.tell(*due.panes)
+    def _send_new(self, due: DueWindows, emit: Collector, *, fired: tuple[int, int]) -> None:
+        layers = self._stack.begin_emission(*due.panes)
         frame: DataFrame | None = None
-        if told.old or told.new:
+        if layers.old or layers.new:
             if self._emission.updates:
-                frame = self._results.changes(told, due)
+                frame = self._results.changes(layers, due)
             else:
-                frame = self._results.changed(told, due, fired=fired, timing=True)
-        self._send(frame, told.lease, emit)
+                frame = self._results.changed(layers, due, fired=fired, timing=True)
+        self._send(frame, layers.lease, emit)
 
     def _send(
         self,

@@ -28,18 +28,25 @@ if TYPE_CHECKING:
     from penstock.operators.windows.panes import Window
 
 
-# ----------------------------------------------------------------------------------------------------
-# What a windowed aggregate refuses, and how it says so; knows nothing of frames beyond their columns.
+# ---- names of columns ------------------------------------------------------------------------------------------------
 
 INTERNAL: Final = "__penstock_"
-"""Begins the names of columns that a frame has only inside a step."""
+"""Prefix of columns that a frame has only inside a step."""
 CHANGE_COLUMN, TIMING_COLUMN = "_change", "_timing"
-"""Columns that some results have besides: what a row does to the one before, and when it was sent."""
+"""Columns that some results have in addition: the kind of change, and when a row was sent."""
 PANE_START, PANE_END = "pane_start", "pane_end"
 
 
+def partial_name(aggregate: Aggregate, part: str) -> str:
+    """The column of layers that holds a part of an aggregate."""
+    return f"{aggregate.label}__{part}"
+
+
+# ---- checks ----------------------------------------------------------------------------------------------------------
+
+
 def check_time(schema: StructType, time: str | None) -> None:
-    """Refuse an event time that is not there, or is no TIMESTAMP; without one there is nothing to refuse."""
+    """Refuse an event-time column that is missing or no TIMESTAMP; ``None`` is fine."""
     from pyspark.sql.types import TimestampType
 
     if time is None:
@@ -56,11 +63,11 @@ def check_time(schema: StructType, time: str | None) -> None:
         raise GraphError(msg)
 
 
-def check_gap(given: DataFrame, by: str, schema: StructType) -> None:
+def check_gap(frame: DataFrame, by: str, schema: StructType) -> None:
     """Refuse a gap that cannot be computed from the step's input, or is no length of time."""
     from pyspark.sql.types import DayTimeIntervalType
 
-    found = explain_analysis(lambda: given.selectExpr("*", f"({by}) AS {INTERNAL}gap"), "gap of the sessions", schema)
+    found = explain_analysis(lambda: frame.selectExpr("*", f"({by}) AS {INTERNAL}gap"), "gap of the sessions", schema)
     kind = found.schema.fields[-1].dataType
     if not isinstance(kind, DayTimeIntervalType):
         msg = (
@@ -71,7 +78,7 @@ def check_gap(given: DataFrame, by: str, schema: StructType) -> None:
 
 
 def check_names(keys: Sequence[tuple[str, str | Column]], aggregates: Sequence[Aggregate], schema: StructType) -> None:
-    """Refuse two columns of one name, in results or state, and names that are penstock's own."""
+    """Refuse two columns of one name, in results or state, and names with penstock's own prefix."""
     if not aggregates:
         msg = "agg() needs at least one aggregate, as in ps.agg.count()"
         raise GraphError(msg)
@@ -105,13 +112,12 @@ def check_keys(types: Mapping[str, DataType]) -> None:
             raise GraphError(msg)
 
 
-def partial_name(aggregate: Aggregate, part: str) -> str:
-    """The column of layers that holds a part of an aggregate."""
-    return f"{aggregate.label}__{part}"
-
-
 def explain_analysis(make: Callable[[], DataFrame], what: str, schema: StructType) -> DataFrame:
-    """What ``make`` makes, or the analyser's complaint in the user's words."""
+    """The frame that ``make`` returns.
+
+    Raises:
+        GraphError: Spark's analyser refused it; the message names the column or ``what``.
+    """
     from pyspark.errors import AnalysisException
 
     try:
@@ -138,35 +144,33 @@ def nearest_columns(name: str, known: Sequence[str]) -> str:
     return "it has " + ", ".join(known)
 
 
-# ----------------------------------------------------------------------------------------------------
-# What is counted over a batch's flagged rows, by the way in its job: aggregates, and what one wants of them.
-#
-# Knows nothing of layers, and of what is done with the figures.
+# ---- figures over a batch's flagged rows -----------------------------------------------------------------------------
+# Flagged rows have two more columns, the end of their pane and their timeliness.
 
 TIMELINESS: Final = f"{INTERNAL}code"
-"""Column of flagged rows: whether one is on time, late, or without an event time."""
+"""Column of flagged rows: :data:`ROW_ON_TIME`, :data:`ROW_LATE` or :data:`ROW_WITHOUT_TIME`."""
 PANE: Final = f"{INTERNAL}pane"
-"""Column of flagged rows: the end of its pane."""
+"""Column of flagged rows: the end of a row's pane."""
 ROW_ON_TIME, ROW_LATE, ROW_WITHOUT_TIME = 0, 1, 2
 FIRST, LAST = "first", "last"
 BY_PARTITION: Final = "late_by_partition"
-"""The figure that tells late rows apart by source partition, as a JSON array."""
+"""The figure with the late rows of each source partition, as a JSON array."""
 LARGEST_PARTITION: Final = "heaviest"
-"""The figure that says how many rows on time the fullest place gets."""
+"""The figure with the rows on time of the largest partition."""
 
 
 class WantedFigures(NamedTuple):
-    """What is to be told of a batch besides how many rows are ``on_time``, ``late`` and ``missing`` a time.
+    """Figures wanted of a batch, in addition to the numbers of rows ``on_time``, ``late`` and ``missing`` a time.
 
     Attributes:
-        apart: the column that tells source partitions apart, and their names: late rows of each, :data:`BY_PARTITION`.
-        places: among so many, how many rows on time the fullest gets: :data:`LARGEST_PARTITION`.
-        reach: where the first and the last pane of rows on time end: :data:`FIRST` and :data:`LAST`.
+        late_by: the column with a row's source partition, and the partitions' names, for :data:`BY_PARTITION`.
+        key_partitions: the number of partitions of which the largest is counted, for :data:`LARGEST_PARTITION`.
+        bounds: whether the least and the greatest end of panes of rows on time are wanted: :data:`FIRST`, :data:`LAST`.
     """
 
-    apart: tuple[str, tuple[str, ...]] | None = None
-    places: int = 0
-    reach: bool = False
+    late_by: tuple[str, tuple[str, ...]] | None = None
+    key_partitions: int = 0
+    bounds: bool = False
 
 
 def figures_of(wanted: WantedFigures, keys: Sequence[str], schema: StructType) -> dict[str, Column]:
@@ -181,51 +185,48 @@ def figures_of(wanted: WantedFigures, keys: Sequence[str], schema: StructType) -
 
     codes = {"on_time": ROW_ON_TIME, "late": ROW_LATE, "missing": ROW_WITHOUT_TIME}
     figures = {name: F.expr(f"count_if({TIMELINESS} = {code})") for name, code in codes.items()}
-    if wanted.reach:
+    if wanted.bounds:
         for name, extreme in ((FIRST, "min"), (LAST, "max")):
             figures[name] = F.expr(f"{extreme}(CASE WHEN {TIMELINESS} = {ROW_ON_TIME} THEN {PANE} END)")
-    if wanted.places:
-        figures[LARGEST_PARTITION] = _heaviest(keys, wanted.places)
-    if wanted.apart is not None:
-        column, names = wanted.apart
+    if wanted.key_partitions:
+        figures[LARGEST_PARTITION] = _largest_partition(keys, wanted.key_partitions)
+    if wanted.late_by is not None:
+        column, names = wanted.late_by
         figure = f"count_if({{mine}} AND {TIMELINESS} <> {ROW_ON_TIME})"
         figures[BY_PARTITION] = F.expr(per_partition_array(figure, column, names, schema))
     return figures
 
 
-def _heaviest(keys: Sequence[str], places: int) -> Column:
+def _largest_partition(keys: Sequence[str], partitions: int) -> Column:
     from pyspark.sql import functions as F
 
     by = ", ".join(map(quote_identifier, keys))
-    place = f"CASE WHEN {TIMELINESS} = {ROW_ON_TIME} THEN pmod(CAST(hash({by}) AS BIGINT), {places}L) END"
-    return F.greatest(*(F.expr(f"count_if({place} = {number}L)") for number in range(places)))
+    place = f"CASE WHEN {TIMELINESS} = {ROW_ON_TIME} THEN pmod(CAST(hash({by}) AS BIGINT), {partitions}L) END"
+    return F.greatest(*(F.expr(f"count_if({place} = {number}L)") for number in range(partitions)))
 
 
-# ----------------------------------------------------------------------------------------------------
-# The frames that a windowed aggregate makes of a batch: which rows are late, and partials of the others; runs no job.
-#
-# Everything that does not change from batch to batch is made once, here, when the step is opened.
+# ---- frames of a batch -----------------------------------------------------------------------------------------------
 
 _ARRIVAL = f"{INTERNAL}arrival"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WindowFrames:
-    """What the step does to frames.
+    """What a step does to frames. All that does not change from batch to batch is made once, when the step is opened.
 
     Attributes:
-        micros: the event time, as SQL; in processing time the moment of the batch's arrival.
-        window: how times fall into windows.
+        micros: the event time, as SQL; in processing time that of the batch's arrival.
+        window: assigns times to windows.
         layers_format: the rows of its layers.
         output: the schema of its results.
-        inputs: keys and inputs of aggregates, as columns over the step's input, under names of the step's own. A key
-            must not keep its input's name here: the optimiser would drop the alias, and the layer's partitioning
-            would then name a column that the layer does not have.
+        inputs: keys and inputs of aggregates, as columns over the step's input, under internal names. A key must not
+            keep its input's name here: the optimiser would drop the alias, and the layer's partitioning would then
+            name a column that the layer does not have.
         groups: group columns over ``inputs``, under their own names.
         partials: aggregates over a batch's rows.
         bounds: columns of a result: group columns, start and end of the window.
         finishes: columns of a result: aggregates, over merged partials.
-        plain_keys: the columns of the input that are the keys; none if some key is computed, or rows cannot be folded.
+        plain_keys: the columns of the input that are the keys; none if a key is computed, or rows cannot be folded.
     """
 
     micros: str
@@ -246,52 +247,52 @@ class WindowFrames:
 
     @property
     def keeps(self) -> StateSchema:
-        """What its state looks like: a restore compares it."""
+        """The schema of its state, which a restore compares."""
         layers_format = self.layers_format
         return StateSchema(kind=layers_format.kind, schema=layers_format.ddl(), window=self.window.describe())
 
-    def flagged(self, frame: DataFrame, horizon: int, mark: int, arrival: int | None = None) -> DataFrame:
-        """``frame`` with a code for each row: on time, late (its windows are closed), or without an event time.
+    def with_timeliness(self, frame: DataFrame, horizon: int, mark: int, arrival: int | None = None) -> DataFrame:
+        """``frame`` flagged: each row with its pane, and whether it is on time, late or without an event time.
 
         Args:
             frame: the step's input.
-            horizon: all windows of panes that end at or before it are closed.
-            arrival: the time of all rows, in processing time.
+            horizon: rows are late if their panes end at or before it: all windows of these are closed.
             mark: makes the plan unlike that of any other batch, so that its cache entry is its own.
+            arrival: the time of all rows, in processing time.
         """
-        closed = variable_literal(horizon, beside=PANE, mark=mark)
+        closed = variable_literal(horizon, column=PANE, mark=mark)
         late = f"WHEN {PANE} <= {closed} THEN {ROW_LATE}"
         code = f"CASE WHEN {PANE} IS NULL THEN {ROW_WITHOUT_TIME} {late} ELSE {ROW_ON_TIME} END"
-        given = frame if arrival is None else frame.selectExpr("*", f"{variable_literal(arrival)} AS {_ARRIVAL}")
-        return given.selectExpr("*", f"{self.window.pane(self.micros)} AS {PANE}").selectExpr(
+        timed = frame if arrival is None else frame.selectExpr("*", f"{variable_literal(arrival)} AS {_ARRIVAL}")
+        return timed.selectExpr("*", f"{self.window.pane(self.micros)} AS {PANE}").selectExpr(
             "*", f"{code} AS {TIMELINESS}"
         )
 
     def on_time(self, flagged: DataFrame, *more: str) -> DataFrame:
-        """Keys, stretches of time and inputs of aggregates of the rows that are on time, and columns named besides."""
+        """Keys, stretches of time and inputs of aggregates of the rows on time, and the columns ``more``."""
         return flagged.where(f"{TIMELINESS} = {ROW_ON_TIME}").select(*self.inputs, *more)
 
     @property
-    def places(self) -> int:
-        """Among how many places rows are shared out by their keys; one if nobody can tell, or nothing could be done.
+    def key_partitions(self) -> int:
+        """Number of partitions that rows fall into by their keys; one if keys are computed or rows cannot be folded.
 
-        Keys that are no plain columns would have to be computed for late rows too, and some a second time.
+        Computed keys would have to be computed for late rows too, and some a second time.
         """
         return self.layers_format.partitions if self.plain_keys else 1
 
-    def partial(self, flagged: DataFrame, *, fold: bool = False) -> DataFrame:
-        """One row for each key and pane of the rows that are on time, placed as layers are.
+    def partial(self, flagged: DataFrame, *, pre_aggregate: bool = False) -> DataFrame:
+        """One row for each key and pane of the rows on time, partitioned as layers are.
 
-        Rows go to their places first and are aggregated there, in one exchange. To ``fold``, or without keys, where
-        there would be one place for each pane, each task aggregates its own rows first and only the partials travel:
-        twice, since Spark brings those of a group together by key and pane.
+        Rows are exchanged and then aggregated: one exchange. With ``pre_aggregate``, or without keys, each task
+        aggregates its own rows first and only partials are exchanged: twice, since Spark brings those of a group
+        together by key and pane.
         """
         rows = self.on_time(flagged)
         layers_format = self.layers_format
-        if fold or not layers_format.keys:
+        if pre_aggregate or not layers_format.keys:
             return layers_format.hashed(rows.groupBy(*self.groups).agg(*self.partials))
-        places = [_key(place) for place in range(len(layers_format.keys))]
-        return rows.repartition(layers_format.partitions, *places).groupBy(*self.groups).agg(*self.partials)
+        keys = [_key(place) for place in range(len(layers_format.keys))]
+        return rows.repartition(layers_format.partitions, *keys).groupBy(*self.groups).agg(*self.partials)
 
     def late(self, flagged: DataFrame) -> DataFrame:
         """The rows that are not on time, as they came."""
@@ -299,7 +300,7 @@ class WindowFrames:
 
 
 class WindowedStep(Protocol):
-    """What frames need of a windowed aggregate; see :class:`penstock.operators.windows.aggregate.WindowAggregate`."""
+    """The description that frames are made of; see :class:`penstock.operators.windows.aggregate.WindowAggregate`."""
 
     @property
     def keys(self) -> tuple[tuple[str, str | Column], ...]:
@@ -311,7 +312,7 @@ class WindowedStep(Protocol):
 
     @property
     def window(self) -> Window:
-        """The window that rows are assigned to."""
+        """Assigns times to windows."""
 
     @property
     def aggregates(self) -> tuple[Aggregate, ...]:
@@ -325,7 +326,7 @@ class WindowedStep(Protocol):
 def make_frames(
     step: WindowedStep, *, uid: str, schema: StructType, session: SparkSession, partitions: int
 ) -> WindowFrames:
-    """Check a step against its input and make its plan; analyses, but runs nothing.
+    """Check a step against its input, and make its frames. Spark analyses them; no job runs.
 
     Raises:
         GraphError: a column is missing or has an impossible type, or two columns have one name.
@@ -334,11 +335,11 @@ def make_frames(
     check_time(schema, None if window.is_processing else step.time)
     check_names(step.keys, aggregates, schema)
     inputs = _inputs(step, schema)
-    given = empty_frame(session, schema)
-    given = given.selectExpr("*", f"0L AS {_ARRIVAL}") if window.is_processing else given
+    frame = empty_frame(session, schema)
+    frame = frame.selectExpr("*", f"0L AS {_ARRIVAL}") if window.is_processing else frame
     if isinstance(window, SessionWindow) and window.by is not None:
-        check_gap(given, window.by, schema)
-    rows = _rows(given.selectExpr("*", f"{window.pane(_micros(step))} AS {PANE}"), inputs, step.keys, schema)
+        check_gap(frame, window.by, schema)
+    rows = _rows(frame.selectExpr("*", f"{window.pane(_micros(step))} AS {PANE}"), inputs, step.keys, schema)
     types = _types(rows, aggregates)
     partials, merges = _partials(aggregates, types)
     names, ends = tuple(name for name, _ in step.keys), _ends(window)
@@ -351,7 +352,9 @@ def make_frames(
     windowed = LayerFormat(uid=uid, keys=names, schema=kept, merges=merges, partitions=partitions, skips_null=skips)
     windowed = replace(windowed, table=to_record(window, aggregates, types))
     layers_format = replace(windowed, start=ends[0], end=ends[1], scattered=not window.is_paned)
-    output = explain_analysis(lambda: _whole(layers_format, session).select(*bounds, *finishes), "aggregates", schema)
+    output = explain_analysis(
+        lambda: _merged_frame(layers_format, session).select(*bounds, *finishes), "aggregates", schema
+    )
     return WindowFrames(
         micros=_micros(step),
         window=window,
@@ -371,7 +374,7 @@ def _plain(keys: Sequence[tuple[str, str | Column]], schema: StructType) -> tupl
     return names if len(names) == len(keys) else ()
 
 
-def _whole(layers_format: LayerFormat, session: SparkSession) -> DataFrame:
+def _merged_frame(layers_format: LayerFormat, session: SparkSession) -> DataFrame:
     """An empty frame of merged partials in windows."""
     merged = layers_format.merged(empty_frame(session, layers_format.schema))
     return merged.withColumnsRenamed({layers_format.start: WINDOW_START, layers_format.end: WINDOW_END})
@@ -385,12 +388,12 @@ def _micros(step: WindowedStep) -> str:
 
 
 def _ends(window: Window) -> tuple[str, str]:
-    """Names of the columns of layers that say where a stretch of time starts and ends."""
+    """Names of the columns of layers with the start and the end of a stretch of time."""
     return (PANE_START, PANE_END) if window.is_paned else (WINDOW_START, WINDOW_END)
 
 
 def _window_columns(window: Window) -> tuple[Column, Column]:
-    """Start and end of the window in results; all time has neither."""
+    """Start and end of the window in results; NULL for all time."""
     from pyspark.sql import functions as F
 
     if isinstance(window, GlobalWindow) or (isinstance(window, CountWindow) and window.is_running):
@@ -403,14 +406,14 @@ def _window_columns(window: Window) -> tuple[Column, Column]:
 def _rows(
     ended: DataFrame, inputs: Sequence[Column], keys: Sequence[tuple[str, str | Column]], schema: StructType
 ) -> DataFrame:
-    """Keys and inputs of aggregates, over a frame that knows where windows end; the keys can be grouped by."""
+    """Keys and inputs of aggregates, over a frame with :data:`PANE`. Refuses keys that cannot be grouped by."""
     rows = explain_analysis(lambda: ended.select(*inputs), "keys and aggregates", schema)
     check_keys({name: rows.schema[_key(place)].dataType for place, (name, _) in enumerate(keys)})
     return rows
 
 
 def _types(rows: DataFrame, aggregates: Sequence[Aggregate]) -> list[DataType]:
-    """The types of the aggregates' inputs, which the aggregates can take."""
+    """The types of the aggregates' inputs. Refuses those that an aggregate cannot take."""
     for place, aggregate in enumerate(aggregates):
         if aggregate.check:
             aggregate.check(rows, _column(_in(place)))

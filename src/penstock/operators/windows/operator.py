@@ -1,11 +1,4 @@
-"""Runs a windowed aggregate the merge way: batches become layers, due windows are merged out of them and sent on.
-
-Knows nothing of threads beyond its own locks, of barriers or the log. Jobs: one for each batch, or none where its
-consumer's can do both; none to fire (the consumer's job runs the lazy result); merging, writing and restoring layers
-in the background. Only if merging falls behind by several batches does a batch merge first, in a job more: its input
-waits, and the stack cannot grow without bound. And who is to send rows that a restart has not brought back yet loads
-them first, which is some jobs more.
-"""
+"""Runs a windowed aggregate: batches become layers, due windows are merged out of them and sent."""
 
 from __future__ import annotations
 
@@ -45,101 +38,107 @@ if TYPE_CHECKING:
     from penstock.state.layers import Layer
 
 _MARKS: Final = itertools.count(1)
-"""Of all steps of the process, since all share one cache."""
+"""Marks of batches. All steps of the process share them, since they share one cache."""
 
 
 class WindowOperator:
     """See :class:`penstock.interfaces.operator.Operator`. Made by :meth:`WindowAggregate.open`.
+
+    Jobs: one for each batch, or none if the job of its results makes the layer too; none to send results, whose
+    consumer runs them; merging, writing and loading layers in the background. Two cases need more jobs in the data
+    path. If merging falls behind by several batches, a batch merges first, so that the stack cannot grow without bound.
+    And a step that sends rows of a restored layer loads them first if they are not loaded yet.
 
     Counters: ``late`` (rows whose windows were closed, or without an event time), ``missing_time`` (those of them
     without an event time), ``fired`` (batches of results sent on, each with all windows due at once), ``compacted``.
     """
 
     def __init__(
-        self, plan: WindowFrames, emission: EmitStrategy, context: OperatorContext, restored: StateHandle | None
+        self, frames: WindowFrames, emission: EmitStrategy, context: OperatorContext, restored: StateHandle | None
     ) -> None:
-        self._plan = plan
+        self._frames = frames
         self._context = context
-        self._templates = PlanPreparer(context.spark)
-        self._plans = LayerQueries(plan, self._templates, context.inputs[0])
-        writer = _writer(plan, context)
+        self._preparer = PlanPreparer(context.spark)
+        self._queries = LayerQueries(frames, self._preparer, context.inputs[0])
+        writer = _writer(frames, context)
         fired = closed = int(MIN_WATERMARK)
         if restored is None:
             self._stack = Stack()
             self._durable = DurableLayers(self._stack, writer)
         else:
-            restored = _brought_over(restored, plan, context.uid)
+            restored = _migrate(restored, frames, context.uid)
             horizon, fired, closed = (read_event_time(restored, name) for name in ("horizon", "fired", "closed"))
-            coming = restore_layer(restored, writer, context.spark, name="m00000000", turn=_turn(restored, emission))
-            self._stack = Stack(horizon=horizon, restored=coming)
+            number = _emission_number(restored, emission)
+            loader = restore_layer(restored, writer, context.spark, name="m00000000", emission_number=number)
+            self._stack = Stack(horizon=horizon, restored=loader)
             self._durable = DurableLayers(self._stack, writer, live_layers(restored), horizon=horizon)
-        self._emitter = self._sending(emission, fired=fired, closed=closed)
+        self._emitter = self._make_emitter(emission, fired=fired, closed=closed)
         self._emit: Collector | None = None
-        self._folding = PreAggregation(plan.places)
-        self._deferring = DeferredLayers(
-            plan.layers_format, self._plans, self._stack, self._emitter, self._folding, context
+        self._pre_aggregation = PreAggregation(frames.key_partitions)
+        self._deferred = DeferredLayers(
+            frames.layers_format, self._queries, self._stack, self._emitter, self._pre_aggregation, context
         )
-        self._merging = threading.Lock()
-        self._beside_is_next = False
+        self._compacting = threading.Lock()
+        self._durable_is_next = False
         self._pending: PendingLayers | None = None
         self._late = itertools.count()
 
     def process(self, batch: Batch, *, source: int, watermark: EventTime, emit: Collector) -> DeferredBatch | None:  # noqa: ARG002
-        """Make the batch's layer, in one job, and send what it changed; late rows are counted, and sent on if read.
+        """Make the batch's layer, in one job, and send what it changed; late rows are counted, and sent if read.
 
-        If all that it changes is sent at once, and late rows are not read, the job is that of the results.
-
-        If the stack is at its limit it is merged first, in a job more. Closed meanwhile, it keeps and sends nothing.
+        If all that it changes is sent at once, and late rows are not read, the job of the results makes the layer.
+        If the stack is at its limit it is merged first, in a further job. If it is closed meanwhile, nothing is kept or
+        sent.
         """
         self._emit = emit
         if self._stack.height >= STOP_LIMIT:
             self._compact()
-        moment = self._emitter.arrival() if self._plan.window.is_processing else None
-        if moment is not None:
-            self._emitter.advance(moment, emit)
-        horizon = self._emitter.begin(watermark if moment is None else moment)
+        arrival = self._emitter.arrival_time() if self._frames.window.is_processing else None
+        if arrival is not None:
+            self._emitter.advance(arrival, emit)
+        horizon = self._emitter.late_before(watermark if arrival is None else arrival)
         frame = cast("DataFrame", batch.frame)
-        flagged = self._plans.flagged(frame, horizon=horizon, mark=next(_MARKS), arrival=moment)
-        if self._deferring.may(batch):
-            arrival = BatchIntake(batch, flagged, self._plans, self._folding, reach=True)
-            return self._deferring.begin(arrival, emit)
+        flagged = self._queries.with_timeliness(frame, horizon=horizon, mark=next(_MARKS), arrival=arrival)
+        if self._deferred.may(batch):
+            intake = BatchIntake(batch, flagged, self._queries, self._pre_aggregation, bounds=True)
+            return self._deferred.begin(intake, emit)
         kept: DataFrame | None = None
         if LATE_PORT in self._context.consumed:
-            kept = self._plans.frame(flagged).persist()
+            kept = self._queries.frame(flagged).persist()
             flagged = logical_plan(kept)
-        arrival = BatchIntake(batch, flagged, self._plans, self._folding)
+        intake = BatchIntake(batch, flagged, self._queries, self._pre_aggregation)
         late = 0
         try:
-            arrival.told(self._keep(arrival.watched))
-            late = 0 if self._stack.closed else arrival.late
+            intake.finish(self._keep(intake.observed))
+            late = 0 if self._stack.closed else intake.late
         finally:
             if kept is not None and not late:
                 unpersist(kept)
         if not self._stack.closed:
-            arrival.report(self._context)
+            intake.report(self._context)
             if kept is not None and late:
                 self._send_late(kept, late, emit)
-            self._emitter.added(emit)
+            self._emitter.batch_added(emit)
         return None
 
     def advance(self, watermark: EventTime, *, emit: Collector) -> EventTime | None:
-        """Send on the windows that end at or before ``watermark`` and were not sent before; no job.
+        """Send the windows that end at or before ``watermark`` and were not sent before; no job.
 
-        In processing time event time says nothing, until it ends. Sessions are merged before, in a job, and sent only
-        so far as is returned: see :class:`penstock.operators.windows.sessions.SessionEmitter`.
+        In processing time only the last watermark counts. Sessions are merged first, in a job, and sent only as far as
+        is returned: see :class:`penstock.operators.windows.sessions.SessionEmitter`.
         """
         self._emit = emit
-        if not self._plan.window.is_processing or watermark == MAX_WATERMARK:
+        if not self._frames.window.is_processing or watermark == MAX_WATERMARK:
             return self._emitter.advance(watermark, emit)
         return None
 
     def tick(self, *, emit: Collector) -> int | None:
-        """Send changes, and windows of processing time, whose time has come; no job."""
+        """Send changes and windows of processing time that are due; no job."""
         self._emit = emit
         return self._emitter.tick(emit)
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingLayers:  # noqa: ARG002
-        """Name the layers as of now; takes no time. An earlier snapshot never written is given up.
+        """Name the current layers; runs nothing. An earlier snapshot that was never written is given up.
 
         Changes that wait for their time are sent before: what is sent after the barrier is not in the checkpoint.
         """
@@ -147,130 +146,138 @@ class WindowOperator:
             self._emitter.flush(self._emit)
         if self._pending:
             self._pending.give_up()
-        self._pending = PendingLayers(self._durable, self._stack, self._stack.cover(self._emitter.notes()))
-        if self._stack.closed:  # what it names may lack layers that are gone
+        self._pending = PendingLayers(
+            self._durable, self._stack, self._stack.begin_snapshot(self._emitter.snapshot_details())
+        )
+        if self._stack.closed:  # its layers may be gone
             self._pending.give_up()
         return self._pending
 
     def completed(self, checkpoint: CheckpointId) -> None:
-        """Nothing to do: layers belong to the step, not to the checkpoint."""
+        """Do nothing: layers belong to the step, not to the checkpoint."""
 
     def maintain(self) -> Callable[[], None] | None:
-        """What is due: a merge of layers in memory, and a part of the restored rows or a merge of durable layers.
+        """The background work that is due: in turns a merge of layers in memory, and work on durable layers.
 
-        In turns, for one may be due without end.
+        The latter is loading restored rows, else a merge. They take turns since one may always be due.
         """
-        in_memory, beside = self._due(), self._beside()
-        if beside and (self._beside_is_next or not in_memory):
-            self._beside_is_next = False
-            return beside
+        in_memory, durable = self._due(), self._durable_work()
+        if durable and (self._durable_is_next or not in_memory):
+            self._durable_is_next = False
+            return durable
         if in_memory:
-            self._beside_is_next = True
-            return self._compact_beside
+            self._durable_is_next = True
+            return self._compact_in_background
         return None
 
     def close(self) -> None:
-        """Let go of every block; what was sent on is freed when its last consumer releases it."""
-        self._deferring.close()
+        """Release every block; those of results are freed when their last consumer releases them."""
+        self._deferred.close()
         self._stack.close()
         if self._pending:
             self._pending.give_up()
 
-    def _sending(self, emission: EmitStrategy, *, fired: int, closed: int) -> WindowEmitter:
-        plan, results, stack, context = self._plan, self._results(), self._stack, self._context
-        if isinstance(plan, SessionFrames):
+    def _make_emitter(self, emission: EmitStrategy, *, fired: int, closed: int) -> WindowEmitter:
+        frames, results, stack, context = self._frames, self._results(), self._stack, self._context
+        if isinstance(frames, SessionFrames):
             merge = self._merge_all
-            return SessionEmitter(plan, results, emission, stack, context, fired=fired, closed=closed, merge=merge)
-        return WindowEmitter(plan, results, emission, stack, context, fired=fired, closed=closed)
+            return SessionEmitter(frames, results, emission, stack, context, fired=fired, closed=closed, merge=merge)
+        return WindowEmitter(frames, results, emission, stack, context, fired=fired, closed=closed)
 
     def _results(self) -> ResultQueries:
-        plan = self._plan
-        return ResultQueries(plan, self._templates, SessionResults(plan) if isinstance(plan, SessionFrames) else None)
+        frames = self._frames
+        return ResultQueries(
+            frames, self._preparer, SessionResults(frames) if isinstance(frames, SessionFrames) else None
+        )
 
     def _keep(self, flagged: JavaObject) -> int:
-        """Put a layer of the rows that are on time on the stack, in one job; how many rows it has."""
+        """Put a layer of the rows on time on the stack, in one job. Returns how many rows it has."""
         stack = self._stack
-        rows, told = self._plans.partial(flagged, fold=self._folding.is_worth)
-        layer = self._made(rows, told, level=0, epoch=stack.epoch, turn=self._emitter.turn)
+        rows, metrics = self._queries.partial(flagged, pre_aggregate=self._pre_aggregation.is_worthwhile)
+        layer = self._make_layer(
+            rows, metrics, level=0, epoch=stack.epoch, emission_number=self._emitter.emission_number
+        )
         if layer:
             stack.add(layer)
         return layer.rows if layer else 0
 
-    def _made(self, rows: DataFrame, told: ObservedMetrics, *, level: int, epoch: int, turn: int) -> Layer | None:
+    def _make_layer(
+        self, rows: DataFrame, metrics: ObservedMetrics, *, level: int, epoch: int, emission_number: int
+    ) -> Layer | None:
         """The layer of observed rows: one job."""
-        tag = LayerLabel(name=self._stack.next_name(), level=level, epoch=epoch, turn=turn)
-        return cache_layer(self._plan.layers_format, rows, told.read, tag)
+        label = LayerLabel(name=self._stack.next_name(), level=level, epoch=epoch, emission_number=emission_number)
+        return cache_layer(self._frames.layers_format, rows, metrics.read, label)
 
     def _send_late(self, kept: DataFrame, late: int, emit: Collector) -> None:
         lease = RefCount(lambda: unpersist(kept))
-        batch = Batch(frame=self._plan.late(kept), sequence=next(self._late), rows=late, ref_counts=(lease,))
+        batch = Batch(frame=self._frames.late(kept), sequence=next(self._late), rows=late, ref_counts=(lease,))
         emit(batch, LATE_PORT)
 
     def _due(self) -> Compaction | None:
         return plan_memory_compaction(self._stack.sized(), fan=MERGE_FAN_IN, limit=SLOWDOWN_LIMIT)
 
-    def _beside(self) -> Callable[[], None] | None:
-        if self._stack.awaits:
-            return self._bring_beside
+    def _durable_work(self) -> Callable[[], None] | None:
+        if self._stack.loading:
+            return self._load_in_background
         return self._durable.compact if self._durable.plan() else None
 
-    def _bring_beside(self) -> None:
-        """Part after part: there may be no batch for long that would ask for the next one."""
-        while self._stack.awaits and not self._due():
+    def _load_in_background(self) -> None:
+        """Load part after part: for a long time no batch may come that would have the next part loaded."""
+        while self._stack.loading and not self._due():
             with self._context.background():
-                self._stack.bring()
+                self._stack.load_part()
 
-    def _compact_beside(self) -> None:
+    def _compact_in_background(self) -> None:
         with self._context.background():
             self._compact()
 
     def _compact(self) -> None:
-        """Merge what the policy names into one layer: one job, outside of any lock that data waits for."""
-        with self._merging:
-            plan = self._due()
-            if plan is None:
+        """Merge the layers that the policy names: one job, outside of any lock that data waits for."""
+        with self._compacting:
+            compaction = self._due()
+            if compaction is None:
                 return
-            layers, lease = self._stack.lease_named(plan.names)
+            layers, lease = self._stack.lease_named(compaction.names)
             try:
                 if layers:
-                    self._stack.replace(layers, self._merged(layers, plan))
+                    self._stack.replace(layers, self._merged(layers, compaction))
                     self._context.count("compacted", len(layers))
             finally:
                 lease.release()
 
     def _merge_all(self) -> None:
-        """Put one layer in the place of all: one job, in the data path. Merging under way beside it is in vain."""
+        """Replace all layers by one: one job, in the data path. A merge in the background meanwhile is discarded."""
         layers, lease = self._stack.lease_due(MIN_WATERMARK, MAX_WATERMARK)
         try:
             names = tuple(layer.name for layer in layers)
             level = 1 + max((layer.level for layer in layers), default=0)
-            plan = Compaction(names=names, level=level, reason="sessions may end")
-            self._stack.rebase(self._merged(layers, plan) if layers else None)
+            compaction = Compaction(names=names, level=level, reason="sessions may end")
+            self._stack.rebase(self._merged(layers, compaction) if layers else None)
         finally:
             lease.release()
 
-    def _merged(self, layers: tuple[Layer, ...], plan: Compaction) -> Layer | None:
-        rows, told = self._plans.merged(layers, self._stack.horizon)
-        epoch, turn = max(layer.epoch for layer in layers), max(layer.turn for layer in layers)
-        return self._made(rows, told, level=plan.level, epoch=epoch, turn=turn)
+    def _merged(self, layers: tuple[Layer, ...], compaction: Compaction) -> Layer | None:
+        rows, metrics = self._queries.merged(layers, self._stack.horizon)
+        epoch, number = max(layer.epoch for layer in layers), max(layer.emission_number for layer in layers)
+        return self._make_layer(rows, metrics, level=compaction.level, epoch=epoch, emission_number=number)
 
 
-def _brought_over(restored: StateHandle, plan: WindowFrames, uid: str) -> StateHandle:
-    """The state as this step is to read it; the start has asked whether it can, but whoever opens a step need not."""
-    resolve_schema(restored, plan.keeps, uid=uid)
-    return migrated(restored, plan.layers_format.ddl())
+def _migrate(restored: StateHandle, frames: WindowFrames, uid: str) -> StateHandle:
+    """The state under this step's schema. A start has checked that, but other callers may not have."""
+    resolve_schema(restored, frames.keeps, uid=uid)
+    return migrated(restored, frames.layers_format.ddl())
 
 
-def _turn(restored: StateHandle, emission: EmitStrategy) -> int:
-    """The turn of a restored layer: told, but for a step that sends changes now and did not when it was saved."""
+def _emission_number(restored: StateHandle, emission: EmitStrategy) -> int:
+    """Emission number of a restored layer: 0, unless the step sends changes now and did not when it was saved."""
     before = restored.detail.get("emit") if isinstance(restored.detail, dict) else None
     return 1 if emission.updates and before != "updates" else 0
 
 
-def _writer(plan: WindowFrames, context: OperatorContext) -> LayerWriter:
+def _writer(frames: WindowFrames, context: OperatorContext) -> LayerWriter:
     tasks = max(1, context.cores - 1)
     return LayerWriter(
-        layers_format=plan.layers_format,
+        layers_format=frames.layers_format,
         filesystem=context.filesystem,
         folder=context.folder,
         prefix=f"g{context.generation}-",

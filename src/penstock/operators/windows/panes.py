@@ -10,22 +10,20 @@ from zoneinfo import ZoneInfo
 
 from penstock.clock import MIN_WATERMARK, format_duration
 
-# ----------------------------------------------------------------------------------------------------
-# What a window is to the step that keeps it: panes, and how windows are made of them. Knows no kind of window.
-#
+# ---- what a window is ------------------------------------------------------------------------------------------------
 # A *pane* is the longest stretch of time that no window's bound cuts: all rows of a pane are in the same windows. State
 # keeps one row for each key and pane, and a pane is put into its windows only when they are sent. Windows and panes are
-# known by their ends.
+# identified by their ends.
 
 
 @dataclass(frozen=True, slots=True)
 class DueWindows:
-    """Windows that end within some stretch of time, and where to find them.
+    """Windows that end within a stretch of time, and the panes they consist of.
 
     Attributes:
         first: end of the first window, as :meth:`Window.windows` takes it.
         last: end of the last window, likewise.
-        panes: least and greatest end of the panes that these windows hold, in microseconds since the epoch.
+        panes: least and greatest end of the panes of these windows, in microseconds since the epoch.
     """
 
     first: int
@@ -34,29 +32,29 @@ class DueWindows:
 
 
 class Window(Protocol):
-    """How event times fall into windows. Times are microseconds since the epoch; starts belong, ends do not.
+    """Assigns event times to windows. Times are microseconds since the epoch; a start belongs to a window, its end not.
 
-    Where rows themselves say where a window begins (sessions, counted windows), state keeps a row's own stretch of time
-    in the place of a pane; all others are :class:`PanedWindow`.
+    Where rows decide when a window begins (sessions, count windows), state keeps a row's own stretch of time in the
+    place of a pane; all others are :class:`PanedWindow`.
     """
 
     @property
     def lateness(self) -> int:
-        """How long after a window's end, in microseconds of event time, rows still count in it."""
+        """Microseconds of event time after a window's end during which its rows are not late."""
         ...
 
     @property
     def is_processing(self) -> bool:
-        """Whether a row's time is the moment at which its batch arrives, in processing time."""
+        """Whether a row's time is that of its batch's arrival, in processing time."""
         ...
 
     @property
     def is_paned(self) -> bool:
-        """Whether a window may hold several panes, or a pane be in several windows."""
+        """Whether a window may have several panes, or a pane be in several windows."""
         ...
 
     def pane(self, micros: str) -> str:
-        """SQL for the end of the pane that holds the time ``micros`` (SQL); NULL if none does."""
+        """SQL for the end of the pane of the time ``micros`` (SQL); NULL if it has none."""
         ...
 
     def due(self, after: int, until: int) -> DueWindows | None:
@@ -64,7 +62,7 @@ class Window(Protocol):
         ...
 
     def dead(self, closed: int) -> int:
-        """Panes that end at or before this are in no window that ends after ``closed``."""
+        """The bound at or before which panes end that are in no window ending after ``closed``."""
         ...
 
     def after(self, moment: int) -> int:
@@ -72,22 +70,22 @@ class Window(Protocol):
         ...
 
     def describe(self) -> str:
-        """In a few words, for people; two windows that need different state differ in it."""
+        """A short text for people. Windows that need different state have different texts."""
         ...
 
 
 @runtime_checkable
 class PanedWindow(Window, Protocol):
-    """Windows that are laid out whatever rows there are."""
+    """Windows whose bounds do not depend on rows."""
 
     def pane_start(self, pane: str) -> str:
         """SQL for the start of the pane that ends at ``pane`` (SQL)."""
         ...
 
     def windows(self, pane: str, first: str, last: str) -> str:
-        """SQL for the windows that hold a pane: an array of structs of two BIGINT, start and end.
+        """SQL for the windows of a pane: an array of structs of two BIGINT, start and end; NULL if there are none.
 
-        Only windows from ``first`` to ``last`` (SQL for the values of a :class:`DueWindows`); NULL if there are none.
+        Only windows from ``first`` to ``last`` (SQL for the values of a :class:`DueWindows`).
         """
         ...
 
@@ -102,7 +100,7 @@ class FixedWindow(PanedWindow, Protocol):
 
     @property
     def offset(self) -> int:
-        """Some bound of panes, in microseconds after the epoch."""
+        """A bound of panes, in microseconds after the epoch."""
         ...
 
     def bound(self, micros: str) -> str:
@@ -110,16 +108,15 @@ class FixedWindow(PanedWindow, Protocol):
         ...
 
 
-# ----------------------------------------------------------------------------------------------------
-# Windows of fixed lengths as SQL text and whole-number arithmetic; knows nothing of rows, keys or aggregates.
+# ---- windows of fixed length -----------------------------------------------------------------------------------------
 
 MAX_EVENT_MICROS: Final = 2**61
-"""Microseconds from 1970, some 73,000 years: farther times are in no window, or its bounds might be no numbers."""
+"""Microseconds from 1970, some 73,000 years. Times beyond are in no window: bounds could overflow."""
 
 
 @dataclass(frozen=True, slots=True)
 class TumblingWindow:
-    """Windows of one length, side by side: every time falls into exactly one.
+    """Windows of one length, side by side: every time is in exactly one.
 
     Attributes:
         size: length in microseconds, at least 1.
@@ -160,7 +157,7 @@ class TumblingWindow:
         return _ends(f"greatest({pane}, {first})", f"least({pane}, {last})", self.size, f"end - {self.size}L")
 
     def due(self, after: int, until: int) -> DueWindows | None:
-        """See :meth:`Window.due`. Python's whole numbers do not overflow: the ends of time are no special case.
+        """See :meth:`Window.due`. The least and greatest watermark are no special case: ``int`` does not overflow.
 
         >>> TumblingWindow(size=10).due(-11, 20)
         DueWindows(first=-10, last=20, panes=(-10, 20))
@@ -186,9 +183,9 @@ class TumblingWindow:
 
 @dataclass(frozen=True, slots=True)
 class SlidingWindow:
-    """Windows of one length, one beginning every ``slide``: a time falls into several. Flink calls them hopping.
+    """Windows of one length, one beginning every ``slide``: a time is in several. Flink calls them hopping.
 
-    A pane is as long as the greatest length that divides both.
+    A pane is as long as the greatest common divisor of both.
 
     Attributes:
         size: length in microseconds, at least ``slide``.
@@ -367,24 +364,22 @@ def _shift(offset: int) -> str:
     return f", offset {format_duration(offset)}" if offset else ""
 
 
-# ----------------------------------------------------------------------------------------------------
-# Windows by the clocks of a time zone: a day has 23 or 25 hours twice a year. Reads no clock of its own.
+# ---- windows by the clocks of a time zone ----------------------------------------------------------------------------
+# A window of whole hours or days is laid out on the zone's *local* time, as if it were UTC. Each bound is then
+# converted to the time at which the zone's clocks first show it, or would have, had they not been put forward over it.
+# So a day has 23 or 25 hours twice a year, an hour that clocks show twice is one window of two hours, and the hour that
+# they leave out has none.
 #
-# A window of whole hours or days is laid out on the zone's *local* time, as if it were UTC, and each bound is then
-# looked up: it is the moment at which the zone's clocks first show it, or would, had they not been put forward over it.
-# So an hour that clocks show twice is one window of two hours, and the hour that they leave out has none.
-#
-# In SQL the moments come from Spark (that is, Java), in Python from ``zoneinfo``. Spark alone decides which rows are in
-# a window; Python decides when it is sent. If their time zone data differ, a result is late by the difference, never
-# lost.
+# In SQL, Spark (that is, Java) converts, in Python ``zoneinfo``. Spark alone decides which rows are in a window; Python
+# decides when it is sent. If their time zone data differ, a result is late by the difference, never lost.
 
 HOUR: Final = 3_600_000_000
 DAY: Final = 24 * HOUR
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _FAR: Final = 62_000_000_000 * 1_000_000
-"""Within nineteen centuries of the epoch, on either side, Python has dates; beyond, local time is taken for UTC."""
+"""Microseconds from the epoch within which Python has dates, 19 centuries; beyond, local time is taken for UTC."""
 _LONGEST_JUMP: Final = 3 * HOUR
-"""No zone has put its clocks back further than this since 1970."""
+"""Most that a zone has put its clocks back since 1970."""
 
 
 @dataclass(frozen=True, slots=True)

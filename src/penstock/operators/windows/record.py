@@ -1,9 +1,4 @@
-"""What it takes besides the layers to read a windowed aggregate as a table, without its pipeline: to JSON and back.
-
-A checkpoint holds no code. It holds which windows rows were cut for, and of each aggregate of ``ps.agg`` the function,
-the type of its input and its parameters: from these its ``merge`` and ``finish`` are made again. What users wrote
-themselves (``ps.agg.custom``) is code, so of that only the partials can be shown. Knows nothing of files.
-"""
+"""A windowed aggregate as a checkpoint records it, to read its layers as a table without its pipeline."""
 
 from __future__ import annotations
 
@@ -23,6 +18,10 @@ if TYPE_CHECKING:
     from penstock.operators.aggregates.base import Aggregate
     from penstock.operators.windows.panes import FixedWindow, Window
 
+# A checkpoint holds no code. It holds which windows rows were cut for, and of each aggregate of ``ps.agg`` the
+# function, the type of its input and its parameters: from these its ``merge`` and ``finish`` are made again. What users
+# wrote themselves (``ps.agg.custom``) is code, so of that only the partials can be shown.
+
 _KINDS: Final[Mapping[str, type[Any]]] = {
     "tumbling": TumblingWindow,
     "sliding": SlidingWindow,
@@ -31,7 +30,7 @@ _KINDS: Final[Mapping[str, type[Any]]] = {
     "counted": CountWindow,
     "global": GlobalWindow,
 }
-"""By the name in the record; never renamed once released."""
+"""Kinds of windows by their names in a record, which never change once released."""
 _ZONED: Final = "zoned"
 
 
@@ -58,7 +57,7 @@ class RecordedAggregate:
 
 
 def to_record(window: Window, aggregates: Sequence[Aggregate], types: Sequence[DataType]) -> Mapping[str, Json]:
-    """What a checkpoint keeps of a step, by which its layers can be read as a table.
+    """The record of a step, by which its layers can be read as a table.
 
     >>> from pyspark.sql.types import LongType
     >>> from penstock.operators.aggregates.basic import sum
@@ -82,7 +81,7 @@ def read_window(record: Json) -> Window:
     """The windows of a record.
 
     Raises:
-        CheckpointUnreadable: they are of a kind that this penstock does not know.
+        CheckpointUnreadable: this penstock does not know their kind.
 
     >>> read_window(to_record(ZonedWindow(TumblingWindow(size=3_600_000_000), "Europe/Berlin"), [], [])).describe()
     'tumbling 1 hour, Europe/Berlin'
@@ -91,20 +90,20 @@ def read_window(record: Json) -> Window:
         case {"window": window}:
             return _read_window(window)
         case _:
-            raise _strange(record)
+            raise _unknown(record)
 
 
 def read_aggregates(record: Json) -> tuple[RecordedAggregate, ...]:
-    """The aggregates of a record, in their order. Asks Spark's parser for their types, so there must be a session.
+    """The aggregates of a record, in their order. Spark parses their types, so there must be a session.
 
     Raises:
-        CheckpointUnreadable: one is of a kind that this penstock does not know.
+        CheckpointUnreadable: this penstock does not know the kind of one.
     """
     match record:
         case {"results": list(results)}:
             return tuple(_read_result(result) for result in results)
         case _:
-            raise _strange(record)
+            raise _unknown(record)
 
 
 def _write_window(window: Window) -> Json:
@@ -119,12 +118,13 @@ def _read_window(record: Json) -> Window:
     match record:
         case {"kind": str(kind), "zone": str(zone), "local": local} if kind == _ZONED:
             return ZonedWindow(cast("FixedWindow", _read_window(local)), zone)
-        case {"kind": str(kind), **given} if kind in _KINDS:
-            known = {field.name: given[field.name] for field in dataclasses.fields(_KINDS[kind]) if field.name in given}
-            if len(known) == len(given):
+        case {"kind": str(kind), **values} if kind in _KINDS:
+            names = [field.name for field in dataclasses.fields(_KINDS[kind])]
+            known = {name: values[name] for name in names if name in values}
+            if len(known) == len(values):
                 made: Window = _KINDS[kind](**known)
                 return made
-    raise _strange(record)
+    raise _unknown(record)
 
 
 def _read_result(record: Json) -> RecordedAggregate:
@@ -134,12 +134,12 @@ def _read_result(record: Json) -> RecordedAggregate:
         case {"name": str(name), "function": str(function), "of": str(of), "parts": list(parts), "with": parameters}:
             kind = cast("StructType", StructType.fromDDL(f"given {of}"))[0].dataType
             return RecordedAggregate(
-                name=name, parts=tuple(map(str, parts)), of=kind, aggregate=_made(name, function, parameters)
+                name=name, parts=tuple(map(str, parts)), of=kind, aggregate=_aggregate(name, function, parameters)
             )
-    raise _strange(record)
+    raise _unknown(record)
 
 
-def _made(name: str, function: str, parameters: Json) -> Aggregate | None:
+def _aggregate(name: str, function: str, parameters: Json) -> Aggregate | None:
     """The aggregate over any column; ``None`` if a user wrote it."""
     from penstock.operators import aggregates
     from penstock.operators.aggregates.base import FUNCTIONS
@@ -147,13 +147,14 @@ def _made(name: str, function: str, parameters: Json) -> Aggregate | None:
     if parameters is None:
         return None
     if function not in FUNCTIONS:
-        raise _strange({"name": name, "function": function})
+        raise _unknown({"name": name, "function": function})
     made: Aggregate = getattr(aggregates, function)("given", **cast("Mapping[str, Any]", parameters))
     return made.alias(name)
 
 
-def _strange(record: object) -> CheckpointUnreadable:
+def _unknown(record: object) -> CheckpointUnreadable:
     msg = (
-        f"the checkpoint says {record!r} of its state's table, which this penstock does not know: read it with a newer"
+        f"the checkpoint says {record!r} of its state's table, which this penstock does not know: "
+        "read it with a newer one"
     )
     return CheckpointUnreadable(msg)

@@ -1,4 +1,4 @@
-"""Results out of layers: whole, changed, changes."""
+"""Results out of layers: of windows that end, that changed, and their changes."""
 
 from __future__ import annotations
 
@@ -23,17 +23,15 @@ if TYPE_CHECKING:
     from penstock.state.layers import EmissionLayers, Layer, LayerFormat
 
 
-# ----------------------------------------------------------------------------------------------------
-# Results as frames over rows of layers: panes put into windows, merged and finished. Runs no job, adds no exchange.
-#
+# ---- results as frames over rows of layers ---------------------------------------------------------------------------
 # Layers are hashed by the user's keys alone, so neither the windows of a pane nor the comparison of old with new rows
-# needs anything from another partition.
+# needs anything from another partition. No exchange is added, and no job runs.
 
-IS_NEW, _OLD, _TOLD, _AFTER, _BEFORE = (f"{INTERNAL}{name}" for name in ("new", "old", "told", "after", "before"))
+IS_NEW, _OLD, _HAS_OLD, _AFTER, _BEFORE = (f"{INTERNAL}{name}" for name in ("new", "old", "has_old", "after", "before"))
 
 
 class ResultBounds(NamedTuple):
-    """Which rows and windows a result is made of: all are numbers that change, and nothing is reckoned with them here.
+    """Which rows and windows a result is made of. A builder gets placeholders for them, and must not compute with them.
 
     Attributes:
         after: rows of panes that end after it …
@@ -49,7 +47,7 @@ class ResultBounds(NamedTuple):
 
 
 def bounds_of(due: DueWindows) -> ResultBounds:
-    """The bounds of windows that are due.
+    """The bounds of due windows.
 
     >>> from penstock.operators.windows.panes import DueWindows
     >>> bounds_of(DueWindows(first=20, last=30, panes=(10, 30)))
@@ -59,58 +57,57 @@ def bounds_of(due: DueWindows) -> ResultBounds:
 
 
 class PaneResults:
-    """Makes the frames that a windowed aggregate sends on, out of rows of layers with the column :data:`IS_NEW`."""
+    """Makes the frames that a windowed aggregate sends, out of rows of layers with the column :data:`IS_NEW`."""
 
-    def __init__(self, plan: WindowFrames) -> None:
-        self._plan = plan
-        self._windows = replace(plan.layers_format, start=WINDOW_START, end=WINDOW_END)
-        """Rows in their windows; for windows of one pane that is what layers hold."""
+    def __init__(self, frames: WindowFrames) -> None:
+        self._frames = frames
+        self._windows = replace(frames.layers_format, start=WINDOW_START, end=WINDOW_END)
+        """The format of rows in their windows; windows of one pane are what layers hold."""
 
     def finished(self, rows: DataFrame, bounds: ResultBounds) -> DataFrame:
-        """The results of all windows that are due; these rows lack that column."""
+        """See :meth:`ResultBuilder.finished`; these rows lack the column :data:`IS_NEW`."""
         merged = self._windows.merged(self._in_windows(rows, bounds))
-        return merged.select(*self._plan.bounds, *self._plan.finishes)
+        return merged.select(*self._frames.bounds, *self._frames.finishes)
 
     def changed(self, rows: DataFrame, bounds: ResultBounds, *, fired: tuple[int, int], timing: bool) -> DataFrame:
-        """The whole results of due windows that have new rows, or that end in ``fired``, whether new or not.
-
-        With ``timing`` they say when they were sent: ``early``, ``on_time`` (ending in ``fired``) or ``late``.
-        """
-        return changed_results(self._plan, self._windows, self._in_windows(rows, bounds), fired=fired, timing=timing)
+        """See :meth:`ResultBuilder.changed`."""
+        return changed_results(self._frames, self._windows, self._in_windows(rows, bounds), fired=fired, timing=timing)
 
     def changes(self, rows: DataFrame, bounds: ResultBounds) -> DataFrame:
-        """What became of due windows that have new rows: ``insert``, or ``update_before`` and ``update_after``.
+        """Changes of due windows with new rows: ``insert``, or ``update_before`` followed by ``update_after``.
 
-        The two come one after the other. A result that new rows have left as it was is not sent.
+        A result that new rows have not changed is not sent.
         """
         from pyspark.sql import functions as F
 
         rows = self._in_windows(rows, bounds)
-        both = self._at_once(rows) if self._windows.skips_null else self._one_after_the_other(rows)
-        result = F.struct(*self._plan.finishes)
-        after = both.select(*self._plan.bounds, result.alias(_AFTER), F.col(_OLD))
-        told_before = after.select(*self._plan.bounds, _AFTER, _OLD, f"{_OLD}.*")
-        pairs = told_before.select(*self._plan.bounds, _AFTER, F.when(F.col(_OLD).isNotNull(), result).alias(_BEFORE))
+        both = self._old_and_new(rows) if self._windows.skips_null else self._old_then_new(rows)
+        result = F.struct(*self._frames.finishes)
+        after = both.select(*self._frames.bounds, result.alias(_AFTER), F.col(_OLD))
+        both_results = after.select(*self._frames.bounds, _AFTER, _OLD, f"{_OLD}.*")
+        pairs = both_results.select(
+            *self._frames.bounds, _AFTER, F.when(F.col(_OLD).isNotNull(), result).alias(_BEFORE)
+        )
         return self._as_changes(pairs)
 
-    def _at_once(self, rows: DataFrame) -> DataFrame:
-        """Windows with new rows: merged, and :data:`_OLD`, the partials without the new rows, NULL if there are none.
+    def _old_and_new(self, rows: DataFrame) -> DataFrame:
+        """Windows with new rows, merged, and in :data:`_OLD` the partials without the new rows; NULL if there are none.
 
-        In one aggregation, of which Spark keeps one row a window in a hash table if all partials have a fixed width.
+        It is one aggregation: Spark keeps one row a window in a hash table if all partials have a fixed width.
         """
         from pyspark.sql import functions as F
 
         names = list(self._windows.merges)
-        told = self._windows.merging_of(lambda partial: F.when(~F.col(IS_NEW), partial))
-        olds = [column.alias(f"{_OLD}_{place}") for place, column in enumerate(told.values())]
-        flags = F.expr(f"bool_or({IS_NEW})").alias(IS_NEW), F.expr(f"bool_or(NOT {IS_NEW})").alias(_TOLD)
+        old_partials = self._windows.merging_of(lambda partial: F.when(~F.col(IS_NEW), partial))
+        olds = [column.alias(f"{_OLD}_{place}") for place, column in enumerate(old_partials.values())]
+        flags = F.expr(f"bool_or({IS_NEW})").alias(IS_NEW), F.expr(f"bool_or(NOT {IS_NEW})").alias(_HAS_OLD)
         merged = self._windows.merged(rows, *olds, *flags).where(IS_NEW)
         old = F.struct(*(F.col(f"{_OLD}_{place}").alias(name) for place, name in enumerate(names)))
         kept = (F.col(quote_identifier(name)) for name in merged.columns[: -len(olds) - len(flags)])
-        return merged.select(*kept, F.when(F.col(_TOLD), old).alias(_OLD))
+        return merged.select(*kept, F.when(F.col(_HAS_OLD), old).alias(_OLD))
 
-    def _one_after_the_other(self, rows: DataFrame) -> DataFrame:
-        """The same for any merges: what was told and what is new apart, then both."""
+    def _old_then_new(self, rows: DataFrame) -> DataFrame:
+        """The same for any merges: old and new rows are merged apart, then both."""
         from pyspark.sql import functions as F
 
         apart = self._windows.merged(rows, by=(IS_NEW,))  # at most two rows a window
@@ -129,18 +126,18 @@ class PaneResults:
 
         update = f"array({row(_BEFORE, 'update_before')}, {row(_AFTER, 'update_after')})"
         insert = f"array({row(_AFTER, 'insert')})"
-        found = pairs.where(f"NOT ({_BEFORE} <=> {_AFTER})") if self._plan.is_ordered else pairs
+        found = pairs.where(f"NOT ({_BEFORE} <=> {_AFTER})") if self._frames.is_ordered else pairs
         return found.selectExpr(f"inline(CASE WHEN {_BEFORE} IS NULL THEN {insert} ELSE {update} END)")
 
     def _in_windows(self, rows: DataFrame, bounds: ResultBounds) -> DataFrame:
-        """The rows of due windows: one for each pane and window that holds it. Other columns go along."""
-        layers_format = self._plan.layers_format
+        """The rows of due windows: one for each pane and window that holds it. Other columns are kept."""
+        layers_format = self._frames.layers_format
         found = layers_format.between(rows, bounds.after, bounds.until)
-        if not self._plan.window.is_paned:
+        if not self._frames.window.is_paned:
             return found
         pane = f"unix_micros({layers_format.end})"
-        ends = (variable_literal(bound, beside=layers_format.end) for bound in (bounds.first, bounds.last))
-        windows = cast("PanedWindow", self._plan.window).windows(pane, *ends)
+        ends = (variable_literal(bound, column=layers_format.end) for bound in (bounds.first, bounds.last))
+        windows = cast("PanedWindow", self._frames.window).windows(pane, *ends)
         others = [
             quote_identifier(name) for name in found.columns if name not in (layers_format.start, layers_format.end)
         ]
@@ -153,57 +150,57 @@ class PaneResults:
 
 
 def changed_results(
-    plan: WindowFrames, layers_format: LayerFormat, rows: DataFrame, *, fired: tuple[int, int], timing: bool
+    frames: WindowFrames, layers_format: LayerFormat, rows: DataFrame, *, fired: tuple[int, int], timing: bool
 ) -> DataFrame:
-    """Whole results of marked rows that belong together: those that have news, or that end in ``fired``."""
+    """Whole results of merged rows: of windows that have new rows, or that end in ``fired``."""
     from pyspark.sql import functions as F
 
-    after, until = (variable_literal(bound, beside=WINDOW_END) for bound in fired)
+    after, until = (variable_literal(bound, column=WINDOW_END) for bound in fired)
     end = f"unix_micros({WINDOW_END})"
     merged = layers_format.merged(rows, F.expr(f"bool_or({IS_NEW})").alias(IS_NEW))
     found = merged.where(f"{IS_NEW} OR ({end} > {after} AND {end} <= {until})")
     when = f"CASE WHEN {end} > {until} THEN 'early' WHEN {end} > {after} THEN 'on_time' ELSE 'late' END"
     more = (F.expr(when).alias(TIMING_COLUMN),) if timing else ()
-    return found.select(*plan.bounds, *plan.finishes, *more)
+    return found.select(*frames.bounds, *frames.finishes, *more)
 
 
-# ----------------------------------------------------------------------------------------------------
-# The plans of a windowed aggregate's results, each analysed once and hung onto the layers it is made of. Runs no job.
-#
-# Decides nothing: which layers, which windows and what kind of result is said by the emitter.
+# ---- the plans that make results -------------------------------------------------------------------------------------
 
 
 class ResultBuilder(Protocol):
-    """Makes the frames that are sent on, of rows of layers: see :class:`PaneResults`."""
+    """Makes the frames that a step sends, out of rows of layers with the column :data:`IS_NEW`."""
 
     def finished(self, rows: DataFrame, bounds: ResultBounds) -> DataFrame:
         """The results of all windows that are due."""
         ...
 
     def changed(self, rows: DataFrame, bounds: ResultBounds, *, fired: tuple[int, int], timing: bool) -> DataFrame:
-        """The results of due windows that have new rows or end in ``fired``."""
+        """The whole results of due windows that have new rows, or that end in ``fired``, whether new or not.
+
+        With ``timing`` a column has when they were sent: ``early``, ``on_time`` (ending in ``fired``) or ``late``.
+        """
         ...
 
     def changes(self, rows: DataFrame, bounds: ResultBounds) -> DataFrame:
-        """What became of due windows that have new rows."""
+        """The changes of due windows that have new rows."""
         ...
 
 
 class ResultQueries:
-    """Results of layers.
+    """Makes the plans of a step's results, each analysed once and bound to layers. Runs no job.
 
     Args:
-        plan: of the step.
-        templates: of the job's session.
-        results: makes the frames, if not in the way of windows that are made of panes.
+        frames: of the step.
+        preparer: of the job's session.
+        results: makes the frames; :class:`PaneResults` if not given.
     """
 
-    def __init__(self, plan: WindowFrames, templates: PlanPreparer, results: ResultBuilder | None = None) -> None:
+    def __init__(self, frames: WindowFrames, preparer: PlanPreparer, results: ResultBuilder | None = None) -> None:
         from pyspark.sql import types as t
 
-        self._templates = templates
-        self._results = results or PaneResults(plan)
-        self._rows = plan.layers_format.schema
+        self._preparer = preparer
+        self._results = results or PaneResults(frames)
+        self._rows = frames.layers_format.schema
         self._marked = t.StructType([*self._rows.fields, t.StructField(IS_NEW, t.BooleanType())])
         self._made: dict[str, PreparedPlan] = {}
 
@@ -213,49 +210,49 @@ class ResultQueries:
         def build(rows: DataFrame, *bounds: int) -> DataFrame:
             return self._results.finished(rows, ResultBounds(*bounds))
 
-        template = self._template("finished", self._rows, build, numbers=4)
-        return self._hung(template, self._union(layers), *bounds_of(due))
+        prepared = self._prepared("finished", self._rows, build, numbers=4)
+        return self._bound(prepared, self._union(layers), *bounds_of(due))
 
-    def changed(self, told: EmissionLayers, due: DueWindows, *, fired: tuple[int, int], timing: bool) -> DataFrame:
-        """The whole results of due windows that have new rows, or that end in ``fired``, whether new or not."""
+    def changed(self, layers: EmissionLayers, due: DueWindows, *, fired: tuple[int, int], timing: bool) -> DataFrame:
+        """See :meth:`ResultBuilder.changed`."""
 
         def build(rows: DataFrame, *numbers: int) -> DataFrame:
             *bounds, after, until = numbers
             return self._results.changed(rows, ResultBounds(*bounds), fired=(after, until), timing=timing)
 
-        template = self._template(f"changed, {timing}", self._marked, build, numbers=6)
-        return self._hung(template, self._news(told), *bounds_of(due), *fired)
+        prepared = self._prepared(f"changed, {timing}", self._marked, build, numbers=6)
+        return self._bound(prepared, self._marked_rows(layers), *bounds_of(due), *fired)
 
-    def changes(self, told: EmissionLayers, due: DueWindows) -> DataFrame:
-        """What became of due windows that have new rows."""
+    def changes(self, layers: EmissionLayers, due: DueWindows) -> DataFrame:
+        """The changes of due windows that have new rows."""
 
         def build(rows: DataFrame, *bounds: int) -> DataFrame:
             return self._results.changes(rows, ResultBounds(*bounds))
 
-        template = self._template("changes", self._marked, build, numbers=4)
-        return self._hung(template, self._news(told), *bounds_of(due))
+        prepared = self._prepared("changes", self._marked, build, numbers=4)
+        return self._bound(prepared, self._marked_rows(layers), *bounds_of(due))
 
-    def _news(self, told: EmissionLayers) -> JavaObject:
-        """The rows of all layers of an emission, not merged, each with whether it is new."""
+    def _marked_rows(self, layers: EmissionLayers) -> JavaObject:
+        """The rows of an emission's layers, not merged, with the column :data:`IS_NEW`."""
         sides = []
-        for is_new, layers in ((False, told.old), (True, told.new)):
-            if layers:
-                template = self._template(f"new: {is_new}", self._rows, _marking(is_new=is_new))
-                sides.append(self._templates.hang(template, self._union(layers)))
-        return self._templates.grafter.union(sides)
+        for is_new, some in ((False, layers.old), (True, layers.new)):
+            if some:
+                prepared = self._prepared(f"new: {is_new}", self._rows, _marking(is_new=is_new))
+                sides.append(self._preparer.bind(prepared, self._union(some)))
+        return self._preparer.editor.union(sides)
 
     def _union(self, layers: Sequence[Layer]) -> JavaObject:
-        return self._templates.union([layer.frame for layer in layers])
+        return self._preparer.union([layer.frame for layer in layers])
 
-    def _template(
+    def _prepared(
         self, name: str, schema: StructType, build: Callable[..., DataFrame], *, numbers: int = 0
     ) -> PreparedPlan:
         if name not in self._made:
-            self._made[name] = self._templates.make(schema, build, numbers=numbers)
+            self._made[name] = self._preparer.prepare(schema, build, numbers=numbers)
         return self._made[name]
 
-    def _hung(self, template: PreparedPlan, below: JavaObject, *numbers: int) -> DataFrame:
-        return self._templates.frame(self._templates.hang(template, below, *numbers))
+    def _bound(self, prepared: PreparedPlan, below: JavaObject, *numbers: int) -> DataFrame:
+        return self._preparer.frame(self._preparer.bind(prepared, below, *numbers))
 
 
 def _marking(*, is_new: bool) -> Callable[[DataFrame], DataFrame]:

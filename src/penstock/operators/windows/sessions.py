@@ -25,97 +25,11 @@ if TYPE_CHECKING:
     from penstock.state.stack import Stack
 
 
-# ----------------------------------------------------------------------------------------------------
-# Sends sessions out of their layers: those that end, those that changed; closes them. Runs no job but by ``merge``.
-#
-# A session that is sent or closed must be whole, and nothing that comes later may be a part of it. So event time is
-# heard of in steps, and at a step that may end a session all layers are merged into one first: then what ends is a
-# filter over that layer, and what is closed can be left out of every merge from then on.
-
-
-class SessionEmitter(WindowEmitter):
-    """Decides when sessions are sent, and closes them. See :class:`penstock.operators.windows.emitter.WindowEmitter`.
-
-    Args:
-        merge: puts one layer in the place of all, in a job.
-    """
-
-    def __init__(
-        self,
-        plan: SessionFrames,
-        results: ResultQueries,
-        emission: EmitStrategy,
-        stack: Stack,
-        context: OperatorContext,
-        *,
-        fired: int,
-        closed: int,
-        merge: Callable[[], None],
-    ) -> None:
-        super().__init__(plan, results, emission, stack, context, fired=fired, closed=closed)
-        self._session: SessionWindow = cast("SessionWindow", plan.window)
-        self._merge = merge
-
-    def begin(self, watermark: int) -> int:
-        """See :meth:`WindowEmitter.begin`. After a restore with less lateness more may be closed than was.
-
-        What is closed must be whole, also on disk: restored rows that lie apart there are merged first, in a job.
-        """
-        if self._stack.horizon < self._closed:
-            if self._stack.splits(self._closed):
-                self._merge()
-            self._stack.close_windows(self._closed)
-        return super().begin(watermark)
-
-    def advance(self, watermark: int, emit: Collector) -> EventTime | None:
-        """Send and close sessions as far as the last step of event time below ``watermark``; returns how far.
-
-        Those that end between that and the watermark are still to come.
-        """
-        bound = self._session.bound(watermark)
-        if bound > self._fired and not self._waits(watermark):
-            self._send_and_close(bound, emit)
-        told = min(watermark, self._fired)
-        return None if MIN_WATERMARK in (told, watermark) else EventTime(told)
-
-    def _send_and_close(self, bound: int, emit: Collector) -> None:
-        """What was merged is news no more, so news are sent before."""
-        merging = self._stack.splits(bound)
-        due = self._session.due(self._fired, bound)
-        if due and self._emission.early and self._stack.holds(due.first, due.last):
-            super()._fire(due, bound, emit)
-            self._fired = bound
-        elif merging:
-            self.flush(emit)
-        if merging:
-            self._merge()
-        super().advance(bound, emit)
-
-    def _waits(self, watermark: int) -> bool:
-        """Whether changes wait for their time: merged with what was told before, they would be news no more."""
-        paced = self._emission.updates and self._emission.every is not None
-        return paced and watermark != MAX_WATERMARK and self._owed() is not None
-
-    def _send_again(self, emit: Collector) -> None:
-        """Only if what is new may end where sessions were sent before; what is still open is no news."""
-        due = self._session.due(self._closed, self._fired)
-        if due is not None and self._stack.has_news(due.first, due.last):
-            super()._send_again(emit)
-        else:
-            self._stack.tell(MAX_WATERMARK, MIN_WATERMARK).lease.release()
-
-    def _fire(self, due: DueWindows, watermark: int, emit: Collector) -> None:
-        if self._stack.holds(due.first, due.last):
-            super()._fire(due, watermark, emit)
-
-
-# ----------------------------------------------------------------------------------------------------
-# The rows of sessions: put into sessions, merged, made of a batch. Runs no job, adds no exchange above layers.
-#
-# Layers hold sessions, or parts of such: of each key, stretches of time that do not overlap within a layer, but may do
-# so with those of another layer, and are then one. Which are one is found by a running maximum over the key's stretches
-# in order of their starts, whatever their number. What ends at or before the horizon is closed and can be left out
-# before that, since all layers are merged into one before the horizon rises.
+# ---- layers of sessions ----------------------------------------------------------------------------------------------
+# Layers hold sessions, or parts of them: of each key, stretches of time that do not overlap within a layer. They may
+# overlap with those of another layer, and are then one session. A running maximum over a key's stretches in order of
+# their starts finds those that are one, whatever their number. Sessions that end at or before the horizon are closed
+# and can be left out first, since all layers are merged into one before the horizon rises.
 
 KIND: Final = "sessions/1"
 SESSION: Final = f"{INTERNAL}session"
@@ -125,21 +39,21 @@ _MAX_END_BEFORE: Final = f"{INTERNAL}before"
 def number_sessions(
     frame: DataFrame, keys: Sequence[str], start: str, end: str, *, among: str = "true", name: str = SESSION
 ) -> DataFrame:
-    """``frame`` with the number of the session of its key that each row is in, counted in order of time.
+    """``frame`` with a column that numbers each key's sessions in order of time.
 
     Args:
-        frame: rows with a stretch of time; all of a key in one place, and without keys all rows.
+        frame: rows with a stretch of time, partitioned by key; without keys in one partition.
         keys: SQL for the key columns.
-        start: name of the column that says where the stretch starts.
-        end: the one that says where it ends.
-        among: SQL; only such rows make sessions, and the others have no number.
+        start: name of the column with the start of the stretch.
+        end: name of the column with its end.
+        among: SQL for the rows that make sessions; the others have no number.
         name: of the column to add.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    places = [F.col(key) for key in keys] or [F.expr(f"pmod(hash({quote_identifier(start)}), 1)")]
-    by_start = Window.partitionBy(*places).orderBy(quote_identifier(start))
+    groups = [F.col(key) for key in keys] or [F.expr(f"pmod(hash({quote_identifier(start)}), 1)")]
+    by_start = Window.partitionBy(*groups).orderBy(quote_identifier(start))
     ends = F.expr(f"CASE WHEN {among} THEN {quote_identifier(end)} END")
     before = F.max(ends).over(by_start.rowsBetween(Window.unboundedPreceding, -1))
     goes_on = f"{quote_identifier(start)} < {_MAX_END_BEFORE} OR unix_micros({_MAX_END_BEFORE}) = {MAX_WATERMARK}L"
@@ -151,7 +65,7 @@ def number_sessions(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IntervalFormat(LayerFormat):
-    """Rows of layers whose stretches of time are those of the rows in them: any two of a key may become one."""
+    """The format of layers whose stretches of time are those of their rows: any two of a key may become one."""
 
     def joined(self, frame: DataFrame, *more: Column, by: tuple[str, ...]) -> DataFrame:
         """One row for each key and value of ``by``, from the first start to the last end."""
@@ -160,7 +74,7 @@ class IntervalFormat(LayerFormat):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SessionFormat(IntervalFormat):
-    """The rows of layers of sessions."""
+    """The format of layers of sessions."""
 
     def merged(self, frame: DataFrame, *more: Column, by: tuple[str, ...] = ()) -> DataFrame:
         """One row for each key and session. See :meth:`LayerFormat.merged`."""
@@ -172,79 +86,74 @@ class SessionFormat(IntervalFormat):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SessionFrames(WindowFrames):
-    """What the step does to frames."""
+    """What a step with sessions does to frames."""
 
-    def partial(self, flagged: DataFrame, *, fold: bool = False) -> DataFrame:  # noqa: ARG002
-        """One row for each key and session of the batch's rows that are on time, placed as layers are.
+    def partial(self, flagged: DataFrame, *, pre_aggregate: bool = False) -> DataFrame:  # noqa: ARG002
+        """One row for each key and session of the batch's rows on time, partitioned as layers are.
 
-        Nothing is folded: where a session begins is known only where all rows of its key are.
+        Nothing is folded: only where all rows of a key are is it known where its sessions begin.
         """
         layers_format = self.layers_format
         rows = self.on_time(flagged)
-        places = rows.columns[: len(layers_format.keys)]
-        placed = rows.repartition(layers_format.partitions, *places) if places else rows.repartition(1)
-        found = number_sessions(placed, places, layers_format.start, layers_format.end)
-        groups = self.groups[: len(places)]
+        keys = rows.columns[: len(layers_format.keys)]
+        placed = rows.repartition(layers_format.partitions, *keys) if keys else rows.repartition(1)
+        found = number_sessions(placed, keys, layers_format.start, layers_format.end)
+        groups = self.groups[: len(keys)]
         sessions = found.groupBy(*groups, SESSION).agg(*interval_of(layers_format), *self.partials)
         return sessions.select(*map(quote_identifier, layers_format.schema.names))
 
 
 def interval_of(layers_format: LayerFormat) -> tuple[Column, Column]:
-    """From the first start to the last end of some rows, as aggregates."""
+    """The first start and the last end of some rows, as aggregates."""
     from pyspark.sql import functions as F
 
     start, end = layers_format.start, layers_format.end
     return F.min(start).alias(start), F.max(end).alias(end)
 
 
-def to_session_frames(plan: WindowFrames) -> SessionFrames:
-    """The plan of the same step with layers of sessions."""
-    given = {field.name: getattr(plan, field.name) for field in fields(plan)}
-    layers = {field.name: getattr(plan.layers_format, field.name) for field in fields(plan.layers_format)}
+def to_session_frames(frames: WindowFrames) -> SessionFrames:
+    """The frames of the same step with layers of sessions."""
+    values = {field.name: getattr(frames, field.name) for field in fields(frames)}
+    layers = {field.name: getattr(frames.layers_format, field.name) for field in fields(frames.layers_format)}
     layers_format = SessionFormat(**{**layers, "scattered": False, "kind": KIND})
-    return SessionFrames(**{**given, "layers_format": layers_format, "plain_keys": ()})
+    return SessionFrames(**{**values, "layers_format": layers_format, "plain_keys": ()})
 
 
-# ----------------------------------------------------------------------------------------------------
-# Results of sessions as frames over layers. Runs no job, adds no exchange.
-#
-# What has changed is found by putting what was told before and what is new into sessions together, and what was told
-# before also by itself: so each session is seen beside those that it was before.
+# ---- results of sessions ---------------------------------------------------------------------------------------------
+# What has changed is found by putting old and new rows together into sessions, and the old rows also by themselves: so
+# each session is compared with those that it was before. No exchange is added, and no job runs.
 
 _OLD, _RESULT_BEFORE, _RESULT, _TWIN = (f"{INTERNAL}{name}" for name in ("old", "before", "result", "twin"))
 
 
 class SessionResults:
-    """Makes the frames that a step with sessions sends on."""
+    """Makes the frames that a step with sessions sends."""
 
-    def __init__(self, plan: SessionFrames) -> None:
-        self._plan = plan
-        self._format = cast("SessionFormat", plan.layers_format)
+    def __init__(self, frames: SessionFrames) -> None:
+        self._frames = frames
+        self._format = cast("SessionFormat", frames.layers_format)
 
     def finished(self, rows: DataFrame, bounds: ResultBounds) -> DataFrame:
-        """The results of all sessions that are due, out of the rows of the one layer that has them."""
+        """See :meth:`ResultBuilder.finished`; all rows are those of one layer."""
         found = self._format.between(rows, bounds.after, bounds.last)
-        return found.select(*self._plan.bounds, *self._plan.finishes)
+        return found.select(*self._frames.bounds, *self._frames.finishes)
 
     def changed(self, rows: DataFrame, bounds: ResultBounds, *, fired: tuple[int, int], timing: bool) -> DataFrame:
-        """The whole results of due sessions that have new rows, or that end in ``fired``, whether new or not.
-
-        With ``timing`` they say when they were sent: ``early``, ``on_time`` (ending in ``fired``) or ``late``.
-        """
+        """See :meth:`ResultBuilder.changed`."""
         found = self._format.between(rows, bounds.after)
-        found = changed_results(self._plan, self._format, found, fired=fired, timing=timing)
-        return found.where(f"unix_micros({WINDOW_END}) <= {variable_literal(bounds.last, beside=WINDOW_END)}")
+        found = changed_results(self._frames, self._format, found, fired=fired, timing=timing)
+        return found.where(f"unix_micros({WINDOW_END}) <= {variable_literal(bounds.last, column=WINDOW_END)}")
 
     def changes(self, rows: DataFrame, bounds: ResultBounds) -> DataFrame:
-        """What became of sessions that have new rows.
+        """Changes of sessions with new rows.
 
-        ``update_before`` and ``update_after``, one after the other, if the session is as long as before; else
-        ``delete`` for each session that was told and is part of this one now, then ``insert``.
+        ``update_before`` followed by ``update_after`` if the session is as long as before. Else ``delete`` for each old
+        session that is part of this one now, then ``insert``.
         """
-        return self._as_rows(self._beside(self._format.between(rows, bounds.after)))
+        return self._as_rows(self._with_old_sessions(self._format.between(rows, bounds.after)))
 
-    def _beside(self, rows: DataFrame) -> DataFrame:
-        """Sessions with new rows, and in ``_RESULT_BEFORE`` those that they were before, as rows to be sent."""
+    def _with_old_sessions(self, rows: DataFrame) -> DataFrame:
+        """Sessions with new rows, and in ``_RESULT_BEFORE`` the sessions that they were before, as rows to be sent."""
         from pyspark.sql import functions as F
 
         keys = [quote_identifier(key) for key in self._format.keys]
@@ -260,8 +169,8 @@ class SessionResults:
         )
         return both.where(IS_NEW)
 
-    def _as_rows(self, beside: DataFrame) -> DataFrame:
-        """Rows of changes: partials become results, and a session that is as it was is left out."""
+    def _as_rows(self, sessions: DataFrame) -> DataFrame:
+        """Rows of changes: partials become results, and an unchanged session is left out."""
         from pyspark.sql import functions as F
 
         keys = [quote_identifier(key) for key in self._format.keys]
@@ -271,17 +180,17 @@ class SessionResults:
         pair = f"array({before}, {self._row('update_after', twin=f'{only}.p')})"
         apart = f"concat({_RESULT_BEFORE}, array({self._row('insert')}))"
         columns = f"({CHANGE_COLUMN}, {WINDOW_START}, {WINDOW_END}, {_RESULT}, {_TWIN})"
-        rows = beside.selectExpr(*keys, f"inline(CASE WHEN {same} THEN {pair} ELSE {apart} END) AS {columns}")
-        result = F.struct(*self._plan.finishes)
+        rows = sessions.selectExpr(*keys, f"inline(CASE WHEN {same} THEN {pair} ELSE {apart} END) AS {columns}")
+        result = F.struct(*self._frames.finishes)
         for name in (_RESULT, _TWIN):
             rows = rows.select(*keys, WINDOW_START, WINDOW_END, CHANGE_COLUMN, _RESULT, _TWIN, f"{name}.*")
             rows = rows.withColumn(name, result).select(*keys, WINDOW_START, WINDOW_END, CHANGE_COLUMN, _RESULT, _TWIN)
-        if self._plan.is_ordered:
+        if self._frames.is_ordered:
             rows = rows.where(f"NOT ({CHANGE_COLUMN} LIKE 'update%' AND {_RESULT} <=> {_TWIN})")
-        return rows.select(*self._plan.bounds, f"{_RESULT}.*", CHANGE_COLUMN)
+        return rows.select(*self._frames.bounds, f"{_RESULT}.*", CHANGE_COLUMN)
 
     def _row(self, change: str, *, of: str | None = None, twin: str | None = None) -> str:
-        """SQL for a row of changes: its bounds, its partials and those of the one that it stands beside."""
+        """SQL for a row of changes: its bounds, its partials and those of its twin, the other row of an update."""
         partials = self._partials()
         other = twin or f"CASE WHEN false THEN {partials} END"
         return f"struct('{change}' AS c, {WINDOW_START} AS s, {WINDOW_END} AS e, {of or partials} AS p, {other} AS t)"
@@ -289,3 +198,85 @@ class SessionResults:
     def _partials(self) -> str:
         names = map(quote_identifier, self._format.merges)
         return f"struct({', '.join(f'{name} AS {name}' for name in names)})"
+
+
+# ---- sending sessions ------------------------------------------------------------------------------------------------
+# A session that is sent or closed must be whole, and nothing that comes later may be a part of it. So event time passes
+# in steps, and a step that may end a session merges all layers into one first. Then sessions that end are a filter over
+# that layer, and closed ones can be left out of every later merge.
+
+
+class SessionEmitter(WindowEmitter):
+    """Decides when sessions are sent, and closes them. See :class:`penstock.operators.windows.emitter.WindowEmitter`.
+
+    Args:
+        merge: replaces all layers by one, in a job.
+    """
+
+    def __init__(
+        self,
+        frames: SessionFrames,
+        results: ResultQueries,
+        emission: EmitStrategy,
+        stack: Stack,
+        context: OperatorContext,
+        *,
+        fired: int,
+        closed: int,
+        merge: Callable[[], None],
+    ) -> None:
+        super().__init__(frames, results, emission, stack, context, fired=fired, closed=closed)
+        self._session: SessionWindow = cast("SessionWindow", frames.window)
+        self._merge = merge
+
+    def late_before(self, watermark: int) -> int:
+        """See :meth:`WindowEmitter.late_before`. After a restore with less lateness, more sessions may be closed.
+
+        Closed sessions must be whole, also on disk: restored rows in several layers are merged first, in a job.
+        """
+        if self._stack.horizon < self._closed:
+            if self._stack.may_split(self._closed):
+                self._merge()
+            self._stack.close_windows(self._closed)
+        return super().late_before(watermark)
+
+    def advance(self, watermark: int, emit: Collector) -> EventTime | None:
+        """Send and close sessions up to the last step of event time at or below ``watermark``. Returns that step.
+
+        Sessions that end between it and the watermark are still to come.
+        """
+        bound = self._session.bound(watermark)
+        if bound > self._fired and not self._waits(watermark):
+            self._send_and_close(bound, emit)
+        reached = min(watermark, self._fired)
+        return None if MIN_WATERMARK in (reached, watermark) else EventTime(reached)
+
+    def _send_and_close(self, bound: int, emit: Collector) -> None:
+        """Send changes before merging: a merged layer counts as old."""
+        merging = self._stack.may_split(bound)
+        due = self._session.due(self._fired, bound)
+        if due and self._emission.early and self._stack.may_have_rows(due.first, due.last):
+            super()._fire(due, bound, emit)
+            self._fired = bound
+        elif merging:
+            self.flush(emit)
+        if merging:
+            self._merge()
+        super().advance(bound, emit)
+
+    def _waits(self, watermark: int) -> bool:
+        """Whether changes wait for their time: once merged with old layers they would be lost as changes."""
+        paced = self._emission.updates and self._emission.every is not None
+        return paced and watermark != MAX_WATERMARK and self._unsent() is not None
+
+    def _send_again(self, emit: Collector) -> None:
+        """Only if new layers may end where sessions were sent before; open sessions were not sent."""
+        due = self._session.due(self._closed, self._fired)
+        if due is not None and self._stack.has_unsent(due.first, due.last):
+            super()._send_again(emit)
+        else:
+            self._stack.begin_emission(MAX_WATERMARK, MIN_WATERMARK).lease.release()
+
+    def _fire(self, due: DueWindows, watermark: int, emit: Collector) -> None:
+        if self._stack.may_have_rows(due.first, due.last):
+            super()._fire(due, watermark, emit)

@@ -29,51 +29,49 @@ if TYPE_CHECKING:
     from penstock.operators.windows.record import RecordedAggregate
 
 
-# ----------------------------------------------------------------------------------------------------
-# State of a windowed aggregate as a table: layers merged, panes put into windows, aggregates finished. Runs no job.
-#
-# Knows nothing of files and checkpoints. What is dead or superseded is not in the table: rows at or below the horizon,
-# and rows of one key and window in several layers, which are merged.
+# ---- layers as a table -----------------------------------------------------------------------------------------------
+# What is dead or superseded is not in the table: rows at or below the horizon are left out, and rows of one key and
+# window in several layers are merged. No job runs.
 
 KINDS: Final = (layers.KIND, sessions.KIND, counts.KIND)
-"""The kinds of state that are tables here."""
+"""The kinds of state that can be read as tables."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StateTable:
-    """How the rows of a step's layers become a table.
+    """Makes a table of the rows of a step's layers.
 
     Attributes:
-        plan: windows, the layers' rows, and how results are finished; from the pipeline, or made again from a record.
-        lists: partial columns whose merge is not known, for a user wrote it: lists of what is to be merged.
-        written: the aggregates, by what a checkpoint records of them.
+        frames: windows, format of the layers, and how results are finished; from the pipeline, or from a record.
+        lists: partial columns whose merge is not known, since a user wrote it; the table has lists of their values.
+        written: the aggregates, as a checkpoint records them.
     """
 
-    plan: WindowFrames
+    frames: WindowFrames
     lists: tuple[str, ...] = ()
     written: tuple[RecordedAggregate, ...] = ()
 
     @property
     def layers_format(self) -> LayerFormat:
         """The rows of the layers."""
-        return self.plan.layers_format
+        return self.frames.layers_format
 
     @property
     def has_windows(self) -> bool:
-        """Whether rows have bounds that mean something: all time has none."""
-        window = self.plan.window
+        """Whether rows have bounds that mean something; those of all time have not."""
+        window = self.frames.window
         return not (isinstance(window, GlobalWindow) or (isinstance(window, CountWindow) and window.is_running))
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """The columns by which a finished row is the same row in another checkpoint: key and window.
+        """The columns that identify a finished row across checkpoints: key and window.
 
-        Of a counted window that is not full the bounds move with its rows, and each key has one.
+        The bounds of a count window that is not full move with its rows, and each key has one such window.
         """
         keys = self.layers_format.keys
         return (
             (*keys, WINDOW_START, WINDOW_END)
-            if self.has_windows and not isinstance(self.plan.window, CountWindow)
+            if self.has_windows and not isinstance(self.frames.window, CountWindow)
             else keys
         )
 
@@ -96,14 +94,14 @@ class StateTable:
             horizon: rows whose stretch ends at or before it are dead.
             closed: windows that end at or before it lack rows.
         """
-        window, layers_format = self.plan.window, self.layers_format
+        window, layers_format = self.frames.window, self.layers_format
         if not window.is_paned:
             return self._chosen(layers_format.merged(layers_format.between(self._listed(rows), horizon)))
         due = window.due(closed, MAX_WATERMARK)
         found = layers_format.between(self._listed(rows), horizon)
         if due is None:
             return self._chosen(layers_format.merged(found.limit(0)).withColumnsRenamed(_RENAMED))
-        return PaneResults(self.plan).finished(found, bounds_of(due))
+        return PaneResults(self.frames).finished(found, bounds_of(due))
 
     def _listed(self, rows: DataFrame) -> DataFrame:
         from pyspark.sql import functions as F
@@ -115,23 +113,23 @@ class StateTable:
 
         bounds = (WINDOW_START, WINDOW_END) if self.has_windows else ()
         keys = (F.col(quote_identifier(name)) for name in self.layers_format.keys)
-        return merged.select(*keys, *bounds, *self.plan.finishes)
+        return merged.select(*keys, *bounds, *self.frames.finishes)
 
 
 _RENAMED: Final = {PANE_START: WINDOW_START, PANE_END: WINDOW_END}
 
 
-def table_of_step(plan: WindowFrames) -> StateTable:
+def table_of_step(frames: WindowFrames) -> StateTable:
     """The table of a step of a pipeline."""
-    return StateTable(plan=plan, written=read_aggregates(plan.layers_format.table))
+    return StateTable(frames=frames, written=read_aggregates(frames.layers_format.table))
 
 
 def table_of_record(handle: StateHandle, *, uid: str, partitions: int) -> StateTable:
-    """The table of a step as a checkpoint recorded it, without its pipeline.
+    """The table of a step from a checkpoint's record, without its pipeline.
 
     Raises:
-        StateIncompatible: the kind of state is no table, or too little was recorded of it.
-        CheckpointUnreadable: what was recorded is not known here.
+        StateIncompatible: the kind of state cannot be read as a table, or too little was recorded of it.
+        CheckpointUnreadable: this penstock does not know the record.
     """
     record = _record(handle, uid)
     window, results = read_window(record), read_aggregates(record)
@@ -151,10 +149,9 @@ def table_of_record(handle: StateHandle, *, uid: str, partitions: int) -> StateT
         kind=handle.kind,
         table=record,
     )
-    shown = (
-        results[:-1] if isinstance(window, CountWindow) else results
-    )  # the last one counts rows, for the step itself
-    return StateTable(plan=_plan(window, _of_kind(plain, window), shown), lists=lists, written=results)
+    # the last aggregate of a count window counts rows, for the step itself
+    shown = results[:-1] if isinstance(window, CountWindow) else results
+    return StateTable(frames=_frames(window, _for_window(plain, window), shown), lists=lists, written=results)
 
 
 def _record(handle: StateHandle, uid: str) -> Mapping[str, Json]:
@@ -171,7 +168,7 @@ def _record(handle: StateHandle, uid: str) -> Mapping[str, Json]:
 
 
 def schema_of(handle: StateHandle) -> StructType:
-    """The columns of the layers. Spark's parser reads them, so there must be a session."""
+    """The columns of the layers. Spark parses them, so there must be a session."""
     from pyspark.sql.types import StructType
 
     return cast("StructType", StructType.fromDDL(handle.schema))
@@ -189,7 +186,7 @@ def _merges(results: Sequence[RecordedAggregate]) -> Mapping[str, Callable[[Colu
     merges: dict[str, Callable[[Column], Column]] = {}
     for result in results:
         if result.aggregate is None:
-            merges |= dict.fromkeys(result.columns, _together)
+            merges |= dict.fromkeys(result.columns, _joined_lists)
         else:
             merges |= {
                 name: merge_once(part.merge) for name, part in zip(result.columns, result.aggregate.parts, strict=True)
@@ -197,23 +194,23 @@ def _merges(results: Sequence[RecordedAggregate]) -> Mapping[str, Callable[[Colu
     return merges
 
 
-def _together(lists: Column) -> Column:
+def _joined_lists(lists: Column) -> Column:
     from pyspark.sql import functions as F
 
     return F.flatten(F.collect_list(lists))
 
 
-def _of_kind(plain: LayerFormat, window: Window) -> LayerFormat:
-    given: dict[str, Any] = {name: getattr(plain, name) for name in plain.__dataclass_fields__}
+def _for_window(plain: LayerFormat, window: Window) -> LayerFormat:
+    values: dict[str, Any] = {name: getattr(plain, name) for name in plain.__dataclass_fields__}
     if isinstance(window, SessionWindow):
-        return sessions.SessionFormat(**{**given, "scattered": False})
+        return sessions.SessionFormat(**{**values, "scattered": False})
     if isinstance(window, CountWindow):
         made = counts.RunningFormat if window.is_running else counts.CountFormat
-        return made(**{**given, "scattered": False, "size": window.size})
+        return made(**{**values, "scattered": False, "size": window.size})
     return replace(plain)
 
 
-def _plan(window: Window, layers_format: LayerFormat, results: Sequence[RecordedAggregate]) -> WindowFrames:
+def _frames(window: Window, layers_format: LayerFormat, results: Sequence[RecordedAggregate]) -> WindowFrames:
     from pyspark.sql import functions as F
 
     finishes: list[Column] = []
@@ -239,21 +236,19 @@ def _plan(window: Window, layers_format: LayerFormat, results: Sequence[Recorded
     )
 
 
-# ----------------------------------------------------------------------------------------------------
-# Rows of layers out of a table that a person made: which columns it must have, and which rows it may have.
-#
-# Knows nothing of files, checkpoints or who asks. A table holds an aggregate's partial columns, or the finished one
-# where the partial is the same value: of ``sum``, ``count``, ``min`` and ``max``.
+# ---- rows of layers out of a table written by hand -------------------------------------------------------------------
+# A table has an aggregate's partial columns, or the finished one where the partial is the same value: of ``sum``,
+# ``count``, ``min`` and ``max``.
 
 _INVERTIBLE: Final = frozenset({"sum", "count", "min", "max"})
 _SHOWN: Final = 3
 
 
 def to_layer_rows(table: StateTable, frame: DataFrame) -> DataFrame:
-    """``frame`` with the columns of the layers, in their order; no job.
+    """``frame`` with the columns of the layers, in their order. Runs no job.
 
     Raises:
-        SchemaMismatch: a column is missing, is not known, or has another type; with the remedy.
+        SchemaMismatch: a column is missing, is not known, or has another type; the message has the remedy.
     """
     layers_format = table.layers_format
     sources = _sources(table, frame)
@@ -261,13 +256,13 @@ def to_layer_rows(table: StateTable, frame: DataFrame) -> DataFrame:
     if unknown:
         msg = f"column {unknown[0]!r} is none of the state's; {nearest_columns(unknown[0], [*sources.values()])}"
         raise SchemaMismatch(msg, uid=layers_format.uid)
-    given = {field.name: field.dataType for field in frame.schema}
+    types = {field.name: field.dataType for field in frame.schema}
     for field in layers_format.schema:
         name = sources.get(field.name)
-        if name is not None and given[name] != field.dataType:
+        if name is not None and types[name] != field.dataType:
             kind = field.dataType.simpleString()
             msg = (
-                f"column {name!r} is {given[name].simpleString()}, the state has {kind}: "
+                f"column {name!r} is {types[name].simpleString()}, the state has {kind}: "
                 f'cast it, as in .withColumn("{name}", F.col("{name}").cast("{kind}"))'
             )
             raise SchemaMismatch(msg, uid=layers_format.uid)
@@ -275,11 +270,11 @@ def to_layer_rows(table: StateTable, frame: DataFrame) -> DataFrame:
 
 
 def _sources(table: StateTable, frame: DataFrame) -> Mapping[str, str]:
-    """Which column of the frame each column of the layers is; all time's bounds are none."""
+    """The column of the frame for each column of the layers; the bounds of all time may have none."""
     layers_format, there = table.layers_format, frame.columns
     found = {name: name for name in layers_format.keys}
     bounds = (layers_format.start, layers_format.end)
-    if not isinstance(table.plan.window, GlobalWindow) or all(name in there for name in bounds):
+    if not isinstance(table.frames.window, GlobalWindow) or all(name in there for name in bounds):
         found |= {name: name for name in bounds}
     missing = [name for name in found if name not in there]
     if missing:
@@ -291,10 +286,10 @@ def _sources(table: StateTable, frame: DataFrame) -> Mapping[str, str]:
 
 def _missing(table: StateTable, missing: list[str]) -> str:
     needed = [*table.layers_format.keys]
-    if not isinstance(table.plan.window, GlobalWindow):
+    if not isinstance(table.frames.window, GlobalWindow):
         needed += [table.layers_format.start, table.layers_format.end]
     panes = ""
-    if table.plan.window.is_paned:
+    if table.frames.window.is_paned:
         panes = "; windows that overlap are kept as panes, which ps.read_state(…, raw=True) gives"
     return f"there is no column {missing[0]!r}: it takes {', '.join(needed)} and the aggregates{panes}"
 
@@ -323,28 +318,28 @@ def _column(name: str, sources: Mapping[str, str]) -> Column:
 
 
 def check_rows(table: StateTable, rows: DataFrame, *, horizon: int) -> None:
-    """Refuse rows that the step could not have made; a few jobs. NULL is a key like any other.
+    """Refuse rows that the step could not have made; runs a few jobs. NULL is a key like any other.
 
     Raises:
-        SchemaMismatch: bounds are NULL, the wrong way round or none of the step's windows'; a window is closed already;
-            two rows have one key and window, or sessions of one key overlap. With the first such rows.
+        SchemaMismatch: bounds are NULL, the wrong way round or not of the step's windows; a window is closed; two rows
+            have one key and window; sessions of one key overlap. The message has the first such rows.
     """
     layers_format = table.layers_format
-    for condition, what in _wrong(table, horizon):
+    for condition, what in _conditions(table, horizon):
         _refuse(rows.where(f"NOT coalesce({condition}, false)"), what, layers_format.uid)
     count = rows.count()
     merged = layers_format.merged(rows).count()
     if merged != count:
         together = ", ".join((*layers_format.keys, layers_format.start, layers_format.end))
-        if isinstance(table.plan.window, CountWindow):
+        if isinstance(table.frames.window, CountWindow):
             together = ", ".join(layers_format.keys) or "it all"
         msg = f"{count - merged} of {count} rows have the key and window of another ({together}), or overlap with it"
         raise SchemaMismatch(msg, uid=layers_format.uid)
 
 
-def _wrong(table: StateTable, horizon: int) -> list[tuple[str, str]]:
-    """What must hold of each row, as SQL, and what is wrong with one of which it does not."""
-    window, layers_format = table.plan.window, table.layers_format
+def _conditions(table: StateTable, horizon: int) -> list[tuple[str, str]]:
+    """Conditions that each row must meet, as SQL, and what is wrong with a row that does not."""
+    window, layers_format = table.frames.window, table.layers_format
     start, end = quote_identifier(layers_format.start), quote_identifier(layers_format.end)
     first, last = f"unix_micros({start})", f"unix_micros({end})"
     found = [
