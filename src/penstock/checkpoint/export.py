@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import FIRST_ENTRY, NO_ENTRY, Manifest, Origin
-from penstock.checkpoint.entry_codec import read_manifest, write_manifest
+from penstock.checkpoint.entry_codec import FORMS
 from penstock.checkpoint.history import History, abandoned_ids
 from penstock.checkpoint.log import backoff
 from penstock.clock import WallTime
-from penstock.codec import StrictFields, dump_sealed, load_sealed, read_text
+from penstock.codec import Codec, JsonForm, dump_sealed, load_sealed
 from penstock.elements import CheckpointKind
 from penstock.errors import CheckpointUnreadable, InternalError, StateDirectoryRefused, UnknownName
 from penstock.facts import Restoring
@@ -105,6 +105,16 @@ class Claimed:
     at: WallTime
 
 
+_FORMS: Final = {
+    **FORMS,
+    Export: JsonForm(version=FORMAT, names={"log_id": "log", "manifest": "checkpoint"}, unwritten={"sha256"}),
+    UnpublishedOutput: JsonForm(at_least={"checkpoint": 0}),
+    Claimed: JsonForm(version=FORMAT, names={"log_id": "log"}),
+}
+_EXPORTS: Final = Codec(Export, _FORMS)
+_CLAIMS: Final = Codec(Claimed, _FORMS)
+
+
 def make_export(history: History, checkpoint: CheckpointId, *, at: WallTime, version: str) -> Export:
     """The export of a restorable checkpoint, its files still to be copied."""
     manifest = replace(
@@ -145,21 +155,7 @@ def open_outputs(history: History, checkpoint: CheckpointId) -> tuple[Unpublishe
 
 def encode_export(export: Export) -> bytes:
     """The bytes of ``export.json``, with a checksum of their own."""
-    return dump_sealed(
-        {
-            "format": FORMAT,
-            "log": export.log_id,
-            "job": export.job,
-            "names": list(export.names),
-            "checkpoint": write_manifest(export.manifest),
-            "left_open": [
-                {"uid": item.uid, "checkpoint": item.checkpoint, "kind": item.kind, "target": item.target}
-                for item in export.left_open
-            ],
-            "at": export.at,
-            "version": export.version,
-        }
-    )
+    return dump_sealed(_EXPORTS.to_json(export))
 
 
 def decode_export(data: bytes, where: str) -> Export:
@@ -168,30 +164,9 @@ def decode_export(data: bytes, where: str) -> Export:
     Raises:
         CheckpointUnreadable: they are not exactly what was written, or name a file outside of the folder.
     """
-    with StrictFields(load_sealed(data, where), where) as fields:
-        _check_format(fields)
-        export = Export(
-            log_id=fields.text("log"),
-            job=fields.text("job"),
-            names=fields.items("names", read_text),
-            manifest=fields.one("checkpoint", read_manifest),
-            left_open=fields.items("left_open", _read_left_open),
-            at=WallTime(fields.whole("at")),
-            version=fields.text("version"),
-            sha256=sha256(data).hexdigest(),
-        )
+    export = replace(_EXPORTS.from_json(load_sealed(data, where), where), sha256=sha256(data).hexdigest())
     _refuse_outside(export.files, where)
     return export
-
-
-def _read_left_open(value: object, where: str) -> UnpublishedOutput:
-    with StrictFields(value, where) as fields:
-        return UnpublishedOutput(
-            uid=fields.text("uid"),
-            checkpoint=CheckpointId(fields.whole("checkpoint", least=0)),
-            kind=fields.text("kind"),
-            target=fields.text("target"),
-        )
 
 
 def _refuse_outside(files: Sequence[FileRef], where: str) -> None:
@@ -202,27 +177,18 @@ def _refuse_outside(files: Sequence[FileRef], where: str) -> None:
             raise CheckpointUnreadable(msg)
 
 
-def _check_format(fields: StrictFields) -> None:
-    version = fields.whole("format")
-    if version != FORMAT:
-        msg = f"{fields.where}.format: is {version}, this penstock reads {FORMAT}; use the version that wrote it"
-        raise CheckpointUnreadable(msg)
-
-
 def encode_claimed(claimed: Claimed) -> bytes:
     """The bytes of ``claimed.json``."""
-    return dump_sealed({"format": FORMAT, "log": claimed.log_id, "job": claimed.job, "at": claimed.at})
+    return dump_sealed(_CLAIMS.to_json(claimed))
 
 
 def decode_claimed(data: bytes, where: str) -> Claimed:
-    """Who has the files.
+    """The claim of these bytes.
 
     Raises:
         CheckpointUnreadable: they are not exactly what was written.
     """
-    with StrictFields(load_sealed(data, where), where) as fields:
-        _check_format(fields)
-        return Claimed(log_id=fields.text("log"), job=fields.text("job"), at=WallTime(fields.whole("at")))
+    return _CLAIMS.from_json(load_sealed(data, where), where)
 
 
 # ----------------------------------------------------------------------------------------------------

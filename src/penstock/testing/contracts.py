@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from penstock.checkpoint.entry_codec import read_committable, write_committable
+from penstock.checkpoint.entry_codec import COMMITTABLES
 from penstock.clock import MonotonicTime, WallTime
 from penstock.connectors.staging import committer
 from penstock.elements import Batch
@@ -119,8 +119,8 @@ class SinkContract:
     def handed_over(self, writer: SinkWriter, checkpoint: int) -> list[Committable]:
         """What a checkpoint gets, as it comes back from a manifest."""
         items = writer.prepare(CheckpointId(checkpoint)).materialise()
-        texts = [json.dumps(write_committable(item)) for item in items]
-        return [read_committable(json.loads(text), "contract") for text in texts]
+        texts = [json.dumps(COMMITTABLES.to_json(item)) for item in items]
+        return [COMMITTABLES.from_json(json.loads(text), "contract") for text in texts]
 
     def committer(self, item: Committable, filesystem: LocalFileSystem) -> Committer:
         """Whoever understands the committable, made anew as after a restart."""
