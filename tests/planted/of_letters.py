@@ -159,4 +159,4 @@ def _(put):
 
 @bug("R8-letters", "letters of a checkpoint that was gone past count", core="core/test_dead_letters.py")
 def _(put):
-    put(history, "_gone_past", lambda history: ())
+    put(history, "_ids_skipped", lambda history: ())
