@@ -12,16 +12,21 @@ from typing import Final, NewType, Protocol, TypeAlias
 from penstock.clock import MIN_WATERMARK, EventTime
 from penstock.errors import GraphError, SettingsError
 
-# ----------------------------------------------------------------------------------------------------
-# Names and numbers with one meaning each, validated where they enter; knows nothing of what they name.
+# ---- ids and names --------------------------------------------------------------------------------------------------
 
 CheckpointId = NewType("CheckpointId", int)
 """Number of a checkpoint. Rises over the whole log, on any timeline; gaps are allowed."""
 Generation = NewType("Generation", int)
-"""Number of the claim under which a driver runs: the number of its entry in the log."""
+"""Number of the claim under which a driver runs: the number of the claim's entry in the log."""
 EntryNumber = NewType("EntryNumber", int)
 """Place of an entry in the log: 0, 1, 2 … without gaps."""
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?")
+_SAVEPOINT = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}")
+
+
+def new_id() -> str:
+    """A random identity: of a log, of a claim, of a request."""
+    return uuid.uuid4().hex  # noqa: TID251 - drawn here, passed in everywhere else
 
 
 def check_name(what: str, value: object) -> str:
@@ -45,17 +50,8 @@ def check_name(what: str, value: object) -> str:
     return value
 
 
-# ----------------------------------------------------------------------------------------------------
-# What is asked of a running job through ``control/``, and how it is answered: frozen values. Pure.
-#
-# A request names the log and the generation that it is addressed to, and no other carries it out; what was done stands
-# in an entry of the log that holds the request's id, so that whoever owns the log later can tell (rule C3).
-
-_SAVEPOINT = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}")
-
-
 def check_savepoint_name(name: object) -> str:
-    """Return ``name`` if a savepoint can have it; a number would be taken for a checkpoint's id.
+    """Return ``name`` if a savepoint can have it. It begins with a letter: a number would be a checkpoint's id.
 
     Raises:
         SettingsError: it cannot.
@@ -71,11 +67,9 @@ def check_savepoint_name(name: object) -> str:
     return name
 
 
-# ----------------------------------------------------------------------------------------------------
-# Frozen values that a task hands to a checkpoint: they point at data at rest and are opaque to the coordinator.
-#
-# Everything here can be written as JSON; what a ``detail`` means is known only to the connector or operator that made
-# it.
+# ---- data at rest ---------------------------------------------------------------------------------------------------
+# What a task hands to a checkpoint. All of it can be written as JSON. Only the connector or operator that made a
+# ``detail`` knows what it means.
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 
@@ -86,7 +80,7 @@ class FileRef:
 
     Attributes:
         path: relative to the job's directory (``state/…``) for what penstock owns; absolute where a sink stages
-            beside its target.
+            next to its target.
         length: bytes.
         sha256: hexadecimal digest of the content.
     """
@@ -98,7 +92,7 @@ class FileRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """How far a source was read: everything before it is in the snapshot, nothing after it.
+    """How far a source was read: everything in front of it is in the snapshot, nothing behind it.
 
     ``kind`` names the source's format (``"files/1"``), so that another kind of source refuses it.
     """
@@ -109,7 +103,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRef:
-    """One immutable, durable layer of a step's state, by the unique name it will never share with another."""
+    """One immutable, durable layer of a step's state. Its name is unique and never used again."""
 
     name: str
     level: int
@@ -119,17 +113,17 @@ class LayerRef:
 
     @property
     def bytes(self) -> int:
-        """Of its files."""
+        """Bytes of its files."""
         return sum(file.length for file in self.files)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateHandle:
-    """The state of a step at a barrier: a list of layers, newest last, and small values beside them.
+    """The state of a step at a barrier: its layers, newest last, and small values in ``detail``.
 
-    ``schema`` is the declared schema of the state (Spark DDL); restore compares it. Layers that were written under an
-    older one have theirs in their ``detail``. ``detail`` holds what is small: the horizon below which rows of layers
-    are dead, timers.
+    ``schema`` is the declared schema of the state (Spark DDL), which a restore compares. Layers written under an older
+    schema have it in their own ``detail``. Small values are the horizon below which rows of layers are dead, or
+    timers.
     """
 
     kind: str
@@ -139,17 +133,17 @@ class StateHandle:
 
     @property
     def files(self) -> tuple[FileRef, ...]:
-        """Of all layers, in their order; no two layers have one in common."""
+        """Files of all layers, in the order of the layers; no two layers share a file."""
         return tuple(file for layer in self.layers for file in layer.files)
 
     @property
     def rows(self) -> int:
-        """Of all layers; a key that changed in several has a row in each."""
+        """Rows of all layers. A key that changed in several layers has a row in each."""
         return sum(layer.rows for layer in self.layers)
 
     @property
     def bytes(self) -> int:
-        """Of all layers."""
+        """Bytes of all layers."""
         return sum(layer.bytes for layer in self.layers)
 
 
@@ -162,7 +156,7 @@ class StateColumn:
 
 
 class ColumnAction(str, Enum):
-    """What becomes of a column of recorded state."""
+    """What a restore does with a column of recorded state."""
 
     KEEP = "keep"
     WIDEN = "widen"
@@ -172,9 +166,9 @@ class ColumnAction(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnChange:
-    """How a column of recorded state becomes one of the declared state; there is always one of the two.
+    """How a column of recorded state becomes one of the declared state; at least one of the two is there.
 
-    A column that is added is NULL in all rows that lie there, one that is dropped is read no more.
+    An added column is NULL in all recorded rows. A dropped column is not read any more.
     """
 
     recorded: StateColumn | None
@@ -182,7 +176,7 @@ class ColumnChange:
 
     @property
     def act(self) -> ColumnAction:
-        """What happens."""
+        """Whether the column is added, dropped, kept or widened."""
         if self.recorded is None:
             return ColumnAction.ADD
         if self.declared is None:
@@ -207,15 +201,15 @@ class ColumnChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committable:
-    """Output made durable but not yet visible. Self-sufficient: it can be published or voided without the pipeline.
+    """Output made durable but not yet visible. It can be published or voided without the pipeline.
 
     Attributes:
         uid: the sink's uid when it was made.
         kind: which committer understands it (``"files/1"``); never removed from penstock once released.
-        checkpoint: the checkpoint it was prepared for; a sink's committables are published in this order.
+        checkpoint: the checkpoint it was prepared for. A sink's committables are published in this order.
         target: where it goes, for people and for identity.
-        files: staged files it publishes; condemned only after it is confirmed.
-        detail: what the committer needs besides; no secrets.
+        files: staged files it publishes, condemned only after the commit is confirmed.
+        detail: what else the committer needs; no secrets.
     """
 
     uid: str
@@ -227,24 +221,24 @@ class Committable:
 
     @property
     def bytes(self) -> int:
-        """Of its staged files."""
+        """Bytes of its staged files."""
         return sum(file.length for file in self.files)
 
 
 class OutputRef(Protocol):
-    """Which output of a sink is meant; a :class:`Committable` is one."""
+    """Names one output of a sink; a :class:`Committable` does."""
 
     @property
     def uid(self) -> str:
-        """Of the sink."""
+        """Uid of the sink."""
 
     @property
     def checkpoint(self) -> CheckpointId:
-        """That it was prepared for."""
+        """The checkpoint that it was prepared for."""
 
 
 def output_names(*outputs: OutputRef) -> str:
-    """Outputs, for people.
+    """The names of outputs, for people.
 
     >>> made = {"kind": "files/1", "target": "/out", "files": ()}
     >>> output_names(*(Committable(uid="totals-out", checkpoint=CheckpointId(number), **made) for number in (3, 4)))
@@ -254,7 +248,7 @@ def output_names(*outputs: OutputRef) -> str:
 
 
 class Guarantee(str, Enum):
-    """The best a connector can do, in the field's three words."""
+    """How often a row takes effect, as far as a connector can promise it."""
 
     AT_MOST_ONCE = "at-most-once"
     AT_LEAST_ONCE = "at-least-once"
@@ -262,19 +256,19 @@ class Guarantee(str, Enum):
 
 
 class CommitOutcome(Enum):
-    """Every way a commit, or a void, can end."""
+    """How a commit, or a void, ended."""
 
     DONE = "done"
     ALREADY_DONE = "already done"
     RETRY = "retry"
-    """It surely did not happen; try again later. Later checkpoints of this sink wait."""
+    """It surely did not happen: try again later. Later checkpoints of this sink wait."""
     UNKNOWN = "unknown"
-    """It may have happened; begin again at the fence. Later checkpoints of this sink wait."""
+    """It may have happened: begin again at the fence. Later checkpoints of this sink wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSnapshot:
-    """All that one task contributes to a checkpoint. A stateless task contributes only its watermark.
+    """Everything that one task contributes to a checkpoint; a stateless task contributes only its watermarks.
 
     ``watermarks`` has one value per input of the task (a source has none).
     """
@@ -287,20 +281,20 @@ class TaskSnapshot:
 
     @property
     def watermark(self) -> EventTime:
-        """The least of the inputs' watermarks."""
+        """The smallest watermark of its inputs."""
         return min(self.watermarks, default=MIN_WATERMARK)
 
 
-# --------------------------------------------------------------------------------- positions with replays beside them
+# ---- replays within positions ---------------------------------------------------------------------------------------
 
-_KEY: Final = "replayed"
-_BARE: Final = ""
+_REPLAYED: Final = "replayed"
+_DETAIL: Final = ""  # the source's own detail, where it is no mapping
 
 
 def with_replays(position: Position, read: Mapping[str, int]) -> Position:
-    """A source's position, and beside it how many replays of which dead letters were read.
+    """A source's position, with how many replays of which dead letters were read.
 
-    Other readers of the position, of an earlier version too, still find in it what the source itself wrote.
+    Everything that the source itself wrote stays where readers of the position, older versions too, look for it.
 
     >>> with_replays(Position(kind="kafka/1", detail={"topics": {}}), {"bad-orders": 2}).detail
     {'topics': {}, 'replayed': {'bad-orders': 2}}
@@ -309,8 +303,8 @@ def with_replays(position: Position, read: Mapping[str, int]) -> Position:
         return position
     numbers: Json = dict(sorted(read.items()))
     own = position.detail
-    detail: dict[str, Json] = {**own, _KEY: numbers} if isinstance(own, Mapping) else {_BARE: own, _KEY: numbers}
-    return Position(kind=position.kind, detail=detail)
+    detail: dict[str, Json] = {**own} if isinstance(own, Mapping) else {_DETAIL: own}
+    return Position(kind=position.kind, detail={**detail, _REPLAYED: numbers})
 
 
 def split_replays(position: Position) -> tuple[Position, dict[str, int]]:
@@ -320,19 +314,16 @@ def split_replays(position: Position) -> tuple[Position, dict[str, int]]:
     (Position(kind='n/1', detail=7), {'bad': 2})
     """
     detail = position.detail
-    if not isinstance(detail, Mapping) or not isinstance(numbers := detail.get(_KEY), Mapping):
+    if not isinstance(detail, Mapping) or not isinstance(numbers := detail.get(_REPLAYED), Mapping):
         return position, {}
-    own: Json = detail[_BARE] if _BARE in detail else {name: each for name, each in detail.items() if name != _KEY}
+    rest = {name: value for name, value in detail.items() if name != _REPLAYED}
+    own: Json = rest.get(_DETAIL, rest)
     read = {uid: number for uid, number in numbers.items() if isinstance(number, int)}
     return Position(kind=position.kind, detail=own), read
 
 
-# ----------------------------------------------------------------------------------------------------
-# What unions take over: they have no uid, so each input finds its watermark by the name of what it comes from. Pure.
-#
-# A union is known by the tasks that it unites. In a changed pipeline an input goes on from where it was, whatever its
-# place is now, one that is new from the beginning, and of several from one task none can be told from another: they go
-# on from the least. So a watermark is never ahead of what its input has brought.
+# ---- names of unions ------------------------------------------------------------------------------------------------
+# A union has no uid: it is known by the tasks that it unites.
 
 _UNION: Final = "union@"
 _PARTS: Final = re.compile(r"(union@|\+|#\d+$)")
@@ -341,7 +332,7 @@ _PORTS: Final = re.compile(r"(?:\.(?:late|bad))*")
 
 
 def union_id(origins: Sequence[str]) -> str:
-    """The name of a union by what it unites, in order; no uid can be called so.
+    """The name of a union of these tasks, in order; it is never a valid uid.
 
     >>> union_id(["orders", "returns.late"])
     'union@orders+returns.late'
@@ -350,7 +341,7 @@ def union_id(origins: Sequence[str]) -> str:
 
 
 def union_parts(id: str) -> tuple[str, ...]:
-    """What a union unites; nothing if this is no union's name, or one of unions, whose parts its name does not tell.
+    """The tasks that a union unites; empty for other names, and for unions of unions, whose names are ambiguous.
 
     >>> union_parts("union@orders+returns.late#2"), union_parts("orders"), union_parts("union@union@a+b+c")
     (('orders', 'returns.late'), (), ())
@@ -360,7 +351,7 @@ def union_parts(id: str) -> tuple[str, ...]:
 
 
 def renamed_union(id: str, names: Mapping[str, str]) -> str:
-    """The name of a union after what it unites was renamed; any other name as it is.
+    """The name of a union after its tasks were renamed; any other name as it is.
 
     >>> renamed_union("union@union@orders.late+returns+b#2", {"orders": "sales"})
     'union@union@sales.late+returns+b#2'
@@ -375,12 +366,3 @@ def _renamed(origin: str, names: Mapping[str, str]) -> str:
         if origin.startswith(old) and _PORTS.fullmatch(origin, len(old)):
             return new + origin[len(old) :]
     return origin
-
-
-# ----------------------------------------------------------------------------------------------------
-# What a program asks of its own running job: makes the requests, waits for replies, and turns them into errors.
-
-
-def new_id() -> str:
-    """A random identity: of a log, of a claim, of a request."""
-    return uuid.uuid4().hex  # noqa: TID251 - drawn here, handed in everywhere else

@@ -1,7 +1,12 @@
-"""Entries to bytes and back: round trips, every flipped bit, every strict refusal."""
+"""Entries to bytes and back: round trips, every flipped bit, every strict refusal. Dataclasses by their type hints."""
+
+from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 
 import pytest
 from hypothesis import given, settings
@@ -23,10 +28,10 @@ from penstock.checkpoint.entries import (
     Unpin,
 )
 from penstock.checkpoint.entry_codec import decode, encode
-from penstock.codec import dump_sealed
+from penstock.codec import Codec, JsonForm, Tagged, dump_sealed
 from penstock.elements import CheckpointKind
 from penstock.errors import CheckpointUnreadable, InternalError
-from penstock.handles import Committable, FileRef, LayerRef, Position, StateHandle, TaskSnapshot
+from penstock.handles import Committable, FileRef, Json, LayerRef, Position, StateHandle, TaskSnapshot
 
 texts = st.text(max_size=8)
 numbers = st.integers(min_value=0, max_value=2**63)
@@ -299,3 +304,97 @@ def test_an_entry_that_is_far_too_large_is_neither_written_nor_read(monkeypatch)
         encode(entry)
     with pytest.raises(CheckpointUnreadable, match="more than an entry can have"):
         decode(data, 0)
+
+
+@dataclass(frozen=True)
+class Circle:
+    radius: float
+
+
+@dataclass(frozen=True)
+class Box:
+    sides: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    name: str
+    shape: Circle | Box
+    sizes: Mapping[str, int | None]
+    visible: bool = True
+    notes: Mapping[str, Json] = dataclass_field(default_factory=dict)
+    title: str | None = None
+    cached: int = 0
+
+
+FORM = JsonForm(
+    version=3,
+    names={"name": "id"},
+    at_least={"sizes": 1},
+    optional={"notes", "title"},
+    unwritten={"cached"},
+    tags={"shape": Tagged(key="type", types={"circle": Circle, "box": Box})},
+    label=lambda drawing: f"drawing {drawing.name}",
+)
+DRAWINGS = Codec(Drawing, {Drawing: FORM})
+PLAIN = {
+    "format": 3,
+    "id": "a",
+    "type": "box",
+    "shape": {"sides": [1, -2]},
+    "sizes": {"x": 1, "y": None},
+    "visible": True,
+}
+
+
+def test_a_dataclass_is_written_by_its_type_hints_and_its_form():
+    drawing = Drawing("a", Box((1, -2)), {"x": 1, "y": None}, cached=9)
+
+    assert DRAWINGS.to_json(drawing) == PLAIN
+    assert list(DRAWINGS.to_json(drawing)) == list(PLAIN)
+    assert DRAWINGS.from_json(PLAIN, "f") == Drawing("a", Box((1, -2)), {"x": 1, "y": None})
+
+
+def test_optional_fields_are_written_once_they_say_something():
+    drawing = Drawing("a", Circle(0.5), {}, notes={"n": [1, {"m": None}]}, title="t")
+    document = DRAWINGS.to_json(drawing)
+
+    assert (document["notes"], document["title"], document["shape"]) == ({"n": [1, {"m": None}]}, "t", {"radius": 0.5})
+    assert DRAWINGS.from_json(document, "f") == drawing
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"format": 2, "id": 5}, r"f\.format: is 2, this penstock reads 3"),
+        ({"type": "line"}, r"f\.type: unknown type of drawing 'line'; known are box, circle"),
+        ({"shape": {"sides": [1]}}, r"f\.shape\.sides: must be a pair of whole numbers"),
+        ({"type": "circle", "shape": {"radius": "1"}}, r"f\.shape\.radius: must be a number, is '1' \(str\)"),
+        ({"sizes": {"x": 0}}, r"f\.sizes\.x: must be a whole number from 1 on, is 0"),
+        ({"visible": 1}, r"f\.visible: must be true or false, is 1"),
+        ({"title": None}, r"f\.title: must be a string, is None"),
+        ({"cached": 1}, r"f: unknown field 'cached'"),
+    ],
+)
+def test_a_document_that_is_not_as_it_would_be_written_is_refused(changed, message):
+    with pytest.raises(CheckpointUnreadable, match=message):
+        DRAWINGS.from_json({**PLAIN, **changed}, "f")
+
+
+@pytest.mark.parametrize(
+    ("drawing", "message"),
+    [
+        (Drawing("a", Circle(math.inf), {}), r"drawing a: shape\.radius: inf \(float\) cannot be written"),
+        (Drawing("a", Circle(1), {}, notes={2: 1}), "drawing a: notes: key 2 is a int, JSON has only strings"),
+    ],
+)
+def test_what_json_cannot_say_is_refused_by_the_name_of_its_owner(drawing, message):
+    with pytest.raises(InternalError, match=message):
+        DRAWINGS.to_json(drawing)
+
+
+def test_a_form_and_a_type_that_no_codec_can_have_are_refused_when_it_is_made():
+    with pytest.raises(InternalError, match="names fields that it does not have: colour"):
+        Codec(Circle, {Circle: JsonForm(optional={"colour"})})
+    with pytest.raises(InternalError, match="has no form in JSON"):
+        Codec(Drawing)

@@ -16,7 +16,7 @@ from penstock.checkpoint.entries import Manifest, Origin
 from penstock.checkpoint.gc import collect
 from penstock.checkpoint.history import UNBROKEN, Timeline, abandoned_ids, timeline
 from penstock.dead_letters.letters import provenance, replay_inbox, replayed_by
-from penstock.dead_letters.replay import LOOK_EVERY, ReplayInbox, ReplayingReader, open_with_replays
+from penstock.dead_letters.replay import POLL_INTERVAL, ReplayInbox, ReplayingReader, open_with_replays
 from penstock.dead_letters.store import (
     LetterRange,
     Replay,
@@ -282,7 +282,7 @@ class Box:
         return ReplayInbox(
             uids=uids,
             filesystem=self.files,
-            counts=lambda checkpoint: checkpoint not in undone,
+            on_timeline=lambda checkpoint: checkpoint not in undone,
             frame=self.frame,
         )
 
@@ -308,7 +308,7 @@ class Inner:
         return "told"
 
     def poll(self, *, now: int, wall: int, limits: ReadLimit) -> Any:
-        return self.answers.pop(0) if self.answers else NoData(wake_at=now + 10 * LOOK_EVERY)
+        return self.answers.pop(0) if self.answers else NoData(wake_at=now + 10 * POLL_INTERVAL)
 
     def frame(self, plan: object) -> Any:
         return ("inner", plan)
@@ -369,11 +369,11 @@ def test_a_look_costs_one_file_that_is_not_there_a_second():
     box = Box()
     reader = opened(Inner(), box.box())
     box.files.operations.clear()
-    answers = [poll(reader, now) for now in range(0, LOOK_EVERY, LOOK_EVERY // 100)]
+    answers = [poll(reader, now) for now in range(0, POLL_INTERVAL, POLL_INTERVAL // 100)]
     assert [each.name for each in box.files.operations] == ["read"]
-    assert {each.wake_at for each in answers} == {LOOK_EVERY}, "it is asked again when it is time to look"
+    assert {each.wake_at for each in answers} == {POLL_INTERVAL}, "it is asked again when it is time to look"
     box.put(a_replay(1, (1, (0, 2))))
-    assert isinstance(poll(reader, LOOK_EVERY), PlannedBatch)
+    assert isinstance(poll(reader, POLL_INTERVAL), PlannedBatch)
 
 
 def test_letters_that_a_rewind_has_undone_or_that_are_gone_are_left_out():
@@ -415,7 +415,7 @@ def test_a_source_that_begins_anew_reads_no_replay_of_before():
     assert isinstance(poll(reader), NoData)
     assert reader.position().detail["replayed"] == {UID: 2}
     box.put(a_replay(3, (3, (0, 1))))
-    assert poll(reader, LOOK_EVERY).plan.number == 3
+    assert poll(reader, POLL_INTERVAL).plan.number == 3
 
 
 @pytest.mark.parametrize("end", [CaughtUp(), Ended()])

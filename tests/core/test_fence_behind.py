@@ -18,7 +18,7 @@ def owned(filesystem=None, pause=None):
     filesystem = filesystem or MemoryFileSystem()
     log = log_on(filesystem, ids="first")[0]
     if pause is not None:
-        log._numbers._pause = pause
+        log._writer._pause = pause
     return log.claim(CLAIM), filesystem
 
 

@@ -455,7 +455,7 @@ def test_L5_a_fence_says_who_and_holds_for_ever(filesystem):
 
 def test_L4_an_entry_with_a_higher_number_above_it_does_not_count_for_its_writer(filesystem):
     owner = claim(filesystem)
-    owner._numbers._filesystem = Moving(disk=filesystem, after_create=lambda fs: claim(fs, ids="b"))
+    owner._writer._filesystem = Moving(disk=filesystem, after_create=lambda fs: claim(fs, ids="b"))
 
     with pytest.raises(GenerationFenced):
         owner.append(manifest(1))

@@ -162,7 +162,7 @@ def test_a_changed_schema_is_reported_and_judged():
         SchemaChange(uid="totals", recorded="n LONG", declared="n LONG, m LONG"),
     )
     move = ColumnChange(recorded=None, declared=StateColumn("m", "LONG"))
-    judged = decide(found, (SOURCE, wider, SINK), judge=lambda step, _: (move,) if step == wider else ())
+    judged = decide(found, (SOURCE, wider, SINK), resolver=lambda step, _: (move,) if step == wider else ())
     assert [change.moves for change in judged.changes] == [(move,)]
 
 
@@ -175,7 +175,7 @@ def test_state_that_cannot_be_taken_over_is_refused_with_the_checkpoint():
         return ()
 
     with pytest.raises(StateIncompatible, match="step 'totals': checkpoint 1: no"):
-        decide(history(CLAIM, manifest(1)), judge=judge)
+        decide(history(CLAIM, manifest(1)), resolver=judge)
 
 
 def test_the_schema_of_an_older_manifest_is_that_of_its_state():

@@ -74,7 +74,7 @@ def test_a_rename_is_judged_as_what_it_becomes():
         history(CLAIM, manifest(1)),
         (SOURCE, called(STEP, "sums"), SINK),
         rename={"totals": "sums"},
-        judge=lambda step, snapshot: seen.append((step.uid, snapshot.task)) or (),
+        resolver=lambda step, snapshot: seen.append((step.uid, snapshot.task)) or (),
     )
     assert seen == [("in", "in"), ("sums", "sums")]
 

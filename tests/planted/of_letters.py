@@ -79,8 +79,8 @@ def _(put):
 @bug("replay-newest", "the newest replay is read, and those before it are not")
 def _(put):
     def following(self, uid):
-        newest = max(letters_store.replay_numbers(self._box.filesystem, uid), default=0)
-        return letters_store.read_replay(self._box.filesystem, uid, newest) if newest > self._read[uid] else None
+        newest = max(letters_store.replay_numbers(self._inbox.filesystem, uid), default=0)
+        return letters_store.read_replay(self._inbox.filesystem, uid, newest) if newest > self._read[uid] else None
 
     put(ReplayingReader, "_following", following)
 
@@ -159,4 +159,4 @@ def _(put):
 
 @bug("R8-letters", "letters of a checkpoint that was gone past count", core="core/test_dead_letters.py")
 def _(put):
-    put(history, "_gone_past", lambda history: ())
+    put(history, "_ids_skipped", lambda history: ())

@@ -36,8 +36,8 @@ def _(put):
         read = self.read()
         while True:
             entry = self._claim_entry(read, claim)
-            if self._numbers.take(entry):
-                return OwnedLog(self._filesystem, self._numbers, entry, log._extended(read, entry))
+            if self._writer.take(entry):
+                return OwnedLog(self._filesystem, self._writer, entry, log._extended(read, entry))
             fresh = self.read()
             read = replace(read, tail=fresh.tail, tail_hash=fresh.tail_hash)
 
@@ -71,7 +71,7 @@ def _(put):
             while True:
                 number = EntryNumber(self.history.tail + 1)
                 entry = replace(self._claim, number=number, previous=self.history.tail_hash, body=body)
-                if self._numbers.take(entry):
+                if self._writer.take(entry):
                     self.history = log._extended(self.history, entry)
                     return number
                 self.history = log.read_history(self._filesystem, "sim")

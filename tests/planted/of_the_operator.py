@@ -98,7 +98,7 @@ def _(put):
 
 @bug("rename-again", "a rename that was done is refused when the job begins again")
 def _(put):
-    real = recovery._to_do
+    real = recovery._not_done
 
     def to_do(target, steps, rename):
         recorded = {step.uid for step in target.steps} if target else set()
@@ -108,7 +108,7 @@ def _(put):
                 raise process.StateIncompatible(msg)
         return real(target, steps, rename)
 
-    put(recovery, "_to_do", to_do)
+    put(recovery, "_not_done", to_do)
 
 
 @bug("S6-renamed", "what a sink has open is published under the uid that the sink has now")

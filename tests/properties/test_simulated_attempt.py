@@ -32,7 +32,7 @@ ONLY_OF_THE_PRODUCT = {
     "claim": {"past_unreadable", "expect"},
     "RunStarted": {"settings"},
     # The simulation gives this with a rewind, as a dictionary, and its steps keep their columns.
-    "decide_recovery": {"fresh", "judge"},
+    "decide_recovery": {"fresh", "resolver"},
 }
 
 ONLY_OF_THE_SIMULATION = {

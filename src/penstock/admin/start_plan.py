@@ -140,7 +140,7 @@ class StartDecision:
             bring=self.bring,
             allow_non_restored_state=begin.allow_non_restored_state if allow is None else allow,
             rename={old: new for old, new in begin.rename.items() if new in uids},
-            judge=self.judge,
+            resolver=self.judge,
         )
 
     def whole(self, steps: Sequence[StepRecord]) -> Recovery:

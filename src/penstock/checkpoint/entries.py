@@ -1,7 +1,4 @@
-"""What the log says, as frozen values: whatever changes what may be restored, published or deleted.
-
-Knows nothing of bytes, files or who writes; see ``codec`` and ``log``.
-"""
+"""What the log says, as frozen values: everything that changes what may be restored, published or deleted."""
 
 from __future__ import annotations
 
@@ -16,13 +13,13 @@ from penstock.elements import CheckpointKind
 from penstock.handles import CheckpointId, Committable, EntryNumber, FileRef, Generation, Json, TaskSnapshot
 
 NO_ENTRY: Final = EntryNumber(-1)
-"""Before the first entry: the tail of an empty log."""
+"""The tail of an empty log: the number in front of the first entry."""
 FIRST_ENTRY: Final = EntryNumber(0)
 """The number of the claim that makes a log."""
 
 
 class StepRole(str, Enum):
-    """What a task of the graph does."""
+    """What a step of the graph does."""
 
     SOURCE = "source"
     STEP = "step"
@@ -34,10 +31,10 @@ class StepRecord:
     """A step of the graph as it was when a checkpoint was taken.
 
     Attributes:
-        uid: its only address.
+        uid: the name that its state is kept under.
         role: source, keyed step or sink.
-        kind: name and version of its format (``"window/1"``); a restore compares it. Empty where nothing is kept.
-        schema: what is kept, as Spark DDL; shown when a restore refuses. Empty where nothing is kept.
+        kind: name and version of its format (``"window/1"``), which a restore compares. Empty if it keeps nothing.
+        schema: its state as Spark DDL, shown when a restore refuses. Empty if it keeps nothing.
     """
 
     uid: str
@@ -50,7 +47,7 @@ class StepRecord:
 class Claim:
     """A process takes the log: from here on only it appends, until the next claim.
 
-    ``host`` is its name, perhaps with a mark behind ``#`` that tells whose process numbers ``pid`` is one of.
+    ``host`` is the machine's name. A mark behind ``#`` names the process namespace that ``pid`` belongs to.
     """
 
     host: str
@@ -60,7 +57,7 @@ class Claim:
 
 
 def host_of(place: str) -> str:
-    """The part of a claim's host that is for people.
+    """The part of a claim's ``host`` that is for people.
 
     >>> host_of("web-1#9f86d081884c")
     'web-1'
@@ -70,9 +67,9 @@ def host_of(place: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """A checkpoint has a name and is not condemned while it has; a savepoint is nothing else.
+    """A checkpoint gets a name, and is not condemned while it has it. A savepoint is a pinned checkpoint.
 
-    ``owner`` and ``expires`` are shown to people and not enforced. ``request`` is the request that it fulfils.
+    ``owner`` and ``expires`` are shown to people and not enforced. ``request`` is the id of the request it fulfils.
     """
 
     name: str
@@ -85,7 +82,7 @@ class Pin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unpin:
-    """The name is gone; its checkpoint may be condemned again."""
+    """A name is removed; its checkpoint may be condemned again."""
 
     name: str
     at: WallTime
@@ -104,14 +101,14 @@ class Condemn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a checkpoint was brought from: another log, or an older day of this one, by way of an exported folder.
+    """Where an imported checkpoint comes from: another log, or an earlier state of this one.
 
     Attributes:
         log_id: of the log in which it was taken.
         job: that log's job.
-        checkpoint: its id there.
+        checkpoint: its id in that log.
         export: sha256 of the bytes of the folder's ``export.json``.
-        claimed: whether the folder's files were taken over, so that nobody else can have them.
+        claimed: whether this log took the folder's files over, so that no other log can have them.
     """
 
     log_id: str
@@ -126,26 +123,26 @@ class Manifest:
     """One complete checkpoint. Its entry is the commit point.
 
     Attributes:
-        checkpoint: rises over the whole log; gaps are allowed.
+        checkpoint: its id. Ids rise over the whole log; gaps are allowed.
         kind: why it was taken.
         parent: the checkpoint whose state it continues, ``None`` if it began empty.
-        triggered: when its barriers left.
+        triggered: when its barriers were sent.
         completed: when the last task had acknowledged.
         steps: the graph's steps, with kinds and schemas.
         tasks: what each task contributed, without its committables.
-        open: all committables not confirmed to be published, those of earlier checkpoints included; per sink in
-            order of their checkpoints.
-        pins: names given here.
-        fulfils: requests that this entry answers.
+        open: all committables not confirmed to be published, including those of earlier checkpoints. Those of one
+            sink are in the order of their checkpoints.
+        pins: names given by this entry.
+        fulfils: ids of requests that this entry answers.
         condemned: checkpoints that can never be restored from now on.
         condemned_files: files that may be deleted from now on.
         deleted: every deletion recorded in entries up to this number is done.
         floor: entries below this number are no longer needed, and may be deleted once this entry is in the log.
-        settings: of the run, for people: a start takes its own, and ``plan`` shows what differs. Empty where whoever
-            wrote it did not say.
-        origin: of a checkpoint that was brought here; ``None`` if it was taken here.
-        undone: ranges of ids of checkpoints on other timelines, each with its first and the one behind its last: rows
-            of their output came again. Empty as long as nobody has gone back.
+        settings: of the run, for people. A start uses its own, and ``penstock plan`` shows the differences. Empty if
+            they were not recorded.
+        origin: of an imported checkpoint; ``None`` if it was taken in this log.
+        undone: half-open ranges of checkpoint ids on other timelines; rows of their output were read again. Empty
+            until the first rewind.
     """
 
     checkpoint: CheckpointId
@@ -173,7 +170,7 @@ class Manifest:
 
     @property
     def state_bytes(self) -> int:
-        """Of all files of state."""
+        """Bytes of all files of state."""
         return sum(file.length for file in self.state_files)
 
     @property
@@ -193,11 +190,11 @@ class Rewind:
     Attributes:
         to: the checkpoint to restore, ``None`` to begin empty.
         left: the restore point that is abandoned.
-        at: when.
-        discard: committables that will never be published; whoever recovers voids each one before its sources start.
+        at: when it was written.
+        discard: committables that will never be published. A recovery voids each one before its sources start.
         condemned: the checkpoints of ``discard`` and all that were built on them.
-        lost: numbers of entries that cannot be read and that the operator goes past.
-        request: the request that it fulfils.
+        lost: numbers of unreadable entries that the rewind skips.
+        request: id of the request it fulfils.
     """
 
     to: CheckpointId | None
@@ -211,7 +208,7 @@ class Rewind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped:
-    """The job ended in order, and nothing is open: all that the log held is published and confirmed."""
+    """The job ended in order, and nothing is open: all output in the log is published and confirmed."""
 
     checkpoint: CheckpointId | None
     at: WallTime
@@ -223,15 +220,15 @@ Body: TypeAlias = Claim | Manifest | Rewind | Pin | Unpin | Condemn | Stopped
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One entry of the log, as written: what it says and who says it.
+    """One entry of the log: what it says and who wrote it.
 
     Attributes:
         number: its place in the log.
         log_id: random, drawn for entry 0, the same in all entries: a part of every identity in a sink.
         job: the job whose log this is.
-        generation: number of the newest claim at or below; a claim's own number in a claim.
+        generation: number of the newest claim at or below this entry; a claim's own number in a claim.
         token: random, drawn for that claim. It makes every entry of two processes differ in bytes.
-        previous: sha256 of the bytes of the entry before, empty in entry 0.
+        previous: sha256 of the bytes of the previous entry, empty in entry 0.
         body: what it says.
     """
 

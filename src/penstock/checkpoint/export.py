@@ -1,4 +1,14 @@
-"""A checkpoint as a folder of its own, and how a log takes it in."""
+"""A checkpoint as a folder of its own, and how a log imports it.
+
+::
+
+    export.json                     written last and whole at once: a folder without it is no export
+    state/<uid>/<generation>/…      the files of all layers, under the names that they have in the job's directory
+    claimed.json                    which log has taken the files over, if one has
+
+All paths are relative to the folder, so it can be moved. Sinks' output is not in it: unpublished output belongs to the
+log in which it was prepared (rule R7).
+"""
 
 from __future__ import annotations
 
@@ -6,49 +16,36 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import FIRST_ENTRY, NO_ENTRY, Manifest, Origin
-from penstock.checkpoint.entry_codec import read_manifest, write_manifest
+from penstock.checkpoint.entry_codec import FORMS
 from penstock.checkpoint.history import History, abandoned_ids
-from penstock.checkpoint.log import backoff
+from penstock.checkpoint.log import OwnedLog, Sleep, backoff
 from penstock.clock import WallTime
-from penstock.codec import StrictFields, dump_sealed, load_sealed, read_text
+from penstock.codec import Codec, JsonForm, dump_sealed, load_sealed
 from penstock.elements import CheckpointKind
 from penstock.errors import CheckpointUnreadable, InternalError, StateDirectoryRefused, UnknownName
-from penstock.facts import Restoring
+from penstock.facts import Listener, Restoring
 from penstock.failpoints import failpoint
-from penstock.filesystem.base import Created, UnknownOutcome
+from penstock.filesystem.base import Created, FileSystem, UnknownOutcome
 from penstock.filesystem.local import LocalFileSystem
 from penstock.handles import CheckpointId, FileRef, Generation, LayerRef, StateHandle, TaskSnapshot, split_replays
 
-if TYPE_CHECKING:
-    from penstock.checkpoint.log import OwnedLog
-    from penstock.facts import Listener
-    from penstock.filesystem.base import FileSystem
-
-
-# ----------------------------------------------------------------------------------------------------
-# A checkpoint as a folder of its own: what its ``export.json`` says, and who has taken it over. Pure; copies nothing.
-#
-# ::
-#
-#     export.json                     written last and whole at once: a folder without it is no export
-#     state/<uid>/<generation>/…      the files of all layers, under the names that they have in the job's directory
-#     claimed.json                    which log has taken the files over, if one has
-#
-# All paths are relative to the folder, so it can be moved. Sinks' output is not in it: what is not yet published
-# belongs to the log in which it was prepared (rule R7).
-
 FORMAT: Final = 1
+"""Version of the format of ``export.json`` and ``claimed.json``."""
 EXPORT: Final = "export.json"
 CLAIMED: Final = "claimed.json"
+OpenFolder = Callable[[str], FileSystem]
+"""Opens the files of an exported folder, by its path."""
+
+# ---- the documents of a folder --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnpublishedOutput:
-    """Output of an exported checkpoint that its log did not know to be published; the export does not hold it."""
+    """Output of an exported checkpoint that was not confirmed to be published; the export does not hold it."""
 
     uid: str
     checkpoint: CheckpointId
@@ -63,12 +60,12 @@ class Export:
     Attributes:
         log_id: of the log that it was taken in.
         job: that log's job.
-        names: what the checkpoint was called there.
-        manifest: the checkpoint without all that only its own log can have: nothing open, pinned or condemned.
-        left_open: what was open, of this checkpoint or an earlier one.
+        names: savepoint names of the checkpoint in that log.
+        manifest: the checkpoint without what belongs to its own log: nothing is open, pinned or condemned.
+        left_open: output of this checkpoint or an earlier one that was open.
         at: when it was exported.
-        version: of penstock, which exported it.
-        sha256: of the bytes of ``export.json``; empty before they are written.
+        version: version of the penstock that exported it.
+        sha256: of the bytes of ``export.json``; empty until they are written.
     """
 
     log_id: str
@@ -87,22 +84,32 @@ class Export:
 
     @property
     def files(self) -> tuple[FileRef, ...]:
-        """Every file, once."""
+        """Every file once, sorted by path."""
         return tuple(sorted(self.manifest.state_files, key=lambda file: file.path))
 
     @property
     def bytes(self) -> int:
-        """Of all files."""
+        """Bytes of all files."""
         return self.manifest.state_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """Which log has taken an export's files over. The first that is written counts."""
+    """Which log has taken an export's files over. The file is written once: the first log has them."""
 
     log_id: str
     job: str
     at: WallTime
+
+
+_FORMS: Final = {
+    **FORMS,
+    Export: JsonForm(version=FORMAT, names={"log_id": "log", "manifest": "checkpoint"}, unwritten={"sha256"}),
+    UnpublishedOutput: JsonForm(at_least={"checkpoint": 0}),
+    Claimed: JsonForm(version=FORMAT, names={"log_id": "log"}),
+}
+_EXPORTS: Final = Codec(Export, _FORMS)
+_CLAIMS: Final = Codec(Claimed, _FORMS)
 
 
 def make_export(history: History, checkpoint: CheckpointId, *, at: WallTime, version: str) -> Export:
@@ -132,7 +139,7 @@ def make_export(history: History, checkpoint: CheckpointId, *, at: WallTime, ver
 
 
 def open_outputs(history: History, checkpoint: CheckpointId) -> tuple[UnpublishedOutput, ...]:
-    """What the log does not know to be published, of this checkpoint and of those before it."""
+    """Output of this checkpoint and earlier ones that is not confirmed to be published."""
     return tuple(
         UnpublishedOutput(uid=item.uid, checkpoint=item.checkpoint, kind=item.kind, target=item.target)
         for item in history.open_committables
@@ -140,101 +147,52 @@ def open_outputs(history: History, checkpoint: CheckpointId) -> tuple[Unpublishe
     )
 
 
-# ------------------------------------------------------------------------------------------------------------- as bytes
-
-
 def encode_export(export: Export) -> bytes:
-    """The bytes of ``export.json``, with a checksum of their own."""
-    return dump_sealed(
-        {
-            "format": FORMAT,
-            "log": export.log_id,
-            "job": export.job,
-            "names": list(export.names),
-            "checkpoint": write_manifest(export.manifest),
-            "left_open": [
-                {"uid": item.uid, "checkpoint": item.checkpoint, "kind": item.kind, "target": item.target}
-                for item in export.left_open
-            ],
-            "at": export.at,
-            "version": export.version,
-        }
-    )
+    """The bytes of ``export.json``."""
+    return dump_sealed(_EXPORTS.to_json(export))
 
 
 def decode_export(data: bytes, where: str) -> Export:
     """The export of these bytes.
 
     Raises:
-        CheckpointUnreadable: they are not exactly what was written, or name a file outside of the folder.
+        CheckpointUnreadable: they are not exactly what was written, or name a file outside the folder.
     """
-    with StrictFields(load_sealed(data, where), where) as fields:
-        _check_format(fields)
-        export = Export(
-            log_id=fields.text("log"),
-            job=fields.text("job"),
-            names=fields.items("names", read_text),
-            manifest=fields.one("checkpoint", read_manifest),
-            left_open=fields.items("left_open", _read_left_open),
-            at=WallTime(fields.whole("at")),
-            version=fields.text("version"),
-            sha256=sha256(data).hexdigest(),
-        )
+    export = replace(_EXPORTS.from_json(load_sealed(data, where), where), sha256=sha256(data).hexdigest())
     _refuse_outside(export.files, where)
     return export
 
 
-def _read_left_open(value: object, where: str) -> UnpublishedOutput:
-    with StrictFields(value, where) as fields:
-        return UnpublishedOutput(
-            uid=fields.text("uid"),
-            checkpoint=CheckpointId(fields.whole("checkpoint", least=0)),
-            kind=fields.text("kind"),
-            target=fields.text("target"),
-        )
-
-
 def _refuse_outside(files: Sequence[FileRef], where: str) -> None:
-    """Nobody who hands over a folder can have other files read, or written, than those in it."""
+    # A folder may come from elsewhere: it must not make a job read or write other files.
     for file in files:
         if not file.path.startswith(f"{paths.STATE}/") or not paths.is_ours(file.path):
             msg = f"{where} names the file {file.path!r}; an export has files below {paths.STATE}/ only"
             raise CheckpointUnreadable(msg)
 
 
-def _check_format(fields: StrictFields) -> None:
-    version = fields.whole("format")
-    if version != FORMAT:
-        msg = f"{fields.where}.format: is {version}, this penstock reads {FORMAT}; use the version that wrote it"
-        raise CheckpointUnreadable(msg)
-
-
 def encode_claimed(claimed: Claimed) -> bytes:
     """The bytes of ``claimed.json``."""
-    return dump_sealed({"format": FORMAT, "log": claimed.log_id, "job": claimed.job, "at": claimed.at})
+    return dump_sealed(_CLAIMS.to_json(claimed))
 
 
 def decode_claimed(data: bytes, where: str) -> Claimed:
-    """Who has the files.
+    """The claim of these bytes.
 
     Raises:
         CheckpointUnreadable: they are not exactly what was written.
     """
-    with StrictFields(load_sealed(data, where), where) as fields:
-        _check_format(fields)
-        return Claimed(log_id=fields.text("log"), job=fields.text("job"), at=WallTime(fields.whole("at")))
+    return _CLAIMS.from_json(load_sealed(data, where), where)
 
 
-# ----------------------------------------------------------------------------------------------------
-# What bringing an exported checkpoint into a log comes to: a checkpoint of that log, and files to copy. Pure.
-#
-# The import is one entry, the checkpoint itself with its ``origin``. Before it is in the log nothing was restored, and
-# whoever begins next does the same again or goes on from what was there before; after it the folder is needed no more.
+# ---- the import as a plan -------------------------------------------------------------------------------------------
+# An import is one entry: the checkpoint itself, with its ``origin``. Before it is in the log nothing is restored, so
+# the next start imports again or continues what was there. After it the folder is not needed any more.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """One file: where it is in the folder, with length and checksum, and where it goes in the job's directory."""
+    """One file to copy: ``source`` in the exported folder, and ``path`` in the job's directory."""
 
     source: FileRef
     path: str
@@ -242,16 +200,16 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Import:
-    """What is done, in this order: claim the folder (if it is taken over), copy, append the manifest, empty the folder.
+    """One import: the files are copied, the folder is claimed, the manifest is appended, the folder is emptied.
 
     Attributes:
-        folder: where the export lies.
-        export: what it holds.
-        manifest: the checkpoint as it will stand in this log, its layers under names of this generation.
+        folder: path of the export.
+        export: its content.
+        manifest: the checkpoint as an entry of this log, its layers under names of this generation.
         copies: every file.
-        claims: the files become this log's alone.
-        at: when.
-        is_brought: all but the last is done: a start crashed right after it had come so far.
+        claims: the files become this log's alone. Otherwise the folder is neither claimed nor emptied.
+        at: when it was planned.
+        is_brought: an earlier start did all but empty the folder, and crashed.
     """
 
     folder: str
@@ -268,8 +226,8 @@ def plan_import(
 ) -> Import:
     """The import of an export into a log that we own as ``generation``.
 
-    Nothing is open in it, whatever was when it was exported: everything open in *this* log is published before, and
-    what was open elsewhere is another log's to publish (rule R7).
+    Nothing is open in the new manifest. Output that is open in *this* log is published before; output that was open
+    in another log is published by that log (rule R7).
     """
     mover = _Mover(generation, knows_replays=export.log_id == history.log_id)
     tasks = tuple(mover.task(snapshot) for snapshot in export.manifest.tasks)
@@ -304,7 +262,7 @@ def imported_from(history: History, export: str) -> Manifest | None:
 
 
 def resume_import(export: Export, history: History, *, folder: str, at: WallTime) -> Import | None:
-    """What is left of an import whose checkpoint is what the next start continues anyway; ``None`` if it is not.
+    """The rest of an import whose checkpoint is the restore point anyway; ``None`` if there is none.
 
     Raises:
         StateDirectoryRefused: the files were taken over, and the log has gone on since.
@@ -325,7 +283,7 @@ def resume_import(export: Export, history: History, *, folder: str, at: WallTime
 
 
 class _Mover:
-    """Gives layers new names: those that they have may be in use here, by this log's own layers."""
+    """Gives layers new names: this log's own layers may have the old ones already."""
 
     def __init__(self, generation: Generation, *, knows_replays: bool) -> None:
         self._generation = generation
@@ -334,7 +292,7 @@ class _Mover:
         self.copies: dict[str, Copy] = {}
 
     def task(self, snapshot: TaskSnapshot) -> TaskSnapshot:
-        if snapshot.position is not None and not self._knows_replays:  # those of another log stay there
+        if snapshot.position is not None and not self._knows_replays:  # replays of another log do not count here
             snapshot = replace(snapshot, position=split_replays(snapshot.position)[0])
         state = snapshot.state
         if state is None:
@@ -350,7 +308,7 @@ class _Mover:
         return replace(layer, name=name, files=tuple(self._file(folder, layer.name, file) for file in layer.files))
 
     def _file(self, folder: str, before: str, file: FileRef) -> FileRef:
-        """The file below its layer's new folder; what its folder there says of its rows stays."""
+        """The file below its layer's new folder; folders below its old one, which describe its rows, stay."""
         _, _, _, rest = file.path.split("/", 3)
         path = f"{folder}/{rest.removeprefix(f'{before}/')}"
         if path in self.copies:
@@ -360,46 +318,41 @@ class _Mover:
         return replace(file, path=path)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Brings an exported checkpoint into a log: reads the folder, copies its files, writes the entry. Decides nothing.
-#
-# A crash at any point is followed by the same again, under another generation and so other names, or by nothing: what
-# it left behind is condemned with everything else that no entry names.
-
-Pause = Callable[[float], object]
-OpenFolder = Callable[[str], "FileSystem"]
-"""Where the files of an exported folder are, by its path."""
+# ---- the import carried out -----------------------------------------------------------------------------------------
+# After a crash at any point, the next start imports again under another generation, and so other names, or not at all.
+# The files of the first try are condemned as orphans, since no entry names them.
 
 
 def open_export(folder: str, *, log_id: str | None, folders: OpenFolder = LocalFileSystem) -> Export:
-    """What an exported folder holds, if this log may have it.
+    """The content of an exported folder, if this log may have it.
 
     Args:
-        folder: where it lies.
-        log_id: of the log that wants it: one that has taken it over may go on doing so. ``None`` if it has none yet.
-        folders: how it is read.
+        folder: its path.
+        log_id: of the log that imports; a log that has taken the files over may read them again. ``None`` for a new
+            log.
+        folders: how it is opened.
 
     Raises:
-        UnknownName: there is nothing there.
-        CheckpointUnreadable: it is no export, or not as it was written.
+        UnknownName: there is no export.
+        CheckpointUnreadable: the export is incomplete, or not as it was written.
         StateDirectoryRefused: another log has taken its files over.
     """
-    there = folders(folder)
-    data = there.read(EXPORT)
+    exported = folders(folder)
+    data = exported.read(EXPORT)
     if data is None:
-        raise _no_export(there, folder)
+        raise _no_export(exported, folder)
     export = decode_export(data, f"{folder}/{EXPORT}")
-    held = there.read(CLAIMED)
-    if held is not None:
-        refuse_claimed(decode_claimed(held, f"{folder}/{CLAIMED}"), folder, log_id)
+    claimed = exported.read(CLAIMED)
+    if claimed is not None:
+        refuse_claimed(decode_claimed(claimed, f"{folder}/{CLAIMED}"), folder, log_id)
     return export
 
 
 def refuse_claimed(claimed: Claimed, folder: str, log_id: str | None) -> None:
-    """Only one log takes an export's files over.
+    """Refuse an export whose files another log has taken over.
 
     Raises:
-        StateDirectoryRefused: it was another.
+        StateDirectoryRefused: it was another log.
     """
     if claimed.log_id != log_id:
         msg = (
@@ -409,13 +362,13 @@ def refuse_claimed(claimed: Claimed, folder: str, log_id: str | None) -> None:
         raise StateDirectoryRefused(msg)
 
 
-def _no_export(there: FileSystem, folder: str) -> UnknownName | CheckpointUnreadable:
-    if there.list(paths.LOG):
+def _no_export(exported: FileSystem, folder: str) -> UnknownName | CheckpointUnreadable:
+    if exported.list(paths.LOG):
         return UnknownName(
             f"{folder} is the directory of a job, not an exported checkpoint: penstock savepoint export makes one; to "
             "go back in a job's own state, give the savepoint's name or a number instead of a path"
         )
-    if there.list(paths.STATE):
+    if exported.list(paths.STATE):
         return CheckpointUnreadable(
             f"{folder} holds files and no {EXPORT}, which is written last: that export did not end; export once more, "
             "into another folder"
@@ -428,43 +381,43 @@ def execute_import(
     *,
     log: OwnedLog,
     filesystem: FileSystem,
-    pause: Pause,
+    pause: Sleep,
     listener: Listener,
     folders: OpenFolder = LocalFileSystem,
 ) -> None:
-    """Do what the import says, in its order; its entry is the commit point.
+    """Carry out an import; its entry is the commit point.
 
     Raises:
         CheckpointUnreadable: a file of the folder is not the one that was exported.
-        StateDirectoryRefused: another log takes the folder's files over.
-        GenerationFenced: the job is somebody else's now.
+        StateDirectoryRefused: another log has taken the folder's files over.
+        GenerationFenced: another process owns the job now.
     """
-    there = folders(bring.folder)
+    exported = folders(bring.folder)
     if not bring.is_brought:
         done, total = 0, sum(copy.source.length for copy in bring.copies)
         for copy in bring.copies:
             listener(Restoring(doing="copying", task=None, done=done, total=total))
             failpoint("import.file.before")
-            _copy(there, copy, bring.folder, filesystem, pause)
+            _copy(exported, copy, bring.folder, filesystem, pause)
             failpoint("import.file.copied")
             done += copy.source.length
-        if bring.claims:  # once all of it is known to be sound: nobody else can have the folder from here on
-            _claim(there, bring, log, pause)
+        if bring.claims:  # all files are known to be sound by now; no other log can have the folder from here on
+            _claim(exported, bring, log, pause)
             failpoint("import.claimed")
         log.append(bring.manifest)
-    if bring.claims:  # what says so, and what it held, stays in the folder
+    if bring.claims:  # export.json and claimed.json stay
         for file in bring.export.files:
             failpoint("import.release.before")
-            there.delete(file.path)
+            exported.delete(file.path)
 
 
-def read_checked(there: FileSystem, path: str, *, length: int, digest: str, where: str) -> bytes:
-    """The content of a file, if it is the one that was recorded.
+def read_checked(filesystem: FileSystem, path: str, *, length: int, digest: str, where: str) -> bytes:
+    """The content of a file, checked against its recorded length and digest.
 
     Raises:
         CheckpointUnreadable: it is missing or changed.
     """
-    data = there.read(path)
+    data = filesystem.read(path)
     if data is None:
         msg = f"file {where}/{path} is not there; {length} bytes were recorded"
         raise CheckpointUnreadable(msg)
@@ -477,27 +430,27 @@ def read_checked(there: FileSystem, path: str, *, length: int, digest: str, wher
     return data
 
 
-def write_once(there: FileSystem, path: str, data: bytes, pause: Pause) -> bool:
-    """Create a file and be sure of it; ``False`` if another content was there before."""
+def write_once(filesystem: FileSystem, path: str, data: bytes, pause: Sleep) -> bool:
+    """Create a file and be sure of it; ``False`` if it exists with another content."""
     for seconds in backoff():
         try:
-            return there.create(path, data) is Created.CREATED or there.read(path) == data
+            return filesystem.create(path, data) is Created.CREATED or filesystem.read(path) == data
         except UnknownOutcome:
             pause(seconds)
     raise AssertionError  # pragma: no cover - the backoff has no end
 
 
-def _claim(there: FileSystem, bring: Import, log: OwnedLog, pause: Pause) -> None:
+def _claim(exported: FileSystem, bring: Import, log: OwnedLog, pause: Sleep) -> None:
     mine = Claimed(log_id=log.log_id, job=log.history.job or "", at=bring.at)
-    if not write_once(there, CLAIMED, encode_claimed(mine), pause):
-        held = there.read(CLAIMED)
-        if held is not None:
-            refuse_claimed(decode_claimed(held, f"{bring.folder}/{CLAIMED}"), bring.folder, log.log_id)
+    if not write_once(exported, CLAIMED, encode_claimed(mine), pause):
+        data = exported.read(CLAIMED)
+        if data is not None:
+            refuse_claimed(decode_claimed(data, f"{bring.folder}/{CLAIMED}"), bring.folder, log.log_id)
 
 
-def _copy(there: FileSystem, copy: Copy, folder: str, filesystem: FileSystem, pause: Pause) -> None:
+def _copy(exported: FileSystem, copy: Copy, folder: str, filesystem: FileSystem, pause: Sleep) -> None:
     source = copy.source
-    data = read_checked(there, source.path, length=source.length, digest=source.sha256, where=folder)
+    data = read_checked(exported, source.path, length=source.length, digest=source.sha256, where=folder)
     if not write_once(filesystem, copy.path, data, pause):
         msg = f"{copy.path} is there already with another content; names are never used twice"
         raise StateDirectoryRefused(msg)

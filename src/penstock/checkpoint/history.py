@@ -1,4 +1,7 @@
-"""All entries taken together; timelines after rewinds; names."""
+"""All entries of the log taken together, and what follows from them; names of checkpoints; timelines after rewinds.
+
+Nothing is stored as a status: what is restorable, open, pinned or condemned follows from which entries exist.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +27,15 @@ from penstock.checkpoint.entries import (
 from penstock.errors import CheckpointUnreadable, UnknownName, did_you_mean
 from penstock.handles import CheckpointId, Committable, EntryNumber, Generation
 
-# ----------------------------------------------------------------------------------------------------
-# What the log says, all entries taken together: a pure value. Knows nothing of files, nor of who asks.
-#
-# Nothing is stored as a status: what is restorable, open, pinned or condemned follows from which entries exist.
-
 ID_JUMP: Final = 1_000_000
-"""How far checkpoint ids jump over an entry that cannot be read: more than it can have used up."""
+"""Checkpoint ids that are skipped for each unreadable entry: more than it can have used."""
+
+# ---- the history of a log -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreadable:
-    """An entry that is there but is not what was written."""
+    """An entry whose file exists but does not hold what was written."""
 
     number: EntryNumber
     message: str
@@ -43,7 +43,7 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogMark:
-    """How far a log was when somebody looked: its newest entry by number and by its bytes, so nothing else will do."""
+    """How far a log was when it was read: its newest entry, by number and by hash of its bytes."""
 
     log_id: str | None
     tail: EntryNumber
@@ -58,11 +58,11 @@ class History:
     """The entries at and above the floor, in order, and everything that follows from them.
 
     Attributes:
-        entries: those that can be read.
-        unreadable: those that cannot; a plain read of the log refuses them unless a rewind names them as lost.
+        entries: the readable ones.
+        unreadable: the others. A plain read of the log refuses them unless a rewind names them as lost.
         tail: number of the newest entry, ``-1`` in an empty log.
         tail_hash: sha256 of its bytes.
-        below_floor: numbers that are in the log but no longer needed: what trimming deletes.
+        below_floor: numbers of entries that exist but are no longer needed; trimming deletes them.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -73,12 +73,12 @@ class History:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody has ever claimed this log."""
+        """Whether the log has no entry."""
         return self.tail == NO_ENTRY
 
     @property
     def mark(self) -> LogMark:
-        """How far the log is."""
+        """The newest entry, to compare with later."""
         return LogMark(log_id=self.log_id, tail=self.tail, tail_hash=self.tail_hash)
 
     @property
@@ -102,7 +102,7 @@ class History:
 
     @cached_property
     def condemned(self) -> frozenset[CheckpointId]:
-        """Checkpoints that can never be restored again, wherever that is said (R6)."""
+        """Checkpoints that can never be restored again, by any kind of entry (R6)."""
         found: set[CheckpointId] = set()
         for entry in self.entries:
             match entry.body:
@@ -112,20 +112,20 @@ class History:
 
     @cached_property
     def pins(self) -> Mapping[str, Pin]:
-        """Names that checkpoints have now, wherever they were given (R6)."""
-        held: dict[str, Pin] = {}
+        """The current pins by name, given by any kind of entry (R6)."""
+        current: dict[str, Pin] = {}
         for entry in self.entries:
             match entry.body:
                 case Pin() as pin:
-                    held[pin.name] = pin
+                    current[pin.name] = pin
                 case Unpin(name=name):
-                    held.pop(name, None)
+                    current.pop(name, None)
                 case Manifest(pins=pins):
-                    held.update({pin.name: pin for pin in pins})
-        return held
+                    current.update({pin.name: pin for pin in pins})
+        return current
 
     def names_of(self, checkpoint: CheckpointId) -> tuple[str, ...]:
-        """Names that this checkpoint has now, sorted."""
+        """The current names of a checkpoint, sorted."""
         return tuple(sorted(pin.name for pin in self.pins.values() if pin.checkpoint == checkpoint))
 
     @property
@@ -140,7 +140,7 @@ class History:
 
     @cached_property
     def restore_point(self) -> Manifest | None:
-        """What the last checkpoint or rewind entry says (R1); ``None`` is empty state.
+        """The checkpoint that the last manifest or rewind sets (R1); ``None`` is empty state.
 
         Raises:
             CheckpointUnreadable: a rewind names a checkpoint that is not there.
@@ -162,10 +162,10 @@ class History:
 
     @cached_property
     def open_committables(self) -> tuple[Committable, ...]:
-        """What may not be published yet, in order: the list of the newest entry that speaks of it (R5).
+        """Committables that may be unpublished, in order, by the newest manifest, rewind or ``stopped`` entry (R5).
 
-        A manifest's list is complete. Before a rewind everything was published but what it discards; a ``stopped``
-        entry says that nothing is open.
+        A manifest's list is complete. Before a rewind everything is published but what it discards. After a
+        ``stopped`` entry nothing is open.
         """
         for entry in reversed(self.entries):
             match entry.body:
@@ -189,11 +189,11 @@ class History:
 
     @property
     def next_checkpoint(self) -> CheckpointId:
-        """Above every id in the log, on any timeline (R4), and far above what a lost entry may have used (R8)."""
+        """The next id: above all ids of all timelines (R4), and above those that lost entries may have used (R8)."""
         return self.next_checkpoint_past(self.lost)
 
     def next_checkpoint_past(self, lost: frozenset[EntryNumber]) -> CheckpointId:
-        """The same, for whoever is about to record that these entries are lost."""
+        """The next id after a rewind that records these entries as lost."""
         events = sorted([*((number, None) for number in lost), *((n, key) for key, (n, _) in self.manifests.items())])
         newest = -1
         for _, key in events:
@@ -202,19 +202,19 @@ class History:
 
     @cached_property
     def lost(self) -> frozenset[EntryNumber]:
-        """Entries that cannot be read and that a rewind went past."""
+        """Numbers of unreadable entries that a rewind skipped."""
         return frozenset(
             number for entry in self.entries if isinstance(entry.body, Rewind) for number in entry.body.lost
         )
 
     @property
     def floor(self) -> EntryNumber:
-        """Entries below are not read: the newest manifest says so."""
+        """Number of the first entry that is read, by the newest manifest."""
         return self._newest_manifest.floor if self._newest_manifest else FIRST_ENTRY
 
     @property
     def deleted(self) -> EntryNumber:
-        """Deletions recorded up to this entry are done."""
+        """The entry up to which recorded deletions are done."""
         return self._newest_manifest.deleted if self._newest_manifest else NO_ENTRY
 
     @cached_property
@@ -223,16 +223,16 @@ class History:
 
     @property
     def claim(self) -> Entry | None:
-        """The newest claim, unless it was trimmed away."""
+        """The newest claim; ``None`` if it was trimmed away."""
         return next((entry for entry in reversed(self.entries) if isinstance(entry.body, Claim)), None)
 
     @property
     def generation(self) -> Generation | None:
-        """Who owns the log, by the number of its claim."""
+        """The generation that owns the log."""
         return self.entries[-1].generation if self.entries else None
 
     def condemnations(self, after: EntryNumber = NO_ENTRY) -> Iterator[tuple[EntryNumber, tuple[str, ...]]]:
-        """Entries above ``after`` that condemn files, and which, oldest first."""
+        """Entries above ``after`` that condemn files, each with its files, oldest first."""
         for entry in self.entries:
             match entry.body:
                 case Condemn(files=files) | Manifest(condemned_files=files) if files and entry.number > after:
@@ -253,7 +253,7 @@ class History:
         return None
 
     def built_on(self, roots: frozenset[CheckpointId]) -> frozenset[CheckpointId]:
-        """``roots`` and every checkpoint of the log that continues one of them, however remotely."""
+        """``roots`` and every checkpoint of the log that continues one of them, directly or not."""
         found = set(roots)
         for key, (_, manifest) in self.manifests.items():
             if manifest.parent in found:
@@ -261,12 +261,11 @@ class History:
         return frozenset(found)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Which name was meant: the nearest of those that are there, and which checkpoint a name or number is. Pure.
+# ---- names of checkpoints -------------------------------------------------------------------------------------------
 
 
 def name_conflict(history: History, name: str) -> str | None:
-    """Why a new savepoint cannot have this name, if another has it."""
+    """Why a new savepoint cannot have this name; ``None`` if it can."""
     pin = history.pins.get(name)
     if pin is None:
         return None
@@ -277,7 +276,7 @@ def resolve_checkpoint(history: History, text: str) -> CheckpointId:
     """The restorable checkpoint that a savepoint's name, or a number, means.
 
     Raises:
-        UnknownName: there is none, or its files may be gone; with those there are.
+        UnknownName: there is none, or its files may be gone; the message lists those that can be restored.
     """
     if not text.isdecimal():
         pin = history.pins.get(text)
@@ -295,21 +294,19 @@ def resolve_checkpoint(history: History, text: str) -> CheckpointId:
     return checkpoint
 
 
-# ----------------------------------------------------------------------------------------------------
-# Which output of a log belongs to what the job has done as it stands now, after rewinds: a pure decision.
+# ---- timelines ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The checkpoints that led to one, among all that the log knows.
+    """The checkpoints that led to one checkpoint, among all that the log knows.
 
     Attributes:
         known: ids of all checkpoints of the log, sorted.
         mine: that checkpoint and those it was built on.
-        undone: ranges of ids of other timelines, each with its first and the one behind its last; also of checkpoints
-            that the log has forgotten.
-        below: the newest checkpoint that it was built on and that the log no longer knows, or that cannot be read, if
-            there is one.
+        undone: half-open ranges of ids on other timelines, including checkpoints that were trimmed from the log.
+        below: the newest checkpoint it was built on that is no longer in the log, or unreadable; ``None`` if there is
+            none.
     """
 
     known: tuple[CheckpointId, ...] = ()
@@ -318,9 +315,9 @@ class Timeline:
     below: CheckpointId | None = None
 
     def has(self, checkpoint: int) -> bool:
-        """Whether output that was prepared for a checkpoint is of this timeline, or of the time after it.
+        """Whether output that was prepared for a checkpoint is on this timeline, or later than it.
 
-        Output of an aborted checkpoint is in the next one.
+        Output of an aborted checkpoint belongs to the next one.
 
         >>> left = Timeline(known=(0, 1, 2, 3), mine=frozenset({0, 1}))
         >>> [left.has(each) for each in (1, 2, 3, 4)]
@@ -334,43 +331,42 @@ class Timeline:
         return at == len(self.known) or self.known[at] in self.mine
 
     def others(self) -> tuple[tuple[int, int], ...]:
-        """Ranges of all ids, up to the newest that is known, which are not of this timeline."""
+        """Ranges of all ids that are not on this timeline, up to the newest known one."""
         found, first = list(self.undone), 0 if self.below is None else self.below + 1
         for each in self.known:
             if each < first:
-                continue  # known, and below one that is not: what was undone there that one's successor says
+                continue  # known but older than ``below``, whose successor records in ``undone`` what was undone there
             if each not in self.mine:
                 found.append((first, each + 1))
             first = each + 1
-        return _joined(found)
+        return _merged(found)
 
 
 UNBROKEN: Final = Timeline()
-"""Of a log without checkpoints: nothing was undone."""
+"""The timeline of a log without checkpoints: nothing was undone."""
 
 
 def timeline(history: History, restored: CheckpointId | None) -> Timeline:
-    """The timeline that leads to a checkpoint; ``None`` for a job that began empty.
+    """The timeline that leads to ``restored``; ``None`` for a job that began empty.
 
-    What is read from the sources behind that checkpoint is read again: whatever other output there is of that time is
-    of rows that come again.
+    Sources read all rows behind that checkpoint again, so output of other timelines is of rows that come again.
     """
     manifests = history.manifests
     mine: set[CheckpointId] = set()
-    undone = set(_gone_past(history))
+    undone = set(_ids_skipped(history))
     key = restored
     while key is not None and key in manifests and key not in mine:
         mine.add(key)
         manifest = manifests[key][1]
         undone.update(manifest.undone)
-        key = _continues(manifest, history)
-    return Timeline(tuple(sorted(manifests)), frozenset(mine), _joined(undone), key)
+        key = _predecessor(manifest, history)
+    return Timeline(tuple(sorted(manifests)), frozenset(mine), _merged(undone), key)
 
 
-def _gone_past(history: History) -> Iterator[tuple[int, int]]:
-    """Ids that only entries may have had that cannot be read (R8): those that a rewind past them jumps over.
+def _ids_skipped(history: History) -> Iterator[tuple[int, int]]:
+    """Checkpoint ids that may have been used by unreadable entries; a rewind skips them (R8).
 
-    Whoever wrote such an entry knew it, and may have published what it says.
+    The process that wrote such an entry may have published the output that it names.
     """
     for number, body in ((entry.number, entry.body) for entry in history.entries):
         if isinstance(body, Rewind) and body.lost:
@@ -380,27 +376,27 @@ def _gone_past(history: History) -> Iterator[tuple[int, int]]:
 
 
 def abandoned_ids(manifest: Manifest, history: History) -> tuple[tuple[int, int], ...]:
-    """What a manifest that is about to be appended says in ``undone``.
+    """The value of ``undone`` for a manifest that is about to be appended; empty before the first rewind.
 
-    The log forgets rewinds and what they left, while output of that time may stay for ever: so each checkpoint says
-    what is not of its timeline. Nothing, as long as nobody has gone back.
+    Rewinds and abandoned checkpoints are trimmed from the log, while their output may stay for ever. So each
+    checkpoint records which ids are not on its timeline.
     """
-    before = _continues(manifest, history)
-    said = () if before is None else manifest.undone
-    ranges = (*timeline(history, before).others(), *said)
-    return _joined((first, min(end, manifest.checkpoint)) for first, end in ranges if first < manifest.checkpoint)
+    before = _predecessor(manifest, history)
+    recorded = () if before is None else manifest.undone
+    ranges = (*timeline(history, before).others(), *recorded)
+    return _merged((first, min(end, manifest.checkpoint)) for first, end in ranges if first < manifest.checkpoint)
 
 
-def _continues(manifest: Manifest, history: History) -> CheckpointId | None:
-    """The checkpoint of this log whose state it has; what was exported from this log goes on where it was then."""
+def _predecessor(manifest: Manifest, history: History) -> CheckpointId | None:
+    """The checkpoint of this log that a manifest continues: its parent, or its origin if that is of this log."""
     origin = manifest.origin
     if manifest.parent is not None or origin is None or origin.log_id != history.log_id:
         return manifest.parent
-    return origin.checkpoint if origin.checkpoint < manifest.checkpoint else None  # else of a copy that went apart
+    return origin.checkpoint if origin.checkpoint < manifest.checkpoint else None  # else exported from a copied log
 
 
-def _joined(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """The same ids in as few ranges as can be, sorted."""
+def _merged(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The same ids in as few ranges as possible, sorted."""
     found: list[tuple[int, int]] = []
     for first, end in sorted(ranges):
         if found and first <= found[-1][1]:

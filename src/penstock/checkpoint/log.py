@@ -1,4 +1,8 @@
-"""The log: numbered write-once entries, one owner; ManifestWriter."""
+"""The log of one job: numbered write-once entries, created if absent, with one owner (L1 to L9).
+
+There is no lock, no lease and no clock. The process with the newest claim owns the log; any other process notices when
+it writes its next entry.
+"""
 
 from __future__ import annotations
 
@@ -25,25 +29,28 @@ from penstock.failpoints import failpoint
 from penstock.filesystem.base import Created, FileSystem, UnknownOutcome
 from penstock.handles import EntryNumber, Generation
 
-# ----------------------------------------------------------------------------------------------------
-# Reads the whole log into a :class:`History` and refuses what does not hold together. Writes nothing.
+# ---- reading --------------------------------------------------------------------------------------------------------
 
 
 def numbers_in_log(filesystem: FileSystem) -> tuple[EntryNumber, ...]:
-    """The numbers of all entries that exist now, rising. Other files in the folder are none of ours."""
+    """The numbers of all entries that exist, rising. Other files in the folder are ignored."""
     found = (paths.entry_number(path) for path in filesystem.list(paths.LOG))
     return tuple(sorted(number for number in found if number is not None))
 
 
 def read_history(filesystem: FileSystem, job: str, *, past_unreadable: bool = False) -> History:
-    """Everything at and above the floor.
+    """All entries at and above the floor, checked to be one coherent log of this job.
 
-    A reader does not stop the owner from appending and trimming: as long as the log moves, it is read again.
+    The owner may append and trim meanwhile. If an entry is missing and the log has changed, it is read again.
+
+    Args:
+        filesystem: rooted at the job's directory.
+        job: the job's name.
+        past_unreadable: list unreadable entries instead of refusing them, for a rewind that is about to skip them.
 
     Raises:
         LogGap: a number is missing above the floor.
-        CheckpointUnreadable: an entry is not what was written, and no rewind went past it; not raised with
-            ``past_unreadable``, for whoever is about to write that rewind.
+        CheckpointUnreadable: an entry is not what was written, and no rewind skipped it.
         StateDirectoryRefused: it is another job's log.
     """
     numbers = numbers_in_log(filesystem)
@@ -61,7 +68,7 @@ def read_history(filesystem: FileSystem, job: str, *, past_unreadable: bool = Fa
             raise LogGap(msg)
         numbers = again
     history = reader.history()
-    _check_story(history, job)
+    _check_coherent(history, job)
     history = _without_lost(history)
     if not past_unreadable:
         _refuse_unreadable(history)
@@ -80,7 +87,7 @@ class _Reader:
         self._floor = EntryNumber(0)
 
     def read(self) -> EntryNumber | None:
-        """Read from the newest down to the floor; the number that is missing, if one is."""
+        """Read from the newest entry down to the floor; returns the number that is missing, if one is."""
         if not self._numbers:
             return None
         number, present = self._numbers[-1], frozenset(self._numbers)
@@ -90,11 +97,11 @@ class _Reader:
             data = self._filesystem.read(paths.entry(number))
             if data is None:
                 return number
-            self._take(number, data)
+            self._add(number, data)
             number = EntryNumber(number - 1)
         return None
 
-    def _take(self, number: EntryNumber, data: bytes) -> None:
+    def _add(self, number: EntryNumber, data: bytes) -> None:
         self._bytes[number] = data
         try:
             entry = decode(data, number)
@@ -107,14 +114,14 @@ class _Reader:
             self._floor = max(self._floor, entry.body.floor)
 
     def _check_link(self, entry: Entry) -> None:
-        """The entry above holds the hash of this one's bytes."""
+        """Refuse the entry unless the next one holds the hash of its bytes."""
         above = self._entries.get(EntryNumber(entry.number + 1))
         if above is not None and above.previous != sha256(self._bytes[entry.number]).hexdigest():
             msg = f"{paths.entry(entry.number)} is not the entry that the one after it was written upon"
             raise CheckpointUnreadable(msg)
 
     def _is_below_lost_floor(self) -> bool:
-        """A missing number proves nothing where the manifest that held the floor cannot be read."""
+        """Whether the manifest that recorded the floor may be unreadable: then a missing number proves nothing."""
         newest = max((n for n, entry in self._entries.items() if isinstance(entry.body, Manifest)), default=NO_ENTRY)
         return any(number > newest for number in self._unreadable)
 
@@ -133,7 +140,7 @@ class _Reader:
 
 
 def _without_lost(history: History) -> History:
-    """An entry that a rewind went past stays lost, though its file may have been restored since: ids have jumped."""
+    """The history without lost entries. They stay lost even if their files were restored, since ids have jumped."""
     lost = history.lost
     if not lost:
         return history
@@ -147,8 +154,8 @@ def _refuse_unreadable(history: History) -> None:
             raise CheckpointUnreadable(msg)
 
 
-def _check_story(history: History, job: str) -> None:
-    """All entries are of one log of this job, under the newest claim each, with rising checkpoints."""
+def _check_coherent(history: History, job: str) -> None:
+    """Refuse entries of several logs or jobs, of a generation that is not the newest claim, or with falling ids."""
     unreadable = {int(found.number) for found in history.unreadable}
     log_id: str | None = None
     claim: tuple[Generation, str] | None = None
@@ -163,7 +170,7 @@ def _check_story(history: History, job: str) -> None:
         own = (entry.generation, entry.token)
         is_claimed = isinstance(entry.body, Claim) and int(entry.generation) == entry.number
         if is_claimed or (entry.generation in unreadable and (claim is None or entry.generation > claim[0])):
-            claim = own  # a claim that cannot be read is known by what was written under it
+            claim = own  # an unreadable claim is known by the entries written under it
         if claim is not None and own != claim:
             raise _incoherent(entry, f"is of generation {entry.generation}, its newest claim is {claim[0]}")
         if isinstance(entry.body, Manifest):
@@ -176,20 +183,19 @@ def _incoherent(entry: Entry, what: str) -> CheckpointUnreadable:
     return CheckpointUnreadable(f"{paths.entry(entry.number)} {what}: files of several logs lie in one folder")
 
 
-# ----------------------------------------------------------------------------------------------------
-# Takes numbers of the log: writes until one is ours or somebody else's (L3, L4). Knows no entry's meaning.
+# ---- taking numbers (L3, L4) ----------------------------------------------------------------------------------------
 
 Sleep = Callable[[float], None]
-"""Waits so many seconds. It may raise, to give up: whatever was sent may then still land (L3)."""
+"""Waits for seconds. It may raise, to give up: a write that was sent may then still land (L3)."""
 
 
 class LogWriter:
-    """The numbers of one job's log.
+    """Takes numbers of one job's log by writing entries under them.
 
     Args:
         filesystem: rooted at the job's directory.
         job: its name.
-        pause: waits between repetitions of a call whose answer is not known.
+        pause: waits before a call of unknown outcome is repeated.
     """
 
     def __init__(self, filesystem: FileSystem, job: str, pause: Sleep) -> None:
@@ -198,12 +204,12 @@ class LogWriter:
         self._pause = pause
 
     def take(self, entry: Entry) -> bool:
-        """Write the same bytes until the number is taken: by us, with nobody above us, or by somebody else.
+        """Write the same bytes until the number is taken; whether this entry has it and is the newest.
 
-        "Not found" proves nothing once an answer was lost: the write may be on its way.
+        After a lost answer, "not found" proves nothing: the write may be on its way.
 
         Raises:
-            StorageFailed: surely nothing was written, so the number may be used for something else.
+            StorageFailed: surely nothing was written, so the number may be used for another entry.
             StateDirectoryRefused: likewise, and trying again does not help.
         """
         path, data = paths.entry(entry.number), encode(entry)
@@ -222,7 +228,10 @@ class LogWriter:
         raise AssertionError  # pragma: no cover - the backoff has no end
 
     def is_newest(self, number: EntryNumber) -> bool:
-        """Whether it exists and none is higher: else it lies below the floor, or another claim came at once (L4)."""
+        """Whether the entry exists and none is higher (L4).
+
+        Otherwise it lies below the floor, or another claim followed at once.
+        """
         for seconds in backoff():
             try:
                 return numbers_in_log(self._filesystem)[-1:] == (number,)
@@ -231,15 +240,15 @@ class LogWriter:
         raise AssertionError  # pragma: no cover - the backoff has no end
 
     def read(self) -> History:
-        """What the log says now, one try; entries that cannot be read are listed as such.
+        """The current history, in one try; unreadable entries are listed.
 
         Raises:
-            PenstockError: it cannot be read at all.
+            PenstockError: the log cannot be read at all.
         """
         return read_history(self._filesystem, self._job, past_unreadable=True)
 
     def fenced(self, number: EntryNumber) -> GenerationFenced:
-        """Say who has the log now; whatever goes wrong in finding out does not hide that it is not us."""
+        """The error that says who owns the log now. If that cannot be read, the error says so."""
         what = "this process no longer owns the job"
         try:
             history = self.read()
@@ -249,7 +258,7 @@ class LogWriter:
 
 
 def fence_error(claim: Entry | None, number: EntryNumber, what: str) -> GenerationFenced:
-    """The error that names who has the log: host, process and time, as far as its claim is still there."""
+    """The error that names the owner of the log: host, process and time, if its claim is still there."""
     who = "another process"
     if claim is not None and isinstance(claim.body, Claim):
         at = claim.body.started // 1_000_000
@@ -259,37 +268,34 @@ def fence_error(claim: Entry | None, number: EntryNumber, what: str) -> Generati
 
 
 def backoff() -> Iterator[float]:
-    """Seconds to wait before each further try: longer and longer up to ten, without an end."""
+    """Seconds to wait before each further try: doubled up to ten, without an end."""
     seconds = 0.1
     while True:
         yield seconds
         seconds = min(seconds * 2, 10.0)
 
 
-# ----------------------------------------------------------------------------------------------------
-# The log of one job: numbered entries, created if absent, one owner (L1 to L9). Knows nothing of what entries mean.
-#
-# No lock, no lease, no clock: whoever's claim is newest owns the log, and anybody else notices at the next entry.
+# ---- claiming and appending -----------------------------------------------------------------------------------------
 
 
 class Log:
-    """The log in one job's directory; anybody may read it, whoever wants to write claims it first.
+    """The log in one job's directory. Any process may read it; a process that writes claims it first.
 
     Args:
         filesystem: rooted at the job's directory.
         job: its name; another job's log is refused.
         new_id: draws a random identity, for the log and for each claim.
-        pause: waits between repetitions of a write of unknown outcome.
+        pause: waits before a write of unknown outcome is repeated.
     """
 
     def __init__(self, filesystem: FileSystem, *, job: str, new_id: Callable[[], str], pause: Sleep) -> None:
         self._filesystem = filesystem
         self._job = job
         self._new_id = new_id
-        self._numbers = LogWriter(filesystem, job, pause)
+        self._writer = LogWriter(filesystem, job, pause)
 
     def read(self, *, past_unreadable: bool = False) -> History:
-        """What the log says now. Reading decides nothing for a writer: it reads again under its claim (L2).
+        """The current history. A writer reads it again under its claim (L2).
 
         Raises:
             LogGap: a number is missing above the floor.
@@ -308,16 +314,16 @@ class Log:
         after: Generation | None = None,
         past_unreadable: bool = False,
     ) -> OwnedLog:
-        """Own the log from here on; what was read before is read again under the claim (L1, L2).
+        """Append a claim, and read the log again under it (L1, L2).
 
         Args:
-            claim: who claims.
+            claim: the process that claims.
             take_over: go on even if another claim was made since this call began (L9).
-            expect_tail: refuse if the log has moved since somebody looked at it.
-            expect: the same, and no other log will do.
-            after: our own last generation, for a restart within a process: if somebody else has claimed since then,
-                we were fenced without noticing, and do not take the job back.
-            past_unreadable: for a rewind: entries that cannot be read do not refuse.
+            expect_tail: refuse unless the newest entry has this number.
+            expect: refuse unless the log is exactly this far, and is no other log.
+            after: for a restart within a process, its own last generation. If another process has claimed since,
+                this one was fenced without noticing, and does not take the job back.
+            past_unreadable: for a rewind: unreadable entries do not refuse.
 
         Raises:
             GenerationFenced: another process claimed meanwhile.
@@ -332,11 +338,11 @@ class Log:
             self._refuse_strange(history, expect_tail, expect)
             entry = self._claim_entry(history, claim)
             failpoint("log.claim.before")
-            if self._numbers.take(entry):
+            if self._writer.take(entry):
                 failpoint("log.claim.written")
                 history = self.read(past_unreadable=past_unreadable)
                 if history.tail == entry.number:
-                    return OwnedLog(self._filesystem, self._numbers, entry, history)
+                    return OwnedLog(self._filesystem, self._writer, entry, history)
             else:
                 history = self.read(past_unreadable=past_unreadable)
             if (after is not None or not take_over) and (history.generation or 0) > began:
@@ -372,7 +378,7 @@ class Log:
         for folder in (paths.STATE, paths.STAGED, paths.WAL):
             for found in self._filesystem.list(folder):
                 if numbers_in_log(self._filesystem):
-                    return  # it was begun by somebody else a moment ago: our claim will find it taken
+                    return  # another process has just begun the log: our claim will find its number taken
                 msg = (
                     f"the directory holds {found} but no log: the log was lost, and a new one would use its names "
                     "again; restore log/ from a copy, or give the job an empty directory"
@@ -381,16 +387,16 @@ class Log:
 
 
 class OwnedLog:
-    """The log under our claim: the only thing that can append. Safe to use from several threads.
+    """The log under our claim, which alone allows to append. Safe to use from several threads.
 
     Attributes:
-        history: everything the log says, our own entries included.
+        history: all entries, including our own.
         generation: the number of our claim.
     """
 
-    def __init__(self, filesystem: FileSystem, numbers: LogWriter, claim: Entry, history: History) -> None:
+    def __init__(self, filesystem: FileSystem, writer: LogWriter, claim: Entry, history: History) -> None:
         self._filesystem = filesystem
-        self._numbers = numbers
+        self._writer = writer
         self._claim = claim
         self._lock = threading.Lock()
         self._fence: GenerationFenced | None = None
@@ -399,61 +405,61 @@ class OwnedLog:
 
     @property
     def log_id(self) -> str:
-        """A part of every identity in a sink (S4)."""
+        """Identity of the log, a part of every identity in a sink (S4)."""
         return self._claim.log_id
 
     @property
     def job(self) -> str:
-        """Whose log it is."""
+        """The job whose log it is."""
         return self._claim.job
 
     @property
     def token(self) -> str:
-        """Random, drawn for this claim."""
+        """Random identity of this claim."""
         return self._claim.token
 
     def append(self, body: Body) -> EntryNumber:
-        """Write an entry; returns when it is in the log and ours.
+        """Write an entry; returns its number when it is in the log and ours.
 
         Raises:
-            GenerationFenced: the number is somebody else's: stop, commit and delete nothing more (L5).
-            StorageFailed: surely nothing was written, the same or another entry may be tried.
+            GenerationFenced: another process has the number: stop, commit and delete nothing more (L5).
+            StorageFailed: surely nothing was written; the same or another entry may be tried.
         """
-        before, after = _names(body)
+        before, after = _failpoints_of(body)
         with self._lock:
             self._refuse_if_fenced()
             number = EntryNumber(self.history.tail + 1)
             entry = replace(self._claim, number=number, previous=self.history.tail_hash, body=body)
             failpoint(before)
-            if not self._numbers.take(entry):
-                self._fence = self._numbers.fenced(number)
+            if not self._writer.take(entry):
+                self._fence = self._writer.fenced(number)
                 raise self._fence
             failpoint(after)
             self.history = _extended(self.history, entry)
             return number
 
     def check(self) -> None:
-        """Look whether the log is still ours: before beginning again at a fence, or when a file is missing.
+        """Check that the log is still ours: before a retry at a fence, or when a file is missing.
 
         Raises:
-            GenerationFenced: it is not.
+            GenerationFenced: another process owns it.
             StateDirectoryRefused: there is no log any more.
         """
         with self._lock:
             self._refuse_if_fenced()
-            if self._numbers.is_newest(self.history.tail):
+            if self._writer.is_newest(self.history.tail):
                 return
             if not numbers_in_log(self._filesystem):
                 msg = "the log of this job is gone: its state directory was removed, or is not mounted; bring it back"
                 raise StateDirectoryRefused(msg)
-            self._fence = self._numbers.fenced(EntryNumber(self.history.tail + 1))
+            self._fence = self._writer.fenced(EntryNumber(self.history.tail + 1))
             raise self._fence
 
     def superseded(self) -> GenerationFenced | None:
-        """The fence, if the log surely is somebody else's by now: one look that never waits, from any thread.
+        """The fence, if another process surely owns the log: one read that never waits, from any thread.
 
-        ``None`` is no promise: the log may be out of sight just now, and what is written next decides (L5). An entry
-        of our own that landed after all is nobody else's.
+        ``None`` is no promise: the log may be unreadable now, and the next write decides (L5). A lost write of our own
+        that landed after all is no fence.
         """
         try:
             return self.look()
@@ -461,14 +467,14 @@ class OwnedLog:
             return None
 
     def look(self) -> GenerationFenced | None:
-        """As :meth:`superseded`; but ``None`` says that the log was there and ours when it was read.
+        """As :meth:`superseded`, but ``None`` says that the log was readable and ours.
 
         Raises:
-            CheckpointError: it is out of sight.
+            CheckpointError: the log cannot be read now.
         """
         if self._fence is not None:
             return self._fence
-        found = self._numbers.read()
+        found = self._writer.read()
         what = "this process no longer owns the job"
         newest = found.entries[-1] if found.entries else None
         if newest is not None and newest.token != self.token and newest.generation > self.generation:
@@ -479,13 +485,13 @@ class OwnedLog:
         return self._fence
 
     def trim(self) -> int:
-        """Delete the entries below the floor that a manifest in the log records, oldest first. How many there were."""
+        """Delete the entries below the floor that a manifest in the log records, oldest first; returns their number."""
         with self._lock:
             self._refuse_if_fenced()
             doomed = [number for number in numbers_in_log(self._filesystem) if number < self.history.floor]
             for number in doomed:
                 failpoint("log.trim.before")
-                self._refuse_if_fenced()  # which may have been learned since, by a look from another thread
+                self._refuse_if_fenced()  # another thread may have noticed the fence since
                 self._filesystem.delete(paths.entry(number))
             self.history = replace(self.history, below_floor=())
             return len(doomed)
@@ -495,14 +501,14 @@ class OwnedLog:
             raise self._fence
 
 
-def _names(body: Body) -> tuple[str, str]:
+def _failpoints_of(body: Body) -> tuple[str, str]:
     if isinstance(body, Manifest):
         return "checkpoint.manifest.before", "checkpoint.manifest.written"
     return "log.append.before", "log.append.written"
 
 
 def _extended(history: History, entry: Entry) -> History:
-    """The history with one entry more, without those that it puts below the floor."""
+    """The history with one more entry, without those that it puts below the floor."""
     longer = replace(
         history,
         entries=(*history.entries, entry),
@@ -517,20 +523,19 @@ def _extended(history: History, entry: Entry) -> History:
     )
 
 
-# ----------------------------------------------------------------------------------------------------
-# Writes a run's manifests with what rides in them, and deletes what they condemn. Decides only by ``gc``.
-#
-# Called from worker threads: appending on one, cleaning up on another; the log itself keeps them apart.
+# ---- manifests ------------------------------------------------------------------------------------------------------
 
 
 class ManifestWriter:
-    """One generation's hand on the log.
+    """Appends the manifests of one generation, and deletes what they condemn.
+
+    One worker thread appends and another cleans up; the lock of :class:`OwnedLog` keeps them apart.
 
     Args:
         log: the log under our claim.
         filesystem: rooted at the job's directory.
-        retained: checkpoints that stay restorable, the newest included.
-        leftovers: lists files that drivers write, those of older generations among them; looked at once, for the
+        retained: number of checkpoints that stay restorable, including the newest.
+        leftovers: lists the files that drivers write, including those of older generations. It is called once, for the
             first manifest, which condemns the orphans (rule G2).
     """
 
@@ -552,7 +557,7 @@ class ManifestWriter:
         """Complete the manifest with what it condemns, and append it.
 
         Raises:
-            GenerationFenced: the log is somebody else's now.
+            GenerationFenced: another process owns the log now.
             StorageFailed: surely nothing was written.
         """
         history = self._log.history
@@ -565,10 +570,10 @@ class ManifestWriter:
         return number
 
     def stopped(self, body: Stopped) -> EntryNumber:
-        """Append the entry of an orderly end."""
+        """Append the entry that ends a job in order."""
         return self._log.append(body)
 
     def clean(self) -> None:
-        """Delete what entries in the log condemn, then the entries that the floor allows; repeats do no harm."""
+        """Delete the files that entries condemn, then the entries below the floor; repeating it does no harm."""
         self._deleted = delete_recorded(self._filesystem, self._log.history)
         self._log.trim()

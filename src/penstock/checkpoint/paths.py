@@ -1,4 +1,4 @@
-"""The only place that spells a path below a job's directory; knows nothing of what lies there.
+"""The only place that spells a path below a job's directory.
 
 ::
 
@@ -7,7 +7,7 @@
     staged/<uid>/<generation>/…                  output waiting for its checkpoint
     wal/<uid>/<generation>/…                     received blocks
     control/<request>.request.json, .answer.json
-    control/report.json                          what a run has done so far: a hint, replaced again and again
+    control/report.json                          the status file, replaced again and again
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ STAGED: Final = "staged"
 WAL: Final = "wal"
 CONTROL: Final = "control"
 REPORT: Final = f"{CONTROL}/report.json"
-"""For people, and replaced: nothing is ever decided by it. No request can have this name."""
+"""The status file. Nothing is decided by it, and no request can have its name."""
 _ENTRY = re.compile(r"log/(\d{20})\.json")
 _CONTROL = re.compile(r"control/([A-Za-z0-9-]{8,64})\.(request|answer)\.json")
 _GENERATION = re.compile(r"(?:(?:state|staged)/[^/]+|/.*/\.penstock/[^/]+/[^/]+)/(\d{1,20})/.+")
-_OURS = re.compile(r"[._]?penstock(?:[._-].*)?")
+_OUR_NAME = re.compile(r"[._]?penstock(?:[._-].*)?")
 
 
 def entry(number: EntryNumber) -> str:
-    """Where an entry of the log lies.
+    """The path of an entry of the log.
 
     >>> entry(EntryNumber(42))
     'log/00000000000000000042.json'
@@ -40,7 +40,7 @@ def entry(number: EntryNumber) -> str:
 
 
 def entry_number(path: str) -> EntryNumber | None:
-    """The number of the entry at ``path``, or ``None`` if no entry can lie there.
+    """The number of the entry at ``path``, or ``None`` if it is not the path of an entry.
 
     >>> entry_number("log/00000000000000000042.json")
     42
@@ -51,32 +51,32 @@ def entry_number(path: str) -> EntryNumber | None:
 
 
 def state_folder(uid: str, generation: Generation) -> str:
-    """The folder of a step's layers that is this generation's alone."""
+    """The folder of a step's layers that belongs to one generation alone."""
     return f"{STATE}/{uid}/{generation}"
 
 
 def staged_folder(uid: str, generation: Generation) -> str:
-    """The folder of a sink's staged output that is this generation's alone."""
+    """The folder of a sink's staged output that belongs to one generation alone."""
     return f"{STAGED}/{uid}/{generation}"
 
 
 def wal_folder(uid: str, generation: Generation) -> str:
-    """The folder of a receiver's blocks that is this generation's alone."""
+    """The folder of a receiver's blocks that belongs to one generation alone."""
     return f"{WAL}/{uid}/{generation}"
 
 
 def request(identity: str) -> str:
-    """Where a request to a running job lies."""
+    """The path of a request to a running job."""
     return f"{CONTROL}/{identity}.request.json"
 
 
 def answer(identity: str) -> str:
-    """Where the answer to a request lies."""
+    """The path of the answer to a request."""
     return f"{CONTROL}/{identity}.answer.json"
 
 
 def control_id(path: str) -> tuple[str, bool] | None:
-    """The request that a file below ``control/`` is about, and whether it is the answer; ``None`` for any other file.
+    """The request id of a file below ``control/``, and whether it is the answer; ``None`` for any other file.
 
     >>> control_id("control/0b5c9a1e77d04f7f.answer.json")
     ('0b5c9a1e77d04f7f', True)
@@ -87,9 +87,9 @@ def control_id(path: str) -> tuple[str, bool] | None:
 
 
 def generation_of(path: str) -> Generation | None:
-    """The generation in whose folder a layer or a staged file lies; ``None`` for all else, write-ahead blocks included.
+    """The generation in whose folder a layer or a staged file lies; ``None`` for other files and write-ahead blocks.
 
-    Beside a sink's target files are staged in ``.penstock/<log id>/<uid>/<generation>/``.
+    Next to a sink's target, files are staged in ``.penstock/<log id>/<uid>/<generation>/``.
 
     >>> generation_of("state/totals/7/layer-1/part-0.parquet")
     7
@@ -101,10 +101,10 @@ def generation_of(path: str) -> Generation | None:
 
 
 def is_ours(path: str) -> bool:
-    """Whether a file of this name can be condemned: ours by its folder, and never a write-ahead block.
+    """Whether a file of this name can be condemned: its folder is penstock's, and it is no write-ahead block.
 
-    Outside the job's directory a folder or a file must bear our prefix: a table's data files are not ours, though a
-    committable may name them.
+    Outside the job's directory a folder or a file must have penstock's prefix. So a table's data files are safe,
+    although a committable may name them.
 
     >>> is_ours("state/totals/7/layer-1/part-0.parquet"), is_ours("wal/socket/7/0"), is_ours("log/42.json")
     (True, False, False)
@@ -115,5 +115,5 @@ def is_ours(path: str) -> bool:
     if ".." in parts:
         return False
     if path.startswith("/") or "://" in path:
-        return any(_OURS.fullmatch(part) for part in parts)
+        return any(_OUR_NAME.fullmatch(part) for part in parts)
     return generation_of(path) is not None

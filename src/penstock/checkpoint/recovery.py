@@ -1,4 +1,8 @@
-"""What a start does with the log: decided, then carried out; renames, unions."""
+"""What a start does with the log: steps matched with the checkpoint, the recovery decided, then carried out.
+
+What is refused is refused before anything is published, claimed or run. A crash while a recovery is carried out is
+followed by the same decision again.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from penstock.checkpoint.entries import Manifest, Rewind, StepRecord, StepRole
 from penstock.checkpoint.export import Import, OpenFolder, execute_import
 from penstock.checkpoint.history import History
-from penstock.checkpoint.log import OwnedLog, backoff
+from penstock.checkpoint.log import OwnedLog, Sleep, backoff
 from penstock.clock import MIN_WATERMARK, EventTime, WallTime
 from penstock.errors import (
     CheckpointUnreadable,
@@ -36,16 +40,20 @@ from penstock.handles import (
     union_parts,
 )
 
-# ----------------------------------------------------------------------------------------------------
-# What unions take over: they have no uid, so each input finds its watermark by the name of what it comes from. Pure.
-#
-# A union is known by the tasks that it unites. In a changed pipeline an input goes on from where it was, whatever its
-# place is now, one that is new from the beginning, and of several from one task none can be told from another: they go
-# on from the least. So a watermark is never ahead of what its input has brought.
+logger = logging.getLogger("penstock")
+
+# ---- unions ---------------------------------------------------------------------------------------------------------
+# A union has no uid: it is known by the tasks that it unites, and each input finds its watermark by its task's name.
+# In a changed pipeline an input keeps its watermark at any place, and a new input begins at MIN_WATERMARK. Several
+# inputs from one task cannot be distinguished and begin at the smallest of their watermarks. So a watermark is never
+# ahead of the rows of its input.
 
 
 def restore_unions(declared: Sequence[str], recorded: Sequence[TaskSnapshot]) -> dict[str, TaskSnapshot]:
-    """For each union of a graph, given by the names of its tasks, what its inputs go on from, if that is known."""
+    """The snapshots of a graph's unions, by name; ``declared`` are the names of its tasks.
+
+    A union whose tasks the checkpoint does not know has none.
+    """
     unions = {task.task: task for task in recorded if len(task.watermarks) == len(union_parts(task.task)) > 0}
     found = {id: _snapshot(id, union_parts(id), unions) for id in declared if union_parts(id)}
     return {id: snapshot for id, snapshot in found.items() if snapshot is not None}
@@ -63,28 +71,26 @@ def _snapshot(id: str, origins: Sequence[str], unions: Mapping[str, TaskSnapshot
 
 
 def _nearest(origins: Sequence[str], unions: Mapping[str, TaskSnapshot]) -> list[TaskSnapshot]:
-    """The unions that have most inputs in common with one; several if that cannot be told."""
+    """The unions that share most inputs with these origins; several if they share equally many."""
     common = {name: len(set(union_parts(name)) & set(origins)) for name in unions}
     most = max(common.values(), default=0)
     return [unions[name] for name, count in common.items() if count == most > 0]
 
 
 def _least(origin: str, unions: Sequence[TaskSnapshot]) -> EventTime:
-    """The least watermark that an input from there had; the beginning if there was none."""
+    """The smallest watermark that an input from this task had; ``MIN_WATERMARK`` if there was none."""
     pairs = [pair for task in unions for pair in zip(union_parts(task.task), task.watermarks, strict=True)]
     return min((at for name, at in pairs if name == origin), default=MIN_WATERMARK)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Steps that have another uid now: what a checkpoint holds of the old one is restored as the new one. Pure.
-#
-# A rename counts for the restore only: the next checkpoint names the new uid. So it may be given again and again, as a
-# job that begins again does: where the old uid is gone and the new one is there, it was done. Committables stay under
-# the identity they were recorded with (rule S6).
+# ---- renames --------------------------------------------------------------------------------------------------------
+# State of the old uid is restored as that of the new one. The next checkpoint has the new uid, so the same rename may
+# be given at every start: it is done where the old uid is gone and the new one is there. Committables keep the
+# identity that they were recorded with (rule S6).
 
 
 def check_rename(rename: Mapping[str, str] | None, *, fresh: bool = False) -> dict[str, str]:
-    """What somebody asked for, if it can be meant: old uids to new ones.
+    """The renames of a start, old uids to new ones, checked without the log.
 
     Raises:
         GraphError: one of them cannot be a uid.
@@ -113,12 +119,12 @@ def check_rename(rename: Mapping[str, str] | None, *, fresh: bool = False) -> di
 
 @dataclass(frozen=True, slots=True)
 class Renames:
-    """Those that are to be done, old uids to new ones."""
+    """The renames to apply to a checkpoint, old uids to new ones."""
 
     done: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, target: Manifest) -> Manifest:
-        """The manifest as if its steps had always had their new uids."""
+        """The manifest with the new uids of its steps and tasks."""
         if not self.done:
             return target
         return replace(
@@ -132,16 +138,16 @@ class Renames:
 
 
 def apply_renames(target: Manifest | None, steps: Sequence[StepRecord], rename: Mapping[str, str]) -> Renames:
-    """Which of the renames that were asked for are to be done.
+    """The requested renames that are not done yet.
 
     Raises:
-        UnknownName: a uid is not there; with the nearest one.
-        StateIncompatible: the checkpoint has both, the pipeline still has the old one, or they are no steps of a kind.
+        UnknownName: a uid is not there; the message names the nearest one.
+        StateIncompatible: the checkpoint has both uids, the pipeline still has the old one, or roles or kinds differ.
     """
-    return Renames(dict(_to_do(target, steps, rename)))
+    return Renames(dict(_not_done(target, steps, rename)))
 
 
-def _to_do(
+def _not_done(
     target: Manifest | None, steps: Sequence[StepRecord], rename: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
     declared = {step.uid: step for step in steps}
@@ -161,7 +167,7 @@ def _to_do(
             raise UnknownName(msg)
         if old not in recorded:
             if new in recorded:
-                continue  # it was done before
+                continue  # done at an earlier start
             msg = f"rename {old}={new}: checkpoint {target.checkpoint} has no step {old!r}{did_you_mean(old, recorded)}"
             raise UnknownName(msg)
         _check_pair(target, recorded, recorded[old], declared[new])
@@ -183,19 +189,17 @@ def _check_pair(target: Manifest, recorded: Mapping[str, StepRecord], old: StepR
         raise StateIncompatible(msg, uid=new.uid)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Which recorded snapshot belongs to which step of the graph: by uid, after renames. Pure; knows no schema's meaning.
-#
-# What is refused here is refused before anything is published, claimed or run.
+# ---- steps and their snapshots --------------------------------------------------------------------------------------
 
 SchemaResolver = Callable[[StepRecord, TaskSnapshot], Sequence[ColumnChange]]
-"""Given a step as declared and what a checkpoint holds of it, both of one kind: what becomes of each column, nothing if
-all stays as it is. Raises ``StateIncompatible`` with both sides and the remedy if it cannot be taken over."""
+"""Returns how the columns change from a recorded snapshot to the declared step of the same kind; empty if all stay.
+
+Raises ``StateIncompatible`` with both schemas and the remedy if the state cannot be restored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaChange:
-    """A step whose declared schema is not the recorded one, and what becomes of each column, if that was judged."""
+    """A step whose declared schema is not the recorded one, with the changes of its columns if they were resolved."""
 
     uid: str
     recorded: str
@@ -205,7 +209,7 @@ class SchemaChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchedSteps:
-    """What is restored where; see the attributes of the same names of ``Recovery``."""
+    """What each step restores; the attributes mean the same in :class:`Recovery`."""
 
     snapshots: Mapping[str, TaskSnapshot] = field(default_factory=dict)
     fresh: tuple[str, ...] = ()
@@ -220,9 +224,9 @@ def match_steps(
     *,
     allow_non_restored_state: bool,
     rename: Mapping[str, str],
-    judge: SchemaResolver,
+    resolver: SchemaResolver,
 ) -> MatchedSteps:
-    """Find what each step restores.
+    """Match the steps of a graph with the snapshots of a checkpoint, by uid, after renames.
 
     Raises:
         StateIncompatible: kinds or schemas do not match, or state would be left unused.
@@ -240,7 +244,7 @@ def match_steps(
         raise _left_unused(target, unused, declared)
     changes = []
     for uid in sorted(found.keys() & declared.keys() & recorded.keys()):
-        change = _change(target, recorded[uid], declared[uid], found[uid], judge)
+        change = _change(target, recorded[uid], declared[uid], found[uid], resolver)
         changes += [change] if change else []
     snapshots = {uid: snapshot for uid, snapshot in found.items() if uid in declared}
     snapshots |= restore_unions([step.uid for step in steps], list(found.values()))
@@ -254,7 +258,7 @@ def match_steps(
 
 
 def _holds_anything(snapshot: TaskSnapshot) -> bool:
-    """Whether leaving this snapshot unused loses something: positions do; empty state does not."""
+    """Whether leaving this snapshot unused loses anything: a position, or state that is not empty."""
     state = snapshot.state
     return snapshot.position is not None or (state is not None and (bool(state.layers) or state.detail is not None))
 
@@ -270,15 +274,15 @@ def _left_unused(target: Manifest, unused: Sequence[str], declared: Mapping[str,
 
 
 def _change(
-    target: Manifest, before: StepRecord, now: StepRecord, snapshot: TaskSnapshot, judge: SchemaResolver
+    target: Manifest, before: StepRecord, now: StepRecord, snapshot: TaskSnapshot, resolver: SchemaResolver
 ) -> SchemaChange | None:
     moves: Sequence[ColumnChange] = ()
     if _holds_anything(snapshot):
         _refuse_unlike(target, before, now)
-        moves = _judged(target, now, snapshot, judge)
+        moves = _resolved(target, now, snapshot, resolver)
     recorded = before.schema or (snapshot.state.schema if snapshot.state else "")
     if not moves and (not now.schema or recorded in ("", now.schema)):
-        return None  # whoever asks without Spark does not know what is declared
+        return None  # without Spark the declared schema is unknown and empty
     return SchemaChange(uid=now.uid, recorded=recorded, declared=now.schema, moves=tuple(moves))
 
 
@@ -291,18 +295,17 @@ def _refuse_unlike(target: Manifest, before: StepRecord, now: StepRecord) -> Non
         raise StateIncompatible(msg, uid=now.uid)
 
 
-def _judged(target: Manifest, now: StepRecord, snapshot: TaskSnapshot, judge: SchemaResolver) -> Sequence[ColumnChange]:
+def _resolved(
+    target: Manifest, now: StepRecord, snapshot: TaskSnapshot, resolver: SchemaResolver
+) -> Sequence[ColumnChange]:
     try:
-        return judge(now, replace(snapshot, task=now.uid))
+        return resolver(now, replace(snapshot, task=now.uid))
     except StateIncompatible as error:
         msg = f"checkpoint {target.checkpoint}: {error.args[0]}"
         raise StateIncompatible(msg, uid=now.uid) from error
 
 
-# ----------------------------------------------------------------------------------------------------
-# What a start does with what the log says: pure decisions. Knows nothing of files, connectors or threads.
-#
-# A crash at any point of carrying a decision out is followed by the same decision again.
+# ---- the decision ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,20 +313,20 @@ class Recovery:
     """What a start does, in this order.
 
     Attributes:
-        commit: publish these first, in this order, under their recorded identity; ``Retry`` and ``Unknown`` are
-            tried again before anything else of the same uid.
+        commit: publish these first, in this order, under their recorded identity. ``RETRY`` and ``UNKNOWN`` are tried
+            again before anything else of the same uid.
         rewind: then append this entry, if there is one.
-        void: then make sure that these can never publish.
-        bring: then bring this exported checkpoint into the log, if there is one.
-        delete: files whose deletion is recorded but perhaps not done; delete them again.
-        restored: the checkpoint that is restored, ``None`` for empty state: the parent of the next.
-        snapshots: by uid, what to restore; a step that is not here begins empty.
-        fresh: uids of the graph that begin empty although something is restored.
-        dropped: uids whose recorded state is left unused, as was asked for.
-        changes: schemas that differ, and what becomes of their columns.
+        void: then make sure that these can never be published.
+        bring: then import this exported checkpoint, if there is one.
+        delete: then delete these files, whose deletion is recorded but perhaps not done.
+        restored: the restored checkpoint, which is the parent of the next; ``None`` for empty state.
+        snapshots: what each step restores, by uid. Other steps begin empty.
+        fresh: uids of the graph that begin empty although a checkpoint is restored.
+        dropped: uids whose recorded state is left unused, as requested.
+        changes: steps whose schema differs.
         renamed: old uids whose state is restored under a new one.
-        next_checkpoint: above all ids on any timeline.
-        initial: a checkpoint is due before the first batch: a new log, or a new source.
+        next_checkpoint: id of the next checkpoint, above all ids of all timelines.
+        initial: whether a checkpoint is due before the first batch: for a new log, or a new source.
     """
 
     commit: tuple[Committable, ...] = ()
@@ -352,21 +355,21 @@ def decide_recovery(  # noqa: PLR0913 - all that can be asked of a start
     bring: Import | None = None,
     allow_non_restored_state: bool = False,
     rename: Mapping[str, str] | None = None,
-    judge: SchemaResolver = lambda _declared, _snapshot: (),
+    resolver: SchemaResolver = lambda _declared, _snapshot: (),
 ) -> Recovery:
-    """What a start of the graph ``steps`` does; ``plan`` prints it, the supervisor carries it out under its claim.
+    """The recovery of a start with the graph ``steps``; ``penstock plan`` prints it, a job carries it out.
 
     Args:
-        history: read under the claim (or, for a plan, without).
+        history: the log, read under the claim by a job.
         steps: the graph as it is now.
         at: written into a rewind entry.
-        fresh: begin empty beside what is there.
+        fresh: begin with empty state; checkpoints stay in the log.
         rewind_to: begin at this checkpoint instead of the newest.
-        discard_unpublished: with either of the two: what is open above the target is voided, not published.
-        bring: begin with this exported checkpoint instead; alone, for it abandons nothing that could be discarded.
+        discard_unpublished: with ``fresh`` or ``rewind_to``: void, not publish, output above the target.
+        bring: begin with this exported checkpoint instead. It excludes the three above.
         allow_non_restored_state: leave state of uids unused that the graph no longer has.
-        rename: by old uid, the one under which its state is restored.
-        judge: says what becomes of a step's state, or refuses it, before anything runs.
+        rename: new uids by the old ones under which their state is recorded.
+        resolver: returns how a step's columns change, or refuses its state.
 
     Raises:
         StateIncompatible: kinds or schemas do not match, or state would be left unused.
@@ -378,7 +381,7 @@ def decide_recovery(  # noqa: PLR0913 - all that can be asked of a start
         rewind = plan_rewind(history, None if fresh else rewind_to, at=at, discard_unpublished=discard_unpublished)
     target = bring.manifest if bring is not None else _target(history, rewind)
     matched = match_steps(
-        target, steps, allow_non_restored_state=allow_non_restored_state, rename=rename or {}, judge=judge
+        target, steps, allow_non_restored_state=allow_non_restored_state, rename=rename or {}, resolver=resolver
     )
     discarded = rewind.discard if rewind else ()
     return Recovery(
@@ -399,17 +402,17 @@ def decide_recovery(  # noqa: PLR0913 - all that can be asked of a start
 
 
 def _leaves_something(history: History) -> bool:
-    """Whether an empty start leaves state behind, also such as nobody can read."""
+    """Whether an empty start abandons state, including unreadable state."""
     if not history.lost.issuperset(_unreadable(history)):
         return True
     try:
         return history.restore_point is not None
     except CheckpointUnreadable:
-        return True  # a rewind went to it, and its entry was lost later
+        return True  # a rewind names a checkpoint whose entry was lost later
 
 
 def _left(history: History) -> CheckpointId | None:
-    """The checkpoint that a rewind goes away from; one that cannot be read has no id."""
+    """The checkpoint that a rewind abandons; ``None`` if it is unreadable."""
     try:
         return history.restore_point.checkpoint if history.restore_point else None
     except CheckpointUnreadable:
@@ -422,9 +425,6 @@ def _target(history: History, rewind: Rewind | None) -> Manifest | None:
     return None if rewind.to is None else history.restorable[rewind.to]
 
 
-# ------------------------------------------------------------------------------------------------------------- rewind
-
-
 def plan_rewind(
     history: History,
     to: CheckpointId | None,
@@ -433,7 +433,7 @@ def plan_rewind(
     discard_unpublished: bool = False,
     request: str | None = None,
 ) -> Rewind:
-    """The entry that sets the restore point; everything open and not discarded is committed before it is written (R2).
+    """The entry that sets the restore point. What is open and not discarded is published before it is written (R2).
 
     Raises:
         GraphError: the target is not restorable, or a discarded checkpoint is pinned.
@@ -458,7 +458,7 @@ def plan_rewind(
 
 
 def _next_checkpoint(history: History, rewind: Rewind | None, bring: Import | None) -> CheckpointId:
-    """A rewind that goes past entries and the run after it may be one start: it jumps as the next one will."""
+    # A rewind that skips lost entries is not in the log yet: the id jumps as it will after the rewind.
     if bring is not None:
         return max(history.next_checkpoint, CheckpointId(bring.manifest.checkpoint + 1))
     if rewind is None or not rewind.lost:
@@ -471,29 +471,25 @@ def _unreadable(history: History) -> tuple[EntryNumber, ...]:
 
 
 def _condemned_by(history: History, discard: Sequence[Committable]) -> tuple[CheckpointId, ...]:
-    """A discard condemns the checkpoints of what it drops and all built on them (R3): a rewind forward would lose rows.
+    """Checkpoints that a discard condemns: those that list discarded output, and all built on them (R3).
 
-    A committable of an aborted checkpoint went into the log with a later one: all that list it, or follow, count.
+    A rewind forward to one of them would lose rows. Output of an aborted checkpoint is listed by a later one.
     """
     roots = frozenset(
         key for key, (_, manifest) in history.manifests.items() if any(item in manifest.open for item in discard)
     )
     condemned = history.built_on(roots) - history.condemned
-    held = sorted(pin.name for pin in history.pins.values() if pin.checkpoint in condemned)
-    if held:
-        msg = f"discarding would condemn checkpoints that have names: {', '.join(held)}; unpin them first"
+    names = sorted(pin.name for pin in history.pins.values() if pin.checkpoint in condemned)
+    if names:
+        msg = f"discarding would condemn checkpoints that have names: {', '.join(names)}; unpin them first"
         raise GraphError(msg)
     return tuple(sorted(condemned))
 
 
-# ----------------------------------------------------------------------------------------------------
-# What a start does before its sources run: publish what is open, void what was discarded, delete what was condemned.
-#
-# Carries out a :class:`~penstock.checkpoint.recovery.Recovery`; decides nothing. A crash at any point is followed by
-# the same again.
+# ---- the decision carried out ---------------------------------------------------------------------------------------
 
 CommitFunction = Callable[[Committable], CommitOutcome]
-logger = logging.getLogger("penstock")
+"""Publishes, or voids, one committable."""
 _SETTLED = frozenset({CommitOutcome.DONE, CommitOutcome.ALREADY_DONE})
 
 
@@ -505,13 +501,12 @@ def execute_recovery(
     commit: CommitFunction,
     void: CommitFunction,
     listener: Listener,
-    pause: Callable[[float], None],
+    pause: Sleep,
     folders: OpenFolder = LocalFileSystem,
 ) -> None:
-    """Do what the recovery says, in its order.
+    """Carry out a recovery, before the sources run.
 
-    ``pause`` is called before anything is tried again; it may raise, to give up. ``folders`` says how an
-    exported folder is read.
+    ``pause`` is called before a retry; it may raise, to give up. ``folders`` opens an exported folder.
     """
     for number, item in enumerate(recovery.commit):
         listener(Restoring(doing="publishing", task=item.uid, done=number, total=len(recovery.commit)))
@@ -532,10 +527,8 @@ def execute_recovery(
         filesystem.delete(path)
 
 
-def _until_settled(
-    item: Committable, act: CommitFunction, log: OwnedLog, pause: Callable[[float], None]
-) -> CommitOutcome:
-    """Again and again until it is surely done: later output of the sink must not pass it (rule S1)."""
+def _until_settled(item: Committable, act: CommitFunction, log: OwnedLog, pause: Sleep) -> CommitOutcome:
+    """Commit or void an item until that is surely done: later output of the sink must not overtake it (rule S1)."""
     for seconds in backoff():
         try:
             outcome = act(item)

@@ -1,4 +1,7 @@
-"""Rows as dead letters: provenance, the step that makes them."""
+"""Rows as dead letters: what the graph knows of them, their columns, and which source may read them again.
+
+A letter has the row as it was, why it is one, and where it came from, in the same columns for all pipelines.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +38,16 @@ if TYPE_CHECKING:
     from penstock.filesystem.base import FileSystem
 
 
-# ----------------------------------------------------------------------------------------------------
-# Where dead letters are added to a graph, what is known of them there, and which source may read them again.
-#
-# A letter has the row as it was, why it is one, and where it came from, in columns that are the same for all pipelines.
-
 DECODE: Final = "decode"
+"""Cause of rows that ``parse_json`` could not decode."""
 OTHER: Final = "other"
+"""Cause of rows that a pipeline gives up without naming a cause."""
 VERB: Final = "dead_letter"
+"""Verb of the step that turns rows into letters."""
 _OFFSETS: Final = {"topic": "STRING", "partition": "INT", "offset": "BIGINT"}
 _FILE: Final = "_file"
+
+# ---- provenance -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +55,14 @@ class Provenance:
     """What a graph knows of rows that become dead letters.
 
     Attributes:
-        cause: ``decode``, ``late``, or what the pipeline says.
-        step: which gave them up.
+        cause: ``decode``, ``late``, or a cause that the pipeline gives.
+        step: the step that gave them up.
         sources: uids of the sources that they come from.
-        error: SQL of why, as text.
+        error: SQL of the error's text.
         undecoded: the column that could not be decoded.
-        time: the column that has the event time.
-        source: the source that may read them again, as they are.
-        no_replay: why none may.
+        time: the column of the event time.
+        source: uid of the source that may read them again; ``None`` if no source may.
+        no_replay: why no source may.
     """
 
     cause: str
@@ -72,11 +75,8 @@ class Provenance:
     no_replay: str | None = None
 
 
-# ---------------------------------------------------------------------------------------------------- what is known
-
-
 def provenance(graph: Graph, ref: PortRef, *, cause: str | None = None, time: str | None = None) -> Provenance:
-    """What a graph knows of the rows of an output, should they become dead letters."""
+    """The provenance of an output's rows as dead letters."""
     node = graph.node(ref.node)
     sources = tuple(sorted(upstream_sources(graph, ref)))
     if isinstance(node, Keyed) and ref.port == LATE_PORT:
@@ -104,7 +104,7 @@ def provenance(graph: Graph, ref: PortRef, *, cause: str | None = None, time: st
 
 
 def _back_to(graph: Graph, parse: ParseJson) -> tuple[str | None, str | None]:
-    """The source whose very rows a step gets, if nobody else gets them; or why there is none."""
+    """The source whose unchanged rows a step gets, if no other step gets them; or why there is none."""
     after: Node = parse
     while True:
         ref = after.inputs[0]
@@ -123,7 +123,7 @@ def _back_to(graph: Graph, parse: ParseJson) -> tuple[str | None, str | None]:
 
 
 def replayed_by(graph: Graph, source: str) -> tuple[str, ...]:
-    """The uids of all dead letters that a source may read again, in the order of the graph."""
+    """Uids of all dead letters that a source may read again, in the order of the graph."""
     found = []
     for node in graph.nodes:
         if isinstance(node, Write) and isinstance(node.sink, DeadLetterSink):
@@ -133,29 +133,29 @@ def replayed_by(graph: Graph, source: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-# --------------------------------------------------------------------------------------------------------- the columns
+# ---- the columns of letters -----------------------------------------------------------------------------------------
 
 
-def to_letters(frame: DataFrame, told: Provenance) -> DataFrame:
-    """Rows as letters; written as SQL, without any literal that changes from batch to batch."""
-    kept = [name for name in frame.columns if told.cause != DECODE or name != text.ERROR]
+def to_letters(frame: DataFrame, origin: Provenance) -> DataFrame:
+    """Rows as letters, without any literal that changes from batch to batch."""
+    kept = [name for name in frame.columns if origin.cause != DECODE or name != text.ERROR]
     record = ", ".join(map(quote_identifier, kept))
-    time = told.time if told.time in kept and frame.schema[str(told.time)].dataType.typeName() == "timestamp" else None
+    has_time = origin.time in kept and frame.schema[str(origin.time)].dataType.typeName() == "timestamp"
     return frame.selectExpr(
-        f"{_literal(told.cause)} AS cause",
-        f"{told.error} AS error",
-        f"{_literal(told.step)} AS step",
-        f"{_literal(', '.join(told.sources))} AS source",
+        f"{_literal(origin.cause)} AS cause",
+        f"{origin.error} AS error",
+        f"{_literal(origin.step)} AS step",
+        f"{_literal(', '.join(origin.sources))} AS source",
         f"{_place(kept)} AS place",
-        f"{quote_identifier(time) if time else 'CAST(NULL AS TIMESTAMP)'} AS event_time",
-        f"{_literal(told.undecoded)} AS undecoded",
-        f"{_literal(told.no_replay)} AS no_replay",
+        f"{quote_identifier(str(origin.time)) if has_time else 'CAST(NULL AS TIMESTAMP)'} AS event_time",
+        f"{_literal(origin.undecoded)} AS undecoded",
+        f"{_literal(origin.no_replay)} AS no_replay",
         f"struct({record}) AS {RAW_ROW}",
     )
 
 
 def _place(kept: list[str]) -> str:
-    """Topic, partition and offset where rows have all three; the file where they have it."""
+    """SQL of topic, partition and offset if the rows have all three, and of the file if they have it."""
     has_offset = all(name in kept for name in _OFFSETS)
     parts = [
         f"'{name}', try_cast({quote_identifier(name) if has_offset else 'NULL'} AS {kind})"
@@ -171,12 +171,11 @@ def _literal(text: str | None) -> str:
     return string_literal(text)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Dead letters of a job: where they are kept, and which sources may read them again. Decides, and opens nothing.
+# ---- dead letters of a job ------------------------------------------------------------------------------------------
 
 
 def with_dead_letter_folders(graph: Graph, filesystem: FileSystem) -> Graph:
-    """The graph with its dead letters in the job's directory.
+    """The graph with its dead letter sinks writing to the job's directory.
 
     Raises:
         GraphError: files cannot be published there.
@@ -194,12 +193,12 @@ def replay_inbox(
     graph: Graph,
     source: str,
     filesystem: FileSystem,
-    counts: Callable[[int], bool],
+    on_timeline: Callable[[int], bool],
     frame: LetterFrames,
     *,
     has_ended: bool,
 ) -> ReplayInbox:
-    """The dead letters that a source may read again; none once it has ended, for it reads no more."""
+    """The dead letters that a source may read again; none once it has ended, since it reads nothing any more."""
     uids = () if has_ended else replayed_by(graph, source)
     others = frozenset(node.uid for node in graph.nodes if isinstance(node, Read) and node.uid != source)
-    return ReplayInbox(uids=uids, filesystem=filesystem, counts=counts, frame=frame, others=others)
+    return ReplayInbox(uids=uids, filesystem=filesystem, on_timeline=on_timeline, frame=frame, others=others)

@@ -1,4 +1,4 @@
-"""A reader around a source's own that reads letters again."""
+"""Dead letters read again: a reader around the source's own, and the frames of letters."""
 
 from __future__ import annotations
 
@@ -33,12 +33,18 @@ if TYPE_CHECKING:
     from penstock.interfaces.source import PollResult, ReadLimit, Source, SourceContext, SourceReader
 
 
-# ----------------------------------------------------------------------------------------------------
-# Spark frames of dead letters as the source's own rows; knows neither replays nor positions.
-
+log = logging.getLogger("penstock")
+POLL_INTERVAL: Final = 1_000_000
+"""Microseconds between two looks for a new replay; each look reads one file, which is usually missing."""
 STRICT_READ: Final = {"__globPaths__": "false", "ignoreMissingFiles": "false", "ignoreCorruptFiles": "false"}
-_FEW: Final = 16
-"""Ranges that are compared one by one; more are looked up as single numbers."""
+"""Options of Spark's reader: a missing or corrupt file fails the read."""
+MAX_COMPARED_RANGES: Final = 16
+"""Ranges of a file that the filter compares one by one; more ranges become a list of row numbers."""
+
+# ---- letters as rows of their source --------------------------------------------------------------------------------
+
+LetterFrames: TypeAlias = "Callable[[Replay, StructType], DataFrame]"
+"""Returns a lazy frame of the letters of a replay, in the columns that their source has now."""
 
 
 def letters_frame(spark: SparkSession, filesystem: FileSystem, replay: Replay, schema: StructType) -> DataFrame:
@@ -46,11 +52,10 @@ def letters_frame(spark: SparkSession, filesystem: FileSystem, replay: Replay, s
 
     Args:
         spark: a session.
-        filesystem: of the job's directory.
-        replay: which letters.
-        schema: of the source. A column that the letters do not have is ``NULL``; so is :data:`DECODED_RECORD`, since
-        none of
-            them could be decoded by the source.
+        filesystem: rooted at the job's directory.
+        replay: names the letters.
+        schema: of the source. A column that the letters do not have is ``NULL``. So is :data:`DECODED_RECORD`, since
+            the source could decode none of them.
 
     Raises:
         SourceChanged: a file is gone.
@@ -66,7 +71,7 @@ def letters_frame(spark: SparkSession, filesystem: FileSystem, replay: Replay, s
     whole = StructType([field for field in schema.fields if field.name != DECODED_RECORD])
     wanted = StructType([StructField(RAW_ROW, whole)])
     frame = spark.read.schema(wanted).options(**STRICT_READ).parquet(*letters)
-    chosen = " ".join(f"WHEN '{each.file}' THEN {_chosen(each)}" for each in letters.values())
+    chosen = " ".join(f"WHEN '{each.file}' THEN {_is_named_by(each)}" for each in letters.values())
     columns = (
         F.lit(None).cast(field.dataType).alias(DECODED_RECORD)
         if field.name == DECODED_RECORD
@@ -77,7 +82,7 @@ def letters_frame(spark: SparkSession, filesystem: FileSystem, replay: Replay, s
 
 
 def letters_gone(path: str) -> SourceChanged:
-    """What is said of a file of letters that went away after its replay was taken up."""
+    """The error of a letter file that went away after a source had begun to read its replay."""
     msg = (
         f"{path} went away while its dead letters were to be read again: put it back before the next start, or "
         "they are left out (penstock deadletter drop leaves files that are yet to be read)"
@@ -85,8 +90,8 @@ def letters_gone(path: str) -> SourceChanged:
     return SourceChanged(msg)
 
 
-def _chosen(letters: LetterRange) -> str:
-    if len(letters.ranges) <= _FEW:
+def _is_named_by(letters: LetterRange) -> str:
+    if len(letters.ranges) <= MAX_COMPARED_RANGES:
         return " OR ".join(
             f"(_metadata.row_index >= {start}L AND _metadata.row_index < {end}L)" for start, end in letters.ranges
         )
@@ -94,121 +99,115 @@ def _chosen(letters: LetterRange) -> str:
     return f"_metadata.row_index IN ({', '.join(f'{number}L' for number in numbers)})"
 
 
-# ----------------------------------------------------------------------------------------------------
-# A source that also reads dead letters again: a reader around its own. Knows neither the log nor who wrote a replay.
-#
-# Letters have the source's own columns, so they take the way of its rows, and the position among the replays is in
-# every checkpoint beside the source's own: each letter named by a replay is read exactly once, whatever crashes.
-
-log = logging.getLogger("penstock")
-LOOK_EVERY: Final = 1_000_000
-"""Microseconds from one look for replays to the next: one file that is not there."""
-LetterFrames: TypeAlias = "Callable[[Replay, StructType], DataFrame]"
-"""A lazy frame of the letters of a replay, in the columns that their source has now."""
+# ---- reading replays ------------------------------------------------------------------------------------------------
+# Letters have the source's own columns, so they are processed like its rows. Every checkpoint has the number of replays
+# that were read, next to the source's own position. So each letter named by a replay is read exactly once after any
+# crash.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayInbox:
-    """The dead letters that a source may be told to read again.
+    """The dead letters that a source may read again.
 
     Attributes:
-        uids: of the places whose rows are the source's own.
-        filesystem: of the job's directory.
-        counts: whether letters of a checkpoint belong to what the job has done, as it stands; after a rewind, rows
-            behind it are read from the source again, and their letters must not be.
-        frame: how rows of a replay are read, in the columns of a schema.
-        others: uids of all other sources of the pipeline: what is for them is not for this one. A source may have had
-            another uid when a replay was written for it.
+        uids: of the dead letters whose rows are the source's own.
+        filesystem: rooted at the job's directory.
+        on_timeline: whether output of a checkpoint is on the job's timeline. After a rewind the source reads rows
+            behind it again, and their letters must not be read as well.
+        frame: returns the rows of a replay in the columns of a schema.
+        others: uids of all other sources of the pipeline, whose replays are not for this one. The source itself may
+            have had another uid when a replay was written for it.
     """
 
     uids: tuple[str, ...]
     filesystem: FileSystem
-    counts: Callable[[int], bool]
+    on_timeline: Callable[[int], bool]
     frame: LetterFrames
     others: frozenset[str] = frozenset()
 
 
 def open_with_replays(
-    source: Source, context: SourceContext, resume: Position | None, box: ReplayInbox
+    source: Source, context: SourceContext, resume: Position | None, inbox: ReplayInbox
 ) -> SourceReader:
-    """The source's reader, and around it one of replays, if there may be any.
+    """The source's reader, wrapped in a :class:`ReplayingReader` if there may be replays for it.
 
-    Without dead letters that it may read again, a position keeps what it says of them: should they come back, nothing
-    is read twice. A source that begins anew reads all its rows, so the replays of before are not for it.
+    Without dead letters that it may read again, the position keeps the numbers of replays that were read. If the dead
+    letters come back, none is read twice. A source without a position reads all its rows, so existing replays are not
+    for it.
     """
-    own, read = (None, _all_of(box)) if resume is None else split_replays(resume)
+    own, read = (None, _newest_replays(inbox)) if resume is None else split_replays(resume)
     reader = source.open(context, own)
-    if not box.uids and not read:
+    if not inbox.uids and not read:
         return reader
-    return ReplayingReader(reader, source, context, read, box)
+    return ReplayingReader(reader, source, context, read, inbox)
 
 
-def _all_of(box: ReplayInbox) -> dict[str, int]:
-    return {uid: max(replay_numbers(box.filesystem, uid), default=0) for uid in box.uids}
+def _newest_replays(inbox: ReplayInbox) -> dict[str, int]:
+    return {uid: max(replay_numbers(inbox.filesystem, uid), default=0) for uid in inbox.uids}
 
 
 class ReplayingReader:
-    """Reads replays as soon as they are there, each as one batch, and else what the source has."""
+    """Reads each replay as one batch as soon as it is there, otherwise what the source has."""
 
     def __init__(
-        self, reader: SourceReader, source: Source, context: SourceContext, read: Mapping[str, int], box: ReplayInbox
+        self, reader: SourceReader, source: Source, context: SourceContext, read: Mapping[str, int], inbox: ReplayInbox
     ) -> None:
         self._reader = reader
         self._source = source
         self._context = context
-        self._box = box
-        self._read = {**dict.fromkeys(box.uids, 0), **read}
+        self._inbox = inbox
+        self._read = {**dict.fromkeys(inbox.uids, 0), **read}
         self._look_at: MonotonicTime | None = None
-        self._told: SourcePartitions | None = None
-        self._end = {uid: self._newest(uid) for uid in box.uids} if context.until is Until.CAUGHT_UP else None
+        self._batch_partitions: SourcePartitions | None = None  # of the source's newest batch that named any
+        self._end = {uid: self._newest(uid) for uid in inbox.uids} if context.until is Until.CAUGHT_UP else None
 
     def poll(self, *, now: MonotonicTime, wall: WallTime, limits: ReadLimit) -> PollResult:
         """A replay, if one is there, or what the source has."""
         is_due = self._look_at is None or now >= self._look_at
-        # A source that names partitions is asked first: a batch that names none would count as one of its own.
+        # A source that names partitions is polled first: a batch that names none would count as one of its own.
         looks_first = is_due and self._knows_partitions
         if looks_first and (found := self._look(now)) is not None:
             return found
-        answer = self._reader.poll(now=now, wall=wall, limits=limits)
-        if isinstance(answer, PlannedBatch):
-            self._told = answer.partitions or self._told
-            return answer
+        result = self._reader.poll(now=now, wall=wall, limits=limits)
+        if isinstance(result, PlannedBatch):
+            self._batch_partitions = result.partitions or self._batch_partitions
+            return result
         is_left = is_due and not looks_first
-        if (is_left or not isinstance(answer, NoData)) and (found := self._look(now)) is not None:
+        if (is_left or not isinstance(result, NoData)) and (found := self._look(now)) is not None:
             return found
-        if isinstance(answer, NoData) and self._box.uids and self._look_at is not None:
-            return replace(answer, wake_at=min(answer.wake_at, self._look_at))
-        return answer
+        if isinstance(result, NoData) and self._inbox.uids and self._look_at is not None:
+            return replace(result, wake_at=min(result.wake_at, self._look_at))
+        return result
 
     def _look(self, now: MonotonicTime) -> PlannedBatch | None:
         found = self._next()
-        self._look_at = MonotonicTime(now + LOOK_EVERY) if found is None else None
+        self._look_at = MonotonicTime(now + POLL_INTERVAL) if found is None else None
         return found
 
     def _next(self) -> PlannedBatch | None:
-        for uid in self._box.uids:
+        for uid in self._inbox.uids:
             while (found := self._following(uid)) is not None:
                 self._read[uid] = found.number
                 letters = self._to_read(found)
                 if letters:
-                    return self._rows(replace(found, letters=letters))
+                    return self._planned(replace(found, letters=letters))
         return None
 
     def _to_read(self, found: Replay) -> tuple[LetterRange, ...]:
-        """Those that count and are there; what is left out is told, for it stays where it is."""
+        """The letters of a replay that are on the timeline and exist; logs those that are left out and stay there."""
         uid, number = found.uid, found.number
-        if found.source in self._box.others:
+        if found.source in self._inbox.others:
             log.warning(
                 "replay %d of '%s' is for source '%s', not for '%s'", number, uid, found.source, self._context.uid
             )
             return ()
         letters = []
-        there = frozenset(self._box.filesystem.list(f"{FOLDER}/{uid}"))
+        existing = frozenset(self._inbox.filesystem.list(f"{FOLDER}/{uid}"))
         for each in found.letters:
             checkpoint = checkpoint_of(uid, each.file)
-            if checkpoint is None or f"{FOLDER}/{uid}/{each.file}" not in there:
+            if checkpoint is None or f"{FOLDER}/{uid}/{each.file}" not in existing:
                 log.warning("replay %d of '%s': %s is gone, with %d dead letters", number, uid, each.file, each.rows)
-            elif not self._box.counts(checkpoint):
+            elif not self._inbox.on_timeline(checkpoint):
                 log.info("replay %d of '%s': a rewind has undone the dead letters of %s", number, uid, each.file)
             else:
                 letters.append(each)
@@ -218,18 +217,18 @@ class ReplayingReader:
         number = self._read[uid] + 1
         if self._end is not None and number > self._end[uid]:
             return None
-        return read_replay(self._box.filesystem, uid, number)
+        return read_replay(self._inbox.filesystem, uid, number)
 
     def _newest(self, uid: str) -> int:
         number = self._read[uid]
-        while read_replay(self._box.filesystem, uid, number + 1) is not None:
+        while read_replay(self._inbox.filesystem, uid, number + 1) is not None:
             number += 1
         return number
 
-    def _rows(self, found: Replay) -> PlannedBatch:
+    def _planned(self, found: Replay) -> PlannedBatch:
         partitions = self._partitions()
         if partitions is None and self._names_partitions:
-            partitions = SourcePartitions(names=())  # until it has named its own
+            partitions = SourcePartitions(names=())  # until the source has named its own
         return PlannedBatch(plan=found, rows=found.rows, partitions=partitions)
 
     @property
@@ -241,29 +240,29 @@ class ReplayingReader:
         return not self._names_partitions or self._partitions() is not None
 
     def _partitions(self) -> SourcePartitions | None:
-        """Those of the source: each keeps its own watermark, and letters say which they were of."""
+        """The source's partitions: each has its own watermark, and letters say of which partition they were."""
         if isinstance(self._reader, SupportsPartitionNames):
             return self._reader.partitions()
-        return replace(self._told, behind=frozenset()) if self._told is not None else None
+        return replace(self._batch_partitions, behind=frozenset()) if self._batch_partitions is not None else None
 
     def frame(self, plan: object) -> DataFrame:
-        """A lazy frame of the plan's rows, in the source's columns.
+        """A lazy frame of the rows of a planned batch, in the source's columns.
 
         Raises:
             SourceChanged: a file of the letters is gone.
         """
         if not isinstance(plan, Replay):
             return self._reader.frame(plan)
-        return self._box.frame(plan, self._source.schema(self._context.spark))
+        return self._inbox.frame(plan, self._source.schema(self._context.spark))
 
     def position(self) -> Position:
-        """That of the source, and beside it how many replays were read."""
+        """The source's position, with how many replays were read."""
         return with_replays(self._reader.position(), self._read)
 
     def committed(self, checkpoint: CheckpointId, position: Position) -> None:
-        """The source is told, in its own words."""
+        """Notify the source with its own position."""
         self._reader.committed(checkpoint, split_replays(position)[0])
 
     def close(self) -> None:
-        """Release what the source holds."""
+        """Close the source's reader."""
         self._reader.close()

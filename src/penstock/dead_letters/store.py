@@ -1,4 +1,10 @@
-"""The files: sink, replays, row ranges."""
+"""Files of dead letters: their sink, ranges of their rows, and replays that name them.
+
+::
+
+    deadletters/<uid>/part-<log>-<uid>-<checkpoint>-<generation>-<number>.parquet  rows, published as by a files sink
+    deadletters/<uid>/_replays/00000000000000000001.json                           which of them are to be read again
+"""
 
 from __future__ import annotations
 
@@ -23,29 +29,41 @@ if TYPE_CHECKING:
     from penstock.interfaces.sink import SinkContext
 
 
-# ----------------------------------------------------------------------------------------------------
-# Places in a file as ranges: pairs of a first and the one behind the last, sorted and apart. Pure.
+FOLDER: Final = "deadletters"
+"""Folder below the job's directory; the garbage collector never looks into it."""
+REPLAYS: Final = "_replays"
+"""Folder of replays, below the folder of their dead letters."""
+RAW_ROW: Final = "record"
+"""The column of a letter that has the row as it was."""
+MOST_LETTERS: Final = 10_000
+"""Largest number of letters of one replay."""  # a replay is one batch of its source
+MOST_BYTES: Final = 16 * 1024 * 1024
+"""Largest size of a replay: its share of the bytes of its compressed files."""
+_FORMAT: Final = 1
+
+# ---- ranges of rows -------------------------------------------------------------------------------------------------
 
 RowRanges: TypeAlias = tuple[tuple[int, int], ...]
+"""Rows of a file as half-open ranges, sorted, without overlaps."""
 
 
-def ranges_of(places: Iterable[int]) -> RowRanges:
-    """Single places as ranges.
+def ranges_of(rows: Iterable[int]) -> RowRanges:
+    """Single rows as ranges.
 
     >>> ranges_of([4, 0, 1, 2])
     ((0, 3), (4, 5))
     """
-    return merge_ranges((place, place + 1) for place in places)
+    return merge_ranges((row, row + 1) for row in rows)
 
 
-def merge_ranges(spans: Iterable[tuple[int, int]]) -> RowRanges:
+def merge_ranges(ranges: Iterable[tuple[int, int]]) -> RowRanges:
     """Ranges that may overlap, as ranges that do not.
 
     >>> merge_ranges([(5, 9), (0, 2), (2, 6)])
     ((0, 9),)
     """
     found: list[tuple[int, int]] = []
-    for start, end in sorted(spans):
+    for start, end in sorted(ranges):
         if found and start <= found[-1][1]:
             found[-1] = found[-1][0], max(found[-1][1], end)
         elif start < end:
@@ -53,16 +71,16 @@ def merge_ranges(spans: Iterable[tuple[int, int]]) -> RowRanges:
     return tuple(found)
 
 
-def subtract_ranges(spans: RowRanges, gone: RowRanges) -> RowRanges:
-    """What is left of ranges.
+def subtract_ranges(ranges: RowRanges, removed: RowRanges) -> RowRanges:
+    """The rows of ``ranges`` that are not in ``removed``.
 
     >>> subtract_ranges(((0, 10),), ((2, 4), (9, 12)))
     ((0, 2), (4, 9))
     """
     left: list[tuple[int, int]] = []
-    for start, end in spans:
+    for start, end in ranges:
         at = start
-        for first, last in gone:
+        for first, last in removed:
             if last <= at or first >= end:
                 continue
             if first > at:
@@ -73,54 +91,53 @@ def subtract_ranges(spans: RowRanges, gone: RowRanges) -> RowRanges:
     return tuple(left)
 
 
-def intersect_ranges(spans: RowRanges, others: RowRanges) -> RowRanges:
-    """What is in both.
+def intersect_ranges(ranges: RowRanges, others: RowRanges) -> RowRanges:
+    """The rows that are in both.
 
     >>> intersect_ranges(((0, 10),), ((2, 4), (9, 12)))
     ((2, 4), (9, 10))
     """
-    return subtract_ranges(spans, subtract_ranges(spans, others))
+    return subtract_ranges(ranges, subtract_ranges(ranges, others))
 
 
-def count_rows(spans: RowRanges) -> int:
-    """How many places."""
-    return sum(end - start for start, end in spans)
+def count_rows(ranges: RowRanges) -> int:
+    """The number of rows."""
+    return sum(end - start for start, end in ranges)
 
 
-def take_first(spans: RowRanges, most: int) -> Iterator[tuple[RowRanges, RowRanges]]:
-    """The first so many places, and the rest; again until nothing is left.
+def take_first(ranges: RowRanges, most: int) -> Iterator[tuple[RowRanges, RowRanges]]:
+    """Portions of at most ``most`` rows, each with the rows that are left after it.
 
     >>> [first for first, _ in take_first(((0, 3), (7, 9)), 2)]
     [((0, 2),), ((2, 3), (7, 8)), ((8, 9),)]
     """
-    while spans:
+    while ranges:
         first: list[tuple[int, int]] = []
         room = most
-        for start, end in spans:
+        for start, end in ranges:
             if room == 0:
                 break
             first.append((start, min(end, start + room)))
             room -= first[-1][1] - start
-        spans = subtract_ranges(spans, tuple(first))
-        yield tuple(first), spans
+        ranges = subtract_ranges(ranges, tuple(first))
+        yield tuple(first), ranges
 
 
-# ----------------------------------------------------------------------------------------------------
-# Rows that a pipeline gives up on, kept beside the job's state: a files sink whose place the job says.
+# ---- the sink -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterSink:
-    """Parquet files, a few for each checkpoint that has such rows. Exactly-once.
+    """Parquet files next to the job's state, a few for each checkpoint that has dead letters. Exactly-once.
 
     Args:
-        folder: where, once a job says it.
+        folder: address of the files; ``None`` until a job sets it.
     """
 
     folder: str | None = None
 
     def placed(self, folder: str) -> DeadLetterSink:
-        """The same at a place.
+        """The same sink with files in ``folder``.
 
         Raises:
             GraphError: no files can be published there.
@@ -130,7 +147,7 @@ class DeadLetterSink:
 
     @property
     def guarantee(self) -> Guarantee:
-        """As of any files sink."""
+        """Exactly-once, as of any files sink."""
         return Guarantee.EXACTLY_ONCE
 
     @property
@@ -147,19 +164,19 @@ class DeadLetterSink:
         _files(self.folder or "/").check(schema)
 
     def writer(self, context: SinkContext) -> FilesWriter:
-        """A writer that stages beside the place, in a folder of this generation."""
+        """A writer that stages next to the folder, in a folder of its generation."""
         return self._placed().writer(context)
 
     def stages_in(self, log_id: str, uid: str) -> Sequence[str]:
-        """Below the place."""
+        """The staging folder next to the files."""
         return self._placed().stages_in(log_id, uid)
 
     def describe(self) -> str:
-        """For people."""
+        """The sink, for people."""
         return f"dead letters {self.folder}" if self.folder else "dead letters"
 
     def _placed(self) -> Sink:
-        assert self.folder is not None  # a job says where before it opens anything
+        assert self.folder is not None  # a job sets it before it opens anything
         return _files(self.folder)
 
 
@@ -167,28 +184,10 @@ def _files(folder: str) -> Sink:
     return Sink(folder, format="parquet")
 
 
-# ----------------------------------------------------------------------------------------------------
-# Where dead letters lie below a job's directory, and replays of them as write-once files; knows no Spark and no log.
-#
-# ::
-#
-#     deadletters/<uid>/part-<log>-<uid>-<checkpoint>-<generation>-<number>.parquet  rows, published as by a files sink
-#     deadletters/<uid>/_replays/00000000000000000001.json                           which of them are to be read again
-#
-# A dead letter has no identity but its file, whose name is never used again, and its place in it. A replay names
-# letters and holds none. Replays of a place are numbered from 1 without gaps, created if absent and never changed: so
-# two commands cannot both name a letter, and a source's position among them is a number.
-
-FOLDER: Final = "deadletters"
-"""Below the job's directory; the collector never looks into it."""
-REPLAYS: Final = "_replays"
-RAW_ROW: Final = "record"
-"""The column of a letter that has the row as it was."""
-MOST_LETTERS: Final = 10_000
-"""Letters of one replay: they are one batch of the source."""
-MOST_BYTES: Final = 16 * 1024 * 1024
-"""Of the compressed files that these are in, by their share."""
-_FORMAT: Final = 1
+# ---- replays --------------------------------------------------------------------------------------------------------
+# A dead letter is identified by its file, whose name is never used again, and its row in it. A replay names letters
+# and holds none. Replays of a dead letter queue are numbered from 1 without gaps, created if absent and never changed.
+# So two commands cannot both name a letter, and a source's position among the replays is a number.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,17 +195,17 @@ class LetterRange:
     """Some letters of one file.
 
     Attributes:
-        file: its name.
-        ranges: places in the file, as pairs of the first and the one behind the last; sorted, apart.
+        file: name of the file.
+        ranges: rows of the file.
     """
 
     file: str
-    ranges: tuple[tuple[int, int], ...]
+    ranges: RowRanges
 
     @property
     def rows(self) -> int:
-        """How many letters these are."""
-        return sum(end - start for start, end in self.ranges)
+        """The number of letters."""
+        return count_rows(self.ranges)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,14 +213,14 @@ class Replay:
     """Letters that a source is to read again, once.
 
     Attributes:
-        number: its place among the replays of its dead letters, from 1.
+        number: its number among the replays of its dead letters, from 1.
         command: random, the same in all replays that one command wrote.
         uid: of the dead letters.
-        source: which reads them.
-        after: the newest checkpoint when it was written: a letter that it leads to is of a later one.
-        at: when, in microseconds since 1970; for people.
-        by: who; for people.
-        letters: which.
+        source: uid of the source that reads them.
+        after: the newest checkpoint when it was written. Letters that come of it belong to a later one.
+        at: when it was written, for people.
+        by: who wrote it, for people.
+        letters: the letters.
     """
 
     number: int
@@ -235,12 +234,12 @@ class Replay:
 
     @property
     def rows(self) -> int:
-        """How many letters these are."""
+        """The number of letters."""
         return sum(each.rows for each in self.letters)
 
 
 def replay_path(uid: str, number: int) -> str:
-    """Where a replay lies below the job's directory.
+    """The path of a replay below the job's directory.
 
     >>> replay_path("bad-orders", 1)
     'deadletters/bad-orders/_replays/00000000000000000001.json'
@@ -249,7 +248,7 @@ def replay_path(uid: str, number: int) -> str:
 
 
 def checkpoint_of(uid: str, file: str) -> CheckpointId | None:
-    """The checkpoint that a file of letters was prepared for; ``None`` if the name is not one of such a file.
+    """The checkpoint that a file of letters was prepared for; ``None`` if the name is not that of a letter file.
 
     >>> checkpoint_of("bad-orders", "part-5f1c3a7e-bad-orders-42-7-00.parquet")
     42
@@ -259,7 +258,7 @@ def checkpoint_of(uid: str, file: str) -> CheckpointId | None:
 
 
 def log_of(uid: str, file: str) -> str:
-    """The beginning of the id of the log that a file of letters belongs to; empty if it is no such file.
+    """The first characters of the id of a letter file's log; empty if the name is not that of a letter file.
 
     >>> log_of("bad-orders", "part-5f1c3a7e-bad-orders-42-7-00.parquet")
     '5f1c3a7e'
@@ -272,28 +271,25 @@ def _name(uid: str) -> re.Pattern[str]:
     return re.compile(rf"part-(.+?)-{re.escape(uid)}-(\d+)-\d+-\d+\..*parquet")
 
 
-# ---------------------------------------------------------------------------------------------------------- as files
-
-
 def read_replay(filesystem: FileSystem, uid: str, number: int) -> Replay | None:
     """The replay of this number, or ``None`` if there is none yet.
 
     Raises:
-        StateIncompatible: it is none that this version writes.
+        StateIncompatible: the file is no replay of this version.
     """
     data = filesystem.read(replay_path(uid, number))
     return None if data is None else decode_replay(data, replay_path(uid, number))
 
 
 def replay_numbers(filesystem: FileSystem, uid: str) -> tuple[int, ...]:
-    """Of the replays that there are, sorted."""
+    """The numbers of all replays, sorted."""
     names = (path.rpartition("/")[2].partition(".") for path in filesystem.list(f"{FOLDER}/{uid}/{REPLAYS}"))
     return tuple(sorted(int(name) for name, _, end in names if end == "json" and name.isdecimal()))
 
 
 def encode_replay(replay: Replay) -> bytes:
-    """A replay as it is written."""
-    told = {
+    """The bytes of a replay's file."""
+    document = {
         "format": _FORMAT,
         "number": replay.number,
         "command": replay.command,
@@ -305,32 +301,33 @@ def encode_replay(replay: Replay) -> bytes:
         "rows": replay.rows,
         "letters": {each.file: [list(pair) for pair in each.ranges] for each in replay.letters},
     }
-    return (json.dumps(told, indent=1) + "\n").encode()
+    return (json.dumps(document, indent=1) + "\n").encode()
 
 
 def decode_replay(data: bytes, path: str) -> Replay:
-    """The inverse of :func:`encode_replay`.
+    """The replay of these bytes; fields that this version does not know are ignored.
 
     Raises:
-        StateIncompatible: it is none that this version writes.
+        StateIncompatible: they are no replay of this version.
     """
     try:
-        told: Any = json.loads(data)
-        if told["format"] != _FORMAT:
-            msg = f"{path} is of format {told['format']}, this penstock knows {_FORMAT}: use the version that wrote it"
+        document: Any = json.loads(data)
+        version = document["format"]
+        if version != _FORMAT:
+            msg = f"{path} is of format {version}, this penstock knows {_FORMAT}: use the version that wrote it"
             raise StateIncompatible(msg)
         letters = tuple(
             LetterRange(file=file, ranges=tuple((int(start), int(end)) for start, end in ranges))
-            for file, ranges in told["letters"].items()
+            for file, ranges in document["letters"].items()
         )
         return Replay(
-            number=told["number"],
-            command=told["command"],
-            uid=told["uid"],
-            source=told["source"],
-            after=CheckpointId(told["after"]),
-            at=WallTime(told["at"]),
-            by=told["by"],
+            number=document["number"],
+            command=document["command"],
+            uid=document["uid"],
+            source=document["source"],
+            after=CheckpointId(document["after"]),
+            at=WallTime(document["at"]),
+            by=document["by"],
             letters=letters,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -218,7 +218,7 @@ class Attempt:
             self.declared.steps,
             allow_non_restored_state=plan.allow_non_restored_state,
             rename=plan.rename,
-            judge=self.declared.judge,
+            resolver=self.declared.judge,
             at=at,
             **resolve_start(self._beginning, history, job=plan.name, at=at, generation=generation),
         )

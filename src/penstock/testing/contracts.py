@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from penstock.checkpoint.entry_codec import read_committable, write_committable
+from penstock.checkpoint.entry_codec import COMMITTABLES
 from penstock.clock import MonotonicTime, WallTime
 from penstock.connectors.staging import committer
 from penstock.elements import Batch
@@ -118,8 +118,8 @@ class SinkContract:
     def handed_over(self, writer: SinkWriter, checkpoint: int) -> list[Committable]:
         """Return the committables of a checkpoint, as they come back from a manifest."""
         items = writer.prepare(CheckpointId(checkpoint)).materialise()
-        texts = [json.dumps(write_committable(item)) for item in items]
-        return [read_committable(json.loads(text), "contract") for text in texts]
+        texts = [json.dumps(COMMITTABLES.to_json(item)) for item in items]
+        return [COMMITTABLES.from_json(json.loads(text), "contract") for text in texts]
 
     def committer(self, item: Committable, filesystem: LocalFileSystem) -> Committer:
         """Return a new committer for the committable, as after a restart."""
