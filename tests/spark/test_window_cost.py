@@ -12,13 +12,14 @@ from penstock.clock import MAX_WATERMARK
 from penstock.errors import LayerMissing
 from penstock.interfaces.operator import LATE_PORT
 from penstock.operators import aggregates as agg
+from penstock.operators.windows import operator
 from penstock.operators.windows.aggregate import WindowAggregate
 from penstock.operators.windows.assigners import tumbling
 from penstock.operators.windows.panes import DueWindows
 from penstock.operators.windows.results import ResultQueries
 from penstock.spark.blocks import free_blocks, is_lost_block
 from penstock.spark.plans import PlanPreparer
-from penstock.state import compaction, stack
+from penstock.state import compaction
 from penstock.state.compaction import Compaction
 from penstock.state.layers import union_layers
 from window_harness import Rig, counted, exchanges, persistent
@@ -160,7 +161,7 @@ def test_blocks_are_bounded_over_many_batches_and_none_are_left_after_the_end(sp
         if batch % 5 == 0:
             rig.checkpoint()
         most = max(most, len(persistent(spark) - before))
-    assert most <= stack.STOP_LIMIT == 12
+    assert most <= operator.STOP_LIMIT == 12
     rig.operator.close()
     assert persistent(spark) <= before
 
@@ -170,7 +171,7 @@ def test_without_compaction_beside_it_the_step_compacts_by_itself(spark, tmp_pat
     rig = Rig(spark, step(), SCHEMA, tmp_path)
     for _ in range(20):
         rig.process(rows(0))
-        assert rig.operator._stack.height <= stack.STOP_LIMIT == 12
+        assert rig.operator._stack.height <= operator.STOP_LIMIT == 12
     assert rig.counts["compacted"] >= 12
     rig.advance(MAX_WATERMARK)
     assert sum(row[4] for row in rig.take()) == 20 * 200

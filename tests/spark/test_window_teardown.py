@@ -77,16 +77,16 @@ def test_what_cannot_be_freed_though_spark_lives_is_an_error(spark):
 ENDS = """
 import sys
 from pyspark.sql import SparkSession
-from penstock.spark.blocks import cut, free, unpersist
+from penstock.spark.blocks import free_blocks, local_checkpoint, unpersist
 
 def held():
     spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
     persisted = spark.range(5).persist()
     persisted.count()
-    return spark, cut(spark.range(7)), persisted
+    return spark, local_checkpoint(spark.range(7)), persisted
 
 def let_go(kept, persisted):
-    free(kept)
+    free_blocks(kept)
     unpersist(persisted)
 
 spark, *frames = held()
