@@ -23,8 +23,10 @@ from penstock.failpoints import FailpointCrash
 from penstock.filesystem.local import LocalFileSystem
 from penstock.graph.nodes import Graph
 from penstock.interfaces.source import Until
-from penstock.job.attempt import Attempt, JobEnvironment
+from penstock.job.attempt import Attempt
 from penstock.job.failures import to_penstock_error
+from penstock.job.start import FROM_LATEST, StartOptions
+from penstock.job.wiring import JobEnvironment
 from penstock.runtime.executors import AnyTask, AttemptParts
 from penstock.runtime.supervisor import Supervisor
 from penstock.settings import Settings
@@ -326,7 +328,8 @@ class JobUnderTest:
         self._listener = listener
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._ids = itertools.count(1)
-        self._plan: JobEnvironment | None = None
+        self._env: JobEnvironment | None = None
+        self._start = FROM_LATEST
         self._running: SteppedAttempt | None = None
 
     @property
@@ -362,14 +365,14 @@ class JobUnderTest:
             GraphError: it is refused.
             HarnessError: it has another name, and so another state.
         """
-        before = self._plan
+        before = self._env
         if before is not None and before.name != graph.name:
             msg = f"pipeline {graph.name!r} is no new version of {before.name!r}: state is found by the pipeline's name"
             raise HarnessError(msg)
         with self.own_thread():
             analysis = analyze(graph, self.spark, clock=self.clock)
         filesystem = LocalFileSystem(self.folder / graph.name)
-        self._plan = JobEnvironment(
+        self._env = JobEnvironment(
             name=graph.name,
             analysis=analysis,
             spark=self.spark,
@@ -379,10 +382,8 @@ class JobUnderTest:
             until=Until.STOPPED,
             clock=self.clock,
             listener=self._listener,
-            allow_non_restored_state=False,
-            take_over=False,
+            requests=self.requests,
             pause=self._pause,
-            answered=self.requests.answered,
             thread=SteppedTask,
             workers=SerialWorkers,
         )
@@ -391,8 +392,7 @@ class JobUnderTest:
 
     def restore_so(self, *, allow_non_restored_state: bool, rename: Mapping[str, str]) -> None:
         """For the next attempts: whether state whose step is gone may be left unused, and which have another uid."""
-        assert self._plan is not None
-        self._plan = replace(self._plan, allow_non_restored_state=allow_non_restored_state, rename=rename)
+        self._start = StartOptions(allow_non_restored_state=allow_non_restored_state, rename=rename)
 
     def begin(self) -> None:
         """A new attempt, as in a new process, and what it does by itself; an armed crash may end it at once.
@@ -400,12 +400,12 @@ class JobUnderTest:
         Raises:
             PenstockError: it cannot begin, or failed.
         """
-        assert self._plan is not None
+        assert self._env is not None
         self.number += 1
         self.restarts_then = False
         self.requests = RequestRegistry()  # those of the process before died with it
-        plan = replace(self._plan, requests=self.requests, answered=self.requests.answered)
-        attempt = Attempt(plan, number=self.number, after=None)
+        env = replace(self._env, requests=self.requests)
+        attempt = Attempt(env, number=self.number, after=None, start=self._start)
 
         def start() -> None:
             try:
@@ -492,9 +492,9 @@ class JobUnderTest:
             self.point = None
         if self._running is not None:
             self.die("the with block is over")
-        if self._plan is not None:
+        if self._env is not None:
             with suppress(Exception):  # static tables of a session that may be gone
-                self._plan.analysis.close()
+                self._env.analysis.close()
         if self._folder is not None:
             self._folder.cleanup()
         return story
