@@ -128,7 +128,7 @@ class LocalRequests:
             raise InternalError(msg)
         return reply.checkpoint
 
-    def stop_request(self, name: str | None, patience: int | None, *, drain: bool = False) -> StopRequested:
+    def stop_request(self, name: str | None, timeout: int | None, *, drain: bool = False) -> StopRequested:
         """A request to stop. The same name gets the same request, until the job answers that it failed.
 
         Raises:
@@ -136,22 +136,22 @@ class LocalRequests:
             RequestRefused: a savepoint is wanted of a job that does not run.
         """
         if name is None:
-            return self._new_stop(None, patience, drain=drain)
+            return self._new_stop(None, timeout, drain=drain)
         check_savepoint_name(name)
         with self._lock:
             if name not in self._stops:
                 self._refuse_unless_alive("stop(savepoint=…)")
-                self._stops[name] = self._new_stop(name, patience, drain=drain), AnswerWaiter()
+                self._stops[name] = self._new_stop(name, timeout, drain=drain), AnswerWaiter()
             return self._stops[name][0]
 
-    def _new_stop(self, name: str | None, patience: int | None, *, drain: bool) -> StopRequested:
+    def _new_stop(self, name: str | None, timeout: int | None, *, drain: bool) -> StopRequested:
         return StopRequested(
             at=self._clock.now(),
             wall=self._clock.wall(),
             request=new_id(),
             name=name,
             owner=platform.node(),
-            patience=patience,
+            patience=timeout,
             drain=drain,
         )
 

@@ -327,7 +327,7 @@ class JobRunner:
             stop=self._ask_to_stop,
             state=self._state_word,
             clock=self._clock,
-            beside=self._status_file.look,
+            beside=self._status_file.write_if_due,
         )
         control.start()
         try:
