@@ -59,7 +59,7 @@ class StartOptions:
     claim: bool = False
     discard_unpublished: bool = False
     allow_non_restored_state: bool = False
-    rename: Mapping[str, str] = field(default_factory=dict)
+    rename: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def is_rewind(self) -> bool:
