@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import penstock
+import penstock.job.attempt
 import simulation.process
 
 CALLS = {
