@@ -329,7 +329,7 @@ class _Runner:
         self._stop_listener = StopListener(
             at_once=self._end_at_once, notify=lambda text: output.note(f"penstock: {text}")
         )
-        self._jvm = JvmWatch(self._jvm_died)
+        self._jvm_watch = JvmWatch(self._jvm_died)
 
     def run(self) -> int:
         _log_to(self._output)
@@ -345,7 +345,7 @@ class _Runner:
         except PenstockError as error:
             return self._failed(error)
         finally:
-            self._jvm.release()
+            self._jvm_watch.release()
             self._over.set()
             self._close_lines()
         return ExitCode.INTERRUPTED if job.is_cut_short else ExitCode.ENDED
@@ -386,7 +386,7 @@ class _Runner:
         if isinstance(fact, JobStarted):
             self._has_started = True  # from now on LiveOutput shows the progress line; there is one at a time
             self._progress.off()
-            self._jvm.begin()
+            self._jvm_watch.begin()
             self._stop_listener.running()
         if self._live is not None:
             self._live(fact)
@@ -399,7 +399,7 @@ class _Runner:
 
     def _failed(self, error: PenstockError) -> int:
         self._close_lines()
-        if self._jvm.is_dead and not isinstance(error, EngineDied):
+        if self._jvm_watch.is_dead and not isinstance(error, EngineDied):
             error = _engine_died(error)
         code = self._output.error(error)
         if code == ExitCode.ENGINE_DIED:
