@@ -33,7 +33,7 @@ class Child:
                 signal.signal(number, signal.SIG_IGN)
             self.note(f"start {os.getpid()}")
             self.over.wait()
-        requests = StopListener(at_once=lambda: os._exit(130), tell=self.note)
+        requests = StopListener(at_once=lambda: os._exit(130), notify=self.note)
         if self.word != "unborn":
             requests.running()
         self.note(" ".join(["start", str(os.getpid()), *self.words]))

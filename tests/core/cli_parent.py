@@ -14,7 +14,7 @@ if __name__ == "__main__":
     faulthandler.register(signal.SIGUSR1)  # a test that waits in vain can ask where it stands
     parent = ChildWatcher(
         lambda has_run: [sys.executable, CHILD, *sys.argv[1:], *(["again"] if has_run else [])],
-        tell=lambda text: print(text, flush=True),  # noqa: T201 - what the test reads
+        notify=lambda text: print(text, flush=True),  # noqa: T201 - what the test reads
         strategy=ExponentialDelay(initial=1_000),
     )
     sys.exit(parent.run())

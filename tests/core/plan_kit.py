@@ -9,11 +9,13 @@ from pathlib import Path
 
 from core.checkpoint_values import CLAIM, entries, keyed, layer, manifest, output, pin, wrote
 from core.cli_kit import say
+from penstock.admin.plan import parse_planned_start
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import StepRecord, StepRole, Stopped
 from penstock.checkpoint.entry_codec import encode
+from penstock.cli.options import renames_of
 from penstock.cli.output import Output
-from penstock.cli.plan import PlanOptions, show_plan
+from penstock.cli.plan import show_plan
 from penstock.handles import Position, TaskSnapshot
 from penstock.testing.clock import ManualClock
 
@@ -104,13 +106,22 @@ def shop_folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def planned(folder, source=SHOP, *, lists_kept=False, as_json=False, **options):
+START = {"start_at": None, "fresh": False, "claim": False, "discard_unpublished": False}
+
+
+def planned(
+    folder, source=SHOP, *, lists_kept=False, as_json=False, compares_schemas=False, settings=None, rename=(), **options
+):
     """What it prints, and the exit code."""
     out = io.StringIO()
-    given = {"pipeline": f"{module(folder, source)}:orders", "state": "state", "compares_schemas": False}
+    asked = {**START, "allow_non_restored_state": False, "rename": renames_of(rename), **options}
     code = show_plan(
-        PlanOptions(**given, **options),
+        f"{module(folder, source)}:orders",
+        parse_planned_start(**asked),
         Output(out=out, err=io.StringIO()),
+        state="state",
+        settings=settings or {},
+        compares_schemas=compares_schemas,
         lists_kept=lists_kept,
         as_json=as_json,
         clock=ManualClock("2026-01-01T12:00:14Z"),

@@ -12,7 +12,7 @@ import pytest
 from cyclopts import App
 
 from page_kit import DOCS, sample
-from penstock.admin.start_plan import Beginning, SourcePlan, StartPlan
+from penstock.admin.start_plan import SourcePlan, StartPlan
 from penstock.checkpoint.history import LogMark
 from penstock.cli.live import LiveOutput
 from penstock.cli.main import make_app
@@ -23,6 +23,7 @@ from penstock.facts import BatchDone as Batch
 from penstock.facts import CheckpointCompleted, CheckpointFailed, Counted, JobEnded, JobStarted, RowsRead, SourceLag
 from penstock.handles import EntryNumber
 from penstock.interfaces.source import Backlog as Waits
+from penstock.job.start import FROM_LATEST
 from penstock.settings import Settings, is_duration, read_settings
 from penstock.testing.clock import ManualClock
 
@@ -74,9 +75,9 @@ def written(name: str, value: object) -> str:
 
 def test_a_plan_shows_what_waits_in_kafka_as_the_page_about_plans_has_it() -> None:
     waiting = Waits(rows=582, partitions={"orders-0": (8_120, 8_702)})
-    source = SourcePlan(uid="orders", describe="kafka orders at localhost:9092", resumes=True, waiting=waiting)
+    source = SourcePlan(uid="orders", describe="kafka orders at localhost:9092", resumes=True, backlog=waiting)
     log = LogMark(log_id=None, tail=EntryNumber(-1), tail_hash="")
-    found = StartPlan(job="orders", log=log, beginning=Beginning(), at=WallTime(0), sources=(source,))
+    found = StartPlan(job="orders", log=log, start=FROM_LATEST, at=WallTime(0), sources=(source,))
     said = [line.plain.strip() for line in lines(found)]
     assert "orders  kafka orders at localhost:9092: goes on, at most 582 rows waiting" in said
     assert "orders-0  8,120 → 8,702" in said

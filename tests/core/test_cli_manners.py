@@ -14,8 +14,9 @@ from core.test_cli_checkpoints import at
 from penstock.cli.main import dispatch, make_app
 from penstock.cli.options import _BY_TAB
 from penstock.cli.output import Output, ProgressLine, counting_bytes
-from penstock.cli.run import RunOptions, _Runner
+from penstock.cli.run import RunCommand, _Runner
 from penstock.facts import Restoring
+from penstock.job.start import FROM_LATEST
 
 COMMANDS = (
     ("--help",),
@@ -115,10 +116,10 @@ def test_a_start_tells_what_it_does_until_its_sources_read_and_nothing_after_tha
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
     err = Terminal()
-    runner = _Runner(RunOptions(pipeline="shop:orders", state="state"), Output(err=err))
-    runner._waiting.on("orders: starting Spark")
+    runner = _Runner(RunCommand(pipeline="shop:orders", state="state", start=FROM_LATEST), Output(err=err))
+    runner._progress.on("orders: starting Spark")
     runner._listen(Restoring(doing="restoring", task="totals", done=2_000_000, total=44_000_000))
-    runner._waiting.off()
+    runner._progress.off()
     first = err.getvalue()
     runner._has_started = True  # from here on there is a line of now
     runner._listen(Restoring(doing="restoring", task="totals", done=4_000_000, total=44_000_000))

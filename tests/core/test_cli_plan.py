@@ -28,8 +28,9 @@ from core.plan_kit import (
 from penstock.admin.plan_document import SCHEMA, read_plan, require_unchanged
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import Stopped
-from penstock.cli.run import RunOptions, as_planned
+from penstock.cli.run import RunCommand, as_planned
 from penstock.errors import PlanOutdated
+from penstock.job.start import FROM_LATEST, StartOptions
 from penstock.settings import MODES
 
 CHANGED = """\
@@ -198,7 +199,10 @@ def test_a_plan_is_refused_once_the_log_has_moved_and_says_by_what(folder):
     said = run(folder)
 
     assert said.code == 65
-    assert "the log: entries after 5: a claim of process 7 on here, a rewind to checkpoint 1, checkpoint 3" in said.err
+    assert (
+        "the log has moved: entries after 5: a claim of process 7 on here, a rewind to checkpoint 1, checkpoint 3"
+        in said.err
+    )
 
 
 def test_a_plan_is_refused_once_the_code_has_moved_and_names_the_steps(folder):
@@ -207,7 +211,7 @@ def test_a_plan_is_refused_once_the_code_has_moved_and_names_the_steps(folder):
     said = run(folder, SHOP.replace("1 minute", "2 minutes"))
 
     assert said.code == 65
-    assert "since the plan was made has moved the code: 'totals' was changed; plan again" in said.err
+    assert "the plan is outdated: the code has moved: 'totals' was changed; plan again" in said.err
 
 
 def test_a_plan_is_refused_with_other_settings(folder):
@@ -262,20 +266,20 @@ def test_the_command_line_may_say_no_more_of_where_to_begin_than_the_plan(folder
 
 def test_only_the_first_process_of_a_run_is_held_to_the_plan(folder):
     saved(folder, fresh=True)
-    asked = RunOptions(pipeline="shop:orders", state="state", plan="plan.json")
+    asked = RunCommand(pipeline="shop:orders", state="state", start=FROM_LATEST, plan="plan.json")
     later = as_planned(asked)
 
-    assert "--plan" in asked.command(begins=True, take_over=False, traceback=False)
-    assert (later.plan, later.fresh, later.restore_from) == (None, True, None)
+    assert "--plan" in asked.child_command(begins=True, take_over=False, traceback=False)
+    assert (later.plan, later.start) == (None, StartOptions(fresh=True))
 
 
 def test_a_plan_that_goes_back_is_run_so_until_that_is_in_the_log(folder):
     saved(folder, start_at="before-v2", discard_unpublished=True)
-    later = as_planned(RunOptions(pipeline="shop:orders", state="state", plan="plan.json"))
+    later = as_planned(RunCommand(pipeline="shop:orders", state="state", start=FROM_LATEST, plan="plan.json"))
 
-    assert (later.restore_from, later.discard_unpublished) == ("1", True)
-    assert "--from" in later.command(begins=True, take_over=False, traceback=False)
-    assert "--from" not in later.command(begins=False, take_over=False, traceback=False)
+    assert (later.start.checkpoint, later.start.discard_unpublished) == ("1", True)
+    assert "--from" in later.child_command(begins=True, take_over=False, traceback=False)
+    assert "--from" not in later.child_command(begins=False, take_over=False, traceback=False)
 
 
 def test_another_log_is_not_the_one_that_was_planned_for(folder):

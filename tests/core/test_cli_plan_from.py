@@ -32,10 +32,10 @@ from core.plan_kit import (
 from penstock.admin.export import export_checkpoint, verify_export
 from penstock.checkpoint.entries import Stopped
 from penstock.checkpoint.export import decode_export, encode_export
-from penstock.cli.run import RunOptions, as_planned
+from penstock.cli.run import RunCommand, as_planned
 from penstock.control.client import JobDirectory
 from penstock.errors import PlanOutdated, StateDirectoryRefused
-from penstock.job.start import SeenExport, parse_start_options, resolve_start
+from penstock.job.start import FROM_LATEST, StartOptions, parse_start_options, resolve_start
 from penstock.testing.clock import ManualClock
 
 
@@ -200,7 +200,7 @@ def test_a_plan_is_refused_once_the_folder_holds_another_export(folder):
     said = run(folder)
 
     assert said.code == 65
-    assert f"has moved the export: {place} holds another one, checkpoint 2 of job 'orders'; plan again" in said.err
+    assert f"the export has moved: {place} holds another one, checkpoint 2 of job 'orders'; plan again" in said.err
 
 
 @pytest.mark.parametrize("became", ["gone", "damaged", "taken"])
@@ -217,7 +217,7 @@ def test_a_plan_is_refused_once_the_export_is_gone_or_damaged_or_taken_over(fold
     said = run(folder)
 
     assert said.code == 65
-    assert "since the plan was made has moved the export: " in said.err
+    assert "the plan is outdated: the export has moved: " in said.err
 
 
 def test_a_plan_with_an_export_is_refused_once_log_or_code_have_moved(folder):
@@ -228,16 +228,17 @@ def test_a_plan_with_an_export_is_refused_once_log_or_code_have_moved(folder):
     log = run(folder)
 
     assert (code.code, log.code) == (65, 65)
-    assert "has moved the code: 'totals' was changed" in code.err
-    assert "has moved the log: entries after 5: a claim of process 7 on here, checkpoint 3, a stop" in log.err
+    assert "the code has moved: 'totals' was changed" in code.err
+    assert "the log has moved: entries after 5: a claim of process 7 on here, checkpoint 3, a stop" in log.err
 
 
 def test_the_command_line_may_name_the_folder_that_was_planned_and_no_other(folder):
     export(folder)
     saved(folder, start_at="./export")
-    options = RunOptions(pipeline="shop:orders", state="state", plan="plan.json", restore_from="export/../export")
+    start = parse_start_options(fresh=False, restore_from="export/../export", claim=False, discard_unpublished=False)
+    command = RunCommand(pipeline="shop:orders", state="state", plan="plan.json", start=start)
 
-    assert as_planned(options).restore_from == str(folder / "export")
+    assert as_planned(command).start.folder == str(folder / "export")
     for more in (["--from", "./other"], ["--from", "1"], ["--from", "./export", "--claim"]):
         said = run(folder, SHOP, *more)
         assert said.code == 64
@@ -247,13 +248,13 @@ def test_the_command_line_may_name_the_folder_that_was_planned_and_no_other(fold
 def test_a_plan_that_claims_is_run_so_until_that_is_in_the_log(folder):
     place = export(folder)
     saved(folder, start_at="./export", claim=True)
-    asked = RunOptions(pipeline="shop:orders", state="state", plan="plan.json")
+    asked = RunCommand(pipeline="shop:orders", state="state", start=FROM_LATEST, plan="plan.json")
     later = as_planned(asked)
 
-    assert (later.restore_from, later.claim) == (str(place), True)
-    command = later.command(begins=True, take_over=False, traceback=False)
+    assert (later.start.folder, later.start.claim) == (str(place), True)
+    command = later.child_command(begins=True, take_over=False, traceback=False)
     assert ["--from" in command, "--claim" in command, "--plan" in command] == [True, True, False]
-    command = later.command(begins=False, take_over=False, traceback=False)
+    command = later.child_command(begins=False, take_over=False, traceback=False)
     assert ["--from" in command, "--claim" in command] == [False, False]
 
 
@@ -263,16 +264,11 @@ def test_the_start_itself_looks_at_the_export_again(folder):
     log = JobDirectory(folder / "state", "orders").read()
 
     def begun(sha256):
-        asked = parse_start_options(
-            fresh=False,
-            restore_from=SeenExport(folder=str(place), sha256=sha256),
-            claim=True,
-            discard_unpublished=False,
-        )
-        return resolve_start(asked, log, job="orders", at=NOON)
+        start = StartOptions(folder=str(place), sha256=sha256, claim=True)
+        return resolve_start(start, log, job="orders", at=NOON)
 
     assert begun(seen)["bring"].export.sha256 == seen
-    with pytest.raises(PlanOutdated, match=r"has moved the export: .* holds another one, checkpoint 1 of job"):
+    with pytest.raises(PlanOutdated, match=r"the export has moved: .* holds another one, checkpoint 1 of job"):
         begun("0" * 64)
     copies_kit.Start(folder / "elsewhere", place, claim=True, steps=STEPS)
     with pytest.raises(StateDirectoryRefused, match="were taken over"):
@@ -285,6 +281,6 @@ def test_a_plan_of_an_earlier_release_knows_of_no_export(folder):
     del document["beginning"]["export"]
     (folder / "plan.json").write_text(json.dumps(document))
 
-    later = as_planned(RunOptions(pipeline="shop:orders", state="state", plan="plan.json"))
+    later = as_planned(RunCommand(pipeline="shop:orders", state="state", start=FROM_LATEST, plan="plan.json"))
 
-    assert (later.restore_from, later.claim) == ("1", False)
+    assert later.start == StartOptions(checkpoint="1")

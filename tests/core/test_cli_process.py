@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 from crash.waiting import until
-from penstock.cli.run import RunOptions
+from penstock.cli.run import RunCommand
+from penstock.job.start import StartOptions
 
 PARENT = str(Path(__file__).with_name("cli_parent.py"))
 
@@ -206,10 +207,11 @@ def test_a_child_killed_after_a_stop_was_asked_for_is_not_started_again(run):
 
 
 def test_where_a_job_begins_is_told_to_its_process_until_it_has_begun():
-    options = RunOptions(pipeline="shop:orders", state="s", restore_from="./copy", claim=True, take_over=False)
+    start = StartOptions(folder="/copy", claim=True)
+    options = RunCommand(pipeline="shop:orders", state="s", start=start, take_over=False)
 
-    begins = options.command(begins=True, take_over=False, traceback=False)
-    assert begins[begins.index("--from") + 1] == "./copy"
+    begins = options.child_command(begins=True, take_over=False, traceback=False)
+    assert begins[begins.index("--from") + 1] == "/copy"
     assert "--claim" in begins
-    goes_on = options.command(begins=False, take_over=False, traceback=False)
+    goes_on = options.child_command(begins=False, take_over=False, traceback=False)
     assert not {"--from", "--claim", "--discard-unpublished"}.intersection(goes_on)

@@ -6,9 +6,10 @@ from core.cli_kit import say
 from penstock.api.pipeline import pipeline
 from penstock.cli.options import renames_of
 from penstock.cli.output import UsageError
-from penstock.cli.run import RunOptions
+from penstock.cli.run import RunCommand
 from penstock.errors import SettingsError
 from penstock.job.job import Job
+from penstock.job.start import StartOptions
 
 
 @pytest.mark.parametrize("pair", ["totals", "=sums", "totals=", "totals=sums"])
@@ -25,8 +26,8 @@ def test_a_wrong_rename_ends_with_64_before_anything_is_looked_for():
 
 def test_every_child_is_given_the_renames():
     """Until a checkpoint has the new uids it needs them, and from then on they do nothing."""
-    options = RunOptions(pipeline="m:p", state="s", rename=("a=b", "c=d"))
-    command = options.command(begins=False, take_over=False, traceback=False)
+    options = RunCommand(pipeline="m:p", state="s", start=StartOptions(rename={"a": "b", "c": "d"}))
+    command = options.child_command(begins=False, take_over=False, traceback=False)
     assert [command[place + 1] for place, word in enumerate(command) if word == "--rename"] == ["a=b", "c=d"]
 
 

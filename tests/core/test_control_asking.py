@@ -121,7 +121,7 @@ def test_a_stop_with_a_savepoint_can_be_repeated_and_is_one_request() -> None:
     driver.workers.is_holding = True
 
     def stop(seconds: float) -> bool:
-        return ours.wait_for_stop(ours.stop("last", None), driver._stop, seconds)
+        return ours.wait_for_stop(ours.stop_request("last", None), driver._stop, seconds)
 
     assert not stop(0)
     driver.turn()
@@ -140,10 +140,10 @@ def test_a_stop_that_came_to_nothing_is_a_new_request_the_next_time() -> None:
     ours = asking(driver)
     driver.save("taken", replies)
     driver.turn()
-    asked = [ours.stop("taken", None)]
+    asked = [ours.stop_request("taken", None)]
     with pytest.raises(RequestRefused, match="'taken' exists already"):
         ours.wait_for_stop(asked[0], driver._stop, 0)
-    asked.append(ours.stop("taken", None))
+    asked.append(ours.stop_request("taken", None))
     assert asked[0].request != asked[1].request
-    event = ours.stop("last", None)
-    assert ours.stop("last", None) is event
+    event = ours.stop_request("last", None)
+    assert ours.stop_request("last", None) is event

@@ -13,10 +13,11 @@ import pytest
 
 import penstock as ps
 from penstock.cli.output import Output
-from penstock.cli.run import RunOptions, run_as_parent
+from penstock.cli.run import RunCommand, run_as_parent
 from penstock.clock import MAX_WAIT
-from penstock.job.runner import Attempts, StopSignal, StopTimedOut, call_after_timeout
-from penstock.runtime.lifecycle import JobState, Lifecycle
+from penstock.job.runner import JobRunner, StopTimedOut, call_after_timeout
+from penstock.job.start import StartOptions
+from penstock.runtime.lifecycle import JobState
 
 
 @ps.pipeline("rates")
@@ -24,7 +25,7 @@ def rates(p: ps.Pipeline) -> None:
     p.read("in", ps.rate.Source(rows_per_second=1)).write("out", ps.memory.Sink())
 
 
-class FakeDrive:
+class FakeRunner:
     def __init__(self) -> None:
         self.said: list[str] = []
         self.is_cut_short = False
@@ -40,15 +41,24 @@ class FakeDrive:
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ps.Job, list[float]]:
     """A job that runs, and how long it is given to end, each time somebody says."""
     armed: list[float] = []
-    monkeypatch.setattr("penstock.job.runner.call_after_timeout", lambda over, seconds, give_up: armed.append(seconds))
+    monkeypatch.setattr("penstock.job.runner.call_after_timeout", lambda wait, seconds, give_up: armed.append(seconds))
     job = ps.Job(rates, state=tmp_path, stop_timeout="8s")
-    job._drive = cast("Any", FakeDrive())
+    job._runner = cast("Any", FakeRunner())
     job._thread = threading.Thread()
     return job, armed
 
 
+def idle_runner(tmp_path: Path) -> JobRunner:
+    """A runner as a job makes it, which has not begun."""
+    job = ps.Job(rates, state=tmp_path, restart="none")
+    with mock.patch("threading.Thread.start"):
+        job.start()
+    assert job._runner is not None
+    return job._runner
+
+
 def by_control(job: ps.Job, patience: int | None) -> None:
-    job._ask_to_stop(job._asking.stop(None, patience), lambda reply: None)
+    job._ask_to_stop(job._local_requests.stop_request(None, patience), lambda reply: None)
 
 
 def test_a_stop_of_another_process_has_its_own_patience(watched) -> None:
@@ -62,8 +72,8 @@ def test_a_stop_of_another_process_has_its_own_patience(watched) -> None:
 def test_a_stop_that_wants_a_name_is_timed_from_when_it_is_sure_to_get_it(watched, monkeypatch) -> None:
     job, armed = watched
     sure: list[Any] = []
-    monkeypatch.setattr(job._requests, "submit", lambda stop, tell, accepted: sure.append(accepted))
-    stop = replace(job._asking.stop(None, 60_000_000), name="last")
+    monkeypatch.setattr(job._requests, "submit", lambda stop, callback, accepted: sure.append(accepted))
+    stop = replace(job._local_requests.stop_request(None, 60_000_000), name="last")
     job._ask_to_stop(stop, lambda reply: None)
     assert armed == []
     sure[0]()
@@ -78,7 +88,7 @@ def test_a_signal_after_a_patient_stop_ends_the_job_in_its_own_time(watched) -> 
     assert armed == [8.0]
     by_control(job, 60_000_000)
     assert armed == [8.0], "the least patient counts"
-    assert job._drive.said == ["stop"]
+    assert job._runner.said == ["stop"]
 
 
 def test_a_time_out_of_any_length_can_be_watched() -> None:
@@ -119,14 +129,14 @@ def test_a_stop_whose_time_is_up_while_the_session_is_made_ends_the_job_after_th
     assert list(tmp_path.rglob("*.json")) == [], "nothing was claimed"
 
 
-def test_attempts_that_were_given_up_before_the_first_make_none() -> None:
-    plan = SimpleNamespace(name="orders", settings=SimpleNamespace(restart="none"))
-    attempts = Attempts(cast("Any", plan), lifecycle=Lifecycle(), stop=StopSignal())
-    attempts.give_up()
+def test_a_runner_that_was_given_up_before_its_first_attempt_makes_none(tmp_path) -> None:
+    runner = idle_runner(tmp_path)
+    runner.give_up()
     with mock.patch("penstock.job.runner.Attempt") as made:
-        attempts.run()
+        runner._repeat_attempts(cast("Any", SimpleNamespace()))
     made.return_value.run.assert_not_called()
-    assert isinstance(attempts.cut_short, StopTimedOut)
+    assert runner.is_cut_short
+    assert isinstance(runner._cut_short, StopTimedOut)
 
 
 # ---------------------------------------------------------------------------------------------- the parent's options
@@ -136,7 +146,7 @@ def test_the_parent_passes_take_over_to_its_first_child_only(monkeypatch) -> Non
     commands: list[list[str]] = []
 
     class Two:
-        def __init__(self, command, tell) -> None:
+        def __init__(self, command, notify) -> None:
             self._command = command
 
         def run(self) -> int:
@@ -144,6 +154,6 @@ def test_the_parent_passes_take_over_to_its_first_child_only(monkeypatch) -> Non
             return 0
 
     monkeypatch.setattr("penstock.cli.run.ChildWatcher", Two)
-    run_as_parent(RunOptions(pipeline="m:p", state="s", take_over=True, fresh=True), Output())
+    run_as_parent(RunCommand(pipeline="m:p", state="s", take_over=True, start=StartOptions(fresh=True)), Output())
     assert ["--take-over" in command for command in commands] == [True, False, False]
     assert ["--fresh" in command for command in commands] == [True, True, False]

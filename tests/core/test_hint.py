@@ -87,17 +87,17 @@ def test_it_is_written_each_second_while_something_changes_and_seldom_while_noth
     driver, told = Driver(disk).claim(), [REPORT]
     hint = writer(driver, lambda: told[-1])
     for _ in range(20):
-        hint.look()
+        hint.write_if_due()
     assert writes(disk) == 1
 
     driver.clock.at += WRITE_INTERVAL
-    hint.look()
+    hint.write_if_due()
     assert writes(disk) == 1, "nothing has changed"
     told.append(replace(REPORT, restarts=2))
-    hint.look()
+    hint.write_if_due()
     assert writes(disk) == 2
     driver.clock.at += HEARTBEAT_INTERVAL
-    hint.look()
+    hint.write_if_due()
     assert writes(disk) == 3, "so its age says that the job lives"
     assert read_status_file(disk).report.restarts == 2
 
@@ -105,12 +105,12 @@ def test_it_is_written_each_second_while_something_changes_and_seldom_while_noth
 def test_nothing_is_written_before_a_claim_and_the_end_is_written_at_once(disk):
     driver, told = Driver(disk), [REPORT]
     hint = writer(driver, lambda: told[-1], side_outputs=SIDES)
-    hint.look()
+    hint.write_if_due()
     hint.finish()
     assert read_status_file(disk) is None
 
     driver.claim()
-    hint.look()
+    hint.write_if_due()
     told.append(replace(REPORT, state="stopped"))
     hint.finish()
 
@@ -123,9 +123,9 @@ def test_a_driver_that_was_superseded_does_not_overwrite_the_numbers_of_the_next
     first = Driver(disk, "first").claim()
     zombie = writer(first, lambda: REPORT)
     second = Driver(disk, "second").claim()
-    writer(second, lambda: replace(REPORT, restarts=9)).look()
+    writer(second, lambda: replace(REPORT, restarts=9)).write_if_due()
 
-    zombie.look()
+    zombie.write_if_due()
     zombie.finish()
 
     assert read_status_file(disk).generation == second.generation
@@ -137,7 +137,7 @@ def test_storage_that_refuses_is_told_of_once_and_harms_nobody(disk, caplog):
     hint = writer(driver, lambda: REPORT)
     for _ in range(4):
         driver.clock.at += WRITE_INTERVAL
-        hint.look()
+        hint.write_if_due()
 
     assert [record.getMessage() for record in caplog.records] == [
         "job orders cannot write its numbers for `penstock status`: disk full"

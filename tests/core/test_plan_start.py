@@ -9,18 +9,19 @@ from hypothesis import strategies as st
 from core.checkpoint_values import CLAIM, history, keyed, layer, output, pin, rewind, unpin, wrote
 from core.plan_kit import NOON, SECOND, SETTINGS, STEPS, at, counted, story
 from penstock.admin.reprocessing import RepublishedOutput, outputs, rewind_effects
-from penstock.admin.start_plan import Beginning, PipelineInfo, StartDecision, StepVerdict, plan_start, start_target
+from penstock.admin.start_plan import PipelineInfo, StartDecision, StepVerdict, plan_start, start_target
 from penstock.checkpoint.entries import StepRecord, StepRole, Stopped
 from penstock.checkpoint.history import History
 from penstock.checkpoint.recovery import decide_recovery
 from penstock.errors import GraphError, StateIncompatible, UnknownName
 from penstock.handles import ColumnChange, StateColumn, StateHandle, TaskSnapshot
 from penstock.interfaces.source import Backlog
+from penstock.job.start import StartOptions
 
 NEW = StepRecord(uid="new", role=StepRole.STEP, kind="dedup/1")
 
 
-def plan(found, steps=STEPS, *, told=None, settings=SETTINGS, **beginning):
+def plan(found, steps=STEPS, *, told=None, settings=SETTINGS, checkpoint=None, **options):
     facts = PipelineInfo(
         job="orders",
         steps=tuple(steps),
@@ -28,8 +29,9 @@ def plan(found, steps=STEPS, *, told=None, settings=SETTINGS, **beginning):
         sinks=(),
         code={},
     )
-    way = start_target(StartDecision(history=found, beginning=Beginning(**beginning)), facts.steps)
-    return plan_start(facts, way, told=told or {}, settings=settings, at=NOON + 12 * SECOND)
+    start = StartOptions(checkpoint=None if checkpoint is None else str(checkpoint), **options)
+    target = start_target(StartDecision(history=found, start=start), facts.steps)
+    return plan_start(facts, target, backlogs=told or {}, settings=settings, at=NOON + 12 * SECOND)
 
 
 def verdicts(found):
@@ -122,7 +124,8 @@ def test_columns_that_move_are_a_migration_and_those_that_cannot_a_refusal():
         raise StateIncompatible(msg, uid=step.uid)
 
     moved, refused = (
-        start_target(StartDecision(history=history(*story()), judge=each), STEPS).steps[1] for each in (judge, refuse)
+        start_target(StartDecision(history=history(*story()), resolver=each), STEPS).steps[1]
+        for each in (judge, refuse)
     )
 
     assert (moved.verdict.value, moved.reason) == ("migrated", "adds n__count bigint, from now on")
@@ -203,14 +206,14 @@ def test_what_sources_tell_is_shown_and_their_warnings_are_among_the_plans():
 
     found = plan(history(*story()), told=told)
 
-    assert (found.sources[0].waiting.rows, found.sources[0].resumes) == (7, True)
+    assert (found.sources[0].backlog.rows, found.sources[0].resumes) == (7, True)
     assert found.warnings == ("source 'in': retention is near",)
 
 
 def test_a_source_that_cannot_tell_says_why():
     [source] = plan(history(*story()), told={"in": "the broker is away"}).sources
 
-    assert (source.waiting, source.unknown) == (None, "the broker is away")
+    assert (source.backlog, source.unknown) == (None, "the broker is away")
 
 
 @pytest.mark.mission("D9")
@@ -233,7 +236,7 @@ def test_a_time_out_that_checkpoints_of_late_would_not_have_kept_is_warned_of(na
 
     [warning] = plan(slow, settings={"checkpoint_timeout": 60 * SECOND, name: 2 * SECOND}).warnings
 
-    assert warning.startswith(f"{name} is 2 seconds, and a checkpoint of late took 9.00 s: ")
+    assert warning.startswith(f"{name} is 2 seconds, and a recent checkpoint took 9.00 s: ")
 
 
 # ---------------------------------------------------------------------------------------- a start does what is planned
@@ -279,11 +282,11 @@ renames = st.dictionaries(st.sampled_from(uids), st.sampled_from(uids), max_size
     lambda found: len(set(found.values())) == len(found) and not found.keys() & set(found.values())
 )
 beginnings = st.one_of(
-    st.builds(Beginning, allow_non_restored_state=st.booleans(), rename=renames),
-    st.builds(Beginning, fresh=st.just(True), discard_unpublished=st.booleans()),
+    st.builds(StartOptions, allow_non_restored_state=st.booleans(), rename=renames),
+    st.builds(StartOptions, fresh=st.just(True), discard_unpublished=st.booleans()),
     st.builds(
-        Beginning,
-        checkpoint=st.integers(0, 4),
+        StartOptions,
+        checkpoint=st.integers(0, 4).map(str),
         discard_unpublished=st.booleans(),
         allow_non_restored_state=st.booleans(),
     ),
@@ -320,7 +323,7 @@ def test_a_start_does_what_the_plan_says(found, declared, begin):
             declared,
             at=0,
             fresh=begin.fresh,
-            rewind_to=begin.checkpoint,
+            rewind_to=None if begin.checkpoint is None else int(begin.checkpoint),
             discard_unpublished=begin.discard_unpublished,
             allow_non_restored_state=begin.allow_non_restored_state,
             rename=begin.rename,

@@ -16,7 +16,6 @@ CALLS = {
     "claimed",
     "decide_recovery",
     "execute_recovery",
-    "Surroundings",
     "AttemptBuilder",
     "build",
     "AttemptParts",
@@ -31,8 +30,8 @@ ONLY_OF_THE_PRODUCT = {
     # A simulated driver does not begin with --fresh; the rewind tool does. Nor does it carry out a saved plan.
     "claim": {"past_unreadable", "expect"},
     "RunStarted": {"settings"},
-    # The simulation gives this with a rewind, as a dictionary, and its steps keep their columns.
-    "decide_recovery": {"fresh", "resolver"},
+    # The steps of the simulation keep their columns.
+    "decide_recovery": {"resolver"},
 }
 
 ONLY_OF_THE_SIMULATION = {
@@ -62,7 +61,7 @@ class Order(ast.NodeVisitor):
         if is_own and name in self._methods:
             self.visit(self._methods[name])
         elif name in CALLS:
-            given = {each.arg: ast.unparse(each.value) for each in node.keywords if each.arg}
+            given = {each.arg or "**": ast.unparse(each.value) for each in node.keywords}
             self.found.append((name, given))
 
 

@@ -11,7 +11,7 @@ from penstock.checkpoint.history import History
 from penstock.checkpoint.log import OwnedLog
 from penstock.errors import CheckpointUnreadable, PenstockError, StateDirectoryRefused
 from penstock.handles import CheckpointId
-from penstock.job.start import StartOptions, resolve_start
+from penstock.job.start import FROM_LATEST, ResolvedStart, StartOptions, resolve_start
 from simulation.exports import is_anothers
 from simulation.names import first_called
 
@@ -31,20 +31,21 @@ class Beginnings:
         self._brings = brings
         self._renamed: dict[str, str] = {}
 
-    def decided(self, owned: OwnedLog, number: int) -> dict[str, Any]:
-        """What the recovery of this attempt is told."""
-        if self._brings is None:
-            return {**self._rewind} if number == 1 else {}
+    def resolved(self, owned: OwnedLog, number: int, *, drops_state: bool) -> ResolvedStart:
+        """Where this attempt begins, as the recovery gets it."""
         wall, folders = self._world.wall(), self._world.folder
         found = resolve_start(
-            self._brings, owned.history, job="sim", at=wall, generation=owned.generation, folders=folders
+            self._brings or FROM_LATEST,
+            owned.history,
+            job="sim",
+            at=wall,
+            generation=owned.generation,
+            folders=folders,
         )
-        return {**found}
-
-    def renamed(self, history: History, wanted: Mapping[str, Any]) -> dict[str, str]:
-        """The renames that somebody gives who knows what is restored; those given before are given on."""
-        self._renamed |= _names_now(history, self._steps, **wanted)
-        return self._renamed
+        if self._brings is None and number == 1:
+            found = {**found, **self._rewind}  # type: ignore[typeddict-item]
+        self._renamed |= _names_now(owned.history, self._steps, **found)
+        return {**found, "allow_non_restored_state": drops_state, "rename": self._renamed}
 
     def begun(self) -> None:
         """What was asked for is in the log."""

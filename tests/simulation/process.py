@@ -1,7 +1,7 @@
-"""A simulated driver, as ``job.attempt`` and ``job.attempts`` run it.
+"""A simulated driver, as ``job.attempt`` and ``job.runner`` run it.
 
 Everything that decides is the product's own. What is restated here is only the order of construction in
-``Attempt._run`` and the restart loop of ``Attempts``, which need a Spark session.
+``Attempt.open`` and the restart loop of ``JobRunner``, which need a Spark session.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from penstock.checkpoint.coordinator import Coordinator
 from penstock.checkpoint.events import AttemptId, RunStarted
 from penstock.checkpoint.gc import stages_of
-from penstock.checkpoint.history import timeline
 from penstock.checkpoint.log import ManifestWriter, OwnedLog
 from penstock.checkpoint.recovery import Recovery, decide_recovery, execute_recovery
 from penstock.clock import MonotonicTime
@@ -26,7 +25,7 @@ from penstock.handles import Generation
 from penstock.interfaces.source import Until
 from penstock.job.failures import to_penstock_error
 from penstock.job.start import StartOptions
-from penstock.job.wiring import AttemptBuilder, Surroundings
+from penstock.job.wiring import AttemptBuilder, JobEnvironment
 from penstock.runtime.executors import AttemptParts
 from penstock.runtime.lifecycle import FixedDelay, JobState, Lifecycle, RestartStrategy
 from penstock.runtime.source_task import SourceTask
@@ -81,7 +80,6 @@ class Driver(Process):
         self.wiring: AttemptParts | None = None
         self._beginnings = Beginnings(world, self.pipeline.steps, rewind or {}, brings)
         self._strategy = strategy
-        self._until = until
         self._take_over = take_over
         self._drops_state = drops_state
         self._is_polite = is_polite
@@ -89,6 +87,20 @@ class Driver(Process):
         self._number = 0
         self._edge = FakeEdge(self)
         self._measured: Counter[tuple[str, str]] = Counter()
+        self._env = JobEnvironment(
+            name="sim",
+            analysis=self.pipeline.analysis,  # type: ignore[arg-type]
+            spark=self._edge.spark,
+            filesystem=world.disk,
+            log=self.log(),
+            settings=world.terms.settings,
+            until=until,
+            clock=world,
+            listener=self.heard,
+            requests=self.desk.requests,
+            pause=self.pause,
+            thread=partial(Stepped, process=self),
+        )
         self.spawn("attempt", self._attempt)
 
     def units(self, now: int) -> Iterator[tuple[str, Callable[[], None]]]:
@@ -201,14 +213,14 @@ class Driver(Process):
         self.generation = owned.generation
         self.desk.requests.claimed(owned)
         recovery = self._recover(owned)
-        assembly = self._assembly(owned, recovery, supervisor)
+        builder = self._build(owned, recovery, supervisor)
         world.tell(f"{self.name} runs as generation {owned.generation} from {recovery.restored}")
         relay: Any = Relay(Coordinator(world.coordinator), world)
         return AttemptParts(
             coordinator=relay,
-            started=lambda at: self._started(at, recovery, assembly),
-            tasks=assembly.tasks,
-            threads=assembly.threads,
+            started=lambda at: self._started(at, recovery, builder),
+            tasks=builder.tasks,
+            threads=builder.threads,
             workers=Queues(self, supervisor.failed),
             manifest_writer=ManifestWriter(
                 owned, world.disk, retained=world.terms.settings.retained, leftovers=lambda: self._leftovers(owned)
@@ -222,14 +234,12 @@ class Driver(Process):
         )
 
     def _recover(self, owned: OwnedLog) -> Recovery:
-        world, wanted = self.world, self._beginnings.decided(owned, self._number)
+        world = self.world
         recovery = decide_recovery(
             owned.history,
             self.pipeline.steps,
-            allow_non_restored_state=self._drops_state,
-            rename=self._beginnings.renamed(owned.history, wanted),
             at=world.wall(),
-            **wanted,
+            **self._beginnings.resolved(owned, self._number, drops_state=self._drops_state),
         )
         self._edge, self._measured = FakeEdge(self), Counter()
         execute_recovery(
@@ -245,37 +255,24 @@ class Driver(Process):
         self._beginnings.begun()
         return recovery
 
-    def _assembly(self, owned: OwnedLog, recovery: Recovery, supervisor: Supervisor) -> AttemptBuilder:
-        world = self.world
-        self.times = Times(world, self.pipeline.shape, recovery.restored)
-        assembly = AttemptBuilder(
-            Surroundings(
-                analysis=self.pipeline.analysis,  # type: ignore[arg-type]
-                plans=self.pipeline.plans,
-                snapshots=recovery.snapshots,
-                edge=self._edge,  # type: ignore[arg-type]
-                letters=self._edge.letters,
-                filesystem=world.disk,
-                job="sim",
-                log_id=owned.log_id,
-                generation=owned.generation,
-                settings=world.terms.settings,
-                cores=2,
-                until=self._until,
-                initial=recovery.initial,
-                clock=world,
-                listener=self.heard,
-                supervisor=supervisor,
-                thread=partial(Stepped, process=self),
-                timeline=timeline(owned.history, recovery.restored),
-            )
+    def _build(self, owned: OwnedLog, recovery: Recovery, supervisor: Supervisor) -> AttemptBuilder:
+        self.times = Times(self.world, self.pipeline.shape, recovery.restored)
+        builder = AttemptBuilder(
+            self._env,
+            specs=self.pipeline.plans,
+            owned=owned,
+            recovery=recovery,
+            pools=self._edge,  # type: ignore[arg-type]
+            supervisor=supervisor,
+            letters=self._edge.letters,
+            cores=2,
         )
         try:
-            assembly.build()
+            builder.build()
         except BaseException:
-            assembly.close()
+            builder.close()
             raise
-        return assembly
+        return builder
 
     def _leftovers(self, owned: OwnedLog) -> list[str]:
         folders = {"state", "staged", *stages_of(owned.history)}
@@ -284,11 +281,11 @@ class Driver(Process):
                 folders.update(plan.node.sink.stages_in(owned.log_id, plan.id))
         return sorted({path for folder in sorted(folders) for path in self.world.disk.list(folder)})
 
-    def _started(self, at: MonotonicTime, recovery: Recovery, assembly: AttemptBuilder) -> RunStarted:
+    def _started(self, at: MonotonicTime, recovery: Recovery, builder: AttemptBuilder) -> RunStarted:
         return RunStarted(
             at=at,
             wall=self.world.wall(),
-            attempts={id: AttemptId(f"{id}@{self._number}") for id in assembly.tasks},
+            attempts={id: AttemptId(f"{id}@{self._number}") for id in builder.tasks},
             sources=tuple(plan.id for plan in self.pipeline.plans if not plan.inputs),
             steps=self.pipeline.steps,
             next_checkpoint=recovery.next_checkpoint,

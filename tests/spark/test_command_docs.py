@@ -96,7 +96,7 @@ def test_a_plan_says_what_the_page_shows_and_is_outdated_by_a_name(shop: Shop) -
     shop.deploy(SHOP_V2)
     text, saved, run = [line for line in part("plan") if " --from " not in line]
     said = ends_with(shop.run(text), 2).out
-    said = re.sub(r"^  stop_timeout is .*, and a checkpoint of late took .*\n", "", said, flags=re.M)  # a slow machine
+    said = re.sub(r"^  stop_timeout is .*, and a recent checkpoint took .*\n", "", said, flags=re.M)  # a slow machine
     shows(sample("plan.md", "orders: a start would restore"), said, shop=shop.home)
 
     ends_with(shop.run(saved), 2)

@@ -19,11 +19,12 @@ from penstock.admin.export import export_checkpoint
 from penstock.admin.plan import plan
 from penstock.cli.options import load_pipeline
 from penstock.cli.output import Output
-from penstock.cli.plan import PlanOptions, show_plan
-from penstock.cli.run import RunOptions, as_planned, expected_state, run_settings
+from penstock.cli.plan import show_plan
+from penstock.cli.run import RunCommand, as_planned, expected_log, run_settings
 from penstock.control.client import JobDirectory
 from penstock.errors import StateDirectoryRefused
 from penstock.facts import JobStarted
+from penstock.job.start import FROM_LATEST, StartOptions, parse_start_options
 from penstock.settings import read_settings
 from spark.job_kit import Watch, drop, published
 
@@ -78,8 +79,15 @@ def test_a_run_does_what_was_planned_and_is_refused_once_the_log_has_moved(spark
     before = tree(folder / "state")
 
     out = io.StringIO()
-    options = PlanOptions(pipeline="plan_shop_v2:shop", state="state", rename=("totals=spent",))
-    code = show_plan(options, Output(out=out, err=io.StringIO()), out="plan.json", spark=spark)
+    code = show_plan(
+        "plan_shop_v2:shop",
+        StartOptions(rename={"totals": "spent"}),
+        Output(out=out, err=io.StringIO()),
+        state="state",
+        settings={},
+        out="plan.json",
+        spark=spark,
+    )
 
     assert tree(folder / "state") == before
     assert code == 2
@@ -99,10 +107,10 @@ def test_a_run_does_what_was_planned_and_is_refused_once_the_log_has_moved(spark
     assert saved["changed_settings"] == []
     assert [sink["guarantee"] for sink in saved["sinks"]] == ["exactly-once", "exactly-once"]
 
-    asked = RunOptions(pipeline="plan_shop_v2:shop", state="state", plan="plan.json")
+    asked = RunCommand(pipeline="plan_shop_v2:shop", state="state", start=FROM_LATEST, plan="plan.json")
     definition, watch = load_pipeline("plan_shop_v2:shop"), Watch()
-    mark = expected_state(asked, definition.graph(), read_settings(settings))
-    given = {"spark": spark, "rename": {"totals": "spent"}, "expect": mark.log, **settings}
+    mark = expected_log(asked, definition.graph(), read_settings(settings))
+    given = {"spark": spark, "rename": {"totals": "spent"}, "expect": mark, **settings}
     ps.Job(definition, state="state", listener=watch, **given).run(until="caught-up")  # type: ignore[arg-type]
 
     started = watch.of(JobStarted)[0]
@@ -114,7 +122,7 @@ def test_a_run_does_what_was_planned_and_is_refused_once_the_log_has_moved(spark
 
     late = say("run", "plan_shop_v2:shop", "--state", "state", "--no-parent", "--plan", "plan.json")
     assert late.code == 65
-    assert f"since the plan was made has moved the log: entries after {saved['log']['tail']}: a claim of" in late.err
+    assert f"the plan is outdated: the log has moved: entries after {saved['log']['tail']}: a claim of" in late.err
     job = ps.Job(definition, state="state", **given)  # type: ignore[arg-type]
     with pytest.raises(StateDirectoryRefused, match="the log has moved"):
         job.run(until="caught-up")
@@ -132,11 +140,19 @@ def test_a_start_with_an_export_does_what_was_planned_and_nobody_else_can_have_w
         shutil.rmtree(folder / name)
     before = tree(folder / "state"), tree(folder / "export")
 
-    options = PlanOptions(
-        pipeline="plan_shop_v2:shop", state="other", start_at="./export", claim=True, rename=("totals=spent",)
+    start = parse_start_options(
+        fresh=False, restore_from="./export", claim=True, discard_unpublished=False, rename={"totals": "spent"}
     )
-    out = io.StringIO()
-    assert show_plan(options, Output(out=out, err=io.StringIO()), out="plan.json", spark=spark) == 2
+    code = show_plan(
+        "plan_shop_v2:shop",
+        start,
+        Output(out=io.StringIO(), err=io.StringIO()),
+        state="other",
+        settings={},
+        out="plan.json",
+        spark=spark,
+    )
+    assert code == 2
 
     assert (tree(folder / "state"), tree(folder / "export"), (folder / "other").exists()) == (*before, False)
     saved = json.loads((folder / "plan.json").read_text())
@@ -145,20 +161,20 @@ def test_a_start_with_an_export_does_what_was_planned_and_nobody_else_can_have_w
     assert saved["sources"][0]["waiting"]["file_count"] == 1
     assert (saved["bring"]["checkpoint"], saved["bring"]["does_claim"], saved["restore"]["checkpoint"]) == (1, True, 0)
 
-    asked = RunOptions(pipeline="plan_shop_v2:shop", state="other", plan="plan.json")
+    asked = RunCommand(pipeline="plan_shop_v2:shop", state="other", start=FROM_LATEST, plan="plan.json")
     definition, watch = load_pipeline("plan_shop_v2:shop"), Watch()
-    seen = expected_state(asked, definition.graph(), read_settings(settings))
+    planned = as_planned(asked).start
+    assert (planned.folder, planned.sha256, planned.claim) == (str(folder / "export"), saved["bring"]["sha256"], True)
     job = ps.Job(
         definition,
         state="other",
         listener=watch,
         spark=spark,
         rename={"totals": "spent"},
-        expect=seen.log,
-        restore_from=seen.export,
-        claim=as_planned(asked).claim,
+        expect=expected_log(asked, definition.graph(), read_settings(settings)),
         **settings,  # type: ignore[arg-type]
     )
+    job._start = planned
     job.run(until="caught-up")
 
     started = watch.of(JobStarted)[0]
@@ -167,7 +183,7 @@ def test_a_start_with_an_export_does_what_was_planned_and_nobody_else_can_have_w
     assert rows == [("u1", 1), ("u1", 1)], "the window that the export held open, and the one after it"
     late = say("run", "plan_shop_v2:shop", "--state", "third", "--no-parent", "--plan", "plan.json")
     assert late.code == 65
-    assert "has moved the export: the files of" in late.err
+    assert "the export has moved: the files of" in late.err
 
 
 @pytest.mark.mission("D9")

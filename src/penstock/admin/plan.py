@@ -1,8 +1,7 @@
-"""Gathers what a plan of a start is decided from: the log, the pipeline, an export, what sources say. Changes nothing.
+"""Gathers what a plan of a start is made from: the log, the pipeline, an export, backlogs. Changes nothing.
 
-The state directory is only read, and so is an exported checkpoint's folder. Spark is asked only where state is
-restored whose columns are to be compared. Whether another process runs the job is judged by the log and by process
-numbers; nobody is asked.
+Spark is used only to compare the columns of restored state. Whether another process runs the job is judged by the log
+and by process ids.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
 
 from penstock.admin.start_plan import (
-    Beginning,
-    FromExport,
     PipelineInfo,
     SinkPlan,
     StartDecision,
@@ -40,7 +37,14 @@ from penstock.graph.nodes import Keyed, Read, Write
 from penstock.graph.validate import validate_mode, weakest_guarantee
 from penstock.handles import Guarantee, split_replays
 from penstock.interfaces.source import SupportsBacklog
-from penstock.job.start import DeclaredSteps, declare_steps, parse_start_options, resolve_start, step_records
+from penstock.job.start import (
+    DeclaredSteps,
+    StartOptions,
+    declare_steps,
+    parse_start_options,
+    resolve_start,
+    step_records,
+)
 from penstock.spark.session import active_session, clone_session, make_session, set_active_session
 
 if TYPE_CHECKING:
@@ -56,12 +60,12 @@ if TYPE_CHECKING:
     from penstock.settings import Settings
 
 UNKNOWN_BACKLOG: Final = "only reading tells"
-"""Of sources that cannot be asked."""
+"""Reason given for sources that do not report their backlog."""
 MAX_SHOWN: Final = 5
-"""How many files of an export are named that are not as they were written."""
+"""Number of damaged files of an export that are named."""
 
 
-def plan(  # noqa: PLR0913 - all that a start can be told
+def plan(  # noqa: PLR0913 - all options of a start
     graph: Graph,
     *,
     state: str | Path,
@@ -81,68 +85,117 @@ def plan(  # noqa: PLR0913 - all that a start can be told
     Args:
         graph: the pipeline as frozen data, ``definition.graph()``.
         state: the folder that holds the state of jobs.
-        settings: that it would start with.
+        settings: of the start.
         start_at: a savepoint's name or a checkpoint's number, instead of the newest checkpoint; or the folder of an
             exported one: a ``Path``, or a text with a slash.
         fresh: begin empty.
         claim: take that folder's files over.
-        discard_unpublished: going back in the job's own log: void what is open above, instead of publishing it.
+        discard_unpublished: when going back in the job's own log, void output above instead of publishing it.
         allow_non_restored_state: leave state unused whose step the pipeline no longer has.
-        rename: by old uid, the one under which its state is restored.
-        compares_schemas: whether to look at the columns of state that is restored, which takes Spark's analyser.
-        spark: a session for that, which stays as it is. Without one a local one is made, and stopped.
+        rename: new uids of steps, by the old uids whose state they continue.
+        compares_schemas: whether to compare the columns of restored state, which takes Spark's analyser.
+        spark: a session for that, which stays as it is. Without one a local session is made, and stopped.
         clock: for the age of checkpoints.
 
     Raises:
-        SettingsError: what is asked for contradicts itself.
+        SettingsError: the options contradict one another.
         UnknownName: there is no such checkpoint or folder, or no step to rename.
-        CheckpointError: the log, or the export, cannot be read, or its files were taken over.
-        GraphError: the settings cannot give what a sink asks for.
+        CheckpointError: the log or the export cannot be read, or the export's files were taken over.
+        GraphError: the settings cannot give the guarantee that a sink asks for.
 
     Example::
 
         found = plan(orders.graph(), state="./state", settings=read_settings({}))
         print(found.counts)
     """
-    _refuse_contradictions(start_at=start_at, fresh=fresh, discard_unpublished=discard_unpublished)
-    asked = parse_start_options(
-        fresh=fresh, restore_from=start_at, claim=claim, discard_unpublished=discard_unpublished
-    )
-    validate_mode(graph, Guarantee(settings.mode))
-    at = (clock or SystemClock()).wall()
-    history, refused = _read(graph.name, state, past_unreadable=asked.is_rewind)
-    begins = resolve_start(asked, history, job=graph.name, at=at)
-    bring = begins["bring"]
-    beginning = Beginning(
+    start = parse_planned_start(
+        start_at=start_at,
         fresh=fresh,
-        checkpoint=begins["rewind_to"],
-        export=None if bring is None else FromExport(folder=bring.folder, claim=claim, sha256=bring.export.sha256),
+        claim=claim,
         discard_unpublished=discard_unpublished,
         allow_non_restored_state=allow_non_restored_state,
-        rename=check_rename(rename or {}),
+        rename=rename,
     )
-    facts, deciding = pipeline_info(graph, settings), StartDecision(history=history, beginning=beginning, bring=bring)
-    kept = _state_to_compare(graph, deciding)
-    if kept and compares_schemas:
-        deciding = replace(deciding, judge=_asked(graph, spark).judge)
-    way = start_target(deciding, facts.steps)
+    return make_plan(
+        graph, start, state=state, settings=settings, compares_schemas=compares_schemas, spark=spark, clock=clock
+    )
+
+
+def parse_planned_start(
+    *,
+    start_at: str | os.PathLike[str] | None,
+    fresh: bool,
+    claim: bool,
+    discard_unpublished: bool,
+    allow_non_restored_state: bool,
+    rename: Mapping[str, str] | None,
+) -> StartOptions:
+    """The options of the start that is planned, as one value.
+
+    Raises:
+        SettingsError: they contradict one another.
+        GraphError: a renamed uid is not a uid.
+    """
+    if fresh and start_at is not None:
+        msg = f"a start is either fresh or from {os.fspath(start_at)!r}: leave one of them out"
+        raise SettingsError(msg)
+    if discard_unpublished and not fresh and start_at is None:
+        msg = "only a start that goes back can discard what is not published: say from which checkpoint, or fresh"
+        raise SettingsError(msg)
+    start = parse_start_options(
+        fresh=fresh,
+        restore_from=start_at,
+        claim=claim,
+        discard_unpublished=discard_unpublished,
+        allow_non_restored_state=allow_non_restored_state,
+    )
+    return replace(start, rename=check_rename(rename))
+
+
+def make_plan(
+    graph: Graph,
+    start: StartOptions,
+    *,
+    state: str | Path,
+    settings: Settings,
+    compares_schemas: bool = True,
+    spark: SparkSession | None = None,
+    clock: Clock | None = None,
+) -> StartPlan:
+    """What a start with these options would do now: see :func:`plan`."""
+    validate_mode(graph, Guarantee(settings.mode))
+    at = (clock or SystemClock()).wall()
+    history, refused = _read(graph.name, state, past_unreadable=start.is_rewind)
+    resolved = resolve_start(start, history, job=graph.name, at=at)
+    rewind_to, bring = resolved["rewind_to"], resolved["bring"]
+    start = replace(
+        start,
+        checkpoint=None if rewind_to is None else str(rewind_to),
+        sha256=None if bring is None else bring.export.sha256,
+    )
+    pipeline, decision = pipeline_info(graph, settings), StartDecision(history=history, start=start, bring=bring)
+    restored = _steps_to_compare(graph, decision)
+    if restored and compares_schemas:
+        decision = replace(decision, resolver=_declared_steps(graph, spark).resolver)
+    target = start_target(decision, pipeline.steps)
+    positions = target.positions()
     return plan_start(
-        facts,
-        way,
-        told=_told(graph, way.positions()),
+        pipeline,
+        target,
+        backlogs=_backlogs(graph, positions),
         settings=asdict(settings),
         at=at,
         warnings=(
-            *_running(history),
-            *_replays(graph, state, way.positions()),
-            *(() if compares_schemas else _unlooked(kept)),
+            *_owner_warnings(history),
+            *_replay_warnings(graph, state, positions),
+            *(() if compares_schemas else _schema_warnings(restored)),
         ),
-        refused=(*refused, *_unsound(bring)),
+        refused=(*refused, *_export_problems(bring)),
     )
 
 
 def pipeline_info(graph: Graph, settings: Settings) -> PipelineInfo:
-    """What is known of a pipeline without Spark."""
+    """The pipeline, as far as it is known without Spark."""
     sinks = []
     for node in graph.nodes:
         if isinstance(node, Write):
@@ -159,19 +212,48 @@ def pipeline_info(graph: Graph, settings: Settings) -> PipelineInfo:
     )
 
 
-def _state_to_compare(graph: Graph, deciding: StartDecision) -> tuple[str, ...]:
-    """The steps of the pipeline of which the restored checkpoint has layers; nothing if there is no going there."""
+def read_log(job: str, state: str | Path, *, past_unreadable: bool = False) -> History:
+    """The log of a job as it is now; an empty one if there is none. Makes no folder.
+
+    Raises:
+        StateDirectoryRefused: no file system knows this address.
+        CheckpointError: the log cannot be read.
+    """
+    root = root_of(state)
+    if root is None:
+        msg = f"{str(state)!r}: no file system for it; the state directory is a path or a file:// address"
+        raise StateDirectoryRefused(msg)
+    return read_history(LocalFileSystem(root / job), job, past_unreadable=past_unreadable)
+
+
+def _read(job: str, state: str | Path, *, past_unreadable: bool) -> tuple[History, tuple[str, ...]]:
+    """The log, and why a start would refuse the directory that it is in."""
+    history = read_log(job, state, past_unreadable=past_unreadable)
+    root = root_of(state)
+    if history.is_empty and root is not None:
+        files = LocalFileSystem(root / job)
+        for folder in (paths.STATE, paths.STAGED, paths.WAL):
+            for found in files.list(folder):
+                return history, (f"the directory holds {found} but no log: the log was lost; restore it from a copy",)
+    return history, ()
+
+
+# ---- schemas of state ----------------------------------------------------------------------------------------------
+
+
+def _steps_to_compare(graph: Graph, decision: StartDecision) -> tuple[str, ...]:
+    """The steps of the pipeline whose state is restored; none if the start is refused."""
     try:
-        _, target = deciding.target()
+        _, target = decision.target()
     except (GraphError, StateIncompatible):
         return ()
     tasks = () if target is None else target.tasks
-    held = {deciding.beginning.rename.get(task.task, task.task) for task in tasks if task.state is not None}
-    return tuple(node.uid for node in graph.nodes if isinstance(node, Keyed) and node.uid in held)
+    restored = {decision.start.rename.get(task.task, task.task) for task in tasks if task.state is not None}
+    return tuple(node.uid for node in graph.nodes if isinstance(node, Keyed) and node.uid in restored)
 
 
-def _asked(graph: Graph, spark: SparkSession | None) -> DeclaredSteps:
-    """What the steps keep, by Spark's analyser: runs no job."""
+def _declared_steps(graph: Graph, spark: SparkSession | None) -> DeclaredSteps:
+    """The state that the steps declare, by Spark's analyser; runs no job."""
     from penstock.compiler.analysis import analyze
 
     before = active_session() or spark
@@ -190,48 +272,17 @@ def _asked(graph: Graph, spark: SparkSession | None) -> DeclaredSteps:
             set_active_session(before)
 
 
-def _unlooked(kept: tuple[str, ...]) -> tuple[str, ...]:
-    if not kept:
+def _schema_warnings(restored: tuple[str, ...]) -> tuple[str, ...]:
+    if not restored:
         return ()
-    return (f"whether the state of {', '.join(map(repr, kept))} fits its columns now was not looked at",)
+    return (f"whether the state of {', '.join(map(repr, restored))} fits its columns now was not looked at",)
 
 
-def read_log(job: str, state: str | Path, *, past_unreadable: bool = False) -> History:
-    """The log of a job as it is now; an empty one if there is none. Makes no folder.
-
-    Raises:
-        StateDirectoryRefused: nothing here knows such a place.
-        CheckpointError: the log cannot be read.
-    """
-    root = root_of(state)
-    if root is None:
-        msg = f"{str(state)!r}: no file system for it; the state directory is a path or a file:// address"
-        raise StateDirectoryRefused(msg)
-    return read_history(LocalFileSystem(root / job), job, past_unreadable=past_unreadable)
+# ---- exports, sources and owners -----------------------------------------------------------------------------------
 
 
-def _refuse_contradictions(*, start_at: str | os.PathLike[str] | None, fresh: bool, discard_unpublished: bool) -> None:
-    if fresh and start_at is not None:
-        msg = f"a start is either fresh or from {os.fspath(start_at)!r}: leave one of them out"
-        raise SettingsError(msg)
-    if discard_unpublished and not fresh and start_at is None:
-        msg = "only a start that goes back can discard what is not published: say from which checkpoint, or fresh"
-        raise SettingsError(msg)
-
-
-def _read(job: str, state: str | Path, *, past_unreadable: bool) -> tuple[History, tuple[str, ...]]:
-    history = read_log(job, state, past_unreadable=past_unreadable)
-    root = root_of(state)
-    if history.is_empty and root is not None:
-        files = LocalFileSystem(root / job)
-        for folder in (paths.STATE, paths.STAGED, paths.WAL):
-            for found in files.list(folder):
-                return history, (f"the directory holds {found} but no log: the log was lost; restore it from a copy",)
-    return history, ()
-
-
-def _unsound(bring: Import | None) -> Iterator[str]:
-    """Files that an import would miss; content is not read, which ``penstock verify`` does."""
+def _export_problems(bring: Import | None) -> Iterator[str]:
+    """Files that an import would miss. Their content is not read: ``penstock verify`` does that."""
     if bring is None or bring.is_brought:
         return
     problems = check_files(LocalFileSystem(bring.folder), bring.export.files, quick=True)
@@ -241,8 +292,8 @@ def _unsound(bring: Import | None) -> Iterator[str]:
         yield f"and {len(problems) - MAX_SHOWN} more of its files; export the checkpoint once more, into another folder"
 
 
-def _told(graph: Graph, positions: Mapping[str, Position | None]) -> dict[str, BacklogOrReason]:
-    """What each source says that waits at its position, or why it cannot."""
+def _backlogs(graph: Graph, positions: Mapping[str, Position | None]) -> dict[str, BacklogOrReason]:
+    """The backlog of each source at its position, or why it is unknown."""
     found: dict[str, BacklogOrReason] = {}
     for node in graph.nodes:
         if not isinstance(node, Read) or node.uid not in positions:
@@ -257,10 +308,10 @@ def _told(graph: Graph, positions: Mapping[str, Position | None]) -> dict[str, B
     return found
 
 
-def _replays(graph: Graph, state: str | Path, positions: Mapping[str, Position | None]) -> Iterator[str]:
-    """Of each source, how many replays of dead letters a start would have it read; one that begins anew reads none.
+def _replay_warnings(graph: Graph, state: str | Path, positions: Mapping[str, Position | None]) -> Iterator[str]:
+    """How many replays of dead letters each source will read, and how many it never will.
 
-    And how many it never will, for the letters' step has another uid by now, or is gone.
+    A source that begins at its start reads none. Replays of a step that is gone or has another uid are never read.
     """
     root = root_of(state)
     for source, position in positions.items():
@@ -269,23 +320,23 @@ def _replays(graph: Graph, state: str | Path, positions: Mapping[str, Position |
         read, reads = split_replays(position)[1], replayed_by(graph, source)
         for uid in (*reads, *(uid for uid in read if uid not in graph.sinks)):
             count = sum(number > read.get(uid, 0) for number in replay_numbers(LocalFileSystem(root / graph.name), uid))
-            told = f"{count} replay{'s' if count > 1 else ''} of dead letters '{uid}'"
+            replays = f"{count} replay{'s' if count > 1 else ''} of dead letters '{uid}'"
             if count and uid in reads:
-                yield f"source '{source}' will read {told} besides: penstock deadletter list {graph.name}"
+                yield f"source '{source}' will read {replays} besides: penstock deadletter list {graph.name}"
             elif count:
-                yield f"source '{source}' will not read {told}: the pipeline has no such step, give it that uid back"
+                yield f"source '{source}' will not read {replays}: the pipeline has no such step, give it that uid back"
 
 
-def _running(history: History) -> tuple[str, ...]:
-    """A word of warning if somebody has the job, or may have it."""
+def _owner_warnings(history: History) -> tuple[str, ...]:
+    """A warning if another process has the job, or may have it."""
     if history.is_empty or owner_is_gone(history):
         return ()
     claim = history.claim.body if history.claim is not None else None
     if not isinstance(claim, Claim):
         return ("it is not known whether the job runs: a start would ask, and refuse if it does",)
-    who = f"process {claim.pid} on {host_of(claim.host)} (generation {history.generation})"
+    owner = f"process {claim.pid} on {host_of(claim.host)} (generation {history.generation})"
     if is_this_host(claim.host):
         with suppress(OSError, OverflowError):
             os.kill(claim.pid, 0)
-            return (f"the job runs: {who}; a start would be refused, and the log moves on",)
-    return (f"{who} had the job last and has not ended it in order; a start would ask whether it lives",)
+            return (f"the job runs: {owner}; a start would be refused, and the log moves on",)
+    return (f"{owner} had the job last and has not ended it in order; a start would ask whether it lives",)

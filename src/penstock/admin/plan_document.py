@@ -1,6 +1,6 @@
-"""A plan as a JSON document, for scripts and to be carried out later; and whether what it was made from has moved.
+"""A plan as a JSON document, for scripts and for ``penstock run --plan``; whether its base has moved since.
 
-The document has no secrets: of connectors it holds what they say of themselves, of code digests only.
+The document has no secrets: connectors are described in their own words, code by digests.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.admin.start_plan import Beginning, FromExport, changed_settings
+from penstock.admin.start_plan import changed_settings
 from penstock.checkpoint.entries import Claim, Condemn, Manifest, Pin, Rewind, Stopped, Unpin, host_of
 from penstock.checkpoint.history import LogMark
 from penstock.errors import PlanOutdated, SettingsError
 from penstock.graph.fingerprint import changed_steps
-from penstock.handles import CheckpointId, EntryNumber
+from penstock.handles import EntryNumber
+from penstock.job.start import StartOptions
 
 if TYPE_CHECKING:
     from penstock.admin.reprocessing import ImportPlan, RewindPlan
@@ -27,9 +28,12 @@ if TYPE_CHECKING:
     from penstock.interfaces.source import Backlog
 
 SCHEMA: Final = "penstock.plan/1"
-"""Of the document: see docs/json.md."""
-SHOWN: Final = 5
-"""How many entries a message lists."""
+"""Schema of the document: see docs/json.md."""
+MAX_SHOWN: Final = 5
+"""Number of log entries that a message lists."""
+
+
+# ---- plan to document ----------------------------------------------------------------------------------------------
 
 
 def document(plan: StartPlan) -> dict[str, object]:
@@ -40,7 +44,7 @@ def document(plan: StartPlan) -> dict[str, object]:
         "verdict": verdict,
         "at": plan.at,
         "log": asdict(plan.log),
-        "beginning": _beginning(plan.beginning),
+        "beginning": _start(plan.start),
         "restore": None if plan.restored is None else _restored(plan.restored, plan.at),
         "steps": [_step(step) for step in plan.steps],
         "summary": {f"{verdict}_count": number for verdict, number in plan.counts.items()},
@@ -58,19 +62,16 @@ def document(plan: StartPlan) -> dict[str, object]:
     }
 
 
-def _beginning(begin: Beginning) -> dict[str, object]:
+def _start(start: StartOptions) -> dict[str, object]:
+    export = {"folder": start.folder, "does_claim": start.claim, "sha256": start.sha256}
     return {
-        "is_fresh": begin.fresh,
-        "checkpoint": begin.checkpoint,
-        "export": None if begin.export is None else _export(begin.export),
-        "does_discard_unpublished": begin.discard_unpublished,
-        "does_allow_non_restored_state": begin.allow_non_restored_state,
-        "rename": dict(begin.rename),
+        "is_fresh": start.fresh,
+        "checkpoint": None if start.checkpoint is None else int(start.checkpoint),
+        "export": None if start.folder is None else export,
+        "does_discard_unpublished": start.discard_unpublished,
+        "does_allow_non_restored_state": start.allow_non_restored_state,
+        "rename": dict(start.rename),
     }
-
-
-def _export(export: FromExport) -> dict[str, object]:
-    return {"folder": export.folder, "does_claim": export.claim, "sha256": export.sha256}
 
 
 def _bring(bring: ImportPlan) -> dict[str, object]:
@@ -110,18 +111,18 @@ def _source(source: SourcePlan) -> dict[str, object]:
         "uid": source.uid,
         "description": source.describe,
         "does_resume": source.resumes,
-        "waiting": None if source.waiting is None else _waiting(source.waiting),
+        "waiting": None if source.backlog is None else _backlog(source.backlog),
         "why_unknown": source.unknown or None,
     }
 
 
-def _waiting(waiting: Backlog) -> dict[str, object]:
+def _backlog(backlog: Backlog) -> dict[str, object]:
     return {
-        "rows": waiting.rows,
-        "file_count": waiting.files,
-        "bytes": waiting.bytes,
-        "partitions": [{"name": name, "next": at, "end": end} for name, (at, end) in waiting.partitions.items()],
-        "warnings": list(waiting.warnings),
+        "rows": backlog.rows,
+        "file_count": backlog.files,
+        "bytes": backlog.bytes,
+        "partitions": [{"name": name, "next": at, "end": end} for name, (at, end) in backlog.partitions.items()],
+        "warnings": list(backlog.warnings),
     }
 
 
@@ -145,56 +146,61 @@ def _sink(sink: SinkPlan) -> dict[str, object]:
     }
 
 
-# ------------------------------------------------------------------------------------------------------ carrying it out
+# ---- document to plan ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedPlan:
-    """What of a saved plan counts when it is carried out."""
+    """The part of a saved plan that ``penstock run --plan`` uses."""
 
     job: str
     log: LogMark
-    beginning: Beginning
+    start: StartOptions
     settings: Mapping[str, Json]
     code: Mapping[str, str]
     is_refused: bool
 
 
 def read_plan(text: str, where: str) -> SavedPlan:
-    """The plan of a document.
+    """The plan in a document; ``where`` is its name in messages.
 
     Raises:
-        SettingsError: it is none that this penstock has made.
+        SettingsError: the document is not a plan, or not one of this schema.
     """
     try:
-        held: Any = json.loads(text)
-        if held["schema"] != SCHEMA:
-            msg = f"{where} is of schema {held['schema']!r}, this penstock carries out {SCHEMA!r}: plan again"
+        document: Any = json.loads(text)
+        if document["schema"] != SCHEMA:
+            msg = f"{where} is of schema {document['schema']!r}, this penstock carries out {SCHEMA!r}: plan again"
             raise SettingsError(msg)
-        log, begin = held["log"], held["beginning"]
-        at, export = begin["checkpoint"], begin.get("export")  # which plans of before did not have
+        log = document["log"]
         return SavedPlan(
-            job=str(held["job"]),
+            job=str(document["job"]),
             log=LogMark(log_id=log["log_id"], tail=EntryNumber(int(log["tail"])), tail_hash=str(log["tail_hash"])),
-            beginning=Beginning(
-                fresh=bool(begin["is_fresh"]),
-                checkpoint=None if at is None else CheckpointId(int(at)),
-                export=None if export is None else _read_export(export),
-                discard_unpublished=bool(begin["does_discard_unpublished"]),
-                allow_non_restored_state=bool(begin["does_allow_non_restored_state"]),
-                rename=dict(begin["rename"]),
-            ),
-            settings=dict(held["settings"]),
-            code=dict(held["code"]),
-            is_refused=held["verdict"] == "refused",
+            start=_read_start(document["beginning"]),
+            settings=dict(document["settings"]),
+            code=dict(document["code"]),
+            is_refused=document["verdict"] == "refused",
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         msg = f"{where} is not a plan that penstock plan --out has written ({error!r}): plan again"
         raise SettingsError(msg) from error
 
 
-def _read_export(held: Mapping[str, Any]) -> FromExport:
-    return FromExport(folder=str(held["folder"]), claim=bool(held["does_claim"]), sha256=str(held["sha256"]))
+def _read_start(fields: Mapping[str, Any]) -> StartOptions:
+    checkpoint, export = fields["checkpoint"], fields.get("export")  # older plans have no field "export"
+    return StartOptions(
+        fresh=bool(fields["is_fresh"]),
+        checkpoint=None if checkpoint is None else str(int(checkpoint)),
+        folder=None if export is None else str(export["folder"]),
+        sha256=None if export is None else str(export["sha256"]),
+        claim=export is not None and bool(export["does_claim"]),
+        discard_unpublished=bool(fields["does_discard_unpublished"]),
+        allow_non_restored_state=bool(fields["does_allow_non_restored_state"]),
+        rename=dict(fields["rename"]),
+    )
+
+
+# ---- has its base moved --------------------------------------------------------------------------------------------
 
 
 def require_unchanged(
@@ -206,43 +212,50 @@ def require_unchanged(
     code: Mapping[str, str],
     export: str | None = None,
 ) -> None:
-    """Refuse to carry out a plan of something else than what is there now.
+    """Refuse to carry out a plan if the job, the log, the code, the settings or the export is another one now.
 
-    The log may move until it is claimed; the claim looks again (rule L2). ``export`` says in words what has become of
-    the exported checkpoint that was to be begun with, if anything has.
+    The log may still move until it is claimed; the claim compares it again (rule L2).
+
+    Args:
+        saved: the plan.
+        job: its name now.
+        history: of the log now.
+        settings: of the start.
+        code: a digest of each step now.
+        export: how the exported checkpoint has changed, in words; ``None`` if it has not.
 
     Raises:
         PlanOutdated: with everything that has moved.
     """
     if saved.job != job:
-        msg = f"the plan is of job {saved.job!r}, not of {job!r}: run that pipeline, or plan this one and save it anew"
+        msg = f"the plan is of job {saved.job!r}, not of {job!r}: run that pipeline, or plan this one and save it again"
         raise PlanOutdated(msg)
     if saved.is_refused:
         msg = "the plan says that a start would be refused: mend what it names, and plan again"
         raise PlanOutdated(msg)
     found = [
-        *([f"the log: {entries_since(saved.log, history)}"] if saved.log != history.mark else []),
-        *([] if export is None else [f"the export: {export}"]),
-        *(f"the code: {what}" for what in changed_steps(saved.code, code)),
+        *([f"the log has moved: {entries_since(saved.log, history)}"] if saved.log != history.mark else []),
+        *([] if export is None else [f"the export has moved: {export}"]),
+        *(f"the code has moved: {what}" for what in changed_steps(saved.code, code)),
         *(
             f"the setting {change.name}: {change.before!r} was planned, it is {change.now!r}"
             for change in changed_settings(saved.settings, settings) or ()
         ),
     ]
     if found:
-        msg = f"since the plan was made has moved {'; '.join(found)}; plan again"
+        msg = f"the plan is outdated: {'; '.join(found)}; plan again"
         raise PlanOutdated(msg)
 
 
 def entries_since(mark: LogMark, history: History) -> str:
-    """What has come since, in words."""
+    """Entries that the log has after a mark, in words."""
     if mark.log_id is not None and mark.log_id != history.log_id:
         return "it is another one"
-    came = [_entry(entry.body) for entry in history.entries if entry.number > mark.tail]
-    if not came:
+    added = [_entry(entry.body) for entry in history.entries if entry.number > mark.tail]
+    if not added:
         return f"it ends at entry {history.tail}, it ended at {mark.tail}"
-    more = f" and {len(came) - SHOWN} more" if len(came) > SHOWN else ""
-    return f"entries after {mark.tail}: {', '.join(came[:SHOWN])}{more}"
+    more = f" and {len(added) - MAX_SHOWN} more" if len(added) > MAX_SHOWN else ""
+    return f"entries after {mark.tail}: {', '.join(added[:MAX_SHOWN])}{more}"
 
 
 def _entry(body: Body) -> str:  # noqa: PLR0911 - one for each kind of entry

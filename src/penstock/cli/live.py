@@ -1,4 +1,4 @@
-"""A running job for people: a header, a line for each checkpoint, on a terminal a line of now. Decides nothing."""
+"""A running job on a terminal: a header, a line for each checkpoint, and a progress line."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from penstock.clock import Clock, MonotonicTime, WallTime
 
 SPAN: Final = 5_000_000
-"""Rows a second are those of so many microseconds."""
+"""Microseconds over which rows per second are averaged."""
 _SETTLED: Final = frozenset({"done", "already done"})
 
 
 class LiveOutput:
-    """A listener that prints. Any thread may report to it.
+    """A listener that prints facts, from any thread.
 
     Args:
         job: its name.
-        output: where to.
+        output: prints the lines.
         clock: for the time in front of lines.
-        sinks: the uids whose rows count as written.
+        sinks: uids whose rows count as written.
     """
 
     def __init__(self, job: str, *, output: Output, clock: Clock, sinks: frozenset[str] = frozenset()) -> None:
@@ -59,17 +59,17 @@ class LiveOutput:
         self._live: Live | None = None
 
     def __call__(self, fact: Fact) -> None:
-        """Print what the fact says, if it is worth a line."""
+        """Print a line for the fact, or include it in the progress line."""
         with self._lock:
-            self._take(fact)
+            self._show(fact)
 
     def close(self) -> None:
-        """Leave the terminal as it was; harmless if done already."""
+        """Remove the progress line; harmless if it is removed already."""
         live, self._live = self._live, None
         if live is not None:
             live.stop()
 
-    def _take(self, fact: Fact) -> None:
+    def _show(self, fact: Fact) -> None:
         match fact:
             case JobStarted():
                 self._started(fact)
@@ -81,7 +81,7 @@ class LiveOutput:
             case Counted(name="late"):
                 self._total["late"] += fact.amount
             case WatermarkAdvanced() | SourceLag():
-                self._learned(fact)
+                self._remember(fact)
             case CheckpointCompleted():
                 self._completed(fact)
             case CheckpointFailed():
@@ -97,7 +97,7 @@ class LiveOutput:
             case _:
                 pass
 
-    def _learned(self, fact: WatermarkAdvanced | SourceLag) -> None:
+    def _remember(self, fact: WatermarkAdvanced | SourceLag) -> None:
         if isinstance(fact, SourceLag):
             self._lag[fact.task] = fact
         else:
@@ -110,15 +110,15 @@ class LiveOutput:
         if fact.imported is not None:
             how += f", brought from {fact.imported}"
         named = {"new": fact.new, "migrated": fact.migrated, "dropped": fact.dropped}
-        told = [f"{what} {', '.join(uids)}" for what, uids in named.items() if uids]
-        parts = [f"{self._job}: {how}", *told, f"generation {fact.generation}"]
+        changes = [f"{what} {', '.join(uids)}" for what, uids in named.items() if uids]
+        parts = [f"{self._job}: {how}", *changes, f"generation {fact.generation}"]
         if fact.published:
             parts.append(f"published {count(fact.published, 'output')} that the log held open")
         self._output.note(" · ".join(parts), style="bold")
         self._watermarks.clear()
         self._lag.clear()
         self._rows.clear()
-        if self._has_line_of_now and self._live is None:
+        if self._has_progress_line and self._live is None:
             console = self._output.err
             self._live = Live(console=console, get_renderable=self._status, refresh_per_second=4, transient=True)
             self._live.start()
@@ -131,7 +131,7 @@ class LiveOutput:
         if fact.committables:
             parts.append(count(fact.committables, "output"))
         done = f"checkpoint {fact.checkpoint} ok{kind} [{', '.join(parts)}]"
-        behind = [] if self._has_line_of_now else self._behind(least=1)
+        behind = [] if self._has_progress_line else self._behind(least=1)
         self._line(" · ".join([done, *behind]))
 
     def _ended(self, fact: JobEnded) -> None:
@@ -149,7 +149,7 @@ class LiveOutput:
     def _line(self, text: str, *, style: str = "") -> None:
         self._output.note(f"{clock_time(self._clock.wall())} {text}", style=style)
 
-    # ---------------------------------------------------------------------------------------------- the line of now
+    # ---- the progress line -----------------------------------------------------------------------------------------
 
     def _status(self) -> Text:
         with self._lock:
@@ -171,11 +171,11 @@ class LiveOutput:
         return " · ".join([*parts, "Ctrl-C stops in order"])
 
     @property
-    def _has_line_of_now(self) -> bool:
+    def _has_progress_line(self) -> bool:
         return self._output.err.is_terminal and not self._output.err.is_dumb_terminal
 
     def _behind(self, *, least: int = 0) -> list[str]:
-        """How far the sources that know it are behind, in all, and when the last of them has caught up."""
+        """How far the sources that know it are behind in all, and when the last of them catches up."""
         rows = sum(lag.rows for lag in self._lag.values())
         if not self._lag or rows < least:
             return []

@@ -1,4 +1,4 @@
-"""Options that commands share; the pipeline by module:name; a session."""
+"""Options that commands share; the pipeline by ``module:name``; a Spark session."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock.api.pipeline import PipelineDefinition
+    from penstock.job.start import StartOptions
 
 
-# ----------------------------------------------------------------------------------------------------
-# What all commands share: the state folder, flags, and where a help text ends. Knows no command.
+# ---- options -------------------------------------------------------------------------------------------------------
 
 STATE: Final = ".penstock"
 EPILOGUE: Final = f"""\
@@ -45,15 +45,15 @@ Exit codes:
 
 
 def _jobs(context: Any) -> list[str]:
-    """What Tab offers for a job's name: those in the folder of ``--state``."""
+    """Completions for a job's name: the jobs in the folder of ``--state``."""
     from penstock.control.client import jobs_in
 
-    given = context.get("--state")
-    return jobs_in((given.raw if given is not None else None) or STATE)
+    state = context.get("--state")
+    return jobs_in((state.raw if state is not None else None) or STATE)
 
 
 _BY_TAB: Final[dict[str, Any]] = {"completer": _jobs} if "completer" in inspect.signature(Parameter).parameters else {}
-"""Nothing where the command line library is too old for it (on Python 3.10)."""
+"""Completion by Tab; empty where cyclopts is too old for it (on Python 3.10)."""
 Flag: Final = Parameter(negative="", show_default=False)
 State: TypeAlias = Annotated[str, Parameter(help="Folder that holds the state of jobs.")]
 JobName: TypeAlias = Annotated[str, Parameter(help='Name of the job, as in @ps.pipeline("orders").', **_BY_TAB)]
@@ -83,19 +83,19 @@ Timeout: TypeAlias = Annotated[
 ]
 Yes: TypeAlias = Annotated[bool, Parameter(negative="", show_default=False, help="Do not ask; for scripts.")]
 Add: TypeAlias = Callable[[App, Output], None]
-"""Adds a command, or a family of them, to the application."""
+"""Adds a command, or a group of commands, to the application."""
 
 
 def epilogue(examples: str) -> str:
-    """The end of a command's help."""
+    """The last part of a command's help."""
     return f"{examples}\n\n{EPILOGUE}"
 
 
 def seconds_of(text: str | None, option: str = "--timeout") -> float | None:
-    """A duration that was given on the command line.
+    """A duration from the command line, in seconds.
 
     Raises:
-        UsageError: it is none; with the option's name.
+        UsageError: the text is not a duration; the message has the option's name.
     """
     if text is None:
         return None
@@ -108,7 +108,7 @@ def seconds_of(text: str | None, option: str = "--timeout") -> float | None:
 def settings_of(
     checkpoint_every: str | None, stop_timeout: str | None, max_rows_per_batch: int | None, retained: int | None
 ) -> dict[str, object]:
-    """The settings that ``run`` and ``plan`` take as options; ``None`` leaves one as it is set elsewhere."""
+    """Settings that ``run`` and ``plan`` take as options; ``None`` leaves the environment's value or the default."""
     return {
         "checkpoint_every": checkpoint_every,
         "stop_timeout": stop_timeout,
@@ -117,8 +117,54 @@ def settings_of(
     }
 
 
-# ----------------------------------------------------------------------------------------------------
-# Finds ``module:pipeline`` from the current folder on, and says what is there when it is not. Runs nothing.
+def start_options(
+    *,
+    fresh: bool,
+    restore_from: str | None,
+    claim: bool,
+    discard_unpublished: bool,
+    allow_non_restored_state: bool,
+    rename: Sequence[str],
+) -> StartOptions:
+    """How to start, from the options of ``run``.
+
+    Raises:
+        SettingsError: the options contradict one another.
+        UsageError: a rename is not written as OLD=NEW.
+    """
+    from penstock.job.start import parse_start_options
+
+    return parse_start_options(
+        fresh=fresh,
+        restore_from=restore_from,
+        claim=claim,
+        discard_unpublished=discard_unpublished,
+        allow_non_restored_state=allow_non_restored_state,
+        rename=renames_of(rename),
+    )
+
+
+def renames_of(pairs: Sequence[str]) -> dict[str, str]:
+    """New uids by old ones, from all ``--rename OLD=NEW`` options.
+
+    Raises:
+        UsageError: one is not written like that, or repeats an old uid.
+        SettingsError: they contradict one another.
+
+    >>> renames_of(["totals=sums", "in=orders"])
+    {'totals': 'sums', 'in': 'orders'}
+    """
+    found: dict[str, str] = {}
+    for pair in pairs:
+        old, equals, new = pair.partition("=")
+        if not (old and equals and new) or old in found:
+            msg = f"--rename {pair}: write each as OLD=NEW, such as --rename totals=sums, and each old uid once"
+            raise UsageError(msg)
+        found[old] = new
+    return check_rename(found)
+
+
+# ---- the pipeline --------------------------------------------------------------------------------------------------
 
 _NOT_THE_USERS: Final = (
     str(Path(penstock.__file__).parent),
@@ -132,8 +178,8 @@ def load_pipeline(target: str) -> PipelineDefinition:
     """The pipeline that ``module:name`` names; the current folder is searched first.
 
     Raises:
-        UsageError: no such module, or no such pipeline in it; with the nearest names.
-        GraphError: the module's own code raised; with the user's line.
+        UsageError: there is no such module or pipeline; the message has the nearest names.
+        GraphError: the module's own code raised; the message has the user's line.
     """
     name, colon, attribute = target.partition(":")
     if not colon or not name or not attribute:
@@ -176,7 +222,7 @@ def _import(name: str, target: str) -> ModuleType:
 
 
 def user_code_error(error: BaseException) -> GraphError:
-    """What the user's own code raised while it was read, with the user's line and no other frame."""
+    """The exception of the user's code, as an error with the user's line and no other frame."""
     what = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError) and error.filename:
         return GraphError(f"SyntaxError: {error.msg}", where=f"{_short(error.filename)}:{error.lineno}")
@@ -205,50 +251,26 @@ def _is_pipeline(value: object) -> bool:
     return isinstance(value, PipelineDefinition)
 
 
-def _hint(name: str, there: Iterable[str], none: str) -> str:
-    return did_you_mean(name, there) or f"; {none}"
+def _hint(name: str, known: Iterable[str], none: str) -> str:
+    return did_you_mean(name, known) or f"; {none}"
 
 
-# ----------------------------------------------------------------------------------------------------
-# Which uid stands for which older one, as ``--rename`` says it, of run, plan and shadow alike. Knows no graph.
-
-
-def renames_of(pairs: Sequence[str]) -> dict[str, str]:
-    """What ``--rename OLD=NEW`` says, as often as it was given.
-
-    Raises:
-        UsageError: it is not written so.
-
-    >>> renames_of(["totals=sums", "in=orders"])
-    {'totals': 'sums', 'in': 'orders'}
-    """
-    found: dict[str, str] = {}
-    for pair in pairs:
-        old, is_there, new = pair.partition("=")
-        if not (old and is_there and new) or old in found:
-            msg = f"--rename {pair}: write each as OLD=NEW, such as --rename totals=sums, and each old uid once"
-            raise UsageError(msg)
-        found[old] = new
-    return check_rename(found)
-
-
-# ----------------------------------------------------------------------------------------------------
-# The Spark session of a command that reads but runs no job: what is there, or one for a while. Knows no command.
+# ---- a session -----------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def session_for(output: Output, purpose: str) -> Iterator[SparkSession]:
-    """The session that is there, left as it was; or one of our own, whose log goes to a file that is thrown away.
+    """A session for a command that reads but runs no job: on the current Spark application, or one of its own.
 
     Args:
-        output: is told that Spark starts, for that takes its time.
-        purpose: what a session of our own is called: ``state query``.
+        output: says that Spark starts, which takes a while.
+        purpose: names an application of its own, such as ``state query``; its log is thrown away.
     """
     from penstock.spark.session import current_session, make_session
 
-    there = current_session()
-    if there is not None:
-        yield there.newSession()
+    current = current_session()
+    if current is not None:
+        yield current.newSession()
         return
     output.note("starting Spark …", style="dim")
     with TemporaryDirectory(prefix="penstock-") as folder:

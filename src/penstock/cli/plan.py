@@ -1,18 +1,17 @@
-"""Penstock plan."""
+"""``penstock plan``: what a start would do, as text or as a document."""
 
 from __future__ import annotations
 
 import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 from cyclopts import App, Parameter
 from rich.text import Text
 
-from penstock.admin.plan import plan
+from penstock.admin.plan import make_plan, parse_planned_start
 from penstock.admin.plan_document import SCHEMA, document
 from penstock.admin.start_plan import StepVerdict
 from penstock.cli.options import (
@@ -45,41 +44,10 @@ if TYPE_CHECKING:
     from penstock.admin.start_plan import SinkPlan, SourcePlan, StartPlan, StepPlan
     from penstock.clock import Clock
     from penstock.handles import CheckpointId, Json
+    from penstock.job.start import StartOptions
 
 
-# ----------------------------------------------------------------------------------------------------
-# An exported checkpoint that a start brings in, in words for people. Decides nothing.
-
-
-def first_line_of(bring: ImportPlan, checkpoint: CheckpointId, old: str) -> str:
-    """What a start does with it, in short: it "would …"."""
-    if bring.is_brought:
-        return f"restore checkpoint {checkpoint} ({old} old), which it has brought from {bring.folder} already"
-    return f"begin with checkpoint {bring.checkpoint} of job {bring.job!r} ({old} old), exported to {bring.folder}"
-
-
-def lines_of(bring: ImportPlan) -> Iterator[tuple[str, str]]:
-    """Each part of the import, with its name."""
-    names = f" ({', '.join(bring.names)})" if bring.names else ""
-    log = "this log" if bring.is_own else f"log {bring.log_id}"
-    yield (
-        "export",
-        f"checkpoint {bring.checkpoint}{names} of {log}, exported {when(bring.exported)} by penstock {bring.version}, "
-        f"sha256 {bring.sha256[:12]}",
-    )
-    if bring.is_brought:
-        if bring.claim:
-            yield "claimed", "what is left of its files in the folder is deleted"
-        return
-    yield "copied", f"{count(bring.files, 'file')}, {size(bring.bytes)}; the folder is not needed afterwards"
-    if bring.claim:
-        yield "claimed", "the files are deleted in the folder once they are copied; nobody else can begin with it"
-    if bring.left is not None:
-        yield "beside", f"checkpoint {bring.left}, which is left and can be gone back to, while it is kept"
-
-
-# ----------------------------------------------------------------------------------------------------
-# ``penstock plan``: its words and options.
+# ---- the command ---------------------------------------------------------------------------------------------------
 
 PLAN_HELP: Final = """\
 Say what a start of a pipeline would do, and change nothing.
@@ -129,95 +97,82 @@ def add_plan(app: App, output: Output) -> None:
         out: Out = None,
     ) -> int:
 
-        settings = settings_of(checkpoint_every, stop_timeout, max_rows_per_batch, retained)
-        options = PlanOptions(pipeline=pipeline, state=state, compares_schemas=schemas, settings=settings)
-        options = replace(options, start_at=start_at, claim=claim, fresh=fresh, discard_unpublished=discard_unpublished)
-        options = replace(options, rename=rename, allow_non_restored_state=allow_non_restored_state)
-        return show_plan(options, output, lists_kept=all, as_json=as_json, out=out)
+        start = parse_planned_start(
+            start_at=start_at,
+            fresh=fresh,
+            claim=claim,
+            discard_unpublished=discard_unpublished,
+            allow_non_restored_state=allow_non_restored_state,
+            rename=renames_of(rename),
+        )
+        return show_plan(
+            pipeline,
+            start,
+            output,
+            state=state,
+            settings=settings_of(checkpoint_every, stop_timeout, max_rows_per_batch, retained),
+            compares_schemas=schemas,
+            lists_kept=all,
+            as_json=as_json,
+            out=out,
+        )
 
     app.command(plan, help=PLAN_HELP, help_epilogue=epilogue(PLAN_EXAMPLES))
 
 
-# ----------------------------------------------------------------------------------------------------
-# ``penstock plan``: the plan of a start as text for people, or as a document. Decides nothing; makes no session.
-
-MARKS: Final = {
-    StepVerdict.NEW: "+",
-    StepVerdict.MIGRATED: "~",
-    StepVerdict.DROPPED: "-",
-    StepVerdict.KEPT: "=",
-    StepVerdict.REFUSED: "!",
-}
-"""In front of each step, and in the legend."""
-_STYLES: Final = {"+": "green", "~": "yellow", "-": "red", "!": "bold red", "=": "dim"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOptions:
-    """What was asked for on the command line."""
-
-    pipeline: str
-    state: str
-    start_at: str | None = None
-    fresh: bool = False
-    claim: bool = False
-    discard_unpublished: bool = False
-    allow_non_restored_state: bool = False
-    rename: tuple[str, ...] = ()
-    compares_schemas: bool = True
-    settings: Mapping[str, object] = field(default_factory=dict)
-
-
-def show_plan(
-    options: PlanOptions,
+def show_plan(  # noqa: PLR0913 - the options of the command
+    pipeline: str,
+    start: StartOptions,
     output: Output,
     *,
+    state: str,
+    settings: Mapping[str, object],
+    compares_schemas: bool = True,
     lists_kept: bool = False,
     as_json: bool = False,
     out: str | None = None,
     spark: SparkSession | None = None,
     clock: Clock | None = None,
 ) -> int:
-    """Plan, and print it.
+    """Make a plan and print it.
 
     Args:
-        options: what was asked for.
-        output: where to.
+        pipeline: ``module:name``.
+        start: how the planned start begins.
+        output: prints it.
+        state: the folder that holds the state of jobs.
+        settings: those given as options.
+        compares_schemas: whether to compare the columns of restored state.
         lists_kept: list the steps that are kept, too.
-        as_json: the document instead of text.
+        as_json: print the document instead of text.
         out: a file for the document.
-        spark: a session, should one be needed; a quiet local one is made without.
+        spark: a session for schemas, if needed; without one a quiet local session is made.
         clock: for the age of checkpoints.
 
     Raises:
-        PenstockError: there is nothing to plan: no such pipeline, no such checkpoint, a log that cannot be read.
+        PenstockError: nothing can be planned: no such pipeline, no such checkpoint, a log that cannot be read.
     """
-    definition = load_pipeline(options.pipeline)
-    if options.compares_schemas and spark is None:
-        log_jvm_to_file(definition.name, tempfile.gettempdir())  # should a JVM be needed, its words are nobody's here
-    found = plan(
+    definition = load_pipeline(pipeline)
+    if compares_schemas and spark is None:
+        log_jvm_to_file(definition.name, tempfile.gettempdir())  # keep the output of a JVM, if needed, off the terminal
+    found = make_plan(
         definition.graph(),
-        state=options.state,
-        settings=read_settings(run_settings(options.settings)),
-        start_at=options.start_at,
-        fresh=options.fresh,
-        claim=options.claim,
-        discard_unpublished=options.discard_unpublished,
-        allow_non_restored_state=options.allow_non_restored_state,
-        rename=renames_of(options.rename),
-        compares_schemas=options.compares_schemas,
+        start,
+        state=state,
+        settings=read_settings(run_settings(settings)),
+        compares_schemas=compares_schemas,
         spark=spark,
         clock=clock,
     )
-    told = document(found)
+    fields = document(found)
     if as_json:
-        output.document(SCHEMA, **told)
+        output.document(SCHEMA, **fields)
     else:
         for line in lines(found, lists_kept=lists_kept):
             output.result(line)
     if out is not None:
-        _write(out, json.dumps({"schema": SCHEMA, **told}, indent=2, ensure_ascii=False) + "\n")
-        command = f"penstock run {options.pipeline} --state {options.state} --plan {out}"
+        _write(out, json.dumps({"schema": SCHEMA, **fields}, indent=2, ensure_ascii=False) + "\n")
+        command = f"penstock run {pipeline} --state {state} --plan {out}"
         output.note(f"penstock: written to {out}; {command} carries it out")
     if found.is_refused:
         return ExitCode.REFUSED
@@ -232,14 +187,24 @@ def _write(path: str, text: str) -> None:
         raise UsageError(msg) from error
 
 
-# ------------------------------------------------------------------------------------------------------------ the text
+# ---- the text ------------------------------------------------------------------------------------------------------
+
+MARKS: Final = {
+    StepVerdict.NEW: "+",
+    StepVerdict.MIGRATED: "~",
+    StepVerdict.DROPPED: "-",
+    StepVerdict.KEPT: "=",
+    StepVerdict.REFUSED: "!",
+}
+"""Mark in front of each step, by verdict."""
+_STYLES: Final = {"+": "green", "~": "yellow", "-": "red", "!": "bold red", "=": "dim"}
 
 
 def lines(found: StartPlan, *, lists_kept: bool = False) -> Iterator[Text]:
-    """The plan for people, line by line."""
+    """The plan as text, line by line."""
     yield Text(_first(found), style="bold")
     for title, section in (
-        ("Brought in", _aligned(lines_of(found.bring) if found.bring is not None else ())),
+        ("Brought in", _aligned(_import_lines(found.bring) if found.bring is not None else ())),
         (
             "Steps  " + "  ".join(f"{mark} {verdict.value}" for verdict, mark in MARKS.items()),
             _steps(found, lists_kept),
@@ -282,28 +247,55 @@ def _first(found: StartPlan) -> str:
         return f"{found.job}: a start {refused}would begin empty{beside}"
     old = age(found.at - restored.completed)
     if found.bring is not None:
-        return f"{found.job}: a start {refused}would {first_line_of(found.bring, restored.checkpoint, old)}"
+        return f"{found.job}: a start {refused}would {_first_line_of_import(found.bring, restored.checkpoint, old)}"
     kind = "" if restored.kind == "periodic" else f", {restored.kind}"
     names = f", {', '.join(restored.names)}" if restored.names else ""
     back = "go back to" if found.rewind is not None else "restore"
     return f"{found.job}: a start {refused}would {back} checkpoint {restored.checkpoint} ({old} old{kind}{names})"
 
 
+def _first_line_of_import(bring: ImportPlan, checkpoint: CheckpointId, old: str) -> str:
+    """What a start does with the import, to follow "would"."""
+    if bring.is_brought:
+        return f"restore checkpoint {checkpoint} ({old} old), which it has brought from {bring.folder} already"
+    return f"begin with checkpoint {bring.checkpoint} of job {bring.job!r} ({old} old), exported to {bring.folder}"
+
+
+def _import_lines(bring: ImportPlan) -> Iterator[tuple[str, str]]:
+    """Details of the import, each with its title."""
+    names = f" ({', '.join(bring.names)})" if bring.names else ""
+    log = "this log" if bring.is_own else f"log {bring.log_id}"
+    yield (
+        "export",
+        f"checkpoint {bring.checkpoint}{names} of {log}, exported {when(bring.exported)} by penstock {bring.version}, "
+        f"sha256 {bring.sha256[:12]}",
+    )
+    if bring.is_brought:
+        if bring.claim:
+            yield "claimed", "what is left of its files in the folder is deleted"
+        return
+    yield "copied", f"{count(bring.files, 'file')}, {size(bring.bytes)}; the folder is not needed afterwards"
+    if bring.claim:
+        yield "claimed", "the files are deleted in the folder once they are copied; nobody else can begin with it"
+    if bring.left is not None:
+        yield "beside", f"checkpoint {bring.left}, which is left and can be gone back to, while it is kept"
+
+
 def _aligned(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Rows of which the first part is as wide as the widest."""
-    held = list(rows)
-    wide = max((len(name) for name, _ in held), default=0)
-    return (f"{name:<{wide}}  {text}" for name, text in held)
+    """Rows as text, the names padded to the same width."""
+    pairs = list(rows)
+    width = max((len(name) for name, _ in pairs), default=0)
+    return (f"{name:<{width}}  {text}" for name, text in pairs)
 
 
 def _steps(found: StartPlan, lists_kept: bool) -> Iterator[Text]:
     order = list(MARKS)
     shown = [step for step in found.steps if lists_kept or step.verdict is not StepVerdict.KEPT]
-    wide = max((len(step.uid) for step in shown), default=0)
-    kinds = max((len(_kind(step)) for step in shown), default=0)
+    width = max((len(step.uid) for step in shown), default=0)
+    kind_width = max((len(_kind(step)) for step in shown), default=0)
     for step in sorted(shown, key=lambda step: order.index(step.verdict)):
         mark = MARKS[step.verdict]
-        text = f"  {mark} {step.uid:<{wide}}  {_kind(step):<{kinds}}  {step.reason}{_held(step)}"
+        text = f"  {mark} {step.uid:<{width}}  {_kind(step):<{kind_width}}  {step.reason}{_state_size(step)}"
         yield Text(text, style=_STYLES[mark])
     kept = found.counts["kept"]
     if kept and not lists_kept:
@@ -314,7 +306,7 @@ def _kind(step: StepPlan) -> str:
     return f"{step.role} {step.kind}".rstrip()
 
 
-def _held(step: StepPlan) -> str:
+def _state_size(step: StepPlan) -> str:
     return "" if step.rows is None else f" ({count(step.rows, 'row')}, {size(step.bytes or 0)})"
 
 
@@ -322,23 +314,23 @@ def _sources(found: StartPlan) -> Iterator[str]:
     rows = []
     for source in found.sources:
         where = "goes on" if source.resumes else "begins at its start"
-        rows.append((source.uid, f"{source.describe}: {where}, {_waiting(source)}"))
+        rows.append((source.uid, f"{source.describe}: {where}, {_backlog(source)}"))
     for source, row in zip(found.sources, _aligned(rows), strict=True):
         yield row
-        if source.waiting is not None:
-            ends = source.waiting.partitions.items()
+        if source.backlog is not None:
+            ends = source.backlog.partitions.items()
             yield from (f"  {text}" for text in _aligned((name, f"{at:,} → {end:,}") for name, (at, end) in ends))
 
 
-def _waiting(source: SourcePlan) -> str:
-    waiting = source.waiting
-    if waiting is None:
+def _backlog(source: SourcePlan) -> str:
+    backlog = source.backlog
+    if backlog is None:
         return f"how much waits is not known: {source.unknown}"
     parts = []
-    if waiting.rows is not None:
-        parts.append(f"at most {count(waiting.rows, 'row')}" if waiting.rows else "no row")
-    if waiting.files is not None:
-        parts.append(_files(waiting.files, waiting.bytes or 0) if waiting.files else "no file")
+    if backlog.rows is not None:
+        parts.append(f"at most {count(backlog.rows, 'row')}" if backlog.rows else "no row")
+    if backlog.files is not None:
+        parts.append(_files(backlog.files, backlog.bytes or 0) if backlog.files else "no file")
     return f"{' and '.join(parts)} waiting"
 
 
@@ -355,7 +347,7 @@ def _files(files: int, bytes: int) -> str:
 
 
 def _given_up(found: StartPlan) -> Iterator[str]:
-    """What can never be had again after a rewind."""
+    """What is lost for good after a rewind."""
     rewind = found.rewind
     if rewind is not None and rewind.condemned:
         yield f"{_checkpoints(rewind.condemned)}: discarding condemns what was built on it"

@@ -1,4 +1,4 @@
-"""Penstock run."""
+"""``penstock run``: as a parent that watches, or as the process that runs the job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn, TypeAlias
 
 from cyclopts import App, Parameter
 
@@ -30,8 +30,8 @@ from penstock.cli.options import (
     State,
     epilogue,
     load_pipeline,
-    renames_of,
     settings_of,
+    start_options,
     user_code_error,
 )
 from penstock.cli.output import ExitCode, Output, ProgressLine, UsageError
@@ -46,16 +46,20 @@ from penstock.spark.jvm import JvmWatch, log_jvm_to_file
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.admin.start_plan import FromExport
     from penstock.checkpoint.history import History, LogMark
     from penstock.graph.nodes import Graph
     from penstock.job.job import Job
-    from penstock.job.start import SeenExport
+    from penstock.job.start import StartOptions
     from penstock.settings import Settings
 
 
-# ----------------------------------------------------------------------------------------------------
-# ``penstock run``: its words and options.
+STOP_TIMEOUT: Final = "8s"
+"""Default for ``stop_timeout`` in ``penstock run``."""  # orchestrators usually kill 10 s after they ask to stop
+FAILURE_GRACE: Final = 3.0
+"""Seconds that a job gets to fail by itself once its JVM is dead."""
+
+
+# ---- the command ---------------------------------------------------------------------------------------------------
 
 RUN_HELP: Final = """\
 Run a pipeline: continue its newest complete checkpoint, or start empty.
@@ -116,286 +120,258 @@ def add_run(app: App, output: Output) -> None:
     ) -> int:
 
         settings = settings_of(checkpoint_every, stop_timeout, max_rows_per_batch, retained)
-        options = RunOptions(pipeline=pipeline, state=state, until=until, master=master, settings=settings)
-        options = replace(options, restore_from=restore_from, claim=claim, fresh=fresh, plan=plan, take_over=take_over)
-        options = replace(options, rename=rename, allow_non_restored_state=allow_non_restored_state)
-        options = replace(options, discard_unpublished=discard_unpublished)
-        return run_as_parent(options, output) if parent else run_as_child(options, output)
+        read_settings(settings)  # refused before anything else
+        start = start_options(
+            fresh=fresh,
+            restore_from=restore_from,
+            claim=claim,
+            discard_unpublished=discard_unpublished,
+            allow_non_restored_state=allow_non_restored_state,
+            rename=rename,
+        )
+        command = RunCommand(
+            pipeline=pipeline,
+            state=state,
+            start=start,
+            until=until,
+            take_over=take_over,
+            master=master,
+            plan=plan,
+            settings=settings,
+        )
+        return run_as_parent(command, output) if parent else run_as_child(command, output)
 
     app.command(run, help=RUN_HELP, help_epilogue=epilogue(RUN_EXAMPLES))
 
 
-# ----------------------------------------------------------------------------------------------------
-# ``penstock run --plan``: a saved plan as the options of a run, and whether it may still be carried out.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCommand:
+    """``penstock run`` with its options.
+
+    Attributes:
+        pipeline: ``module:name``.
+        state: the folder that holds the state of jobs.
+        start: how to start.
+        until: when the run ends by itself.
+        take_over: claim the job even if its owner lives.
+        master: of Spark.
+        plan: the file of a saved plan.
+        settings: those given as options.
+    """
+
+    pipeline: str
+    state: str
+    start: StartOptions
+    until: str = "stopped"
+    take_over: bool = False
+    master: str | None = None
+    plan: str | None = None
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+    def child_command(self, *, begins: bool, take_over: bool, traceback: bool) -> list[str]:
+        """The command line of the process that runs the job.
+
+        Args:
+            begins: whether the log does not record this start yet, so that the child must know where to begin.
+            take_over: whether the child may take the job over.
+            traceback: whether the child shows all frames of an error.
+        """
+        start = self.start
+        parts = [sys.executable, "-m", "penstock", "run", self.pipeline, "--no-parent", "--state", self.state]
+        parts += ["--until", self.until]
+        flags = {
+            "--fresh": start.fresh and begins,
+            "--claim": start.claim and begins,
+            "--discard-unpublished": start.discard_unpublished and begins,
+            "--allow-non-restored-state": start.allow_non_restored_state,
+            "--take-over": take_over,
+            "--traceback": traceback,
+        }
+        parts += [name for name, is_set in flags.items() if is_set]
+        for old, new in start.rename.items():  # always: needed until a checkpoint has the new uids, harmless after that
+            parts += ["--rename", f"{old}={new}"]
+        values = {
+            "from": (start.folder or start.checkpoint) if begins else None,
+            "plan": self.plan,
+            "master": self.master,
+            **self.settings,
+        }
+        for name, value in values.items():
+            if value is not None:
+                parts += [f"--{name.replace('_', '-')}", str(value)]
+        return parts
 
 
-def as_planned(options: RunOptions) -> RunOptions:
-    """The options with which the plan was made, and none of a plan any more.
+# ---- with a saved plan ---------------------------------------------------------------------------------------------
+
+
+def as_planned(command: RunCommand) -> RunCommand:
+    """The command with the start options of its plan, and without the plan.
 
     Raises:
-        UsageError: there is no such file, or the command line says otherwise how to begin.
-        SettingsError: it holds no plan.
+        UsageError: there is no such file, or the command line contradicts the plan.
+        SettingsError: the file holds no plan.
     """
-    begin = read_saved(options).beginning
-    place = None if begin.checkpoint is None else str(begin.checkpoint)
-    if begin.export is not None:
-        place = begin.export.folder
-    claim = begin.export is not None and begin.export.claim
-    for name, here, planned in (
-        ("--fresh", options.fresh, begin.fresh),
-        ("--from", _place(options.restore_from), place),
-        ("--claim", options.claim, claim),
-        ("--discard-unpublished", options.discard_unpublished, begin.discard_unpublished),
-        ("--allow-non-restored-state", options.allow_non_restored_state, begin.allow_non_restored_state),
-        ("--rename", renames_of(options.rename), dict(begin.rename)),
+    planned, given = read_saved(command).start, command.start
+    for name, here, there in (
+        ("--fresh", given.fresh, planned.fresh),
+        ("--from", given.folder or given.checkpoint, planned.folder or planned.checkpoint),
+        ("--claim", given.claim, planned.claim),
+        ("--discard-unpublished", given.discard_unpublished, planned.discard_unpublished),
+        ("--allow-non-restored-state", given.allow_non_restored_state, planned.allow_non_restored_state),
+        ("--rename", given.rename, planned.rename),
     ):
-        if here and here != planned:
+        if here and here != there:
             msg = f"{name} was not planned so: leave it out, for the plan says where to begin, or plan again with it"
             raise UsageError(msg)
-    return replace(
-        options,
-        plan=None,
-        fresh=begin.fresh,
-        restore_from=place,
-        claim=claim,
-        discard_unpublished=begin.discard_unpublished,
-        allow_non_restored_state=begin.allow_non_restored_state,
-        rename=tuple(f"{old}={new}" for old, new in begin.rename.items()),
-    )
+    return replace(command, plan=None, start=planned)
 
 
-def read_saved(options: RunOptions) -> SavedPlan:
-    """The plan that was saved.
+def read_saved(command: RunCommand) -> SavedPlan:
+    """The saved plan of a command that has one.
 
     Raises:
         UsageError: there is no such file.
-        SettingsError: it holds no plan.
+        SettingsError: the file holds no plan.
     """
-    assert options.plan is not None  # only asked of a run with a plan
+    assert command.plan is not None
     try:
-        text = Path(options.plan).read_text(encoding="utf-8")
+        text = Path(command.plan).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        msg = f"--plan {options.plan} cannot be read ({error}): name what penstock plan --out has written"
+        msg = f"--plan {command.plan} cannot be read ({error}): name what penstock plan --out has written"
         raise UsageError(msg) from error
-    return read_plan(text, options.plan)
+    return read_plan(text, command.plan)
 
 
-def _place(restore_from: str | None) -> str | None:
-    """As a plan has it: an exported folder by its absolute path."""
-    from penstock.job.start import parse_start_options
-
-    asked = parse_start_options(fresh=False, restore_from=restore_from, claim=False, discard_unpublished=False)
-    return asked.folder or asked.checkpoint
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpectedState:
-    """What a start has to find for a plan to be carried out.
-
-    Attributes:
-        log: where the log has to be.
-        export: the exported checkpoint that it has to begin with, if the plan was to begin with one.
-    """
-
-    log: LogMark
-    export: SeenExport | None
-
-
-def expected_state(options: RunOptions, graph: Graph, settings: Settings) -> ExpectedState:
-    """What the start looks at again, under its claim; everything else is compared here.
+def expected_log(command: RunCommand, graph: Graph, settings: Settings) -> LogMark:
+    """The mark at which the claim must find the log. Everything else that a plan is made from is compared here.
 
     Raises:
-        PlanOutdated: something has moved.
+        PlanOutdated: something has moved since the plan was made.
         CheckpointError: the log cannot be read.
     """
     from penstock.admin.plan import read_log
     from penstock.graph.fingerprint import fingerprint
-    from penstock.job.start import SeenExport
 
-    saved = read_saved(options)
-    history = read_log(graph.name, options.state, past_unreadable=saved.beginning.is_rewind)
+    saved = read_saved(command)
+    history = read_log(graph.name, command.state, past_unreadable=saved.start.is_rewind)
     require_unchanged(
         saved,
         job=graph.name,
         history=history,
         settings=asdict(settings),
         code=fingerprint(graph),
-        export=_moved(saved.beginning.export, history),
+        export=_changed_export(saved.start, history),
     )
-    export = saved.beginning.export
-    seen = None if export is None else SeenExport(folder=export.folder, sha256=export.sha256)
-    return ExpectedState(log=saved.log, export=seen)
+    return saved.log
 
 
-def _moved(export: FromExport | None, history: History) -> str | None:
-    """What has become of the exported checkpoint since the plan was made, if anything has."""
+def _changed_export(start: StartOptions, history: History) -> str | None:
+    """How the exported checkpoint has changed since the plan was made; ``None`` if it has not."""
     from penstock.checkpoint.export import open_export
     from penstock.job.start import export_change
 
-    if export is None:
+    if start.folder is None or start.sha256 is None:
         return None
     try:
-        return export_change(open_export(export.folder, log_id=history.log_id), export.folder, export.sha256)
+        return export_change(open_export(start.folder, log_id=history.log_id), start.folder, start.sha256)
     except PenstockError as error:
         return str(error)
 
 
-# ----------------------------------------------------------------------------------------------------
-# ``penstock run``: as a parent that watches, or as the process that runs the job. Thin: all work is the job's.
-
-STOP_TIMEOUT: Final = "8s"
-"""So that a process that is asked to stop is gone after 10 s, which is what most that ask allow before they kill."""
-FAILURE_GRACE: Final = 3.0
-"""Seconds that a job gets to fail by itself once its JVM is dead."""
+# ---- parent and child ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """What was asked for on the command line."""
+def run_as_parent(command: RunCommand, output: Output) -> int:
+    """Watch a child that runs the job, and start another one when it dies.
 
-    pipeline: str
-    state: str
-    until: str = "stopped"
-    fresh: bool = False
-    restore_from: str | None = None
-    claim: bool = False
-    discard_unpublished: bool = False
-    allow_non_restored_state: bool = False
-    rename: tuple[str, ...] = ()
-    take_over: bool = False
-    master: str | None = None
-    plan: str | None = None
-    settings: Mapping[str, object] = field(default_factory=dict)
-
-    def command(self, *, begins: bool, take_over: bool, traceback: bool) -> list[str]:
-        """The command line of the process that does it; ``begins``: where it begins is not in the log yet."""
-        parts = [sys.executable, "-m", "penstock", "run", self.pipeline, "--no-parent", "--state", self.state]
-        parts += ["--until", self.until]
-        flags = {
-            "--fresh": self.fresh and begins,
-            "--claim": self.claim and begins,
-            "--discard-unpublished": self.discard_unpublished and begins,
-            "--allow-non-restored-state": self.allow_non_restored_state,
-            "--take-over": take_over,
-            "--traceback": traceback,
-        }
-        parts += [name for name, is_set in flags.items() if is_set]
-        for pair in self.rename:  # always: harmless once a checkpoint names the new uids, and needed until then
-            parts += ["--rename", pair]
-        given = {
-            "from": self.restore_from if begins else None,
-            "plan": self.plan,
-            "master": self.master,
-            **self.settings,
-        }
-        for name, value in given.items():
-            if value is not None:
-                parts += [f"--{name.replace('_', '-')}", str(value)]
-        return parts
-
-
-def run_as_parent(options: RunOptions, output: Output) -> int:
-    """Watch a child that runs the job.
-
-    ``--fresh`` and ``--from`` count until a child had begun to read. ``--take-over`` counts for the first child only:
-    whoever takes the job from that one meanwhile keeps it. ``--plan`` likewise: the log moves on with that one. Those
-    after it begin as was planned.
+    ``--fresh`` and ``--from`` count until a child has begun to read. ``--take-over`` and ``--plan`` count for the first
+    child only: a process that takes the job from it keeps the job, and the log moves on from what was planned. Later
+    children start with the options of the plan.
     """
-    from penstock.job.start import parse_start_options
-
-    read_settings(options.settings)
-    parse_start_options(
-        fresh=options.fresh,
-        restore_from=options.restore_from,
-        claim=options.claim,
-        discard_unpublished=options.discard_unpublished,
-    )
-    renames_of(options.rename)
-    later = options if options.plan is None else as_planned(options)
+    later = command if command.plan is None else as_planned(command)
     starts = itertools.count()
 
-    def command(has_run: bool) -> Sequence[str]:
+    def child_command(has_run: bool) -> Sequence[str]:
         is_first = next(starts) == 0
-        given = options if is_first else later
-        return given.command(
+        chosen = command if is_first else later
+        return chosen.child_command(
             begins=not has_run,
-            take_over=given.take_over and is_first,
+            take_over=chosen.take_over and is_first,
             traceback=output.traceback,
         )
 
     parent = ChildWatcher(
-        command,
-        tell=lambda text: output.note(f"penstock: {text}", style="yellow"),
+        child_command,
+        notify=lambda text: output.note(f"penstock: {text}", style="yellow"),
     )
     code = parent.run()
     output.err.show_cursor(True)
     return code
 
 
-def run_as_child(options: RunOptions, output: Output) -> int:
+def run_as_child(command: RunCommand, output: Output) -> int:
     """Run the job in this process."""
-    return _Runner(options, output).run()
+    return _Runner(command, output).run()
 
 
 class _Runner:
     """One job in this process, with everything that may end it."""
 
-    def __init__(self, options: RunOptions, output: Output) -> None:
-        self._options = options
+    def __init__(self, command: RunCommand, output: Output) -> None:
+        self._command = command
         self._output = output
         self._live: LiveOutput | None = None
-        self._waiting = ProgressLine(output)
+        self._progress = ProgressLine(output)
         self._name = ""
         self._has_started = False
         self._over = threading.Event()
-        self._requests = StopListener(at_once=self._end_at_once, tell=lambda text: output.note(f"penstock: {text}"))
-        self._engine = JvmWatch(self._engine_died)
+        self._stop_listener = StopListener(
+            at_once=self._end_at_once, notify=lambda text: output.note(f"penstock: {text}")
+        )
+        self._jvm_watch = JvmWatch(self._jvm_died)
 
     def run(self) -> int:
         _log_to(self._output)
-        if self._options.master is not None:
-            os.environ["PENSTOCK_MASTER"] = self._options.master
+        if self._command.master is not None:
+            os.environ["PENSTOCK_MASTER"] = self._command.master
         job = self._job()
-        self._requests.bind(job.request_stop)
+        self._stop_listener.bind(job.request_stop)
         try:
-            if not self._requests.is_asked:
-                self._waiting.on(f"{job.name}: starting Spark")
-                job.start(self._options.until)
+            if not self._stop_listener.is_asked:
+                self._progress.on(f"{job.name}: starting Spark")
+                job.start(self._command.until)
             job.wait()
         except PenstockError as error:
             return self._failed(error)
         finally:
-            self._engine.release()
+            self._jvm_watch.release()
             self._over.set()
             self._close_lines()
         return ExitCode.INTERRUPTED if job.is_cut_short else ExitCode.ENDED
 
     def _job(self) -> Job:
-        from penstock.job.job import Job
+        from penstock.job.job import make_job
 
-        options = self._options if self._options.plan is None else as_planned(self._options)
-        settings = run_settings(options.settings)
-        definition = load_pipeline(options.pipeline)
+        has_plan = self._command.plan is not None
+        command = as_planned(self._command) if has_plan else self._command
+        settings = run_settings(command.settings)
+        definition = load_pipeline(command.pipeline)
         self._name = definition.name
-        seen: ExpectedState | None = None
-        if self._options.plan is not None:
-            seen = expected_state(self._options, definition.graph(), read_settings(settings))
-        engine_log = log_jvm_to_file(definition.name, options.state)
-        logging.getLogger("penstock").debug("the engine writes its log to %s", engine_log)
+        expect: LogMark | None = None
+        if has_plan:
+            expect = expected_log(self._command, definition.graph(), read_settings(settings))
+        jvm_log = log_jvm_to_file(definition.name, command.state)
+        logging.getLogger("penstock").debug("the engine writes its log to %s", jvm_log)
         try:
-            job = Job(
+            job = make_job(
                 definition,
-                state=options.state,
-                fresh=options.fresh,
-                restore_from=(None if seen is None else seen.export) or options.restore_from,
-                claim=options.claim,
-                discard_unpublished=options.discard_unpublished,
-                allow_non_restored_state=options.allow_non_restored_state,
-                rename=renames_of(options.rename),
-                take_over=options.take_over,
-                expect=None if seen is None else seen.log,
+                command.start,
+                state=command.state,
+                take_over=command.take_over,
+                expect=expect,
                 listener=self._listen,
-                **cast("Any", settings),
+                settings=settings,
             )
         except PenstockError:
             raise
@@ -406,43 +382,43 @@ class _Runner:
 
     def _listen(self, fact: Fact) -> None:
         if isinstance(fact, Restoring) and not self._has_started:
-            self._waiting.now(f"{self._name}: {progress_of(fact)}")
+            self._progress.now(f"{self._name}: {progress_of(fact)}")
         if isinstance(fact, JobStarted):
-            self._has_started = True  # from then on there is a line of now, and one at a time
-            self._waiting.off()
-            self._engine.begin()
-            self._requests.running()
+            self._has_started = True  # from now on LiveOutput shows the progress line; there is one at a time
+            self._progress.off()
+            self._jvm_watch.begin()
+            self._stop_listener.running()
         if self._live is not None:
             self._live(fact)
 
     def _close_lines(self) -> None:
-        """Leave the terminal as it was."""
-        self._waiting.off()
+        """Remove progress lines from the terminal."""
+        self._progress.off()
         if self._live is not None:
             self._live.close()
 
     def _failed(self, error: PenstockError) -> int:
         self._close_lines()
-        if self._engine.is_dead and not isinstance(error, EngineDied):
-            error = _dead(error)
+        if self._jvm_watch.is_dead and not isinstance(error, EngineDied):
+            error = _engine_died(error)
         code = self._output.error(error)
         if code == ExitCode.ENGINE_DIED:
             self._leave(code)
         return code
 
-    # ------------------------------------------------------------------------- ends that do not come from the job
+    # ---- ends that do not come from the job ------------------------------------------------------------------------
 
     def _end_at_once(self) -> NoReturn:
         self._output.note("penstock: ended at once; the next start goes on from the last complete checkpoint")
         self._leave(ExitCode.INTERRUPTED)
 
-    def _engine_died(self) -> None:
+    def _jvm_died(self) -> None:
         if not self._over.wait(FAILURE_GRACE):
-            self._output.error(_dead(None))
+            self._output.error(_engine_died(None))
             self._leave(ExitCode.ENGINE_DIED)
 
     def _leave(self, code: ExitCode) -> NoReturn:
-        """End this process now: nothing that still runs in it could do anything useful."""
+        """End this process now: whatever still runs in it has nothing left to do."""
         self._close_lines()
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
@@ -450,21 +426,21 @@ class _Runner:
         os._exit(code)
 
 
-def run_settings(given: Mapping[str, object]) -> Mapping[str, object]:
-    """Those of the command line, and how long a stop may take; the environment counts before our own default of it."""
-    if read_settings(given).stop_timeout is None:
-        return {**given, "stop_timeout": STOP_TIMEOUT}
-    return given
+def run_settings(settings: Mapping[str, object]) -> Mapping[str, object]:
+    """The settings of the command line, with the default for ``stop_timeout`` unless the environment sets it."""
+    if read_settings(settings).stop_timeout is None:
+        return {**settings, "stop_timeout": STOP_TIMEOUT}
+    return settings
 
 
-def _dead(cause: BaseException | None) -> EngineDied:
+def _engine_died(cause: BaseException | None) -> EngineDied:
     error = EngineDied("the JVM under Spark is gone; the job goes on from its last complete checkpoint")
     error.__cause__ = cause
     return error
 
 
 class _ToOutput(logging.Handler):
-    """Log records of penstock, as lines of ours."""
+    """Prints penstock's log records as notes."""
 
     def __init__(self, output: Output) -> None:
         super().__init__(logging.WARNING)
@@ -478,5 +454,5 @@ def _log_to(output: Output) -> None:
     logger = logging.getLogger("penstock")
     logger.addHandler(_ToOutput(output))
     logger.propagate = False
-    if not output.traceback:  # the JVM's client would tell of its death first, with a trace, on the root logger itself
+    if not output.traceback:  # py4j would report a dead JVM first, with a trace, on the root logger itself
         logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)

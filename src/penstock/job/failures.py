@@ -1,4 +1,4 @@
-"""Turns whatever was raised into one of our errors: whose fault, can a retry help, without a py4j trace first."""
+"""Any exception as a :class:`PenstockError`: whose fault it is, and whether a retry can help."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PYTHON_FRAME: Final = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
 def to_penstock_error(error: BaseException) -> PenstockError:
-    """The same failure as a :class:`PenstockError`; the caller chains the original.
+    """The failure as a :class:`PenstockError`; the caller chains the original exception.
 
     >>> to_penstock_error(OSError(28, "No space left on device")).retry
     True
@@ -32,22 +32,22 @@ def to_penstock_error(error: BaseException) -> PenstockError:
     if isinstance(error, PenstockError):
         return error
     text = str(error)
-    told = (
-        _engine(error)
-        or _storage(error, text)
-        or _lost_block(error)
-        or _decoded(error)
-        or _function(error, text)
-        or _data(text)
+    known = (
+        _engine_error(error)
+        or _storage_error(error, text)
+        or _lost_block_error(error)
+        or _connector_error(error)
+        or _function_error(error, text)
+        or _sql_error(text)
     )
-    if told is not None:
-        return told
+    if known is not None:
+        return known
     if _is_spark(error):
         return EngineFailed(f"a Spark job failed: {_first_line(text)}")
     return InternalError(f"{type(error).__name__}: {_first_line(text)}. This is a bug of penstock, please report it")
 
 
-def _engine(error: BaseException) -> PenstockError | None:
+def _engine_error(error: BaseException) -> PenstockError | None:
     is_broken_wire = type(error).__name__ == "Py4JNetworkError" or (
         isinstance(error, ConnectionError) and _passed_py4j(error)
     )
@@ -57,7 +57,7 @@ def _engine(error: BaseException) -> PenstockError | None:
 
 
 def _passed_py4j(error: BaseException) -> bool:
-    """Whether the connection that broke was the one to the JVM, not one of a sink or of standard output."""
+    """Whether the broken connection is the one to the JVM, not one of a sink or of standard output."""
     frame = error.__traceback__
     while frame is not None:
         if "py4j" in frame.tb_frame.f_code.co_filename:
@@ -66,20 +66,20 @@ def _passed_py4j(error: BaseException) -> bool:
     return False
 
 
-def _data(text: str) -> PenstockError | None:
-    """A row that an expression cannot be computed for (SQLSTATE 22), or a plan that cannot be (42): the same again."""
+def _sql_error(text: str) -> PenstockError | None:
+    # SQLSTATE 22: an expression cannot be computed for a row; 42: a plan is wrong. Both fail again after a retry.
     if not _USER_STATE.search(text):
         return None
     return UserFunctionError(f"an expression of the pipeline cannot be computed: {_first_line(text)}")
 
 
-def _storage(error: BaseException, text: str) -> PenstockError | None:
+def _storage_error(error: BaseException, text: str) -> PenstockError | None:
     if _FULL_TEXT.search(text) or (isinstance(error, OSError) and error.errno in _FULL):
         return StorageFailed(f"storage refused a write: {_first_line(text)}; free space or make it writable")
     return None
 
 
-def _lost_block(error: BaseException) -> PenstockError | None:
+def _lost_block_error(error: BaseException) -> PenstockError | None:
     from penstock.spark.blocks import is_lost_block
 
     if is_lost_block(error):
@@ -87,13 +87,13 @@ def _lost_block(error: BaseException) -> PenstockError | None:
     return None
 
 
-def _function(error: BaseException, text: str) -> PenstockError | None:
+def _function_error(error: BaseException, text: str) -> PenstockError | None:
     if type(error).__name__ == "PythonException" or "PythonException" in text[:2_000]:
         return UserFunctionError(f"a function of the pipeline raised in a Spark worker: {_python_failure(text)}")
     return None
 
 
-def _decoded(error: BaseException) -> PenstockError | None:
+def _connector_error(error: BaseException) -> PenstockError | None:
     from penstock.connectors.files import ranges
     from penstock.connectors.kafka import client as kafka_errors
 
@@ -107,12 +107,12 @@ def _is_spark(error: BaseException) -> bool:
 
 def _first_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    telling = [line for line in lines if not line.startswith(("An error occurred while calling", ": "))]
-    return ((telling or lines or ["no message"])[0])[:400]
+    useful = [line for line in lines if not line.startswith(("An error occurred while calling", ": "))]
+    return ((useful or lines or ["no message"])[0])[:400]
 
 
 def _python_failure(text: str) -> str:
-    """The user's own line, and what was raised there."""
+    """The user's own line, and the exception raised there."""
     frames = [
         frame
         for frame in _PYTHON_FRAME.findall(text)
@@ -120,5 +120,5 @@ def _python_failure(text: str) -> str:
     ]
     raised = [line.strip() for line in text.splitlines() if re.match(r"\s*[A-Za-z_.]*(?:Error|Exception)\b", line)]
     place = f"{frames[-1][0]}:{frames[-1][1]} in {frames[-1][2]}: " if frames else ""
-    wanted = [line for line in raised if "PythonException" not in line and "SparkException" not in line]
-    return place + (wanted[-1] if wanted else _first_line(text))[:400]
+    own = [line for line in raised if "PythonException" not in line and "SparkException" not in line]
+    return place + (own[-1] if own else _first_line(text))[:400]

@@ -1,4 +1,4 @@
-"""Job: start, wait, savepoint, stop; signals; get_or_create."""
+"""``ps.Job``: start, wait, savepoint, stop; signals; ``get_or_create``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.api.pipeline import PipelineDefinition
 from penstock.checkpoint.events import AnswerRequest, CheckpointRequested, RequestOutcome, StopRequested
@@ -30,8 +30,8 @@ from penstock.errors import (
 from penstock.facts import Fact, JobEnded, Listener
 from penstock.graph.validate import validate_mode
 from penstock.handles import CheckpointId, Guarantee, check_savepoint_name, new_id
-from penstock.job.runner import JobRunner, Orders, StopSignal, StopTimeout, parse_until
-from penstock.job.start import parse_start_options
+from penstock.job.runner import JobRunner, StopSignal, StopTimeout, parse_until
+from penstock.job.start import StartOptions, parse_start_options
 from penstock.observability.report import Report, ReportCollector, notify_listener
 from penstock.runtime.lifecycle import TERMINAL_STATES, JobState, Lifecycle
 from penstock.settings import read_settings
@@ -43,26 +43,26 @@ if TYPE_CHECKING:
     from penstock.checkpoint.log import OwnedLog
 
 
-# ----------------------------------------------------------------------------------------------------
-# What a program asks of its own running job: makes the requests, waits for replies, and turns them into errors.
-
 log = logging.getLogger("penstock")
 
 
+# ---- requests of this process --------------------------------------------------------------------------------------
+
+
 class AnswerWaiter:
-    """Waits for one reply.
+    """Waits for the reply to one request.
 
     Attributes:
-        is_used: whether somebody has asked for it.
+        is_sent: whether the request was sent.
     """
 
     def __init__(self) -> None:
-        self.is_used = False
+        self.is_sent = False
         self._came = threading.Event()
         self._reply: AnswerRequest | None = None
 
-    def tell(self, reply: AnswerRequest) -> None:
-        """It came."""
+    def set(self, reply: AnswerRequest) -> None:
+        """Hand over the reply."""
         self._reply = reply
         self._came.set()
 
@@ -73,10 +73,10 @@ class AnswerWaiter:
 
 
 def refuse_own_threads(call: str, instead: str) -> None:
-    """Refuse to wait on a thread that has to go on for the wait to end.
+    """Refuse a call that waits, on a thread of the job: the wait could not end.
 
     Raises:
-        InternalError: it is one.
+        InternalError: the current thread is one of the job's.
     """
     if threading.current_thread().name.startswith("penstock-"):
         msg = f"{call} was called on one of the job's own threads, which it would wait for; {instead}"
@@ -84,13 +84,13 @@ def refuse_own_threads(call: str, instead: str) -> None:
 
 
 def warn_if_unpublished(reply: AnswerRequest) -> None:
-    """A stop whose output nobody has published yet has ended the job all the same; the next start publishes it."""
+    """Log a warning if the job has stopped before all output was published; the next start publishes it."""
     if reply.outcome is RequestOutcome.UNPUBLISHED:
         log.warning("%s", reply.message)
 
 
 class LocalRequests:
-    """The requests of this process to one job."""
+    """Requests from this process to one job."""
 
     def __init__(self, job: str, requests: RequestRegistry, clock: Clock, state: Callable[[], JobState]) -> None:
         self._job = job
@@ -101,12 +101,12 @@ class LocalRequests:
         self._lock = threading.Lock()
 
     def checkpoint(self, name: str | None, timeout: float | None) -> CheckpointId:
-        """Take one; with a name it is a savepoint.
+        """Take a checkpoint; with a name it is a savepoint.
 
         Raises:
-            SettingsError: the name is none.
+            SettingsError: the name is not valid.
             RequestRefused: the job does not run, or the name is taken.
-            RequestFailed: it came to nothing, or not in time.
+            RequestFailed: the checkpoint failed, or did not complete in time.
         """
         what = "checkpoint()" if name is None else "savepoint()"
         refuse_own_threads(what, "call it on a thread of your own")
@@ -114,61 +114,62 @@ class LocalRequests:
             check_savepoint_name(name)
         self._refuse_unless_alive(what)
         waiter = AnswerWaiter()
-        asked = CheckpointRequested(
+        event = CheckpointRequested(
             at=self._clock.now(), wall=self._clock.wall(), request=new_id(), name=name, owner=platform.node()
         )
-        self._requests.submit(asked, waiter.tell)
+        self._requests.submit(event, waiter.set)
         reply = waiter.wait(timeout)
         if reply is None:
             msg = f"{what} of job {self._job!r} has not ended after {timeout:g} s; it may still be taken"
             raise RequestFailed(msg)
         self._check(what, reply)
         if reply.checkpoint is None:
-            msg = f"{what} of job {self._job!r} is done, but nobody says which checkpoint it is"
+            msg = f"{what} of job {self._job!r} is done, but the answer does not say which checkpoint it is"
             raise InternalError(msg)
         return reply.checkpoint
 
-    def stop(self, name: str | None, patience: int | None, *, drain: bool = False) -> StopRequested:
-        """The request of a stop; of the same name it is the same one, until it is answered that it came to nothing.
+    def stop_request(self, name: str | None, timeout: int | None, *, drain: bool = False) -> StopRequested:
+        """A request to stop. The same name gets the same request, until the job answers that it failed.
 
         Raises:
-            SettingsError: the name is none.
+            SettingsError: the name is not valid.
             RequestRefused: a savepoint is wanted of a job that does not run.
         """
         if name is None:
-            return self._new_stop(None, patience, drain=drain)
+            return self._new_stop(None, timeout, drain=drain)
         check_savepoint_name(name)
         with self._lock:
             if name not in self._stops:
                 self._refuse_unless_alive("stop(savepoint=…)")
-                self._stops[name] = self._new_stop(name, patience, drain=drain), AnswerWaiter()
+                self._stops[name] = self._new_stop(name, timeout, drain=drain), AnswerWaiter()
             return self._stops[name][0]
 
-    def _new_stop(self, name: str | None, patience: int | None, *, drain: bool) -> StopRequested:
+    def _new_stop(self, name: str | None, timeout: int | None, *, drain: bool) -> StopRequested:
         return StopRequested(
             at=self._clock.now(),
             wall=self._clock.wall(),
             request=new_id(),
             name=name,
             owner=platform.node(),
-            patience=patience,
+            patience=timeout,
             drain=drain,
         )
 
     def wait_for_stop(
         self, stop: StopRequested, ask: Callable[[StopRequested, AnswerCallback], None], seconds: float | None
     ) -> bool:
-        """Ask, once, and wait for the reply at most so long; whether it came.
+        """Send the request unless it was sent, and wait for the reply; returns whether it came in time.
 
         Raises:
             RequestRefused: the name is taken, and the job goes on.
+            RequestFailed: the savepoint failed.
         """
-        assert stop.name is not None  # whoever wants no name waits for the job
+        assert stop.name is not None  # without a name, callers wait for the job instead
         with self._lock:
             waiter = self._stops[stop.name][1]
-            is_new, waiter.is_used = not waiter.is_used, True
+            is_new, waiter.is_sent = not waiter.is_sent, True
         if is_new:
-            ask(stop, waiter.tell)
+            ask(stop, waiter.set)
         reply = waiter.wait(seconds)
         if reply is None:
             return False
@@ -194,23 +195,20 @@ class LocalRequests:
             raise RequestRefused(msg)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Whether a job that was stopped has been drained: derived from its last checkpoint. Asks nobody, stops nothing.
+# ---- drain ---------------------------------------------------------------------------------------------------------
 
 
 def never_ran_error(job: str) -> RequestRefused:
-    """Only a job that runs can end its sources; one that has not begun stays so."""
+    """The refusal to drain a job that was never started: only a running job can end its sources."""
     return RequestRefused(f"job {job!r} has not begun, and only a running job can be drained: start it first")
 
 
 def require_drained(job: str, sources: Collection[str], owned: OwnedLog | None, *, is_cut_short: bool) -> None:
-    """Say so if a job that is over was to be drained and was not.
-
-    A source that has ended by itself is as good as one that was drained: nothing can be read after either.
+    """Check that a job that has ended was drained. A source that has ended by itself counts as drained.
 
     Raises:
-        RequestFailed: it has ended without its last checkpoint.
-        RequestRefused: that checkpoint was begun before anybody asked for a drain.
+        RequestFailed: the job has ended without its last checkpoint.
+        RequestRefused: its last checkpoint was begun before the drain was requested.
     """
     if owned is not None and is_drained(owned.history, sources):
         return
@@ -223,7 +221,7 @@ def require_drained(job: str, sources: Collection[str], owned: OwnedLog | None, 
 
 
 def is_drained(history: History, sources: Collection[str]) -> bool:
-    """Whether the checkpoint that the next start continues says of every source that it has ended for good."""
+    """Whether every source has ended for good in the checkpoint that the next start continues."""
     try:
         point = history.restore_point
     except CheckpointUnreadable:
@@ -232,15 +230,14 @@ def is_drained(history: History, sources: Collection[str]) -> bool:
     return point is not None and ended.issuperset(sources)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Ctrl-C and SIGTERM while a job runs in the main thread: once to stop in order, twice to end at once.
+# ---- signals -------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Have the first signal call ``stop``, on a thread of its own, and the second raise ``KeyboardInterrupt``.
+    """On Ctrl-C or SIGTERM, call ``stop`` on a thread of its own; on the second, raise ``KeyboardInterrupt``.
 
-    Outside of the main thread, which alone gets signals, nothing is changed. Handlers that were there come back.
+    Only the main thread gets signals: on another thread this does nothing. Previous handlers are put back at the end.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -264,33 +261,34 @@ def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-# ----------------------------------------------------------------------------------------------------
-# A job: a pipeline on a state directory, started, watched, stopped. Knows when attempts begin, not what they do.
+# ---- the job -------------------------------------------------------------------------------------------------------
 
 
 class Job:
     """A pipeline on a state directory. Continues the newest complete checkpoint there, or starts empty.
 
     Args:
-        pipeline: what ``@ps.pipeline`` made.
-        state: the folder that holds ``<job>/log`` and all else the job remembers; made if absent.
+        pipeline: made by ``@ps.pipeline``.
+        state: the folder that holds ``<job>/log`` and everything else the job remembers; made if absent.
         spark: a session to run on; it is neither stopped nor changed. Without one the job makes its own, and stops
             it at the end.
-        fresh: begin empty though there is state; what is there stays, and ``rewind`` can go back to it.
+        fresh: begin empty though there is state. That state stays, and ``rewind`` can go back to it.
         restore_from: begin at this savepoint or checkpoint of the job, or with the exported one in this folder: a
             ``Path``, or a text with a slash. Its files are copied; the folder is not needed afterwards.
-        claim: take the folder's files over: they are deleted there, and nobody else can begin with them.
-        discard_unpublished: output above ``restore_from`` that is not published yet never will be.
+        claim: take the folder's files over: they are deleted there, and no other job can begin with them.
+        discard_unpublished: never publish output above ``restore_from`` that is not published yet.
         allow_non_restored_state: leave state unused whose step the pipeline no longer has.
-        rename: new uids of steps by their old ones, to go on with those; does nothing once a checkpoint has the new.
-        take_over: claim the job even if a living process has it, which that process notices and ends.
-        expect: refuse if the log is not as it was when somebody looked (``history.mark``); for the first attempt.
+        rename: new uids of steps, by the old uids whose state they continue. Without effect once a checkpoint has
+            the new uids.
+        take_over: claim the job even if a living process has it; that process notices, and ends.
+        expect: refuse to start if the log has changed since this mark of it (``history.mark``). Counts for the first
+            attempt.
         listener: gets every fact, from any thread.
         settings: options of :class:`penstock.settings.Settings`, durations as text: ``checkpoint_every="5s"``.
 
     Raises:
         GraphError: the pipeline is refused, before anything runs.
-        SettingsError: an unknown or impossible option, or a rename beside ``fresh``.
+        SettingsError: an unknown or impossible option, or a rename in addition to ``fresh``.
 
     Example::
 
@@ -298,7 +296,7 @@ class Job:
         print(job.run(until="caught-up").rows_written)
     """
 
-    def __init__(  # noqa: PLR0913 - all that can be said of a start
+    def __init__(  # noqa: PLR0913 - all options of a start
         self,
         pipeline: PipelineDefinition,
         *,
@@ -319,66 +317,63 @@ class Job:
         self.name = self.graph.name
         self._settings = read_settings(settings)
         validate_mode(self.graph, Guarantee(self._settings.mode))
-        self._observer = listener
-        self._tally = ReportCollector(sources=self.graph.sources, sinks=self.graph.sinks)
+        self._users_listener = listener
+        self._collector = ReportCollector(sources=self.graph.sources, sinks=self.graph.sinks)
         self._lifecycle = Lifecycle()
         self._clock = SystemClock()
         self._over = threading.Event()
         self._stop = StopSignal()
         self._requests = RequestRegistry()
-        self._asking = LocalRequests(self.name, self._requests, self._clock, lambda: self.state)
-        self._orders = Orders(
-            graph=self.graph,
-            state=str(state),
-            spark=spark,
-            settings=self._settings,
-            beginning=parse_start_options(
-                fresh=fresh, restore_from=restore_from, claim=claim, discard_unpublished=discard_unpublished
-            ),
+        self._local_requests = LocalRequests(self.name, self._requests, self._clock, lambda: self.state)
+        self._start = parse_start_options(
+            fresh=fresh,
+            restore_from=restore_from,
+            claim=claim,
+            discard_unpublished=discard_unpublished,
             allow_non_restored_state=allow_non_restored_state,
-            take_over=take_over,
-            expect=expect,
-            rename=check_rename(rename, fresh=fresh),
+            rename=rename,
         )
-        self._drive: JobRunner | None = None
+        self._state = str(state)
+        self._spark = spark
+        self._take_over = take_over
+        self._expect = expect
+        self._runner: JobRunner | None = None
         self._thread: threading.Thread | None = None
         self._error: PenstockError | None = None
-        self._is_asked = False
+        self._is_stop_requested = False
         self._lock = threading.Lock()
-        self._patience = StopTimeout(self._clock, self._over.wait, self._give_up)
-
-    # ---------------------------------------------------------------------------------------------------- the public
+        self._stop_timeout = StopTimeout(self._clock, self._over.wait, self._give_up)
 
     @property
     def state(self) -> JobState:
-        """What the job is now."""
+        """The state of the job now."""
         return self._lifecycle.state
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, however."""
+        """Whether the job has ended: stopped, failed or fenced."""
         return self._lifecycle.is_over
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether a stop ended it without its last checkpoint, which took longer than ``stop_timeout``.
+        """Whether a stop ended the job without its last checkpoint, which took longer than ``stop_timeout``.
 
-        Nothing is lost by that: the next start goes on from the last complete checkpoint.
+        Nothing is lost: the next start continues the last complete checkpoint.
         """
-        return self._drive is not None and self._drive.is_cut_short
+        return self._runner is not None and self._runner.is_cut_short
 
     def report(self) -> Report:
-        """What it has done so far."""
-        return self._tally.report()
+        """The numbers of this job so far."""
+        return self._collector.report()
 
     def run(self, until: str = "stopped") -> Report:
         """Start, and wait for the end. ``until="caught-up"`` reads what is there now, checkpoints, publishes, ends.
 
-        Ctrl-C and SIGTERM stop it in order: a last checkpoint, its output published. A second one ends at once;
-        nothing is lost by that either, the next start goes on from the last complete checkpoint.
+        Ctrl-C and SIGTERM stop the job in order: it takes a last checkpoint and publishes its output. A second signal
+        ends the job at once. Nothing is lost by that: the next start continues the last complete checkpoint.
 
         Raises:
-            PenstockError: what ended it.
+            PenstockError: the failure that ended the job.
         """
         with stop_on_signals(self.request_stop):
             self.start(until)
@@ -386,10 +381,10 @@ class Job:
         return self.report()
 
     def start(self, until: str = "stopped") -> None:
-        """Begin on a thread of its own and return. A second call while it runs only warns.
+        """Start on a thread of its own, and return. A second call while the job runs only logs a warning.
 
         Raises:
-            SettingsError: it is over: a stopped job does not come back, make a new one.
+            SettingsError: the job has ended. It does not start again: make a new one.
         """
         goal = parse_until(until)
         with self._lock:
@@ -399,28 +394,34 @@ class Job:
             if self._thread is not None:
                 log.warning("job %s is already %s; start() did nothing", self.name, self.state.value)
                 return
-            self._drive = JobRunner(
-                self._orders,
+            self._runner = JobRunner(
+                self.graph,
+                self._start,
+                state=self._state,
+                spark=self._spark,
+                take_over=self._take_over,
+                expect=self._expect,
+                settings=self._settings,
                 until=goal,
                 clock=self._clock,
                 lifecycle=self._lifecycle,
                 stop=self._stop,
                 requests=self._requests,
-                listener=self._tell,
+                listener=self._notify,
                 report=self.report,
                 ask_to_stop=self._ask_to_stop,
                 finish=self._finish,
             )
             self._thread = threading.Thread(
-                target=self._begin, args=(self._drive,), name=f"penstock-job-{self.name}", daemon=True
+                target=self._run, args=(self._runner,), name=f"penstock-job-{self.name}", daemon=True
             )
         self._thread.start()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the end; with a time-out in seconds, returns whether it came.
+        """Wait for the end; with a timeout in seconds, returns whether it came.
 
         Raises:
-            PenstockError: what ended the job.
+            PenstockError: the failure that ended the job.
         """
         if self._thread is None:
             return self._lifecycle.is_over
@@ -434,31 +435,31 @@ class Job:
     def savepoint(self, name: str, timeout: float | None = None) -> CheckpointId:
         """Take a checkpoint now that keeps this name and is never cleaned up; returns its id once it is in the log.
 
-        While the job restores or waits for its next attempt, it waits for that.
+        While the job restores or waits for its next attempt, the request waits too.
 
         Raises:
-            SettingsError: the name is not one.
+            SettingsError: the name is not valid.
             RequestRefused: the job does not run, or the name is taken; the message says by which checkpoint.
-            RequestFailed: it came to nothing, or not within ``timeout`` seconds.
+            RequestFailed: the checkpoint failed, or did not complete within ``timeout`` seconds.
         """
-        return self._asking.checkpoint(name, timeout)
+        return self._local_requests.checkpoint(name, timeout)
 
     def checkpoint(self, timeout: float | None = None) -> CheckpointId:
-        """Take a checkpoint now; as :meth:`savepoint`, without a name."""
-        return self._asking.checkpoint(None, timeout)
+        """Take a checkpoint now: like :meth:`savepoint`, without a name."""
+        return self._local_requests.checkpoint(None, timeout)
 
     def stop(self, timeout: float | None = None, *, savepoint: str | None = None, drain: bool = False) -> bool:
-        """Take a last checkpoint, publish, end, and wait for it. Harmless if it is over; may be repeated.
+        """Take a last checkpoint, publish, end, and wait for the end. May be repeated; harmless after the end.
 
-        With ``savepoint`` that checkpoint keeps this name; if it cannot have it, the job goes on. With ``drain`` the
-        sources end first, for good: all windows close and are published, and a later start that finds more rows is
-        refused unless it goes back to a checkpoint before.
+        With ``savepoint`` the last checkpoint keeps this name; if the name cannot be had, the job goes on. With
+        ``drain`` the sources end first, for good: all windows close and are published. A later start that finds more
+        rows is refused, unless it goes back to an earlier checkpoint.
 
         Raises:
             InternalError: called from one of the job's own threads, which would wait for itself.
-            RequestRefused: the name is taken, or the job does not run; or it is too late to drain it.
-            RequestFailed: the job ended without its savepoint, or undrained for want of its last checkpoint.
-            PenstockError: what ended the job instead.
+            RequestRefused: the name is taken, the job does not run, or it is too late to drain it.
+            RequestFailed: the job ended without its savepoint, or without the last checkpoint that a drain needs.
+            PenstockError: the failure that ended the job instead.
         """
         refuse_own_threads("stop()", "use request_stop()")
         if drain and self._thread is None:
@@ -474,75 +475,97 @@ class Job:
         return is_over
 
     def _stop_at(self, savepoint: str, timeout: float | None, *, drain: bool) -> bool:
-        event = self._asking.stop(savepoint, self._settings.stop_timeout, drain=drain)
+        event = self._local_requests.stop_request(savepoint, self._settings.stop_timeout, drain=drain)
         try:
-            return self._asking.wait_for_stop(event, self._ask_to_stop, timeout)
+            return self._local_requests.wait_for_stop(event, self._ask_to_stop, timeout)
         except RequestFailed:
-            self.wait(timeout)  # which raises what ended the job, if it was an error
+            self.wait(timeout)  # raises the failure that ended the job, if there is one
             raise
 
     def request_stop(self) -> None:
-        """As :meth:`stop`, without waiting; from any thread, a listener's too."""
+        """Stop like :meth:`stop`, without waiting; from any thread, a listener's too."""
         self._request_stop(drain=False)
 
     def _request_stop(self, *, drain: bool) -> None:
         with self._lock:
-            first, self._is_asked = not self._is_asked, True
+            first, self._is_stop_requested = not self._is_stop_requested, True
             if self._thread is None and not self._lifecycle.is_over:
                 self._stop.ask()
                 self._finish(JobState.STOPPED, None)
                 return
         if first or drain:
-            self._ask_to_stop(self._asking.stop(None, self._settings.stop_timeout, drain=drain), warn_if_unpublished)
+            event = self._local_requests.stop_request(None, self._settings.stop_timeout, drain=drain)
+            self._ask_to_stop(event, warn_if_unpublished)
 
-    def _ask_to_stop(self, stop: StopRequested, tell: AnswerCallback) -> None:
-        """One that wants a name stops the job only once it is sure to get it."""
+    def _ask_to_stop(self, stop: StopRequested, callback: AnswerCallback) -> None:
+        """Submit the request. With a savepoint's name the job stops only when it is sure to get that name."""
         if stop.name is None:
             self._stopping(stop.patience)
-            self._requests.submit(stop, tell)
+            self._requests.submit(stop, callback)
         else:
-            self._requests.submit(stop, tell, accepted=lambda: self._stopping(stop.patience))
+            self._requests.submit(stop, callback, accepted=lambda: self._stopping(stop.patience))
 
-    def _stopping(self, patience: int | None) -> None:
-        """The job ends; without its last checkpoint, if that takes longer than the least patient of those who ask."""
+    def _stopping(self, timeout: int | None) -> None:
+        """Stop; without the last checkpoint if that takes longer than the shortest timeout of all requests."""
         with self._lock:
             first = not self._stop.is_asked
             self._stop.ask()
-        if first and self._drive is not None:
-            self._drive.stop()
-        self._patience.least(patience)
+        if first and self._runner is not None:
+            self._runner.stop()
+        self._stop_timeout.shorten(timeout)
 
     def _give_up(self) -> None:
-        if self._drive is not None:
-            self._drive.give_up()
+        if self._runner is not None:
+            self._runner.give_up()
 
-    def _begin(self, drive: JobRunner) -> None:
+    def _run(self, runner: JobRunner) -> None:
         try:
-            drive.run()
+            runner.run()
         finally:
             self._over.set()
 
-    def _tell(self, fact: Fact) -> None:
-        self._tally(fact)
-        notify_listener(self._observer, fact)
+    def _notify(self, fact: Fact) -> None:
+        self._collector(fact)
+        notify_listener(self._users_listener, fact)
 
     def _finish(self, state: JobState, error: PenstockError | None) -> None:
         self._error = error
         self._lifecycle.to(state)
-        self._tell(JobEnded(state=state.value, cause=str(error) if error else None))
+        self._notify(JobEnded(state=state.value, cause=str(error) if error else None))
 
 
-# ----------------------------------------------------------------------------------------------------
-# The jobs that this process has, so that the same call finds one or makes it. Knows nothing of what jobs do.
+def make_job(
+    pipeline: PipelineDefinition,
+    start: StartOptions,
+    *,
+    state: str,
+    take_over: bool,
+    expect: LogMark | None,
+    listener: Listener,
+    settings: Mapping[str, Any],
+) -> Job:
+    """A job whose start options are parsed already.
+
+    Raises:
+        GraphError: the pipeline is refused.
+        SettingsError: an unknown or impossible option, or a rename in addition to ``fresh``.
+    """
+    job = Job(pipeline, state=state, take_over=take_over, expect=expect, listener=listener, **settings)
+    check_rename(start.rename, fresh=start.fresh)
+    job._start = start  # noqa: SLF001 - instead of the arguments that Job parses
+    return job
+
+
+# ---- jobs of this process -----------------------------------------------------------------------------------------
 
 _live: dict[tuple[str, str], Job] = {}
 _live_lock = threading.Lock()
 
 
 def get_or_create(pipeline: PipelineDefinition, *, state: str | Path, **options: object) -> Job:
-    """The job of this name on this state directory that this process has, or a new one that continues what is there.
+    """This process's job of this name on this state directory, or a new one that continues the state that is there.
 
-    The same call starts from a checkpoint directory or afresh. Code is never stored: the pipeline given here runs.
+    The same call starts from a checkpoint directory or empty. Code is never stored: the pipeline given here runs.
     Options are those of :class:`Job`; they count only when it is made.
 
     Example::

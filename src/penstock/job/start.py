@@ -1,4 +1,4 @@
-"""StartOptions; what a start begins with; the declared state of steps."""
+"""How to start a job, where that begins in its log, and the state that its steps declare."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypedDict
 from penstock.checkpoint.entries import StepRecord, StepRole
 from penstock.checkpoint.export import EXPORT, OpenFolder, open_export, plan_import, resume_import
 from penstock.checkpoint.history import resolve_checkpoint
-from penstock.checkpoint.recovery import Recovery
+from penstock.checkpoint.recovery import Recovery, check_rename
 from penstock.compiler.tasks import TaskSpec
 from penstock.errors import PlanOutdated, SettingsError, StateIncompatible, UnknownName
 from penstock.filesystem.local import LocalFileSystem
@@ -31,40 +31,25 @@ if TYPE_CHECKING:
     from penstock.compiler.analysis import Analysis
     from penstock.handles import CheckpointId
 
-
-# ----------------------------------------------------------------------------------------------------
-# Where a job begins: its newest checkpoint, empty, an older one, or an exported copy. Says it; begins nothing.
-#
-# Whatever is not the newest checkpoint counts until an attempt has begun so: from then on that is in the log.
+log = logging.getLogger("penstock")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeenExport:
-    """An exported checkpoint as somebody has seen it: a path that is begun with only if it still is the same.
-
-    Attributes:
-        folder: the absolute path of its folder.
-        sha256: of its ``export.json``.
-    """
-
-    folder: str
-    sha256: str
-
-    def __fspath__(self) -> str:
-        return self.folder
+# ---- how to start --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartOptions:
-    """What was asked for.
+    """How to start the job. Without any of them it continues its newest checkpoint, or starts empty.
 
     Attributes:
-        fresh: empty, beside what is there.
-        checkpoint: at this checkpoint of the job's own log: a savepoint's name, or a number.
-        folder: with an exported checkpoint: the absolute path of its folder.
-        sha256: of that folder's ``export.json``, if it has to be that one.
-        claim: the folder's files become the job's.
-        discard_unpublished: what is open above the checkpoint is voided and not published.
+        fresh: start empty; the state that is there stays.
+        checkpoint: start at this checkpoint of the job's own log: a savepoint's name, or a number.
+        folder: start with an exported checkpoint: the absolute path of its folder.
+        sha256: digest that the ``export.json`` in that folder must have; ``None`` accepts any.
+        claim: take the folder's files over.
+        discard_unpublished: void output above the checkpoint that is not published yet.
+        allow_non_restored_state: leave state unused whose step the pipeline no longer has.
+        rename: new uids of steps, by their old ones.
     """
 
     fresh: bool = False
@@ -73,41 +58,61 @@ class StartOptions:
     sha256: str | None = None
     claim: bool = False
     discard_unpublished: bool = False
+    allow_non_restored_state: bool = False
+    rename: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def is_rewind(self) -> bool:
-        """Whether it goes back in its own log, which alone goes past what cannot be read."""
+        """Whether the start goes back in its own log; only such a start skips unreadable entries."""
         return self.fresh or self.checkpoint is not None
+
+    @property
+    def is_from_latest(self) -> bool:
+        """Whether the start continues the newest checkpoint."""
+        return not self.is_rewind and self.folder is None
+
+    def from_latest(self) -> StartOptions:
+        """The options of later starts, once the log records this one: they continue from there."""
+        return StartOptions(allow_non_restored_state=self.allow_non_restored_state, rename=self.rename)
 
 
 FROM_LATEST: Final = StartOptions()
-"""As ever: the newest checkpoint, or empty if there is none."""
+"""The start without any option."""
 
 
 class ResolvedStart(TypedDict):
-    """What a recovery is told of it."""
+    """Arguments of :func:`~penstock.checkpoint.recovery.decide_recovery` that say where a start begins."""
 
     fresh: bool
     rewind_to: CheckpointId | None
     discard_unpublished: bool
     bring: Import | None
+    allow_non_restored_state: bool
+    rename: Mapping[str, str]
 
 
 def parse_start_options(
-    *, fresh: bool, restore_from: str | int | os.PathLike[str] | None, claim: bool, discard_unpublished: bool
+    *,
+    fresh: bool,
+    restore_from: str | int | os.PathLike[str] | None,
+    claim: bool,
+    discard_unpublished: bool,
+    allow_non_restored_state: bool = False,
+    rename: Mapping[str, str] | None = None,
 ) -> StartOptions:
-    """What the arguments of a start mean. A text with a slash, or that begins with a dot, is a folder.
+    """The options as one value. A text with a slash, or that begins with a dot, names a folder.
 
     Raises:
         SettingsError: they contradict one another.
+        GraphError: a renamed uid is not a uid.
 
     >>> parse_start_options(fresh=False, restore_from="before-v2", claim=False, discard_unpublished=False).checkpoint
     'before-v2'
     >>> parse_start_options(fresh=False, restore_from="/exports/orders", claim=True, discard_unpublished=False).folder
     '/exports/orders'
     """
-    place = None if restore_from is None or isinstance(restore_from, int) else os.fspath(restore_from)
-    is_folder = place is not None and (not isinstance(restore_from, str) or "/" in place or place.startswith("."))
+    path = None if restore_from is None or isinstance(restore_from, int) else os.fspath(restore_from)
+    is_folder = path is not None and (not isinstance(restore_from, str) or "/" in path or path.startswith("."))
     checkpoint = None if restore_from is None or is_folder else str(restore_from)
     if fresh and restore_from is not None:
         msg = f"fresh begins empty, restore_from={str(restore_from)!r} does not: give one of the two"
@@ -121,19 +126,19 @@ def parse_start_options(
             "or fresh. Before a start from a folder, rewind with it"
         )
         raise SettingsError(msg)
-    folder = os.path.abspath(os.path.expanduser(place)) if is_folder and place is not None else None
     return StartOptions(
         fresh=fresh,
         checkpoint=checkpoint,
-        folder=folder,
-        sha256=restore_from.sha256 if isinstance(restore_from, SeenExport) else None,
+        folder=os.path.abspath(os.path.expanduser(path)) if is_folder and path is not None else None,
         claim=claim,
         discard_unpublished=discard_unpublished,
+        allow_non_restored_state=allow_non_restored_state,
+        rename=check_rename(rename, fresh=fresh),
     )
 
 
 def resolve_start(
-    beginning: StartOptions,
+    start: StartOptions,
     history: History,
     *,
     job: str,
@@ -141,59 +146,63 @@ def resolve_start(
     generation: Generation | None = None,
     folders: OpenFolder = LocalFileSystem,
 ) -> ResolvedStart:
-    """What it means for the log as it is, which is decided again under the claim (rule L2).
+    """Where these options begin in the log as it is now. Under the claim they are resolved again (rule L2).
 
-    An export that is the restore point already, because a start crashed right after it had come so far, is not brought
-    twice: the start goes on from there.
+    An export is not imported twice: if a crashed start has made it the restore point, the start continues there.
 
     Args:
-        beginning: what was asked for.
-        history: of the log.
-        job: whose it is.
-        at: now.
-        generation: of our claim; before there is one, that of the next.
-        folders: how an exported folder is read.
+        start: the options.
+        history: of the job's log.
+        job: its name.
+        at: the present time.
+        generation: of the claim; before there is one, the next generation is assumed.
+        folders: opens an exported folder.
 
     Raises:
         UnknownName: there is no such checkpoint, or no such folder.
-        CheckpointUnreadable: the folder holds no export, or not what was exported.
+        CheckpointUnreadable: the folder holds no export, or its content has changed.
         StateDirectoryRefused: the folder's files were taken over.
-        PlanOutdated: the folder holds another export than the one that was to be begun with.
+        PlanOutdated: the folder holds another export than the options require.
     """
-    found = ResolvedStart(
-        fresh=beginning.fresh,
-        rewind_to=None,
-        discard_unpublished=beginning.discard_unpublished,
-        bring=None,
+    return ResolvedStart(
+        fresh=start.fresh,
+        rewind_to=None if start.checkpoint is None else _checkpoint_id(history, start.checkpoint, job),
+        discard_unpublished=start.discard_unpublished,
+        bring=_import_of(start, history, at=at, generation=generation, folders=folders),
+        allow_non_restored_state=start.allow_non_restored_state,
+        rename=start.rename,
     )
-    if beginning.checkpoint is not None:
-        found["rewind_to"] = _which(history, beginning.checkpoint, job)
-    if beginning.folder is not None:
-        folder, claims = beginning.folder, beginning.claim
-        export = open_export(folder, log_id=history.log_id, folders=folders)
-        changed = None if beginning.sha256 is None else export_change(export, folder, beginning.sha256)
-        if changed is not None:
-            msg = f"since the plan was made has moved the export: {changed}; plan again"
-            raise PlanOutdated(msg)
-        found["bring"] = resume_import(export, history, folder=folder, at=at) or plan_import(
-            export,
-            history,
-            folder=folder,
-            generation=Generation(history.tail + 1) if generation is None else generation,
-            at=at,
-            claims=claims,
-        )
-    return found
 
 
 def export_change(export: Export, folder: str, sha256: str) -> str | None:
-    """In words, that a folder holds another export than somebody has seen in it; ``None`` if it is the same."""
+    """How the export in a folder differs from the one with this digest, in words; ``None`` if it is the same."""
     if export.sha256 == sha256:
         return None
     return f"{folder} holds another one, checkpoint {export.checkpoint} of job {export.job!r}"
 
 
-def _which(history: History, text: str, job: str) -> CheckpointId:
+def _import_of(
+    start: StartOptions, history: History, *, at: WallTime, generation: Generation | None, folders: OpenFolder
+) -> Import | None:
+    folder = start.folder
+    if folder is None:
+        return None
+    export = open_export(folder, log_id=history.log_id, folders=folders)
+    change = None if start.sha256 is None else export_change(export, folder, start.sha256)
+    if change is not None:
+        msg = f"the plan is outdated: the export has moved: {change}; plan again"
+        raise PlanOutdated(msg)
+    return resume_import(export, history, folder=folder, at=at) or plan_import(
+        export,
+        history,
+        folder=folder,
+        generation=Generation(history.tail + 1) if generation is None else generation,
+        at=at,
+        claims=start.claim,
+    )
+
+
+def _checkpoint_id(history: History, text: str, job: str) -> CheckpointId:
     hint = f"; an exported folder is written with a slash: ./{text}" if Path(text, EXPORT).is_file() else ""
     if history.is_empty:
         msg = f"job {job!r} has no state here, so it has no checkpoint {text!r}{hint}"
@@ -205,31 +214,28 @@ def _which(history: History, text: str, job: str) -> CheckpointId:
         raise UnknownName(msg) from None
 
 
-# ----------------------------------------------------------------------------------------------------
-# What the steps of a graph keep, and whether what a checkpoint holds can become that. Analyses plans, runs no job.
-
-log = logging.getLogger("penstock")
+# ---- declared state of steps ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredSteps:
-    """A graph as a restore sees it.
+    """The steps of a graph, and the state they declare.
 
     Attributes:
         steps: as manifests record them.
-        keeps: by uid, what a stateful step keeps.
-        positions: by uid, the kind of positions of a source that tells it.
+        schemas: by uid, the state schema of a stateful step.
+        positions: by uid, the kind of positions of a source that checks it.
     """
 
     steps: tuple[StepRecord, ...]
-    keeps: Mapping[str, StateSchema] = field(default_factory=dict)
+    schemas: Mapping[str, StateSchema] = field(default_factory=dict)
     positions: Mapping[str, str] = field(default_factory=dict)
 
-    def judge(self, step: StepRecord, snapshot: TaskSnapshot) -> tuple[ColumnChange, ...]:
-        """What becomes of a step's state: see :data:`penstock.checkpoint.recovery.SchemaResolver`.
+    def resolver(self, step: StepRecord, snapshot: TaskSnapshot) -> tuple[ColumnChange, ...]:
+        """How a step's restored columns change: a :data:`penstock.checkpoint.recovery.SchemaResolver`.
 
         Raises:
-            StateIncompatible: it cannot be taken over.
+            StateIncompatible: the state cannot be restored.
         """
         kind = self.positions.get(step.uid)
         if snapshot.position is not None and kind not in (None, snapshot.position.kind):
@@ -238,36 +244,34 @@ class DeclaredSteps:
                 "a uid of its own, or restore with the source that wrote it"
             )
             raise StateIncompatible(msg, uid=step.uid)
-        keeps = self.keeps.get(step.uid)
-        return (
-            resolve_schema(snapshot.state, keeps, uid=step.uid)
-            if snapshot.state is not None and keeps is not None
-            else ()
-        )
+        schema = self.schemas.get(step.uid)
+        if snapshot.state is None or schema is None:
+            return ()
+        return resolve_schema(snapshot.state, schema, uid=step.uid)
 
 
 def declare_steps(tasks: Sequence[TaskSpec], analysis: Analysis, spark: SparkSession) -> DeclaredSteps:
-    """Ask the steps of a graph what they keep."""
-    keeps: dict[str, StateSchema] = {}
+    """The steps with their state schemas and position kinds; analyses plans, runs no Spark job."""
+    schemas: dict[str, StateSchema] = {}
     positions: dict[str, str] = {}
     for task in tasks:
         match task.node:
             case Keyed(spec=spec, inputs=inputs):
-                keeps[task.id] = spec.keeps(tuple(analysis.schema(ref) for ref in inputs), spark)
+                schemas[task.id] = spec.keeps(tuple(analysis.schema(ref) for ref in inputs), spark)
             case Read(source=ChecksPosition(position_kind=kind)):
                 positions[task.id] = kind
-    return DeclaredSteps(steps=step_records(tasks, keeps), keeps=keeps, positions=positions)
+    return DeclaredSteps(steps=step_records(tasks, schemas), schemas=schemas, positions=positions)
 
 
-def step_records(tasks: Sequence[TaskSpec], keeps: Mapping[str, StateSchema] | None = None) -> tuple[StepRecord, ...]:
-    """The tasks, as manifests record them; with their schemas, if it is told what they keep."""
+def step_records(tasks: Sequence[TaskSpec], schemas: Mapping[str, StateSchema] | None = None) -> tuple[StepRecord, ...]:
+    """The tasks as manifests record them; with the schemas of those that are given."""
     records = []
     for task in tasks:
         match task.node:
             case Read(uid=uid):
                 records.append(StepRecord(uid=uid, role=StepRole.SOURCE))
             case Keyed(uid=uid, spec=spec):
-                schema = keeps[uid].schema if keeps and uid in keeps else ""
+                schema = schemas[uid].schema if schemas and uid in schemas else ""
                 records.append(StepRecord(uid=uid, role=StepRole.STEP, kind=spec.kind, schema=schema))
             case Write(uid=uid):
                 records.append(StepRecord(uid=uid, role=StepRole.SINK))
@@ -277,7 +281,7 @@ def step_records(tasks: Sequence[TaskSpec], keeps: Mapping[str, StateSchema] | N
 
 
 def log_schema_changes(recovery: Recovery) -> None:
-    """Say what is restored otherwise than it was kept."""
+    """Log a warning for each step that is restored under a new uid or with changed columns."""
     for old, new in recovery.renamed.items():
         log.warning("step '%s' goes on from checkpoint %s of '%s'", new, recovery.restored, old)
     for change in recovery.changes:

@@ -1,4 +1,4 @@
-"""Tasks, channels, connectors of an attempt put together."""
+"""Puts the tasks, channels and connectors of an attempt together."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from penstock.checkpoint.history import UNBROKEN, Timeline
+from penstock.checkpoint.history import LogMark, timeline
+from penstock.checkpoint.log import Log, OwnedLog, Sleep
+from penstock.checkpoint.recovery import Recovery
 from penstock.clock import MAX_WATERMARK, Clock, EventTime
 from penstock.compiler.tasks import InputRef, Route, TaskSpec
+from penstock.control.server import RequestRegistry
 from penstock.dead_letters.letters import replay_inbox
 from penstock.dead_letters.replay import LetterFrames, open_with_replays
 from penstock.facts import Counted, Listener, Restoring
@@ -17,13 +20,13 @@ from penstock.failpoints import failpoint
 from penstock.filesystem.base import FileSystem
 from penstock.graph.nodes import Every, Keyed, PortRef, Read, Union, WithWatermark, Write, without_pause
 from penstock.graph.queries import alignment_groups, sources_naming_partitions, upstream_sources
-from penstock.handles import Generation, Guarantee, TaskSnapshot
+from penstock.handles import Guarantee, TaskSnapshot
 from penstock.interfaces.operator import OperatorContext
 from penstock.interfaces.sink import SinkContext
 from penstock.interfaces.source import ReadLimit, SourceContext, Until
 from penstock.runtime.barriers import AlignedBarrierHandler, BarrierHandler, BarrierTracker
 from penstock.runtime.channels import Channel, OutputPath, Rewrite, TaskOutput
-from penstock.runtime.executors import AnyTask, TaskRunner, TaskRunnerFactory, TaskThread
+from penstock.runtime.executors import AnyTask, TaskRunner, TaskRunnerFactory, TaskThread, WorkerPool, WorkerThreads
 from penstock.runtime.inputs import Inputs, UpstreamInfo
 from penstock.runtime.rate_control import DEFAULT_BATCH_DURATION, RateControl
 from penstock.runtime.source_task import (
@@ -42,15 +45,16 @@ from penstock.settings import Settings
 from penstock.spark.scheduling import SparkPools
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from penstock.compiler.analysis import Analysis
 
 
-# ----------------------------------------------------------------------------------------------------
-# Tells observers how much of the state a start has restored, step by step. Restores nothing itself.
+# ---- restore progress ----------------------------------------------------------------------------------------------
 
 
 class RestoreReporter:
-    """The steps of one start whose state has to be read, one after the other."""
+    """Reports how many bytes of state a start has restored, step by step."""
 
     def __init__(self, snapshots: Mapping[str, TaskSnapshot], listener: Listener) -> None:
         self._bytes = {uid: snapshot.state.bytes for uid, snapshot in snapshots.items() if snapshot.state is not None}
@@ -59,242 +63,292 @@ class RestoreReporter:
         self._listener = listener
 
     def begins(self, uid: str) -> None:
-        """It is this step's turn, and all before it are done."""
+        """Report that this step is restored next; the steps before it are done."""
         size = self._bytes.get(uid, 0)
         if size:
             self._listener(Restoring(doing="restoring", task=uid, done=self._done, total=self._total))
         self._done += size
 
 
-# ----------------------------------------------------------------------------------------------------
-# Puts tasks, channels and connectors of one attempt together. The only place where all parts meet; decides nothing.
+# ---- what attempts are made of --------------------------------------------------------------------------------------
 
 BARRIER_HANDLERS: Final[Mapping[str, Callable[[int], BarrierHandler]]] = {
     "exactly-once": AlignedBarrierHandler,
     "at-least-once": BarrierTracker,
 }
-"""How a task follows its barriers, by the job's mode."""
+"""How a task handles barriers, by the job's mode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What all tasks of an attempt share."""
+class JobEnvironment:
+    """What all attempts of a job share. It is made once and does not change.
 
+    Attributes:
+        name: of the job.
+        analysis: of the pipeline's graph.
+        spark: the session of the job.
+        filesystem: rooted at the job's directory.
+        log: of the job.
+        settings: of the job.
+        until: when the job ends by itself.
+        clock: of the job.
+        listener: gets every fact.
+        requests: to the job.
+        pause: sleeps between retries.
+        take_over: claim the log even if its owner lives.
+        expect: the mark at which the first claim must find the log.
+        check_owner: refuses the first claim while a living owner answers.
+        thread: makes the runner of a task.
+        workers: makes the pool for background work.
+    """
+
+    name: str
     analysis: Analysis
-    plans: tuple[TaskSpec, ...]
-    snapshots: Mapping[str, TaskSnapshot]
-    edge: SparkPools
-    letters: LetterFrames
+    spark: SparkSession
     filesystem: FileSystem
-    job: str
-    log_id: str
-    generation: Generation
+    log: Log
     settings: Settings
-    cores: int
     until: Until
-    initial: bool
     clock: Clock
     listener: Listener
-    supervisor: Supervisor
+    requests: RequestRegistry
+    pause: Sleep
+    take_over: bool = False
+    expect: LogMark | None = None
+    check_owner: Callable[[], None] = lambda: None
     thread: TaskRunnerFactory = TaskThread
-    timeline: Timeline = UNBROKEN
+    workers: Callable[[Callable[[str, BaseException], None]], WorkerPool] = WorkerThreads
 
 
 class AttemptBuilder:
-    """Builds every task of an attempt, with its thread."""
+    """Builds every task of an attempt, with its thread, channels and connectors.
 
-    def __init__(self, around: Surroundings) -> None:
-        self._of = around
+    Args:
+        env: of the job.
+        specs: the tasks to build.
+        owned: the log, under the claim of the attempt.
+        recovery: what the tasks restore.
+        pools: Spark pools of the attempt.
+        supervisor: of the attempt.
+        letters: reads the dead letters of a replay.
+        cores: of the cluster.
+    """
+
+    def __init__(
+        self,
+        env: JobEnvironment,
+        *,
+        specs: tuple[TaskSpec, ...],
+        owned: OwnedLog,
+        recovery: Recovery,
+        pools: SparkPools,
+        supervisor: Supervisor,
+        letters: LetterFrames,
+        cores: int,
+    ) -> None:
+        self._env = env
+        self._specs = specs
+        self._owned = owned
+        self._recovery = recovery
+        self._pools = pools
+        self._supervisor = supervisor
+        self._letters = letters
+        self._cores = cores
+        self._timeline = timeline(owned.history, recovery.restored)
         self._channels: dict[InputRef, Channel] = {}
-        self._controls: dict[str, RateControl] = {}
+        self._rate_controls: dict[str, RateControl] = {}
         self.threads: dict[str, TaskRunner] = {}
         self.tasks: dict[str, AnyTask] = {}
-        self._gates = self._drift_gates()
+        self._alignment = self._alignment_coordinator()
 
     def build(self) -> None:
-        """All channels and threads first, then the tasks, each restored from its snapshot."""
-        of = self._of
-        for plan in of.plans:
-            self.threads[plan.id] = of.thread(
-                plan.id,
-                clock=of.clock,
-                around=of.edge.around,
-                foreground=of.edge.foreground,
-                failed=of.supervisor.failed,
-                finished=of.supervisor.finished,
+        """Build all channels and threads first, then the tasks, each restored from its snapshot."""
+        settings = self._env.settings
+        for spec in self._specs:
+            self.threads[spec.id] = self._env.thread(
+                spec.id,
+                clock=self._env.clock,
+                around=self._pools.around,
+                foreground=self._pools.foreground,
+                failed=self._supervisor.failed,
+                finished=self._supervisor.finished,
             )
-            for source in range(plan.inputs):
-                self._channels[InputRef(plan.id, source)] = Channel(capacity=of.settings.channel_capacity)
-            if isinstance(plan.node, Read) and of.settings.rate_control:
-                pace = plan.node.pace
-                self._controls[plan.id] = RateControl(
+            for source in range(spec.inputs):
+                self._channels[InputRef(spec.id, source)] = Channel(capacity=settings.channel_capacity)
+            if isinstance(spec.node, Read) and settings.rate_control:
+                pace = spec.node.pace
+                self._rate_controls[spec.id] = RateControl(
                     pace.interval if isinstance(pace, Every) else DEFAULT_BATCH_DURATION
                 )
-        for plan in of.plans:
-            self._connect(plan)
-        restores = RestoreReporter(of.snapshots, of.listener)
-        for plan in of.plans:
-            restores.begins(plan.id)
-            self.tasks[plan.id] = self._task(plan)
+        for spec in self._specs:
+            self._connect(spec)
+        progress = RestoreReporter(self._recovery.snapshots, self._env.listener)
+        for spec in self._specs:
+            progress.begins(spec.id)
+            self.tasks[spec.id] = self._task(spec)
 
     def close(self) -> None:
         """Close the tasks that were built, when another could not be."""
         for task in self.tasks.values():
-            with suppress(Exception):  # what could not be built is the failure that is told
+            with suppress(Exception):  # the failure to build is the one that is raised
                 task.close()
 
-    def _connect(self, plan: TaskSpec) -> None:
-        for route in plan.routes.values():
+    def _connect(self, spec: TaskSpec) -> None:
+        for route in spec.routes.values():
             for leaf, _ in route.leaves():
-                self._channels[leaf].connect(on_put=self.threads[leaf.task].wake, on_take=self.threads[plan.id].wake)
+                self._channels[leaf].connect(on_put=self.threads[leaf.task].wake, on_take=self.threads[spec.id].wake)
 
-    def _drift_gates(self) -> AlignmentCoordinator | None:
-        groups = alignment_groups(self._of.analysis.graph)
+    def _alignment_coordinator(self) -> AlignmentCoordinator | None:
+        groups = alignment_groups(self._env.analysis.graph)
         if not groups:
             return None
         return AlignmentCoordinator(
             groups,
-            now=self._of.clock.now(),
+            now=self._env.clock.now(),
             wake=lambda uid: self.threads[uid].wake(),
-            finite=self._of.until is Until.CAUGHT_UP,
+            finite=self._env.until is Until.CAUGHT_UP,
         )
 
-    def _task(self, plan: TaskSpec) -> AnyTask:
+    def _task(self, spec: TaskSpec) -> AnyTask:
         output = TaskOutput(
-            {port: self._path(plan, route, is_root=True) for port, route in plan.routes.items()}, self._of.edge.keep
+            {port: self._path(spec, route, is_root=True) for port, route in spec.routes.items()}, self._pools.keep
         )
-        if isinstance(plan.node, Read):
-            return self._source(plan, plan.node, output)
+        if isinstance(spec.node, Read):
+            return self._source(spec, spec.node, output)
         return StepTask(
-            plan.id,
-            self._inputs(plan),
+            spec.id,
+            self._inputs(spec),
             output,
-            self._work(plan),
-            barriers=BARRIER_HANDLERS[self._of.settings.mode],
-            shell=self._of.supervisor,
-            clock=self._of.clock,
+            self._logic(spec),
+            barriers=BARRIER_HANDLERS[self._env.settings.mode],
+            shell=self._supervisor,
+            clock=self._env.clock,
         )
 
-    def _path(self, plan: TaskSpec, route: Route, *, is_root: bool) -> OutputPath:
+    # ---- outputs and inputs ----------------------------------------------------------------------------------------
+
+    def _path(self, spec: TaskSpec, route: Route, *, is_root: bool) -> OutputPath:
         rewrite: Rewrite | None = None
-        if route.steps or (is_root and isinstance(plan.node, Read)):
-            rewrite = self._of.analysis.segment(plan.node, route.steps, is_root=is_root)
-            if is_root and isinstance(plan.node, Read):
-                rewrite = with_row_counts(rewrite, plan.id, self._of.listener)
-                if plan.id in self._controls:
-                    rewrite = with_rate_control(rewrite, plan.id, self._controls[plan.id], self._of.clock)
+        if route.steps or (is_root and isinstance(spec.node, Read)):
+            rewrite = self._env.analysis.segment(spec.node, route.steps, is_root=is_root)
+            if is_root and isinstance(spec.node, Read):
+                rewrite = with_row_counts(rewrite, spec.id, self._env.listener)
+                if spec.id in self._rate_controls:
+                    rewrite = with_rate_control(rewrite, spec.id, self._rate_controls[spec.id], self._env.clock)
             for step in route.steps:
-                if self._gates is not None and isinstance(step, WithWatermark) and self._gates.follows(step):
-                    rewrite = with_watermark_alignment(rewrite, step, self._gates)
+                if self._alignment is not None and isinstance(step, WithWatermark) and self._alignment.follows(step):
+                    rewrite = with_watermark_alignment(rewrite, step, self._alignment)
         return OutputPath(
             rewrite=rewrite,
             channel=self._channels[route.to] if route.to is not None else None,
-            branches=tuple(self._path(plan, branch, is_root=False) for branch in route.branches),
+            branches=tuple(self._path(spec, branch, is_root=False) for branch in route.branches),
             only_if=route.only_if,
         )
 
-    def _source(self, plan: TaskSpec, node: Read, output: TaskOutput) -> SourceTask:
-        snapshot = self._of.snapshots.get(plan.id)
-        edge = self._of.edge
-        context = SourceContext(uid=plan.id, spark=edge.spark, until=self._of.until, report=self._of.supervisor.report)
-        has_ended = snapshot is not None and MAX_WATERMARK in snapshot.watermarks
-        graph, filesystem = self._of.analysis.graph, self._of.filesystem
-        box = replay_inbox(graph, plan.id, filesystem, self._of.timeline.has, self._of.letters, has_ended=has_ended)
-        resume = snapshot.position if snapshot else None
-        reader = open_with_replays(self._of.analysis.source(node), context, resume, box)
-        settings = self._of.settings
-        limits = ReadLimit(rows=settings.max_rows_per_batch, bytes=settings.max_bytes_per_batch)
-        control = self._controls.get(plan.id)
-        return SourceTask(
-            plan.id,
-            reader,
-            output,
-            limits=lambda: limits if control is None else replace(limits, rows=control.cap(limits.rows)),
-            held=self._of.initial,
-            has_ended=has_ended,
-            schedule=schedule_of(without_pause if self._of.until is Until.CAUGHT_UP else node.pace),
-            markers=LatencyMarkerTimer(settings.latency_every) if settings.latency_every is not None else None,
-            alignment=self._gates,
-            shell=self._of.supervisor,
-            clock=self._of.clock,
-        )
-
-    def _inputs(self, plan: TaskSpec) -> Inputs:
+    def _inputs(self, spec: TaskSpec) -> Inputs:
         found = {
-            leaf: (mark, other.id)
-            for other in self._of.plans
+            leaf: (with_watermark, other.id)
+            for other in self._specs
             for route in other.routes.values()
-            for leaf, mark in route.leaves()
+            for leaf, with_watermark in route.leaves()
         }
-        leaves = [InputRef(plan.id, source) for source in range(plan.inputs)]
-        snapshot = self._of.snapshots.get(plan.id)
+        leaves = [InputRef(spec.id, source) for source in range(spec.inputs)]
+        snapshot = self._recovery.snapshots.get(spec.id)
         watermarks = snapshot.watermarks if snapshot else ()
         return Inputs(
             [self._channels[leaf] for leaf in leaves],
             [found[leaf][0] for leaf in leaves],
-            upstream=[self._upstream(ref, *found[leaf]) for ref, leaf in zip(plan.node.inputs, leaves, strict=True)],
+            upstream=[self._upstream(ref, *found[leaf]) for ref, leaf in zip(spec.node.inputs, leaves, strict=True)],
             restored=watermarks if len(watermarks) == len(leaves) else _least(watermarks) * len(leaves),
-            wake=self.threads[plan.id].wake,
+            wake=self.threads[spec.id].wake,
         )
 
-    def _upstream(self, ref: PortRef, mark: WithWatermark | None, name: str) -> UpstreamInfo:
-        graph, gates = self._of.analysis.graph, self._gates
-        expected = sources_naming_partitions(graph, mark) if mark is not None else frozenset[str]()
-        if gates is None:
+    def _upstream(self, ref: PortRef, with_watermark: WithWatermark | None, name: str) -> UpstreamInfo:
+        graph, alignment = self._env.analysis.graph, self._alignment
+        expected = sources_naming_partitions(graph, with_watermark) if with_watermark is not None else frozenset[str]()
+        if alignment is None:
             return UpstreamInfo(name=name, expected=expected)
         sources = upstream_sources(graph, ref)
-        return UpstreamInfo(name=name, expected=expected, paused_until=lambda now: gates.paused_until(sources, now))
+        return UpstreamInfo(name=name, expected=expected, paused_until=lambda now: alignment.paused_until(sources, now))
 
-    def _work(self, plan: TaskSpec) -> TaskLogic:
-        node = plan.node
+    # ---- sources, operators and sinks -------------------------------------------------------------------------------
+
+    def _source(self, spec: TaskSpec, node: Read, output: TaskOutput) -> SourceTask:
+        env, snapshot = self._env, self._recovery.snapshots.get(spec.id)
+        context = SourceContext(uid=spec.id, spark=self._pools.spark, until=env.until, report=self._supervisor.report)
+        has_ended = snapshot is not None and MAX_WATERMARK in snapshot.watermarks
+        inbox = replay_inbox(
+            env.analysis.graph, spec.id, env.filesystem, self._timeline.has, self._letters, has_ended=has_ended
+        )
+        resume = snapshot.position if snapshot else None
+        reader = open_with_replays(env.analysis.source(node), context, resume, inbox)
+        latency_every = env.settings.latency_every
+        limits = ReadLimit(rows=env.settings.max_rows_per_batch, bytes=env.settings.max_bytes_per_batch)
+        control = self._rate_controls.get(spec.id)
+        return SourceTask(
+            spec.id,
+            reader,
+            output,
+            limits=lambda: limits if control is None else replace(limits, rows=control.cap(limits.rows)),
+            held=self._recovery.initial,
+            has_ended=has_ended,
+            schedule=schedule_of(without_pause if env.until is Until.CAUGHT_UP else node.pace),
+            markers=LatencyMarkerTimer(latency_every) if latency_every is not None else None,
+            alignment=self._alignment,
+            shell=self._supervisor,
+            clock=env.clock,
+        )
+
+    def _logic(self, spec: TaskSpec) -> TaskLogic:
+        node = spec.node
         if isinstance(node, Union):
-            return UnionLogic(plan.id)
+            return UnionLogic(spec.id)
         if isinstance(node, Write):
-            return self._sink(plan, node)
+            return self._sink(spec, node)
         assert isinstance(node, Keyed)
-        return self._operator(plan, node)
+        return self._operator(spec, node)
 
-    def _operator(self, plan: TaskSpec, node: Keyed) -> OperatorLogic:
-        of = self._of
-        snapshot = of.snapshots.get(plan.id)
+    def _operator(self, spec: TaskSpec, node: Keyed) -> OperatorLogic:
+        env, generation = self._env, self._owned.generation
+        snapshot = self._recovery.snapshots.get(spec.id)
         context = OperatorContext(
-            uid=plan.id,
-            spark=of.edge.spark,
-            filesystem=of.filesystem,
-            folder=f"state/{plan.id}/{of.generation}",
-            generation=of.generation,
-            inputs=tuple(of.analysis.schema(ref) for ref in node.inputs),
-            consumed=frozenset(plan.routes),
-            partitions=of.cores,
-            cores=of.cores,
-            background=of.edge.background(plan.id),
-            count=lambda name, amount: of.listener(Counted(task=plan.id, name=name, amount=amount)),
+            uid=spec.id,
+            spark=self._pools.spark,
+            filesystem=env.filesystem,
+            folder=f"state/{spec.id}/{generation}",
+            generation=generation,
+            inputs=tuple(env.analysis.schema(ref) for ref in node.inputs),
+            consumed=frozenset(spec.routes),
+            partitions=self._cores,
+            cores=self._cores,
+            background=self._pools.background(spec.id),
+            count=lambda name, amount: env.listener(Counted(task=spec.id, name=name, amount=amount)),
             failpoint=failpoint,
-            wall=of.clock.wall,
-            report=of.listener,
+            wall=env.clock.wall,
+            report=env.listener,
         )
         operator = node.spec.open(context, snapshot.state if snapshot else None)
-        repeats = Guarantee(of.settings.mode) is not Guarantee.EXACTLY_ONCE
-        return OperatorLogic(plan.id, operator, repeats=repeats)
+        repeats = Guarantee(env.settings.mode) is not Guarantee.EXACTLY_ONCE
+        return OperatorLogic(spec.id, operator, repeats=repeats)
 
-    def _sink(self, plan: TaskSpec, node: Write) -> SinkLogic:
-        of = self._of
+    def _sink(self, spec: TaskSpec, node: Write) -> SinkLogic:
+        env, owned = self._env, self._owned
         context = SinkContext(
-            uid=plan.id,
-            spark=of.edge.spark,
-            schema=of.analysis.schema(node.inputs[0]),
-            log_id=of.log_id,
-            job=of.job,
-            generation=of.generation,
-            filesystem=of.filesystem,
-            staging=f"staged/{plan.id}/{of.generation}",
-            cores=of.cores,
-            background=of.edge.background(plan.id),
+            uid=spec.id,
+            spark=self._pools.spark,
+            schema=env.analysis.schema(node.inputs[0]),
+            log_id=owned.log_id,
+            job=env.name,
+            generation=owned.generation,
+            filesystem=env.filesystem,
+            staging=f"staged/{spec.id}/{owned.generation}",
+            cores=self._cores,
+            background=self._pools.background(spec.id),
             failpoint=failpoint,
         )
-        return SinkLogic(plan.id, node.sink.writer(context))
+        return SinkLogic(spec.id, node.sink.writer(context))
 
 
 def _least(watermarks: tuple[EventTime, ...]) -> tuple[EventTime, ...]:
-    """What surely is so of any input of a step that has another number of them now; nothing if nothing is known."""
+    """The least watermark: true of each input of a step that has another number of inputs now. Nothing if unknown."""
     return (min(watermarks),) if watermarks else ()

@@ -1,4 +1,4 @@
-"""What a run did, folded from its facts: the numbers that `run` prints last and that tests compare. Decides nothing."""
+"""The report of a run: numbers summed up from its facts."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ class Report:
     """The sums of one run, restarts included. Rows of batches that were redone after a restart count again.
 
     Attributes:
-        state: how it ended (``stopped``, ``failed`` …), or what it is now.
-        restored: the checkpoint that the first attempt continued, ``None`` for an empty start.
+        state: the present state (``running`` …), or how the run ended (``stopped``, ``failed`` …).
+        restored: the checkpoint that the first attempt restored; ``None`` for an empty start.
         batches: by source.
         rows_read: by source, as far as known.
         rows_written: by sink.
         counters: by step and name, for example ``("totals", "late")``.
-        checkpoints: completed ones.
-        failed_checkpoints: aborted ones.
+        checkpoints: number of completed ones.
+        failed_checkpoints: number of aborted ones.
         last_checkpoint: the newest completed one.
-        published: by sink, checkpoints whose output was made visible.
-        restarts: by how many failures the run was interrupted.
-        lag: how far each source that knows it is behind, by partition too, and when nothing will be waiting; as it was
-            told last, about a second ago while the job runs.
-        late_by: late rows by step and source partition (``("totals", "orders/3")``), where rows say which they are of.
+        published: by sink, the number of checkpoints whose output was made visible.
+        restarts: number of failures after which the run restarted.
+        lag: by source, how far it is behind and when it catches up, also by partition. While the job runs, this is
+            about a second old. Sources that do not know their lag are missing.
+        late_by: late rows by step and source partition (``("totals", "orders/3")``), if rows name their partition.
         watermarks: event time of each step and sink.
-        held_by: what holds a step's event time back: a partition of a source (``orders/3``), or a source or step;
-            nothing where there is no choice.
-        last_failure: the newest of all that went wrong, restarts and failed checkpoints, in words.
+        held_by: what holds a step's event time back: a partition of a source (``orders/3``), a source or a step.
+            Missing where nothing can be held back: one input without partitions.
+        last_failure: the newest restart or failed checkpoint, in words.
     """
 
     state: str
@@ -76,7 +76,7 @@ class Report:
 
 
 class ReportCollector:
-    """A listener that adds up; any thread may report to it."""
+    """A listener that sums up facts, from any thread."""
 
     def __init__(self, *, sources: frozenset[str], sinks: frozenset[str]) -> None:
         self._sources = sources
@@ -98,7 +98,7 @@ class ReportCollector:
         self._last: CheckpointId | None = None
 
     def __call__(self, fact: Fact) -> None:
-        """Add a fact."""
+        """Add a fact to the sums."""
         with self._lock:
             self._add(fact)
 
@@ -130,7 +130,7 @@ class ReportCollector:
         match fact:
             case JobStarted():
                 self._state = "running"
-                self._watermarks.clear()  # those of the attempt before: this one begins where its checkpoint stands
+                self._watermarks.clear()  # of the previous attempt: this one begins at its checkpoint
                 self._held_by.clear()
                 if fact.attempt == 1:
                     self._restored = fact.restored
@@ -174,7 +174,7 @@ class ReportCollector:
 
 
 def notify_listener(listener: Listener | None, fact: Fact) -> None:
-    """Hand a fact to a user's listener, if there is one; whatever it raises is no reason to fail a job."""
+    """Call a user's listener, if there is one. An exception in it is logged and does not fail the job."""
     if listener is None:
         return
     try:

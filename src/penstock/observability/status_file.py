@@ -1,4 +1,4 @@
-"""The report as a file that commands show, replaced every second."""
+"""The report of a running job as a file that commands show. Nothing is decided by it, and no job fails for it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,23 @@ if TYPE_CHECKING:
     from penstock.filesystem.base import FileSystem
 
 
-# ----------------------------------------------------------------------------------------------------
-# A report as a JSON document has it, and back: lists of sources, steps and sinks. Reads and writes no file.
-#
-# The names are those of all documents of the command line: docs/json.md.
+log: Final = logging.getLogger("penstock")
+SCHEMA: Final = "penstock.report/1"
+"""Schema of the file: fields may be added to it, never changed or removed."""
+WRITE_INTERVAL: Final = 1_000_000
+"""Microseconds between two writes while numbers change."""
+HEARTBEAT_INTERVAL: Final = 10_000_000
+"""Microseconds between two writes while nothing changes: the file's age shows that the job lives."""
+MAX_FILE_BYTES: Final = 16 * 1024 * 1024
+"""Size in bytes above which a file is not read."""
+
+
+# ---- report to document --------------------------------------------------------------------------------------------
+# The names are those of all JSON documents of the command line: docs/json.md.
 
 
 def report_fields(report: Report) -> dict[str, object]:
-    """A report's fields; of what is not known, ``None``.
+    """A report's fields; unknown numbers are ``None``.
 
     >>> report_fields(Report(state="running", rows_read={"in": 3}))["sources"][0]["rows_read"]
     3
@@ -97,7 +106,7 @@ def _step(report: Report, uid: str) -> dict[str, object]:
 
 
 def watermark_fields(at: EventTime | None) -> dict[str, object]:
-    """Event time of a step, in a document: a moment, the end, or none yet; ``None`` where it has none at all.
+    """Fields for the event time of a step: a time, the end, or none yet. A step without event time has ``None``.
 
     >>> watermark_fields(EventTime(5)), watermark_fields(MIN_WATERMARK), watermark_fields(None)["is_at_end"]
     ({'watermark': 5, 'is_at_end': False}, {'watermark': None, 'is_at_end': False}, None)
@@ -107,61 +116,65 @@ def watermark_fields(at: EventTime | None) -> dict[str, object]:
 
 
 def side_output_fields(output: SideOutput) -> dict[str, object]:
-    """Where the rows go that a step puts aside."""
+    """Fields for a side output and the sinks that get its rows."""
     return {"step": output.step, "kind": output.kind, "sinks": [outlet_fields(each) for each in output.sinks]}
 
 
 def outlet_fields(sink: SideOutputSink) -> dict[str, object]:
-    """A sink that gets such rows."""
+    """Fields for a sink that gets rows of a side output."""
     return {"uid": sink.uid, "description": sink.to, "is_direct": sink.is_direct}
 
 
-# --------------------------------------------------------------------------------------------------------------- back
+# ---- document to report --------------------------------------------------------------------------------------------
 
 
-def read_report(told: Any) -> Report:
-    """The inverse of :func:`report_fields`; raises what comes of values that are none of its."""
-    sources, steps, sinks = (_by_uid(told[name]) for name in ("sources", "steps", "sinks"))
-    restored, last, failure = told["restored_checkpoint"], told["checkpoint"], told["last_failure"]
+def read_report(fields: Any) -> Report:
+    """The report with these fields: the inverse of :func:`report_fields`.
+
+    Raises:
+        LookupError, TypeError, ValueError: a field is missing or has another type.
+    """
+    sources, steps, sinks = (_by_uid(fields[name]) for name in ("sources", "steps", "sinks"))
+    restored, last, failure = fields["restored_checkpoint"], fields["checkpoint"], fields["last_failure"]
     return Report(
-        state=str(told["doing"]),
+        state=str(fields["doing"]),
         restored=None if restored is None else CheckpointId(int(restored)),
         batches=_numbers(sources, "batch_count"),
         rows_read=_numbers(sources, "rows_read"),
         rows_written=_numbers(sinks, "rows_written"),
-        counters={(uid, str(each["name"])): int(each["amount"]) for uid, each in _below(steps, "counters")},
-        checkpoints=int(told["checkpoint_count"]),
-        failed_checkpoints=int(told["failed_checkpoint_count"]),
+        counters={(uid, str(each["name"])): int(each["amount"]) for uid, each in _nested(steps, "counters")},
+        checkpoints=int(fields["checkpoint_count"]),
+        failed_checkpoints=int(fields["failed_checkpoint_count"]),
         last_checkpoint=None if last is None else CheckpointId(int(last)),
         published=_numbers(sinks, "published_count"),
-        restarts=int(told["restart_count"]),
+        restarts=int(fields["restart_count"]),
         lag={uid: _read_lag(uid, each) for uid, each in sources.items() if each["behind_rows"] is not None},
-        late_by={(uid, str(each["name"])): int(each["rows"]) for uid, each in _below(steps, "late_partitions")},
+        late_by={(uid, str(each["name"])): int(each["rows"]) for uid, each in _nested(steps, "late_partitions")},
         watermarks={uid: _read_watermark(each) for uid, each in steps.items() if each["is_at_end"] is not None},
         held_by={uid: str(each["held_by"]) for uid, each in steps.items() if each["held_by"] is not None},
         last_failure=None if failure is None else str(failure),
     )
 
 
-def _by_uid(told: Any) -> dict[str, Any]:
-    return {str(each["uid"]): each for each in told}
+def _by_uid(items: Any) -> dict[str, Any]:
+    return {str(each["uid"]): each for each in items}
 
 
-def _numbers(told: dict[str, Any], name: str) -> dict[str, int]:
-    return {uid: int(each[name]) for uid, each in told.items() if each[name] is not None}
+def _numbers(by_uid: dict[str, Any], name: str) -> dict[str, int]:
+    return {uid: int(each[name]) for uid, each in by_uid.items() if each[name] is not None}
 
 
-def _below(told: dict[str, Any], name: str) -> Iterator[tuple[str, Any]]:
-    return ((uid, each) for uid, above in told.items() for each in above[name])
+def _nested(by_uid: dict[str, Any], name: str) -> Iterator[tuple[str, Any]]:
+    return ((uid, each) for uid, fields in by_uid.items() for each in fields[name])
 
 
-def _read_watermark(told: Any) -> EventTime:
-    if told["is_at_end"]:
+def _read_watermark(fields: Any) -> EventTime:
+    if fields["is_at_end"]:
         return MAX_WATERMARK
-    return MIN_WATERMARK if told["watermark"] is None else EventTime(int(told["watermark"]))
+    return MIN_WATERMARK if fields["watermark"] is None else EventTime(int(fields["watermark"]))
 
 
-def _read_lag(uid: str, told: Any) -> SourceLag:
+def _read_lag(uid: str, fields: Any) -> SourceLag:
     partitions = {
         str(each["name"]): PartitionLag(
             rows=int(each["behind_rows"]),
@@ -171,53 +184,40 @@ def _read_lag(uid: str, told: Any) -> SourceLag:
             rate=each["rows_per_second"],
             name=str(each["mark"]),
         )
-        for each in told["partitions"]
+        for each in fields["partitions"]
     }
     return SourceLag(
         task=uid,
-        rows=int(told["behind_rows"]),
-        seconds=told["behind_seconds"],
-        eta_seconds=told["caught_up_in_seconds"],
+        rows=int(fields["behind_rows"]),
+        seconds=fields["behind_seconds"],
+        eta_seconds=fields["caught_up_in_seconds"],
         partitions=partitions,
     )
 
 
-def read_side_output(told: Any) -> SideOutput:
+def read_side_output(fields: Any) -> SideOutput:
     """The inverse of :func:`side_output_fields`."""
     sinks = (
         SideOutputSink(uid=str(each["uid"]), to=str(each["description"]), is_direct=bool(each["is_direct"]))
-        for each in told["sinks"]
+        for each in fields["sinks"]
     )
-    return SideOutput(step=str(told["step"]), kind=str(told["kind"]), sinks=tuple(sinks))
+    return SideOutput(step=str(fields["step"]), kind=str(fields["kind"]), sinks=tuple(sinks))
 
 
-# ----------------------------------------------------------------------------------------------------
-# What a run has done so far, as a file that commands show: a hint, replaced every second. Nothing decides by it.
-#
-# It outlives its process, so that numbers of a dead job can be shown, with their age. A job never fails for it.
-
-log: Final = logging.getLogger("penstock")
-SCHEMA: Final = "penstock.report/1"
-"""Of the file: fields may be added under this name, never changed or taken away."""
-WRITE_INTERVAL: Final = 1_000_000
-"""Microseconds from one writing to the next while something changes."""
-HEARTBEAT_INTERVAL: Final = 10_000_000
-"""And while nothing does: so its age says that the job lives."""
-MAX_FILE_BYTES: Final = 16 * 1024 * 1024
-"""Bytes that are looked at."""
+# ---- the file ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusFile:
-    """What was last told of a run.
+    """The content of a status file. It outlives its process: the numbers of a dead job are shown with their age.
 
     Attributes:
         job: its name.
-        log_id: of the log that it had; another log's hint says nothing.
-        generation: under which it was written; that of the log is newer where a run died before it wrote any.
+        log_id: of the job's log; a status file of another log says nothing.
+        generation: that wrote the file. The log's is newer if a run died before it wrote.
         began: when the process took the job.
-        written: when this was written.
-        report: the numbers, as :meth:`penstock.Job.report` has them.
+        written: when the file was written.
+        report: as :meth:`penstock.Job.report` returns it.
         side_outputs: where late and bad rows go.
     """
 
@@ -231,14 +231,14 @@ class StatusFile:
 
 
 class StatusFileWriter:
-    """Replaces the hint of a running job; called by one thread again and again, and once at its end.
+    """Writes the status file of a running job; used by one thread.
 
     Args:
         filesystem: rooted at the job's directory.
         job: its name.
-        report: the numbers so far.
-        owned: the log that the job has now, if it has one.
-        clock: for the pace, and for people.
+        report: returns the report so far.
+        owned: returns the log that the job has claimed, if any.
+        clock: for intervals and times.
         side_outputs: of the pipeline.
     """
 
@@ -259,49 +259,49 @@ class StatusFileWriter:
         self._clock = clock
         self._side_outputs = side_outputs
         self._began = clock.wall()
-        self._at: MonotonicTime | None = None
+        self._written_at: MonotonicTime | None = None
         self._last: tuple[Generation, Report] | None = None
-        self._is_told = False
+        self._has_warned = False
 
-    def look(self) -> None:
-        """Write it if it is time to; never raises."""
+    def write_if_due(self) -> None:
+        """Write the file if the interval has passed; never raises."""
         now = self._clock.now()
-        if self._at is None or now >= self._at + WRITE_INTERVAL:
-            self._write(now, at_least=HEARTBEAT_INTERVAL)
+        if self._written_at is None or now >= self._written_at + WRITE_INTERVAL:
+            self._write(now, interval=HEARTBEAT_INTERVAL)
 
     def finish(self) -> None:
-        """Write it as it is at the end; never raises."""
-        self._write(self._clock.now(), at_least=0)
+        """Write the final numbers; never raises."""
+        self._write(self._clock.now(), interval=0)
 
-    def _write(self, now: MonotonicTime, *, at_least: int) -> None:
+    def _write(self, now: MonotonicTime, *, interval: int) -> None:
         try:
             owned, report = self._owned(), self._report()
             if owned is None:
                 return
-            is_news = self._last != (owned.generation, report)
-            if not is_news and self._at is not None and now < self._at + at_least:
+            has_changed = self._last != (owned.generation, report)
+            if not has_changed and self._written_at is not None and now < self._written_at + interval:
                 return
-            self._at = now
+            self._written_at = now
             if not self._is_superseded(owned):
-                self._filesystem.replace(paths.REPORT, encode(self._hint(owned, report)))
+                self._filesystem.replace(paths.REPORT, encode(self._status(owned, report)))
             self._last = (owned.generation, report)
-        except Exception as error:  # whatever it is, nobody's rows depend on it
-            if not self._is_told:
+        except Exception as error:  # no row depends on this file
+            if not self._has_warned:
                 log.warning("job %s cannot write its numbers for `penstock status`: %s", self._job, error)
-            self._is_told = True
+            self._has_warned = True
 
     def _is_superseded(self, owned: OwnedLog) -> bool:
-        """Whether a newer owner writes there: this process does not know yet that it is over."""
+        """Whether a newer owner writes the file: this process does not know yet that it is fenced."""
         data = self._filesystem.read(paths.REPORT)
         if data is None or len(data) > MAX_FILE_BYTES:
             return False
         try:
-            told: Any = json.loads(data)
-            return bool(told["log_id"] == owned.log_id and told["generation"] > owned.generation)
+            fields: Any = json.loads(data)
+            return bool(fields["log_id"] == owned.log_id and fields["generation"] > owned.generation)
         except (KeyError, TypeError, ValueError, RecursionError):
             return False
 
-    def _hint(self, owned: OwnedLog, report: Report) -> StatusFile:
+    def _status(self, owned: OwnedLog, report: Report) -> StatusFile:
         return StatusFile(
             job=self._job,
             log_id=owned.log_id,
@@ -314,7 +314,7 @@ class StatusFileWriter:
 
 
 def read_status_file(filesystem: FileSystem) -> StatusFile | None:
-    """What lies there, if this version understands it.
+    """The status file; ``None`` if there is none, or none that this version understands.
 
     Raises:
         StorageFailed: the file cannot be read.
@@ -323,39 +323,39 @@ def read_status_file(filesystem: FileSystem) -> StatusFile | None:
     return None if data is None or len(data) > MAX_FILE_BYTES else decode(data)
 
 
-def encode(hint: StatusFile) -> bytes:
-    """As JSON; times are microseconds since 1970."""
-    plain = {
+def encode(status: StatusFile) -> bytes:
+    """The content as JSON; times are microseconds since 1970."""
+    fields = {
         "schema": SCHEMA,
-        "job": hint.job,
-        "log_id": hint.log_id,
-        "generation": hint.generation,
-        "began": hint.began,
-        "written": hint.written,
-        "run": report_fields(hint.report),
-        "side_outputs": [side_output_fields(each) for each in hint.side_outputs],
+        "job": status.job,
+        "log_id": status.log_id,
+        "generation": status.generation,
+        "began": status.began,
+        "written": status.written,
+        "run": report_fields(status.report),
+        "side_outputs": [side_output_fields(each) for each in status.side_outputs],
     }
-    return json.dumps(plain).encode()
+    return json.dumps(fields).encode()
 
 
 def decode(data: bytes) -> StatusFile | None:
-    """The inverse; ``None`` where these bytes are no hint of this version. Fields that it does not know are left out.
+    """The inverse of :func:`encode`; ``None`` for other bytes. Unknown fields are ignored.
 
     >>> decode(b"torn") is None
     True
     """
     try:
-        told: Any = json.loads(data)
-        if told["schema"] != SCHEMA:
+        fields: Any = json.loads(data)
+        if fields["schema"] != SCHEMA:
             return None
         return StatusFile(
-            job=str(told["job"]),
-            log_id=str(told["log_id"]),
-            generation=Generation(int(told["generation"])),
-            began=WallTime(int(told["began"])),
-            written=WallTime(int(told["written"])),
-            report=read_report(told["run"]),
-            side_outputs=tuple(read_side_output(each) for each in told["side_outputs"]),
+            job=str(fields["job"]),
+            log_id=str(fields["log_id"]),
+            generation=Generation(int(fields["generation"])),
+            began=WallTime(int(fields["began"])),
+            written=WallTime(int(fields["written"])),
+            report=read_report(fields["run"]),
+            side_outputs=tuple(read_side_output(each) for each in fields["side_outputs"]),
         )
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
         return None

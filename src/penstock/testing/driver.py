@@ -24,8 +24,10 @@ from penstock.failpoints import FailpointCrash
 from penstock.filesystem.local import LocalFileSystem
 from penstock.graph.nodes import Graph
 from penstock.interfaces.source import Until
-from penstock.job.attempt import Attempt, JobEnvironment
+from penstock.job.attempt import Attempt
 from penstock.job.failures import to_penstock_error
+from penstock.job.start import FROM_LATEST, StartOptions
+from penstock.job.wiring import JobEnvironment
 from penstock.runtime.executors import AnyTask, AttemptParts
 from penstock.runtime.supervisor import Supervisor
 from penstock.settings import Settings
@@ -323,6 +325,7 @@ class JobUnderTest:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._ids = itertools.count(1)
         self._env: JobEnvironment | None = None
+        self._start = FROM_LATEST
         self._running: SteppedAttempt | None = None
 
     @property
@@ -377,10 +380,8 @@ class JobUnderTest:
             until=Until.STOPPED,
             clock=self.clock,
             listener=self._listener,
-            allow_non_restored_state=False,
-            take_over=False,
+            requests=self.requests,
             pause=self._pause,
-            answered=self.requests.answered,
             thread=SteppedTask,
             workers=SerialWorkers,
         )
@@ -389,8 +390,7 @@ class JobUnderTest:
 
     def set_restore_options(self, *, allow_non_restored_state: bool, rename: Mapping[str, str]) -> None:
         """Set for the next attempts whether state may be left unused, and which steps have a new uid."""
-        assert self._env is not None
-        self._env = replace(self._env, allow_non_restored_state=allow_non_restored_state, rename=rename)
+        self._start = StartOptions(allow_non_restored_state=allow_non_restored_state, rename=rename)
 
     def begin(self) -> None:
         """Begin a new attempt, as in a new process; an armed crash may end it at once.
@@ -402,8 +402,8 @@ class JobUnderTest:
         self.number += 1
         self.restarts_then = False
         self.requests = RequestRegistry()  # those of the previous process died with it
-        env = replace(self._env, requests=self.requests, answered=self.requests.answered)
-        attempt = Attempt(env, number=self.number, after=None)
+        env = replace(self._env, requests=self.requests)
+        attempt = Attempt(env, number=self.number, after=None, start=self._start)
 
         def start() -> None:
             try:
