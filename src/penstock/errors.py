@@ -269,18 +269,27 @@ def assert_never(value: NoReturn) -> NoReturn:
     raise InternalError(msg)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Which name was meant: the nearest of those that are there, and which checkpoint a name or number is. Pure.
+# ---- unknown names -----------------------------------------------------------------------------------------------
 
 
-def did_you_mean(name: str, there: Iterable[str]) -> str:
-    """The nearest of the names that are there, as the end of a message; empty if there are none.
+def did_you_mean(name: str, there: Iterable[str], *, most: int = 1, otherwise: str | None = None) -> str:
+    """The end of a message about an unknown name: the nearest names that exist.
+
+    Args:
+        name: the unknown name.
+        there: the names that exist.
+        most: how many names are offered.
+        otherwise: the end of the message if no name is near; by default it lists all, and is empty without any.
 
     >>> did_you_mean("ordrs", ["orders", "late"])
     "; did you mean 'orders'?"
+    >>> did_you_mean("x", ["orders", "late"]), did_you_mean("x", ["orders"], otherwise="it has none")
+    ('; there is late, orders', '; it has none')
     """
     known = sorted(there)
-    found = get_close_matches(name, known, n=1)
-    if found:
-        return f"; did you mean {found[0]!r}?"
-    return f"; there is {', '.join(known)}" if known else ""
+    near = get_close_matches(name, known, n=most)
+    if near:
+        return f"; did you mean {' or '.join(map(repr, near))}?"
+    if otherwise is None:
+        otherwise = f"there is {', '.join(known)}" if known else ""
+    return f"; {otherwise}" if otherwise else ""

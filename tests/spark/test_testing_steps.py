@@ -154,7 +154,7 @@ def test_mistakes_are_told_with_what_was_meant(spark: SparkSession) -> None:
             (lambda: t.rows("a"), r"'a' is a source, not a sink; its sinks are 'out', 'late'"),
             (lambda: t.rows("our"), r"there is no sink 'our'; did you mean 'out'\?"),
             (lambda: t.watermark("a"), "a source has no watermark, ask a step or a sink"),
-            (lambda: t.watermark("count"), r"no watermark of 'count': did you mean 'counts'\?"),
+            (lambda: t.watermark("count"), r"no watermark of 'count'; did you mean 'counts'\?"),
             (lambda: t.counters("count"), r"did you mean 'counts'\?"),
             (lambda: t.hold("out"), "'out' is a sink"),
             (

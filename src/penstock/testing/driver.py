@@ -17,7 +17,7 @@ from penstock.checkpoint.log import Log
 from penstock.clock import Clock, MonotonicTime
 from penstock.compiler.analysis import analyze
 from penstock.control.server import Reply, RequestRegistry, RunningAttempt
-from penstock.errors import HarnessError, PenstockError
+from penstock.errors import HarnessError, PenstockError, did_you_mean
 from penstock.facts import JobEnded, Listener
 from penstock.failpoints import FailpointCrash
 from penstock.filesystem.local import LocalFileSystem
@@ -31,7 +31,6 @@ from penstock.settings import Settings
 from penstock.spark.session import active_session, clone_session, set_active_session
 from penstock.testing.clock import ManualClock
 from penstock.testing.sources import CrashRow
-from penstock.testing.substitute import nearest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -474,8 +473,9 @@ class JobUnderTest:
             HarnessError: there is no such failpoint, or another crash still waits.
         """
         if name not in failpoints.FAILPOINTS:
-            hint = nearest(name, failpoints.FAILPOINTS) or f"there are {', '.join(sorted(failpoints.FAILPOINTS))}"
-            msg = f"there is no crash point {name!r}; {hint}"
+            there = failpoints.FAILPOINTS
+            hint = did_you_mean(name, there, otherwise=f"there are {', '.join(sorted(there))}")
+            msg = f"there is no crash point {name!r}{hint}"
             raise HarnessError(msg)
         if self.point is not None:
             msg = f"{self.point.story()}; one crash at a time"

@@ -7,10 +7,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal, InvalidOperation
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from penstock.errors import HarnessError, SchemaMismatch
+from penstock.errors import HarnessError, SchemaMismatch, did_you_mean
 from penstock.spark.arrow import frame_of_arrow
 
 if TYPE_CHECKING:
@@ -88,9 +87,8 @@ def _fit_row(row: object, schema: StructType, place: str) -> Row:
     names = schema.fieldNames()
     for name in given:
         if name not in names:
-            near = get_close_matches(str(name), names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
-            msg = f"{place} has a column {name!r}, which the source has not; {hint}"
+            hint = did_you_mean(str(name), names, otherwise=f"there are {', '.join(names)}")
+            msg = f"{place} has a column {name!r}, which the source has not{hint}"
             raise SchemaMismatch(msg)
     fitted = {}
     for field in schema.fields:

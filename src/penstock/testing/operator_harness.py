@@ -14,7 +14,7 @@ from penstock.api.pipeline import PipelineDefinition
 from penstock.clock import MIN_WATERMARK, EventTime
 from penstock.compiler.analysis import analyze
 from penstock.elements import Batch
-from penstock.errors import HarnessError
+from penstock.errors import HarnessError, did_you_mean
 from penstock.failpoints import failpoint
 from penstock.filesystem.local import LocalFileSystem
 from penstock.formats import text
@@ -23,7 +23,6 @@ from penstock.handles import CheckpointId, Generation
 from penstock.interfaces.operator import MAIN_PORT, OperatorContext, OperatorSpec, ProcessingTimeOperator
 from penstock.testing.clock import ManualClock
 from penstock.testing.frames import Row, fit_rows, frame_of, in_order, micros_of, rows_of
-from penstock.testing.substitute import nearest
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -99,8 +98,8 @@ class OperatorHarness:
         steps = {node.uid: node for node in analysis.graph.nodes if isinstance(node, Keyed)}
         analysis.close()
         if uid not in steps:
-            hint = nearest(uid, steps) or f"there are {', '.join(steps) or 'none'}"
-            msg = f"pipeline {pipeline.name!r} has no stateful step {uid!r}; {hint}"
+            hint = did_you_mean(uid, steps, otherwise=f"there are {', '.join(steps) or 'none'}")
+            msg = f"pipeline {pipeline.name!r} has no stateful step {uid!r}{hint}"
             raise HarnessError(msg)
         node = steps[uid]
         return cls(node.spec, spark, *(analysis.schema(ref) for ref in node.inputs), **options)

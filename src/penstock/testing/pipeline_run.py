@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +12,7 @@ from penstock.api.pipeline import PipelineDefinition
 from penstock.checkpoint.events import CheckpointRequested, RequestOutcome, StopRequested
 from penstock.checkpoint.recovery import check_rename
 from penstock.clock import MAX_WATERMARK, MIN_WATERMARK, MonotonicTime, parse_duration
-from penstock.errors import CheckpointAborted, HarnessError, RequestRefused
+from penstock.errors import CheckpointAborted, HarnessError, RequestRefused, did_you_mean
 from penstock.facts import Fact, JobStarted, WatermarkAdvanced
 from penstock.graph.nodes import Graph
 from penstock.handles import CheckpointId, check_savepoint_name
@@ -23,7 +22,7 @@ from penstock.testing.clock import ManualClock
 from penstock.testing.driver import JobUnderTest, SteppedAttempt
 from penstock.testing.frames import Row
 from penstock.testing.sources import End, Idle
-from penstock.testing.substitute import StandIns, nearest
+from penstock.testing.substitute import StandIns
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -182,8 +181,10 @@ class Outcome:
         """
         roles = self._cast.roles
         if roles.get(uid) not in ("step", "sink"):
-            what = "a source has no watermark, ask a step or a sink" if uid in roles else nearest(uid, roles)
-            msg = f"no watermark of {uid!r}: {what or 'there is no such step'}"
+            hint = did_you_mean(uid, roles, otherwise="there is no such step")
+            if uid in roles:
+                hint = ": a source has no watermark, ask a step or a sink"
+            msg = f"no watermark of {uid!r}{hint}"
             raise HarnessError(msg)
         at = self._watermarks.get(uid, MIN_WATERMARK)
         if at in (MIN_WATERMARK, MAX_WATERMARK):
@@ -197,7 +198,8 @@ class Outcome:
             HarnessError: there is no such step.
         """
         if uid not in self._cast.roles:
-            msg = f"no counters of {uid!r}: {nearest(uid, self._cast.roles) or 'there is no such step'}"
+            hint = did_you_mean(uid, self._cast.roles, otherwise="there is no such step")
+            msg = f"no counters of {uid!r}{hint}"
             raise HarnessError(msg)
         return {name: amount for (step, name), amount in self.report().counters.items() if step == uid}
 
@@ -224,9 +226,8 @@ def _chosen(rows: list[Row], columns: Sequence[str], uid: str) -> list[Row]:
     for row in rows[:1]:
         for name in columns:
             if name not in row:
-                near = get_close_matches(name, row, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(row)}"
-                msg = f"sink {uid!r} has no column {name!r}; {hint}"
+                hint = did_you_mean(name, row, otherwise=f"there are {', '.join(row)}")
+                msg = f"sink {uid!r} has no column {name!r}{hint}"
                 raise HarnessError(msg)
     return [{name: row[name] for name in columns} for row in rows]
 

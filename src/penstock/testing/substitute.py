@@ -6,13 +6,12 @@ import itertools
 import weakref
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock.api.pipeline import PipelineDefinition
 from penstock.compiler.steps import explain_build_errors
 from penstock.connectors import memory
-from penstock.errors import HarnessError
+from penstock.errors import HarnessError, did_you_mean
 from penstock.graph.nodes import Graph, Keyed, Node, Read, Write, without_pause
 from penstock.graph.validate import validate_mode
 from penstock.handles import Guarantee
@@ -216,14 +215,8 @@ def _named(uid: str, those: Mapping[str, _T], wanted: str, roles: Mapping[str, s
     if uid in roles:
         msg = f"{uid!r} is a {roles[uid]}, not a {wanted}; {_listed(wanted, those)}"
     else:
-        msg = f"there is no {wanted} {uid!r}; {nearest(uid, those) or _listed(wanted, those)}"
+        msg = f"there is no {wanted} {uid!r}{did_you_mean(uid, those, otherwise=_listed(wanted, those))}"
     raise HarnessError(msg)
-
-
-def nearest(name: str, names: Collection[str]) -> str:
-    """``did you mean …?``, or nothing if none is near."""
-    near = get_close_matches(str(name), names, n=1)
-    return f"did you mean {near[0]!r}?" if near else ""
 
 
 def _listed(what: str, names: Collection[str]) -> str:
