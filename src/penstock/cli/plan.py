@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from rich.text import Text
 
 from penstock.admin.plan import plan
@@ -26,12 +26,11 @@ from penstock.cli.options import (
     PipelineName,
     Rename,
     State,
-    epilogue,
     load_pipeline,
     renames_of,
     settings_of,
 )
-from penstock.cli.output import ExitCode, Output, UsageError
+from penstock.cli.output import CommandOutput, ExitCode, Output, UsageError
 from penstock.cli.run import run_settings
 from penstock.cli.words import age, count, size, when
 from penstock.clock import format_duration
@@ -81,19 +80,6 @@ def lines_of(bring: ImportPlan) -> Iterator[tuple[str, str]]:
 # ----------------------------------------------------------------------------------------------------
 # ``penstock plan``: its words and options.
 
-PLAN_HELP: Final = """\
-Say what a start of a pipeline would do, and change nothing.
-
-What it restores, what becomes of each step's state, where sources go on and what waits for them, what is published
-before they start, what readers see again. Ends with 0 if all goes on as before, 2 if something changes, 65 if a start
-would be refused."""
-PLAN_EXAMPLES: Final = """\
-Examples:
-  penstock plan shop:orders                            what `penstock run shop:orders` would do
-  penstock plan shop:orders --from before-v2           going back to a savepoint: rows that readers see again
-  penstock plan shop:orders --from ./exports/orders    beginning with a checkpoint that was exported there
-  penstock plan shop:orders --out plan.json && penstock run shop:orders --plan plan.json
-  penstock plan shop:orders --json | jq .summary"""
 Discard: TypeAlias = Annotated[
     bool, Flag, Parameter(help="Going back: void what is open above, instead of publishing it.")
 ]
@@ -105,37 +91,37 @@ All: TypeAlias = Annotated[bool, Flag, Parameter(help="List steps that are kept 
 Out: TypeAlias = Annotated[str | None, Parameter(help="File to write the plan to, for `penstock run --plan`.")]
 
 
-def add_plan(app: App, output: Output) -> None:
-    """Add ``plan``."""
+def plan_start(  # noqa: PLR0913 - the options of the command
+    pipeline: PipelineName,
+    /,
+    *,
+    state: State = STATE,
+    start_at: Annotated[str | None, Begin] = None,
+    claim: Claim = False,
+    fresh: Fresh = False,
+    discard_unpublished: Discard = False,
+    allow_non_restored_state: LeaveState = False,
+    rename: Rename = (),
+    schemas: Schemas = True,
+    checkpoint_every: Annotated[str | None, AsForRun] = None,
+    stop_timeout: Annotated[str | None, AsForRun] = None,
+    max_rows_per_batch: Annotated[int | None, AsForRun] = None,
+    retained: Annotated[int | None, AsForRun] = None,
+    all: All = False,
+    as_json: AsJson = False,
+    out: Out = None,
+    output: CommandOutput,
+) -> int:
+    """Print what a start of a pipeline would do; 2 if something changes, 65 if it would be refused.
 
-    def plan(  # noqa: PLR0913 - the options of the command
-        pipeline: PipelineName,
-        /,
-        *,
-        state: State = STATE,
-        start_at: Annotated[str | None, Begin] = None,
-        claim: Claim = False,
-        fresh: Fresh = False,
-        discard_unpublished: Discard = False,
-        allow_non_restored_state: LeaveState = False,
-        rename: Rename = (),
-        schemas: Schemas = True,
-        checkpoint_every: Annotated[str | None, AsForRun] = None,
-        stop_timeout: Annotated[str | None, AsForRun] = None,
-        max_rows_per_batch: Annotated[int | None, AsForRun] = None,
-        retained: Annotated[int | None, AsForRun] = None,
-        all: All = False,
-        as_json: AsJson = False,
-        out: Out = None,
-    ) -> int:
-
-        settings = settings_of(checkpoint_every, stop_timeout, max_rows_per_batch, retained)
-        options = PlanOptions(pipeline=pipeline, state=state, compares_schemas=schemas, settings=settings)
-        options = replace(options, start_at=start_at, claim=claim, fresh=fresh, discard_unpublished=discard_unpublished)
-        options = replace(options, rename=rename, allow_non_restored_state=allow_non_restored_state)
-        return show_plan(options, output, lists_kept=all, as_json=as_json, out=out)
-
-    app.command(plan, help=PLAN_HELP, help_epilogue=epilogue(PLAN_EXAMPLES))
+    Raises:
+        PenstockError: there is nothing to plan, and why.
+    """
+    settings = settings_of(checkpoint_every, stop_timeout, max_rows_per_batch, retained)
+    options = PlanOptions(pipeline=pipeline, state=state, compares_schemas=schemas, settings=settings)
+    options = replace(options, start_at=start_at, claim=claim, fresh=fresh, discard_unpublished=discard_unpublished)
+    options = replace(options, rename=rename, allow_non_restored_state=allow_non_restored_state)
+    return show_plan(options, output, lists_kept=all, as_json=as_json, out=out)
 
 
 # ----------------------------------------------------------------------------------------------------
