@@ -71,20 +71,20 @@ def list_queues(job: JobName, /, *, state: State = STATE, as_json: AsJson = Fals
 
 
 def _queue_fields(queue: DeadLetterQueue, causes: tuple[LetterCause, ...]) -> dict[str, object]:
-    standing = [file for file in queue.files if file.stands]
+    live = [file for file in queue.files if file.stands]
     return {
         "uid": queue.uid,
         "folder": queue.folder,
-        "file_count": len(standing),
-        "bytes": sum(file.bytes for file in standing),
+        "file_count": len(live),
+        "bytes": sum(file.bytes for file in live),
         "rows": sum(each.rows for each in causes),
         "replayed_rows": sum(each.replayed for each in causes),
         "waiting_rows": queue.waiting,
         "failed_again_rows": failed_again(queue),
         "replayable_rows": _replayable(queue),
         "undone_rows": sum(file.rows for file in queue.files if not file.stands),
-        "oldest_written": min((file.written for file in standing), default=None),
-        "newest_written": max((file.written for file in standing), default=None),
+        "oldest_written": min((file.written for file in live), default=None),
+        "newest_written": max((file.written for file in live), default=None),
         "replay_count": len(queue.replays),
         "causes": [_cause_fields(each) for each in causes],
     }
@@ -118,11 +118,11 @@ def _queue_table(queues: list[tuple[DeadLetterQueue, tuple[LetterCause, ...]]]) 
         ("newest", "left"),
     )
     for queue, causes in queues:
-        standing = [file for file in queue.files if file.stands]
+        live = [file for file in queue.files if file.stands]
         about = [
-            size(sum(file.bytes for file in standing)),
-            _moment(min((file.written for file in standing), default=None)),
-            _moment(max((file.written for file in standing), default=None)),
+            size(sum(file.bytes for file in live)),
+            _moment(min((file.written for file in live), default=None)),
+            _moment(max((file.written for file in live), default=None)),
         ]
         if not causes:
             table.add_row(queue.uid, "", "", "", "0", "0", *about)

@@ -169,7 +169,7 @@ def query(  # noqa: PLR0913 - the options of the command
     state: State = STATE,
     output: CommandOutput,
 ) -> int:
-    """Run SQL over the state of a step, in a Spark session of its own; nothing is claimed or changed.
+    """Run SQL over the state of a step, in the current Spark session or one of its own. Changes nothing.
 
     Raises:
         UsageError: options exclude each other, or ``sql`` is no SELECT over this table.

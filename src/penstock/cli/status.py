@@ -269,7 +269,7 @@ def _age_text(now: JobStatus) -> str:
         return "no run has left its numbers"
     of = "" if now.is_hint_of_now else f", by generation {now.hint.generation}"
     if of and now.being is OwnerState.RUNNING:
-        of += ": this one has told none yet"
+        of += ": this one has written none yet"
     return f"as of {duration_text(now.hint_age)} ago{of}"
 
 

@@ -54,7 +54,7 @@ def gc(
     as_json: AsJson = False,
     output: CommandOutput,
 ) -> int:
-    """Show the owner of each file, or delete the files without one.
+    """Show the owner of each file, or delete the files that no checkpoint needs.
 
     Raises:
         UnknownName: there is no such job; with the nearest name.
