@@ -51,6 +51,7 @@ STATUS_SCHEMA: Final = "penstock.status/1"
 LAG_SCHEMA: Final = "penstock.lag/1"
 LATE_SCHEMA: Final = "penstock.late/1"
 """The schemas of the JSON documents: see docs/json.md."""
+_STYLES: Final = {OwnerState.DEAD: "yellow", OwnerState.STOPPED: "dim"}
 
 
 # ---- penstock list ---------------------------------------------------------------------------------------------------
@@ -78,7 +79,7 @@ def list_jobs(*, state: State = STATE, as_json: AsJson = False, output: CommandO
         if isinstance(each, UnreadableJob):
             table.add_row(each.job, f"unreadable: {each.message}", *[UNKNOWN] * 5, style="red")
         else:
-            table.add_row(*_row(each), style={OwnerState.DEAD: "yellow", OwnerState.STOPPED: "dim"}.get(each.being))
+            table.add_row(*_row(each), style=_STYLES.get(each.being))
     output.result(table)
     return ExitCode.ENDED
 
