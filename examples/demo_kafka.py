@@ -27,9 +27,9 @@ from penstock.checkpoint.entries import Manifest  # noqa: E402
 from penstock.cli.demo import (  # noqa: E402
     Totals,
     order_line,
+    print_verdict,
     read_published,
     run_in_process,
-    tell_verdict,
 )
 from penstock.cli.output import Output  # noqa: E402
 from penstock.cli.process import kill_process_tree, process_tree  # noqa: E402
@@ -95,7 +95,7 @@ class _Demo:
             return False
         shop.join()
         self.say("6  read what was published, with plain Python, and compare")
-        return tell_verdict(self.output, shop.totals, read_published(self.home / "out", self.home / "bad"))
+        return print_verdict(self.output, shop.totals, read_published(self.home / "out", self.home / "bad"))
 
     def drive(self, where: dict[str, str], stop: Callable[[str, int], bool]) -> int:
         return run_in_process(

@@ -21,12 +21,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from penstock.errors import InternalError, SettingsError
+from penstock.errors import InternalError, SettingsError, did_you_mean
 
 FAILPOINTS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -132,9 +131,8 @@ def arm(name: str, action: str, *, hit: int | None = None) -> None:
         SettingsError: no such failpoint or action.
     """
     if name not in FAILPOINTS:
-        near = get_close_matches(name, FAILPOINTS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(FAILPOINTS))}"
-        msg = f"there is no failpoint {name!r}; {hint}"
+        hint = did_you_mean(name, FAILPOINTS, otherwise=f"known are {', '.join(sorted(FAILPOINTS))}")
+        msg = f"there is no failpoint {name!r}{hint}"
         raise SettingsError(msg)
     if hit is not None and hit < 1:
         msg = f"failpoint {name!r}: hits count from 1, got {hit}"

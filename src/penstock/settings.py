@@ -8,11 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from typing import Final
 
 from penstock.clock import parse_duration
-from penstock.errors import GraphError, SettingsError
+from penstock.errors import GraphError, SettingsError, did_you_mean
 
 PREFIX: Final = "PENSTOCK_"
 _DURATIONS: Final = frozenset({"checkpoint_every", "checkpoint_timeout", "min_pause", "latency_every", "stop_timeout"})
@@ -114,8 +113,7 @@ def read_settings(arguments: Mapping[str, object], *, environment: Mapping[str, 
     known = {field.name for field in fields(Settings)}
     for name in arguments:
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(known))}"
+            hint = did_you_mean(name, known, otherwise=f"there are {', '.join(sorted(known))}")
             msg = f"unknown setting {name!r}{hint}"
             raise SettingsError(msg)
     outside = {name: environment[PREFIX + name.upper()] for name in known if PREFIX + name.upper() in environment}

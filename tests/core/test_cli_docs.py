@@ -43,6 +43,7 @@ def commands(app: App, *path: str) -> Iterator[tuple[str, list[str]]]:
         named = [
             [each for each in argument.names if each.startswith("--")]
             for argument in command.assemble_argument_collection()
+            if argument.parse  # all but ``output``
         ]
         yield " ".join(("penstock", *words)), [names[-1] for names in named if names]
 

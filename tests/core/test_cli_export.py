@@ -5,15 +5,15 @@ import json
 import re
 
 import pytest
-from cyclopts import App
 
 from core.checkpoint_values import CLAIM, output, pin
 from core.cli_kit import Terminal
 from core.copies_kit import JOB, at, layer, write
 from penstock.admin.export import export_checkpoint
 from penstock.checkpoint.entries import Stopped
+from penstock.cli.main import dispatch
 from penstock.cli.output import Output
-from penstock.cli.savepoint import add_export, document, summary, warnings
+from penstock.cli.savepoint import document, summary, warnings
 from penstock.control.client import JobDirectory
 
 FIRST = layer("g0-000001")
@@ -67,11 +67,9 @@ def test_the_document_has_a_versioned_schema(state, tmp_path):
     }
 
 
-def family(out, err=None):
-    """The command as its family will have it."""
-    app = App(name="savepoint", result_action="return_value", exit_on_error=False, print_error=False)
-    add_export(app, Output(out=out, err=err or io.StringIO()))
-    return app
+def export(folder, state, out, err=None, *options):
+    words = ["savepoint", "export", JOB, "1", str(folder), "--state", str(state), *options]
+    return dispatch(words, Output(out=out, err=err or io.StringIO()))
 
 
 def test_the_bytes_that_are_copied_are_told_and_shown_on_a_terminal_only(state, tmp_path, monkeypatch):
@@ -83,7 +81,7 @@ def test_the_bytes_that_are_copied_are_told_and_shown_on_a_terminal_only(state, 
     )
     terminal, file = Terminal(), io.StringIO()
     for number, err in enumerate((terminal, file)):
-        family(io.StringIO(), err)(["export", JOB, "1", str(tmp_path / f"out-{number}"), "--state", str(state)])
+        export(tmp_path / f"out-{number}", state, io.StringIO(), err)
 
     assert told == [(0, 44), (22, 44), (44, 44)]
     assert "copying" in terminal.getvalue()
@@ -94,7 +92,7 @@ def test_the_bytes_that_are_copied_are_told_and_shown_on_a_terminal_only(state, 
 def test_the_command_exports_and_says_so(tmp_path):
     state = write(tmp_path / "state", CLAIM, at(0), at(1, 0, layers=[FIRST]), Stopped(checkpoint=1, at=3))
     out = io.StringIO()
-    code = family(out)(["export", JOB, "1", str(tmp_path / "out"), "--state", str(state), "--json"])
+    code = export(tmp_path / "out", state, out, None, "--json")
 
     assert code == 0
     assert json.loads(out.getvalue())["left_open"] == []

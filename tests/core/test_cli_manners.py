@@ -135,7 +135,7 @@ def test_ctrl_c_is_told_as_what_it_is(state, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("penstock.cli.checkpoints.show_checkpoints", lambda *_, **__: interrupted())
+    monkeypatch.setattr("penstock.cli.checkpoints.JobDirectory", lambda *_, **__: interrupted())
 
     said = say("checkpoints", "orders", "--state", str(state))
 

@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,6 +72,21 @@ def test_help_teaches_with_examples_and_exit_codes(command):
     assert said.code == 0
     assert said.err == ""
     assert said.out == golden.read_text()
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["savepoint", "--help"], []], ids=" ".join)
+def test_what_lists_commands_imports_none_of_them(words):
+    script = (
+        "import sys\nfrom penstock.cli.main import dispatch\nfrom penstock.cli.output import Output\n"
+        f"code = dispatch({words!r}, Output())\n"
+        "loaded = {name for name in sys.modules if name.startswith(('penstock.', 'pyspark', 'pyarrow'))}\n"
+        "allowed = {'penstock.cli', 'penstock.cli.main', 'penstock.cli.output', 'penstock.errors'}\n"
+        "sys.exit(code or sorted(loaded - allowed) or 0)\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
 
 
 def test_version_is_one_line():

@@ -1,18 +1,18 @@
-"""Penstock checkpoints, checkpoint."""
+"""The commands ``penstock checkpoints`` and ``penstock checkpoint``: what the log of a job says of them."""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Annotated, Final
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from rich.text import Text
 
 from penstock.admin.status import checkpoints_of
 from penstock.checkpoint.entries import Claim
 from penstock.checkpoint.history import resolve_checkpoint
-from penstock.cli.options import STATE, AsJson, JobName, State, epilogue
-from penstock.cli.output import ExitCode, Output
+from penstock.cli.options import STATE, AsJson, JobName, State
+from penstock.cli.output import CommandOutput, ExitCode
 from penstock.cli.words import (
     UNKNOWN,
     clipped,
@@ -43,173 +43,13 @@ if TYPE_CHECKING:
     from penstock.handles import StateHandle, TaskSnapshot
 
 
-# ----------------------------------------------------------------------------------------------------
-# ``penstock checkpoint``: one checkpoint in full, as its entry in the log says it. Changes nothing.
+# ---- penstock checkpoints --------------------------------------------------------------------------------------------
 
-CHECKPOINT_SCHEMA: Final = "penstock.checkpoint/1"
-"""Of the JSON document: see docs/json.md."""
-SHOWN: Final = 72
-"""Characters of a position, for a files source remembers many names; all of it is in the document."""
+CHECKPOINTS_SCHEMA: Final = "penstock.checkpoints/1"  # see docs/json.md
 
 
-def show_checkpoint(output: Output, *, job: str, which: str, state: str, as_json: bool) -> int:
-    """Print it; a condemned one too, as long as its entry is in the log.
-
-    Raises:
-        UnknownName: there is no such job, checkpoint or savepoint; with the nearest name.
-        CheckpointError: the log cannot be read.
-    """
-    history = JobDirectory(state, job).read()
-    checkpoint = _which(history, which)
-    if as_json:
-        output.document(CHECKPOINT_SCHEMA, **checkpoint_document(history, checkpoint))
-        return ExitCode.ENDED
-    manifest = history.manifests[checkpoint][1]
-    for line in _head(history, manifest):
-        output.result(line)
-    output.result(_checkpoint_table(manifest))
-    for line in _tail(manifest):
-        output.result(line)
-    return ExitCode.ENDED
-
-
-def _which(history: History, text: str) -> CheckpointId:
-    if text.isdecimal() and int(text) in history.manifests:
-        return CheckpointId(int(text))
-    try:
-        return resolve_checkpoint(history, text)
-    except UnknownName:
-        if not text.isdecimal():
-            raise
-        known = ", ".join(map(str, history.manifests)) or "none"
-        msg = f"checkpoint {text} is not in the log of job {history.job!r}; there is {known}"
-        raise UnknownName(msg) from None
-
-
-def checkpoint_document(history: History, checkpoint: CheckpointId) -> dict[str, object]:
-    """The JSON document's fields. Times are microseconds since 1970."""
-    entry, manifest = history.manifests[checkpoint]
-    steps = {step.uid: step for step in manifest.steps}
-    point = history.restore_point
-    return {
-        "job": history.job,
-        "checkpoint": checkpoint,
-        "kind": manifest.kind.value,
-        "entry": entry,
-        "generation": _generation(history, entry),
-        "parent": manifest.parent,
-        "triggered": manifest.triggered,
-        "completed": manifest.completed,
-        "took_seconds": (manifest.completed - manifest.triggered) / 1_000_000,
-        "is_restorable": checkpoint not in history.condemned,
-        "names": list(history.names_of(checkpoint)),
-        "is_restore_point": point is not None and point.checkpoint == checkpoint,
-        "state_bytes": manifest.state_bytes,
-        "steps": [_step(task, steps.get(task.task)) for task in manifest.tasks],
-        "outputs": [output_fields(item) for item in manifest.open],
-        "open": [output_fields(item) for item in manifest.open if item in history.open_committables],
-        "condemned": list(manifest.condemned),
-        "condemned_files": list(manifest.condemned_files),
-        "floor": manifest.floor,
-    }
-
-
-def _generation(history: History, entry: int) -> Generation:
-    return next(each.generation for each in history.entries if each.number == entry)
-
-
-def _step(task: TaskSnapshot, step: StepRecord | None) -> dict[str, object]:
-    return {
-        "uid": task.task,
-        "role": step.role.value if step is not None else None,
-        "kind": (step.kind or None) if step is not None else None,
-        "position": None if task.position is None else {"kind": task.position.kind, "detail": task.position.detail},
-        "state": None if task.state is None else _state(task.state),
-        **watermark_fields(task.watermark if task.watermarks else None),
-    }
-
-
-def _state(state: StateHandle) -> dict[str, object]:
-    layers = [
-        {
-            "name": layer.name,
-            "level": layer.level,
-            "rows": layer.rows,
-            "bytes": layer.bytes,
-            "files": [file_fields(file) for file in layer.files],
-        }
-        for layer in state.layers
-    ]
-    return {"kind": state.kind, "ddl": state.schema, "detail": state.detail, "layers": layers}
-
-
-# ---------------------------------------------------------------------------------------------------------- for people
-
-
-def _head(history: History, manifest: Manifest) -> Iterator[Text]:
-    entry = history.manifests[manifest.checkpoint][0]
-    names = "".join(f" · savepoint {name}" for name in history.names_of(manifest.checkpoint))
-    status = " · condemned, its files may be gone" if manifest.checkpoint in history.condemned else ""
-    point = history.restore_point
-    following = " · the next start continues it" if point and point.checkpoint == manifest.checkpoint else ""
-    title = f"{history.job}: checkpoint {manifest.checkpoint} ({manifest.kind.value}){names}{status}{following}"
-    yield Text(title, style="bold")
-    parent = "began empty" if manifest.parent is None else f"continues {manifest.parent}"
-    took = (manifest.completed - manifest.triggered) / 1_000_000
-    files = count(len(manifest.state_files), "file")
-    yield Text(
-        f"entry {entry} · generation {_generation(history, entry)} · {parent} · complete {when(manifest.completed)} "
-        f"after {took:.2f} s · {files} of state, {size(manifest.state_bytes)}"
-    )
-
-
-def _checkpoint_table(manifest: Manifest) -> Table:
-    table = plain_table(
-        ("uid", "left"),
-        ("role", "left"),
-        ("kind", "left"),
-        ("layers", "right"),
-        ("rows", "right"),
-        ("size", "right"),
-        ("watermark", "left"),
-        ("position", "left"),
-    )
-    steps = {step.uid: step for step in manifest.steps}
-    for task in manifest.tasks:
-        step = steps.get(task.task)
-        has_mark = task.watermarks and task.watermark != MIN_WATERMARK
-        table.add_row(
-            task.task,
-            step.role.value if step is not None else UNKNOWN,
-            (task.state.kind if task.state else task.position.kind if task.position else "") or UNKNOWN,
-            str(len(task.state.layers)) if task.state else "",
-            number_text(task.state.rows) if task.state else "",
-            size(task.state.bytes) if task.state else "",
-            watermark(task.watermark) if has_mark else "",
-            clipped(json.dumps(task.position.detail, sort_keys=True), SHOWN) if task.position else "",
-        )
-    return table
-
-
-def _tail(manifest: Manifest) -> Iterator[Text]:
-    for item in manifest.open:
-        of = "" if item.checkpoint == manifest.checkpoint else f" of checkpoint {item.checkpoint}"
-        length = size(item.bytes)
-        yield Text(f"output {item.uid}{of}: {count(len(item.files), 'file')}, {length}, to {item.target}")
-    if manifest.condemned or manifest.condemned_files:
-        ids = ", ".join(map(str, manifest.condemned)) or "no checkpoint"
-        yield Text(f"condemned: {ids}; {count(len(manifest.condemned_files), 'file')}")
-
-
-# ----------------------------------------------------------------------------------------------------
-# ``penstock checkpoints``: what a job's log says, from its directory alone. No Spark, no pipeline, writes nothing.
-
-CHECKPOINTS_SCHEMA: Final = "penstock.checkpoints/1"
-"""Of the JSON document: see docs/json.md."""
-
-
-def show_checkpoints(output: Output, *, job: str, state: str, as_json: bool) -> int:
-    """Print them.
+def checkpoints(job: JobName, /, *, state: State = STATE, as_json: AsJson = False, output: CommandOutput) -> int:
+    """Print all checkpoints in the log of a job.
 
     Raises:
         UnknownName: there is no such job; with the nearest name.
@@ -217,15 +57,15 @@ def show_checkpoints(output: Output, *, job: str, state: str, as_json: bool) -> 
     """
     history = JobDirectory(state, job).read()
     if as_json:
-        output.document(CHECKPOINTS_SCHEMA, **checkpoints_document(history))
+        output.document(CHECKPOINTS_SCHEMA, **_checkpoints_document(history))
         return ExitCode.ENDED
     output.result(_checkpoints_table(history))
     output.result(Text(_summary(history)))
     return ExitCode.ENDED
 
 
-def checkpoints_document(history: History) -> dict[str, object]:
-    """The JSON document's fields. Times are microseconds since 1970."""
+def _checkpoints_document(history: History) -> dict[str, object]:
+    """The fields of the JSON document. Times are microseconds since 1970."""
     point, claim = history.restore_point, history.claim
     body = claim.body if claim is not None else None
     return {
@@ -236,11 +76,11 @@ def checkpoints_document(history: History) -> dict[str, object]:
         "is_at_rest": is_at_rest(history),
         "restore_point": point.checkpoint if point else None,
         "open": [output_fields(item) for item in history.open_committables],
-        "checkpoints": [_fields(each) for each in checkpoints_of(history)],
+        "checkpoints": [_checkpoint_fields(each) for each in checkpoints_of(history)],
     }
 
 
-def _fields(each: Checkpoint) -> dict[str, object]:
+def _checkpoint_fields(each: Checkpoint) -> dict[str, object]:
     return {
         "checkpoint": each.checkpoint,
         "kind": each.kind,
@@ -302,50 +142,161 @@ def _summary(history: History) -> str:
     )
 
 
-# ----------------------------------------------------------------------------------------------------
-# ``penstock checkpoint``: its words and options.
+# ---- penstock checkpoint ---------------------------------------------------------------------------------------------
 
-CHECKPOINT_HELP: Final = """\
-Show one checkpoint of a job in full: positions, layers, watermarks, outputs, and what it condemned."""
-CHECKPOINT_EXAMPLES: Final = """\
-Examples:
-  penstock checkpoint orders 42 --state ./state
-  penstock checkpoint orders before-v2 --state ./state --json | jq '.steps[].position'"""
+CHECKPOINT_SCHEMA: Final = "penstock.checkpoint/1"  # see docs/json.md
+POSITION_WIDTH: Final = 72  # characters; the position of a files source is long, and all of it is in the JSON document
 
 
-def add_checkpoint(app: App, output: Output) -> None:
-    """Add ``checkpoint``."""
+def checkpoint(
+    job: JobName,
+    which: Annotated[str, Parameter(help="Its number, or the name of a savepoint.")],
+    /,
+    *,
+    state: State = STATE,
+    as_json: AsJson = False,
+    output: CommandOutput,
+) -> int:
+    """Print one checkpoint; a condemned one too, as long as its entry is in the log.
 
-    def checkpoint(
-        job: JobName,
-        which: Annotated[str, Parameter(help="Its number, or the name of a savepoint.")],
-        /,
-        *,
-        state: State = STATE,
-        as_json: AsJson = False,
-    ) -> int:
-
-        return show_checkpoint(output, job=job, which=which, state=state, as_json=as_json)
-
-    app.command(checkpoint, help=CHECKPOINT_HELP, help_epilogue=epilogue(CHECKPOINT_EXAMPLES))
-
-
-# ----------------------------------------------------------------------------------------------------
-# ``penstock checkpoints``: its words and options.
-
-CHECKPOINTS_HELP: Final = """\
-Show the checkpoints of a job from its state directory alone, whether it runs or not."""
-CHECKPOINTS_EXAMPLES: Final = """\
-Examples:
-  penstock checkpoints orders --state ./state
-  penstock checkpoints orders --state ./state --json | jq .restore_point"""
+    Raises:
+        UnknownName: there is no such job, checkpoint or savepoint; with the nearest name.
+        CheckpointError: the log cannot be read.
+    """
+    history = JobDirectory(state, job).read()
+    found = _find_checkpoint(history, which)
+    if as_json:
+        output.document(CHECKPOINT_SCHEMA, **_checkpoint_document(history, found))
+        return ExitCode.ENDED
+    manifest = history.manifests[found][1]
+    for line in _head(history, manifest):
+        output.result(line)
+    output.result(_checkpoint_table(manifest))
+    for line in _tail(manifest):
+        output.result(line)
+    return ExitCode.ENDED
 
 
-def add_checkpoints(app: App, output: Output) -> None:
-    """Add ``checkpoints``."""
+def _find_checkpoint(history: History, text: str) -> CheckpointId:
+    if text.isdecimal() and int(text) in history.manifests:
+        return CheckpointId(int(text))
+    try:
+        return resolve_checkpoint(history, text)
+    except UnknownName:
+        if not text.isdecimal():
+            raise
+        known = ", ".join(map(str, history.manifests)) or "none"
+        msg = f"checkpoint {text} is not in the log of job {history.job!r}; there is {known}"
+        raise UnknownName(msg) from None
 
-    def checkpoints(job: JobName, /, *, state: State = STATE, as_json: AsJson = False) -> int:
 
-        return show_checkpoints(output, job=job, state=state, as_json=as_json)
+def _checkpoint_document(history: History, checkpoint: CheckpointId) -> dict[str, object]:
+    """The fields of the JSON document. Times are microseconds since 1970."""
+    entry, manifest = history.manifests[checkpoint]
+    steps = {step.uid: step for step in manifest.steps}
+    point = history.restore_point
+    return {
+        "job": history.job,
+        "checkpoint": checkpoint,
+        "kind": manifest.kind.value,
+        "entry": entry,
+        "generation": _generation(history, entry),
+        "parent": manifest.parent,
+        "triggered": manifest.triggered,
+        "completed": manifest.completed,
+        "took_seconds": (manifest.completed - manifest.triggered) / 1_000_000,
+        "is_restorable": checkpoint not in history.condemned,
+        "names": list(history.names_of(checkpoint)),
+        "is_restore_point": point is not None and point.checkpoint == checkpoint,
+        "state_bytes": manifest.state_bytes,
+        "steps": [_step(task, steps.get(task.task)) for task in manifest.tasks],
+        "outputs": [output_fields(item) for item in manifest.open],
+        "open": [output_fields(item) for item in manifest.open if item in history.open_committables],
+        "condemned": list(manifest.condemned),
+        "condemned_files": list(manifest.condemned_files),
+        "floor": manifest.floor,
+    }
 
-    app.command(checkpoints, help=CHECKPOINTS_HELP, help_epilogue=epilogue(CHECKPOINTS_EXAMPLES))
+
+def _generation(history: History, entry: int) -> Generation:
+    return next(each.generation for each in history.entries if each.number == entry)
+
+
+def _step(task: TaskSnapshot, step: StepRecord | None) -> dict[str, object]:
+    return {
+        "uid": task.task,
+        "role": step.role.value if step is not None else None,
+        "kind": (step.kind or None) if step is not None else None,
+        "position": None if task.position is None else {"kind": task.position.kind, "detail": task.position.detail},
+        "state": None if task.state is None else _state(task.state),
+        **watermark_fields(task.watermark if task.watermarks else None),
+    }
+
+
+def _state(state: StateHandle) -> dict[str, object]:
+    layers = [
+        {
+            "name": layer.name,
+            "level": layer.level,
+            "rows": layer.rows,
+            "bytes": layer.bytes,
+            "files": [file_fields(file) for file in layer.files],
+        }
+        for layer in state.layers
+    ]
+    return {"kind": state.kind, "ddl": state.schema, "detail": state.detail, "layers": layers}
+
+
+def _head(history: History, manifest: Manifest) -> Iterator[Text]:
+    entry = history.manifests[manifest.checkpoint][0]
+    names = "".join(f" · savepoint {name}" for name in history.names_of(manifest.checkpoint))
+    status = " · condemned, its files may be gone" if manifest.checkpoint in history.condemned else ""
+    point = history.restore_point
+    following = " · the next start continues it" if point and point.checkpoint == manifest.checkpoint else ""
+    title = f"{history.job}: checkpoint {manifest.checkpoint} ({manifest.kind.value}){names}{status}{following}"
+    yield Text(title, style="bold")
+    parent = "began empty" if manifest.parent is None else f"continues {manifest.parent}"
+    took = (manifest.completed - manifest.triggered) / 1_000_000
+    files = count(len(manifest.state_files), "file")
+    yield Text(
+        f"entry {entry} · generation {_generation(history, entry)} · {parent} · complete {when(manifest.completed)} "
+        f"after {took:.2f} s · {files} of state, {size(manifest.state_bytes)}"
+    )
+
+
+def _checkpoint_table(manifest: Manifest) -> Table:
+    table = plain_table(
+        ("uid", "left"),
+        ("role", "left"),
+        ("kind", "left"),
+        ("layers", "right"),
+        ("rows", "right"),
+        ("size", "right"),
+        ("watermark", "left"),
+        ("position", "left"),
+    )
+    steps = {step.uid: step for step in manifest.steps}
+    for task in manifest.tasks:
+        step = steps.get(task.task)
+        has_watermark = task.watermarks and task.watermark != MIN_WATERMARK
+        table.add_row(
+            task.task,
+            step.role.value if step is not None else UNKNOWN,
+            (task.state.kind if task.state else task.position.kind if task.position else "") or UNKNOWN,
+            str(len(task.state.layers)) if task.state else "",
+            number_text(task.state.rows) if task.state else "",
+            size(task.state.bytes) if task.state else "",
+            watermark(task.watermark) if has_watermark else "",
+            clipped(json.dumps(task.position.detail, sort_keys=True), POSITION_WIDTH) if task.position else "",
+        )
+    return table
+
+
+def _tail(manifest: Manifest) -> Iterator[Text]:
+    for item in manifest.open:
+        of = "" if item.checkpoint == manifest.checkpoint else f" of checkpoint {item.checkpoint}"
+        length = size(item.bytes)
+        yield Text(f"output {item.uid}{of}: {count(len(item.files), 'file')}, {length}, to {item.target}")
+    if manifest.condemned or manifest.condemned_files:
+        ids = ", ".join(map(str, manifest.condemned)) or "no checkpoint"
+        yield Text(f"condemned: {ids}; {count(len(manifest.condemned_files), 'file')}")

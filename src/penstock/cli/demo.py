@@ -1,4 +1,4 @@
-"""Penstock demo."""
+"""The command ``penstock demo``: a pipeline is killed and started again, and every row of its output is counted."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
 from penstock.cli import demo_pipeline
-from penstock.cli.options import Flag, epilogue
-from penstock.cli.output import ExitCode, Output, UsageError
+from penstock.cli.options import Flag
+from penstock.cli.output import CommandOutput, ExitCode, Output, UsageError
 from penstock.cli.process import LIFELINE, kill_process_tree, process_tree
 from penstock.control.client import JobDirectory
 
@@ -33,52 +33,138 @@ if TYPE_CHECKING:
 
     from penstock.checkpoint.entries import Manifest
 
+# ---- penstock demo ---------------------------------------------------------------------------------------------------
 
-# ----------------------------------------------------------------------------------------------------
-# ``penstock demo``: its words and options.
-
-DEMO_HELP: Final = """\
-Kill a pipeline with -9 half-way, start it again, and count every row of its output.
-
-Makes orders as JSON files, sums them by user and minute into exactly-once files, and reads the result
-without penstock. Ends with 1 if a row is lost or doubled."""
-DEMO_EXAMPLES: Final = """\
-Examples:
-  penstock demo
-  penstock demo --rows 500000 --dir ./try --keep       look at the pipeline, its state and its output"""
+FEWEST: Final = 1_000
+"""Fewer rows are read before the first run can be killed."""
+FILES: Final = 24
+HALF_WAY: Final = FILES * 2 // 3
+"""The first run is killed when at most this many files are left."""
 
 
-def add_demo(app: App, output: Output) -> None:
-    """Add ``demo``."""
+def demo(
+    *,
+    rows: Annotated[int, Parameter(help="Orders to make.")] = 200_000,
+    dir: Annotated[str | None, Parameter(help="Folder to work in; a temporary one by default.")] = None,
+    keep: Annotated[bool, Flag, Parameter(help="Leave everything there to look at.")] = False,
+    output: CommandOutput,
+) -> int:
+    """Make orders, run a pipeline, kill it, run it again, and compare its output with the orders.
 
-    def demo(
-        *,
-        rows: Annotated[int, Parameter(help="Orders to make.")] = 200_000,
-        dir: Annotated[str | None, Parameter(help="Folder to work in; a temporary one by default.")] = None,
-        keep: Annotated[bool, Flag, Parameter(help="Leave everything there to look at.")] = False,
-    ) -> int:
+    Raises:
+        UsageError: there are too few rows, or the folder is not empty.
+    """
+    if rows < FEWEST:
+        msg = f"--rows {rows} is too few to be killed half-way: at least {FEWEST:,}"
+        raise UsageError(msg)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.INTERRUPTED))  # unwinds: child and folder go too
+    # Paths of Unix sockets must be short, so Spark's temporary files do not lie below a folder that the user named.
+    with _folder(dir, keep=keep) as home, tempfile.TemporaryDirectory(prefix="penstock-demo-") as temporary:
+        return _Demo(output, home, rows, temporary, keep=keep).run()
 
-        return run_demo(output, rows=rows, folder=dir, keep=keep)
 
-    app.command(demo, help=DEMO_HELP, help_epilogue=epilogue(DEMO_EXAMPLES))
+class _Demo:
+    def __init__(self, output: Output, home: Path, rows: int, temporary: str, *, keep: bool) -> None:
+        self._output = output
+        self._home = home
+        self._rows = rows
+        self._temporary = temporary
+        self._keep = keep
+
+    def run(self) -> int:
+        self._output.note(f"1  make {self._rows:,} orders in {FILES} files below {self._home}")
+        expected = make_orders(self._home / "in", self._rows)
+        shutil.copy(demo_pipeline.__file__, self._home / "orders.py")
+        self._output.note("2  run the pipeline: sum by user and minute, exactly once, into out/")
+        if not self._run_and_kill():
+            return ExitCode.FAILED
+        self._output.note("3  start it again: it goes on from that checkpoint, and reads the rest")
+        code = self._run_pipeline(lambda _line, _pid: False)
+        if code != ExitCode.ENDED:
+            self._output.note(f"the second run ended with {code}", style="red")
+            return ExitCode.FAILED
+        self._output.note("4  read what was published, with plain Python, and compare")
+        return self._compare(expected, read_published(self._home / "out", self._home / "bad"))
+
+    def _run_and_kill(self) -> bool:
+        killed = False
+
+        def kill_half_way(line: str, pid: int) -> bool:
+            nonlocal killed
+            if " checkpoint " not in line:
+                return False
+            point = JobDirectory(self._home / "state", "orders").read().restore_point
+            if point is None or not 0 < (left := _files_left(point)) <= HALF_WAY:
+                return False
+            members = len(process_tree(pid))
+            self._output.note(
+                f"   kill -9 to all {members} processes, the JVM too: checkpoint {point.checkpoint} is complete, "
+                f"{left} of {FILES} files are not in it",
+                style="bold red",
+            )
+            kill_process_tree(pid)
+            killed = True
+            return True
+
+        code = self._run_pipeline(kill_half_way)
+        if not killed:
+            self._output.note(
+                f"the first run ended with {code} before it could be killed; try more --rows", style="red"
+            )
+        return killed
+
+    def _run_pipeline(self, stop: Callable[[str, int], bool]) -> int:
+        return run_in_process(self._output, "orders:orders", self._home, self._temporary, stop=stop)
+
+    def _compare(self, expected: Totals, found: Totals) -> int:
+        is_same = print_verdict(self._output, expected, found)
+        if self._keep:
+            self._output.note(
+                f"kept: {self._home} (orders.py is the pipeline; penstock checkpoints orders --state state)"
+            )
+        return ExitCode.ENDED if is_same else ExitCode.FAILED
 
 
-# ----------------------------------------------------------------------------------------------------
-# Makes the demo's orders and adds up, in plain Python, what must come out; knows nothing of pipelines.
+def _files_left(point: Manifest) -> int:
+    """The number of files that the source had not read at a checkpoint."""
+    for snapshot in point.tasks:
+        detail = snapshot.position.detail if snapshot.position else None
+        if isinstance(detail, dict) and isinstance(left := detail.get("remaining"), dict):
+            return len(left)
+    return 0
+
+
+@contextmanager
+def _folder(name: str | None, *, keep: bool) -> Iterator[Path]:
+    if name is None:
+        home = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
+    else:
+        home = Path(name).resolve()
+        if home.exists() and any(home.iterdir()):
+            msg = f"--dir {name} is not empty: name a new folder"
+            raise UsageError(msg)
+        home.mkdir(parents=True, exist_ok=True)
+    try:
+        yield home
+    finally:
+        if not keep:
+            shutil.rmtree(home, ignore_errors=True)
+
+
+# ---- the orders ------------------------------------------------------------------------------------------------------
 
 USERS: Final = ("ada", "alan", "barbara", "dennis", "edsger", "grace", "ken", "margaret")
 BEGIN: Final = datetime(2026, 1, 1, tzinfo=timezone.utc)
 MINUTES: Final = 20
-FILES: Final = 24
 BAD_EVERY: Final = 9_973
-"""Each so-manieth line is cut short: it goes to the pipeline's second output."""
-WindowKey = tuple[str, str]
-"""A user and the minute at which the window begins."""
+"""Every line whose number is a multiple of this is cut short: it goes to the second output of the pipeline."""
+WindowKey: TypeAlias = tuple[str, str]
+"""A user, and the minute at which the window begins."""
 
 
 @dataclass(slots=True)
 class Totals:
-    """Orders and amounts by window, and the lines that cannot be read."""
+    """The number and amount of orders by window, and the number of lines that cannot be read."""
 
     orders: Counter[WindowKey] = field(default_factory=Counter)
     amount: dict[WindowKey, float] = field(default_factory=lambda: defaultdict(float))
@@ -86,11 +172,11 @@ class Totals:
 
     @property
     def total(self) -> int:
-        """All orders in windows."""
+        """The number of orders in all windows."""
         return sum(self.orders.values())
 
     def differs(self, other: Totals) -> list[WindowKey]:
-        """Windows that are not alike in both."""
+        """The windows that differ between the two."""
         every = {*self.orders, *other.orders}
         return sorted(w for w in every if self._of(w) != other._of(w))
 
@@ -99,7 +185,7 @@ class Totals:
 
 
 def make_orders(folder: Path, rows: int) -> Totals:
-    """Write the files in order of time; what a pipeline must make of them."""
+    """Write the files in order of time, and return what a pipeline must make of them."""
     folder.mkdir(parents=True)
     chance, totals = random.Random(42), Totals()  # the same orders each time
     for number in range(FILES):
@@ -110,7 +196,7 @@ def make_orders(folder: Path, rows: int) -> Totals:
 
 
 def order_line(number: int, rows: int, chance: random.Random, totals: Totals) -> str:
-    """One of so many orders, which ``totals`` then counts too."""
+    """Order ``number`` of ``rows`` as a line of JSON; it is added to ``totals``."""
     at = BEGIN + timedelta(seconds=int(number / rows * MINUTES * 60))
     user, amount = chance.choice(USERS), chance.randint(1, 400) / 4
     line = json.dumps({"id": number, "user": user, "amount": amount, "at": at.strftime("%Y-%m-%dT%H:%M:%SZ")})
@@ -124,7 +210,7 @@ def order_line(number: int, rows: int, chance: random.Random, totals: Totals) ->
 
 
 def read_published(out: Path, bad: Path) -> Totals:
-    """What a reader of the output finds, without penstock and without Spark. A window seen twice counts twice."""
+    """What a reader finds in the output, without penstock and Spark. A window that is there twice counts twice."""
     totals = Totals()
     for row in _rows(out):
         window = (str(row["user"]), str(row["window_start"])[11:16])
@@ -140,11 +226,10 @@ def _rows(folder: Path) -> Iterable[dict[str, object]]:
             yield json.loads(line)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Runs a demo's pipeline in a process of its own, shows its lines, kills it when told to; knows nothing of orders.
+# ---- a pipeline in a process of its own ------------------------------------------------------------------------------
 
 JVM_NOISE: Final = "WARNING: Using incubator modules"
-"""What the JVM always says."""
+"""The beginning of a line that the JVM always writes."""
 
 
 def run_in_process(
@@ -156,22 +241,22 @@ def run_in_process(
     stop: Callable[[str, int], bool],
     environment: Mapping[str, str] | None = None,
 ) -> int:
-    """``penstock run`` in a folder until it ends, or until ``stop`` says that it was killed; the exit code.
+    """The exit code of ``penstock run`` in a folder; ``stop`` may kill it before it ends by itself.
 
     Args:
         output: where its lines are shown.
-        pipeline: ``module:function``; the module lies in ``home``.
-        home: its folder; the state goes into ``state`` there.
-        temporary: a folder with a short name, for what Spark writes meanwhile.
-        stop: is asked at each line, with the process id.
-        environment: what the process finds there besides.
+        pipeline: ``module:function``; the module is in ``home``.
+        home: the current folder of the process; the state goes into ``state`` there.
+        temporary: a folder with a short name, for Spark's temporary files.
+        stop: called with each line and the process id; returns whether it has killed the process.
+        environment: variables that are added to the environment of the process.
     """
     command = [sys.executable, "-m", "penstock", "run", pipeline, "--no-parent", "--state", "state"]
     ours, theirs = socket.socketpair()  # should this process be killed, the child notices and stops
     child = subprocess.Popen(
         [*command, "--checkpoint-every", "1s"],
         cwd=home,
-        env=_surroundings(temporary) | {LIFELINE: str(theirs.fileno())} | dict(environment or {}),
+        env=_environment(temporary) | {LIFELINE: str(theirs.fileno())} | dict(environment or {}),
         pass_fds=(theirs.fileno(),),
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -194,28 +279,27 @@ def run_in_process(
         ours.close()
 
 
-def _surroundings(temporary: str) -> dict[str, str]:
-    """Nothing outside the demo's folder is written, by a JVM that is killed neither."""
+def _environment(temporary: str) -> dict[str, str]:
+    """The environment of a process that writes nothing outside the demo's folder, even if its JVM is killed."""
     options = f"-Djava.io.tmpdir={temporary} -XX:-UsePerfData -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-    given = os.environ.get("SPARK_SUBMIT_OPTS")
+    present = os.environ.get("SPARK_SUBMIT_OPTS")
     return os.environ | {
         "TMPDIR": temporary,
         "SPARK_LOCAL_DIRS": temporary,
-        "SPARK_SUBMIT_OPTS": f"{given} {options}" if given else options,
+        "SPARK_SUBMIT_OPTS": f"{present} {options}" if present else options,
     }
 
 
-# ----------------------------------------------------------------------------------------------------
-# Tells how a demo ended: some of the windows beside what they must be, and one line that counts everything.
+# ---- the verdict -----------------------------------------------------------------------------------------------------
 
-SHOWN: Final = 8
-"""Windows in the table."""
+WINDOWS_SHOWN: Final = 8
+"""Windows in the table; those that differ come first."""
 
 
-def tell_verdict(output: Output, expected: Totals, found: Totals) -> bool:
-    """Show both; whether they are the same."""
+def print_verdict(output: Output, expected: Totals, found: Totals) -> bool:
+    """Print expected and found totals; ``True`` if they are the same."""
     different = expected.differs(found)
-    output.result(_table(expected, found, [*different, *sorted(expected.orders)][:SHOWN]))
+    output.result(_table(expected, found, [*different, *sorted(expected.orders)][:WINDOWS_SHOWN]))
     missing = sum(max(0, n - found.orders[w]) for w, n in expected.orders.items())
     doubled = sum(max(0, n - expected.orders[w]) for w, n in found.orders.items())
     verdict = (
@@ -240,118 +324,3 @@ def _table(expected: Totals, found: Totals, windows: list[WindowKey]) -> Table:
             f"{expected.amount[window]:,.2f}",
         )
     return table
-
-
-# ----------------------------------------------------------------------------------------------------
-# ``penstock demo``: a pipeline is killed and started again, and every row of its output is counted.
-
-FEWEST: Final = 1_000
-HALF_WAY: Final = FILES * 2 // 3
-"""Files that may be left when the kill comes."""
-
-
-def run_demo(output: Output, *, rows: int, folder: str | None = None, keep: bool = False) -> int:
-    """Make orders, run, kill, run again, compare.
-
-    Raises:
-        UsageError: too few rows, or a folder that is not empty.
-    """
-    if rows < FEWEST:
-        msg = f"--rows {rows} is too few to be killed half-way: at least {FEWEST:,}"
-        raise UsageError(msg)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.INTERRUPTED))  # unwinds: child and folder go too
-    # Paths of Unix sockets must be short, so Spark's temporary files do not lie below a folder that the user named.
-    with _folder(folder, keep=keep) as home, tempfile.TemporaryDirectory(prefix="penstock-demo-") as temporary:
-        return _Demo(output, home, rows, temporary, keep=keep).run()
-
-
-class _Demo:
-    def __init__(self, output: Output, home: Path, rows: int, temporary: str, *, keep: bool) -> None:
-        self._output = output
-        self._home = home
-        self._rows = rows
-        self._temporary = temporary
-        self._keep = keep
-
-    def run(self) -> int:
-        self._say(f"1  make {self._rows:,} orders in {FILES} files below {self._home}")
-        expected = make_orders(self._home / "in", self._rows)
-        shutil.copy(demo_pipeline.__file__, self._home / "orders.py")
-        self._say("2  run the pipeline: sum by user and minute, exactly once, into out/")
-        if not self._run_and_kill():
-            return ExitCode.FAILED
-        self._say("3  start it again: it goes on from that checkpoint, and reads the rest")
-        code = self._drive(lambda _line, _pid: False)
-        if code != ExitCode.ENDED:
-            self._say(f"the second run ended with {code}", style="red")
-            return ExitCode.FAILED
-        self._say("4  read what was published, with plain Python, and compare")
-        return self._compare(expected, read_published(self._home / "out", self._home / "bad"))
-
-    # --------------------------------------------------------------------------------------------------- processes
-
-    def _run_and_kill(self) -> bool:
-        killed = False
-
-        def kill_half_way(line: str, pid: int) -> bool:
-            nonlocal killed
-            point = self._restore_point() if " checkpoint " in line else None
-            if point is None or not 0 < (left := _files_left(point)) <= HALF_WAY:
-                return False
-            members = len(process_tree(pid))
-            self._say(
-                f"   kill -9 to all {members} processes, the JVM too: checkpoint {point.checkpoint} is complete, "
-                f"{left} of {FILES} files are not in it",
-                style="bold red",
-            )
-            kill_process_tree(pid)
-            killed = True
-            return True
-
-        code = self._drive(kill_half_way)
-        if not killed:
-            self._say(f"the first run ended with {code} before it could be killed; try more --rows", style="red")
-        return killed
-
-    def _drive(self, stop: Callable[[str, int], bool]) -> int:
-        return run_in_process(self._output, "orders:orders", self._home, self._temporary, stop=stop)
-
-    def _restore_point(self) -> Manifest | None:
-        return JobDirectory(self._home / "state", "orders").read().restore_point
-
-    # --------------------------------------------------------------------------------------------------- the result
-
-    def _compare(self, expected: Totals, found: Totals) -> int:
-        is_same = tell_verdict(self._output, expected, found)
-        if self._keep:
-            self._say(f"kept: {self._home} (orders.py is the pipeline; penstock checkpoints orders --state state)")
-        return ExitCode.ENDED if is_same else ExitCode.FAILED
-
-    def _say(self, text: str, *, style: str = "") -> None:
-        self._output.note(text, style=style)
-
-
-def _files_left(point: Manifest) -> int:
-    """Files that a checkpoint of the demo's one source has not read."""
-    for snapshot in point.tasks:
-        detail = snapshot.position.detail if snapshot.position else None
-        if isinstance(detail, dict) and isinstance(left := detail.get("remaining"), dict):
-            return len(left)
-    return 0
-
-
-@contextmanager
-def _folder(given: str | None, *, keep: bool) -> Iterator[Path]:
-    if given is None:
-        home = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
-    else:
-        home = Path(given).resolve()
-        if home.exists() and any(home.iterdir()):
-            msg = f"--dir {given} is not empty: name a new folder"
-            raise UsageError(msg)
-        home.mkdir(parents=True, exist_ok=True)
-    try:
-        yield home
-    finally:
-        if not keep:
-            shutil.rmtree(home, ignore_errors=True)

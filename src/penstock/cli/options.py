@@ -9,17 +9,17 @@ import pkgutil
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 import penstock
 from penstock.checkpoint.recovery import check_rename
-from penstock.cli.output import Output, UsageError, table
+from penstock.cli.output import Output, UsageError
 from penstock.clock import parse_duration
 from penstock.errors import GraphError, PenstockError, did_you_mean
 from penstock.spark.jvm import log_jvm_to_file
@@ -37,11 +37,6 @@ if TYPE_CHECKING:
 # ---- options -------------------------------------------------------------------------------------------------------
 
 STATE: Final = ".penstock"
-EPILOGUE: Final = f"""\
-Every command takes --traceback: show all frames of an error.
-
-Exit codes:
-{table()}"""
 
 
 def _jobs(context: Any) -> list[str]:
@@ -82,13 +77,6 @@ Timeout: TypeAlias = Annotated[
     str | None, Parameter(help="How long to wait for the job's answer, such as 30s; for ever by default.")
 ]
 Yes: TypeAlias = Annotated[bool, Parameter(negative="", show_default=False, help="Do not ask; for scripts.")]
-Add: TypeAlias = Callable[[App, Output], None]
-"""Adds a command, or a group of commands, to the application."""
-
-
-def epilogue(examples: str) -> str:
-    """The last part of a command's help."""
-    return f"{examples}\n\n{EPILOGUE}"
 
 
 def seconds_of(text: str | None, option: str = "--timeout") -> float | None:

@@ -1,4 +1,4 @@
-"""Stdout and stderr, exit codes, progress lines, questions."""
+"""What all commands use to talk: stdout and stderr, exit codes, questions, progress lines."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from enum import IntEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, TextIO, TypeAlias
 
+from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -50,18 +51,17 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-# ----------------------------------------------------------------------------------------------------
-# The exit codes: one frozen table, and which error ends in which. Knows nothing of commands nor of how to print.
+# ---- exit codes ------------------------------------------------------------------------------------------------------
 
 
 class UsageError(PenstockError):
-    """The command line cannot be understood; the message has the nearest name."""
+    """The command line cannot be understood; the message says what to write instead."""
 
     domain = Domain.USER
 
 
 class ExitCode(IntEnum):
-    """How a command ended. Frozen: scripts and process managers depend on the numbers."""
+    """How a command ended. The numbers never change: scripts and process managers depend on them."""
 
     ENDED = 0
     FAILED = 1
@@ -94,7 +94,7 @@ MEANINGS: Final[Mapping[ExitCode, str]] = MappingProxyType(
         ExitCode.INTERRUPTED: "Ended before its last checkpoint (a second signal, or --stop-timeout); nothing is lost.",
     }
 )
-"""Every code with one sentence."""
+"""One sentence about each code, for people."""
 _REFUSED: Final = (
     GraphError,
     StateDirectoryRefused,
@@ -113,11 +113,11 @@ _CODES: Final[tuple[tuple[type[BaseException] | tuple[type[BaseException], ...],
     (PenstockError, ExitCode.FAILED),
     (KeyboardInterrupt, ExitCode.INTERRUPTED),
 )
-"""The first that fits counts."""
+"""The exit code of each kind of error; the first that matches counts."""
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
-    """The code of what ended a command.
+    """The exit code of a command that ended with ``error``.
 
     >>> exit_code_of(GenerationFenced("taken over"))
     <ExitCode.FENCED: 69>
@@ -125,67 +125,29 @@ def exit_code_of(error: BaseException) -> ExitCode:
     return next((code for kinds, code in _CODES if isinstance(error, kinds)), ExitCode.BUG)
 
 
-def table() -> str:
-    """The table as text, for ``--help``."""
+def exit_code_table() -> str:
+    """All exit codes as text, for ``--help``."""
     return "\n".join(f"  {code.value:>3}  {sentence}" for code, sentence in MEANINGS.items())
 
 
-# ----------------------------------------------------------------------------------------------------
-# Asks before something is done that cannot be taken back; refuses where nobody can answer. Does nothing itself.
-
-
-def confirm(
-    output: Output,
-    question: str,
-    *,
-    yes: bool,
-    answer: Callable[[], str] | None = None,
-    is_terminal: bool | None = None,
-) -> bool:
-    """Whether to go on: ``--yes`` was given, or a person at the terminal says so.
-
-    Args:
-        output: where the question goes: to stderr, for stdout holds results only.
-        question: what is about to be done.
-        yes: ``--yes`` was given.
-        answer: reads a line; from the terminal unless given.
-        is_terminal: whether somebody can answer; found out unless given.
-
-    Raises:
-        UsageError: nobody can answer, and ``--yes`` was not given.
-    """
-    if yes:
-        return True
-    if not (sys.stdin.isatty() if is_terminal is None else is_terminal):
-        msg = f"{question}? Nobody is here to say so: give --yes to do it without asking"
-        raise UsageError(msg)
-    output.err.print(f"{question}? [y/N] ", end="", soft_wrap=True)
-    output.err.file.flush()
-    said = (answer or input)().strip().lower()
-    if said in {"y", "yes"}:
-        return True
-    output.note("penstock: nothing was done")
-    return False
-
-
-# ----------------------------------------------------------------------------------------------------
-# Where commands write: results to stdout, everything else to stderr, errors without a trace. Decides nothing.
+# ---- the two streams -------------------------------------------------------------------------------------------------
 #
-# Off a terminal there are no control codes; with ``NO_COLOR`` there are no colours anywhere.
+# Results go to stdout, everything else to stderr. Off a terminal there are no control codes; with ``NO_COLOR`` set
+# there are no colours anywhere.
 
 WIDE: Final = 200
-"""Columns of a table that goes into a file or a pipe."""
+"""Columns of a table that is written into a file or a pipe."""
 NO_JAVA: Final = "JAVA_GATEWAY_EXITED"
-"""In Spark's message when it could not start a JVM."""
+"""Part of Spark's message if it cannot start a JVM."""
 
 
 class Output:
     """The two streams of a command.
 
     Args:
-        traceback: show all frames of an error, not only the message.
-        out: stdout, if not the process's own.
-        err: stderr, if not the process's own.
+        traceback: print all frames of an error, not only its message.
+        out: the stream of results; stdout by default.
+        err: the stream of everything else; stderr by default.
     """
 
     def __init__(self, *, traceback: bool = False, out: TextIO | None = None, err: TextIO | None = None) -> None:
@@ -194,20 +156,20 @@ class Output:
         self.err = _console(err or sys.stderr)
 
     def result(self, what: RenderableType) -> None:
-        """Print what was asked for, to stdout."""
+        """Print a result to stdout."""
         _print(self.out, what)
 
     def document(self, schema: str, **fields: object) -> None:
-        """Print what was asked for as one JSON document, to stdout; its schema comes first."""
+        """Print a result to stdout as one JSON document whose first field is its schema."""
         self.out.file.write(json.dumps({"schema": schema, **fields}, indent=2, ensure_ascii=False) + "\n")
         self.out.file.flush()
 
     def note(self, text: str, *, style: str = "") -> None:
-        """Tell what goes on, one line, to stderr."""
+        """Print one line about the progress of the command to stderr."""
         _print(self.err, Text(text, style=style))
 
     def error(self, error: BaseException) -> ExitCode:
-        """Tell what went wrong and whose fault it is; the exit code that follows from it."""
+        """Print an error to stderr and return the exit code that follows from it."""
         code = exit_code_of(error)
         if self.traceback:
             tracebacks.print_exception(error, file=self.err.file)
@@ -218,8 +180,12 @@ class Output:
         return code
 
 
+CommandOutput: TypeAlias = Annotated[Output, Parameter(parse=False)]
+"""The parameter ``output`` of a command: ``dispatch`` fills it in, the command line has no such option."""
+
+
 def explain(error: BaseException) -> list[str]:
-    """What a person needs to know, most important first; no frames of ours or of Spark."""
+    """What a person needs to know about an error, most important first, without frames of penstock or Spark."""
     if isinstance(error, KeyboardInterrupt):
         return ["interrupted"]
     if isinstance(error, PenstockError):
@@ -235,10 +201,10 @@ def explain(error: BaseException) -> list[str]:
 
 
 class _Console(Console):
-    """One that leaves it to us what to do when its reader has gone away."""
+    """A console that raises if its reader has gone away."""
 
     def on_broken_pipe(self) -> None:
-        """Go on as without it; by default the process would end here, with 1."""
+        """Raise the error that is being handled; rich would end the process with 1."""
         raise  # noqa: PLE0704 - called where the error is handled
 
 
@@ -253,7 +219,7 @@ def _console(stream: TextIO) -> Console:
 
 
 def _print(console: Console, what: RenderableType) -> None:
-    """Print and flush; a reader that went away is no reason to fail a job."""
+    """Print and flush. A reader that went away does not make a job fail."""
     try:
         console.print(what, soft_wrap=isinstance(what, (str, Text)))
         console.file.flush()
@@ -261,17 +227,54 @@ def _print(console: Console, what: RenderableType) -> None:
         pass
 
 
-# ----------------------------------------------------------------------------------------------------
-# What is being waited for: on a terminal a line that counts the seconds and goes away, elsewhere a plain line.
-#
-# How far it is is told on a terminal only: elsewhere nobody sits and watches.
+# ---- questions -------------------------------------------------------------------------------------------------------
+
+
+def confirm(
+    output: Output,
+    question: str,
+    *,
+    yes: bool,
+    answer: Callable[[], str] | None = None,
+    is_terminal: bool | None = None,
+) -> bool:
+    """Ask for permission; ``True`` if ``--yes`` was given or the person at the terminal agrees.
+
+    Args:
+        output: the question goes to its stderr: stdout is for results.
+        question: what is about to be done, without a question mark.
+        yes: ``--yes`` was given.
+        answer: reads one line; by default from the terminal.
+        is_terminal: a person can answer; by default whether stdin is a terminal.
+
+    Raises:
+        UsageError: there is no terminal, and ``--yes`` was not given.
+    """
+    if yes:
+        return True
+    if not (sys.stdin.isatty() if is_terminal is None else is_terminal):
+        msg = f"{question}? Nobody is here to say so: give --yes to do it without asking"
+        raise UsageError(msg)
+    output.err.print(f"{question}? [y/N] ", end="", soft_wrap=True)
+    output.err.file.flush()
+    reply = (answer or input)().strip().lower()
+    if reply in {"y", "yes"}:
+        return True
+    output.note("penstock: nothing was done")
+    return False
+
+
+# ---- progress lines --------------------------------------------------------------------------------------------------
 
 ByteCallback: TypeAlias = Callable[[int, int], None]
-"""Gets the bytes that are done and those there are, again and again."""
+"""Called repeatedly with the bytes done and the bytes in total."""
 
 
 class ProgressLine:
-    """At most one thing is waited for at a time; the next one takes its place. Use it in a ``with`` block."""
+    """What the command waits for: a line that counts seconds and then goes away; off a terminal a plain line.
+
+    There is one line at a time. Use it in a ``with`` block.
+    """
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -287,9 +290,9 @@ class ProgressLine:
         self.off()
 
     def on(self, text: str) -> None:
-        """Say what is waited for from now on."""
+        """Show ``text`` in place of the line before it."""
         self.off()
-        if not _is_watched(self._output):
+        if not _is_terminal(self._output):
             self._output.note(f"{text} …")
             return
         line = Progress(
@@ -304,27 +307,27 @@ class ProgressLine:
         self._line = line
 
     def now(self, text: str) -> None:
-        """Say on the same line how far it is, while its seconds are counted on; nothing where nobody watches."""
+        """Change the text of the line and go on counting its seconds; nothing off a terminal."""
         if self._line is not None:
             self._line.update(self._line.task_ids[0], description=text)
-        elif _is_watched(self._output):
+        elif _is_terminal(self._output):
             self.on(text)
 
     def off(self) -> None:
-        """It is over; harmless if nothing is waited for."""
+        """Take the line away, if there is one."""
         self._line = None
         self._shown.close()
 
 
 @contextmanager
 def counting_bytes(output: Output, what: str) -> Iterator[ByteCallback]:
-    """A bar on a terminal, for gigabytes take their time; elsewhere nothing.
+    """A callback that moves a progress bar on a terminal, and does nothing elsewhere.
 
     Args:
-        output: of the command.
-        what: is done, in front of the bar.
+        output: the bar goes to its stderr.
+        what: the text in front of the bar.
     """
-    if not _is_watched(output):
+    if not _is_terminal(output):
         yield lambda _done, _total: None
         return
     columns = (TextColumn(what), BarColumn(), DownloadColumn(), TimeRemainingColumn())
@@ -333,5 +336,5 @@ def counting_bytes(output: Output, what: str) -> Iterator[ByteCallback]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _is_watched(output: Output) -> bool:
+def _is_terminal(output: Output) -> bool:
     return output.err.is_terminal and not output.err.is_dumb_terminal

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from rich.text import Text
 
 from penstock.admin.plan import make_plan, parse_planned_start
@@ -25,12 +25,11 @@ from penstock.cli.options import (
     PipelineName,
     Rename,
     State,
-    epilogue,
     load_pipeline,
     renames_of,
     settings_of,
 )
-from penstock.cli.output import ExitCode, Output, UsageError
+from penstock.cli.output import CommandOutput, ExitCode, Output, UsageError
 from penstock.cli.run import run_settings
 from penstock.cli.words import age, count, size, when
 from penstock.clock import format_duration
@@ -49,19 +48,6 @@ if TYPE_CHECKING:
 
 # ---- the command ---------------------------------------------------------------------------------------------------
 
-PLAN_HELP: Final = """\
-Say what a start of a pipeline would do, and change nothing.
-
-What it restores, what becomes of each step's state, where sources go on and what waits for them, what is published
-before they start, what readers see again. Ends with 0 if all goes on as before, 2 if something changes, 65 if a start
-would be refused."""
-PLAN_EXAMPLES: Final = """\
-Examples:
-  penstock plan shop:orders                            what `penstock run shop:orders` would do
-  penstock plan shop:orders --from before-v2           going back to a savepoint: rows that readers see again
-  penstock plan shop:orders --from ./exports/orders    beginning with a checkpoint that was exported there
-  penstock plan shop:orders --out plan.json && penstock run shop:orders --plan plan.json
-  penstock plan shop:orders --json | jq .summary"""
 Discard: TypeAlias = Annotated[
     bool, Flag, Parameter(help="Going back: void what is open above, instead of publishing it.")
 ]
@@ -73,51 +59,51 @@ All: TypeAlias = Annotated[bool, Flag, Parameter(help="List steps that are kept 
 Out: TypeAlias = Annotated[str | None, Parameter(help="File to write the plan to, for `penstock run --plan`.")]
 
 
-def add_plan(app: App, output: Output) -> None:
-    """Add ``plan``."""
+def plan_start(  # noqa: PLR0913 - the options of the command
+    pipeline: PipelineName,
+    /,
+    *,
+    state: State = STATE,
+    start_at: Annotated[str | None, Begin] = None,
+    claim: Claim = False,
+    fresh: Fresh = False,
+    discard_unpublished: Discard = False,
+    allow_non_restored_state: LeaveState = False,
+    rename: Rename = (),
+    schemas: Schemas = True,
+    checkpoint_every: Annotated[str | None, AsForRun] = None,
+    stop_timeout: Annotated[str | None, AsForRun] = None,
+    max_rows_per_batch: Annotated[int | None, AsForRun] = None,
+    retained: Annotated[int | None, AsForRun] = None,
+    all: All = False,
+    as_json: AsJson = False,
+    out: Out = None,
+    output: CommandOutput,
+) -> int:
+    """Print what a start of a pipeline would do; 2 if something changes, 65 if it would be refused.
 
-    def plan(  # noqa: PLR0913 - the options of the command
-        pipeline: PipelineName,
-        /,
-        *,
-        state: State = STATE,
-        start_at: Annotated[str | None, Begin] = None,
-        claim: Claim = False,
-        fresh: Fresh = False,
-        discard_unpublished: Discard = False,
-        allow_non_restored_state: LeaveState = False,
-        rename: Rename = (),
-        schemas: Schemas = True,
-        checkpoint_every: Annotated[str | None, AsForRun] = None,
-        stop_timeout: Annotated[str | None, AsForRun] = None,
-        max_rows_per_batch: Annotated[int | None, AsForRun] = None,
-        retained: Annotated[int | None, AsForRun] = None,
-        all: All = False,
-        as_json: AsJson = False,
-        out: Out = None,
-    ) -> int:
-
-        start = parse_planned_start(
-            start_at=start_at,
-            fresh=fresh,
-            claim=claim,
-            discard_unpublished=discard_unpublished,
-            allow_non_restored_state=allow_non_restored_state,
-            rename=renames_of(rename),
-        )
-        return show_plan(
-            pipeline,
-            start,
-            output,
-            state=state,
-            settings=settings_of(checkpoint_every, stop_timeout, max_rows_per_batch, retained),
-            compares_schemas=schemas,
-            lists_kept=all,
-            as_json=as_json,
-            out=out,
-        )
-
-    app.command(plan, help=PLAN_HELP, help_epilogue=epilogue(PLAN_EXAMPLES))
+    Raises:
+        PenstockError: there is nothing to plan, and why.
+    """
+    start = parse_planned_start(
+        start_at=start_at,
+        fresh=fresh,
+        claim=claim,
+        discard_unpublished=discard_unpublished,
+        allow_non_restored_state=allow_non_restored_state,
+        rename=renames_of(rename),
+    )
+    return show_plan(
+        pipeline,
+        start,
+        output,
+        state=state,
+        settings=settings_of(checkpoint_every, stop_timeout, max_rows_per_batch, retained),
+        compares_schemas=schemas,
+        lists_kept=all,
+        as_json=as_json,
+        out=out,
+    )
 
 
 def show_plan(  # noqa: PLR0913 - the options of the command

@@ -1,4 +1,4 @@
-"""Penstock init, test; the templates."""
+"""The commands ``penstock init``, which makes a project from templates, and ``penstock test``, which runs its tests."""
 
 from __future__ import annotations
 
@@ -10,90 +10,56 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Annotated, Final
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from rich.text import Text
 
-from penstock.cli.options import epilogue
-from penstock.cli.output import ExitCode, Output, UsageError
+from penstock.cli.output import CommandOutput, ExitCode, UsageError
 from penstock.errors import GraphError, SettingsError
 from penstock.handles import check_name
 
-# ----------------------------------------------------------------------------------------------------
-# ``penstock init``: its words and options.
-
-INIT_HELP: Final = """\
-Make a first project: a pipeline, its tests with crashes in them, and sample data, in five files.
-
-Needs no broker. Nothing that is there is overwritten."""
-INIT_EXAMPLES: Final = """\
-Examples:
-  penstock init                                        in the current folder
-  penstock init shop --name sales                      in shop/: sales.py, test_sales.py and so on"""
-
-
-def add_init(app: App, output: Output) -> None:
-    """Add ``init``."""
-
-    def init(
-        folder: Annotated[str, Parameter(help="Where to; made if absent.")] = ".",
-        /,
-        *,
-        name: Annotated[str, Parameter(help="Of the pipeline and its module.")] = "orders",
-    ) -> int:
-
-        return run_init(output, folder=folder, name=name)
-
-    app.command(init, help=INIT_HELP, help_epilogue=epilogue(INIT_EXAMPLES))
-
-
-# ----------------------------------------------------------------------------------------------------
-# ``penstock test``: its words and options.
-
-TEST_HELP: Final = """\
-Run the tests of the project in this folder with pytest, and pass arguments on to it."""
-TEST_EXAMPLES: Final = """\
-Examples:
-  penstock test
-  penstock test -k dies -x                             what pytest takes
-  penstock test -- --help                              what that is"""
-
-
-def add_test(app: App, output: Output) -> None:
-    """Add ``test``."""
-
-    def test(
-        *arguments: Annotated[str, Parameter(allow_leading_hyphen=True, help="For pytest, as they are.")],
-    ) -> int:
-
-        return run_tests(output, arguments)
-
-    app.command(test, help=TEST_HELP, help_epilogue=epilogue(TEST_EXAMPLES))
-
-
-# ----------------------------------------------------------------------------------------------------
-# A first project: what its files are, and how they get into a folder without touching what is there. Runs nothing.
+# ---- penstock init ---------------------------------------------------------------------------------------------------
 
 TEMPLATES: Final = "templates"
-"""The folder beside this module; a name in it is that of the file, with ``orders`` for the project's own."""
+"""The folder of a project's files, next to this module; ``orders`` in a file's name stands for the project's module."""
 _SUFFIX: Final = ".txt"
-_STAND_IN: Final = "orders"
+_PLACEHOLDER: Final = "orders"
+
+
+def init(
+    folder: Annotated[str, Parameter(help="Where to; made if absent.")] = ".",
+    /,
+    *,
+    name: Annotated[str, Parameter(help="Of the pipeline and its module.")] = "orders",
+    output: CommandOutput,
+) -> int:
+    """Make a first project, and print the next steps.
+
+    Raises:
+        SettingsError: ``name`` cannot be that of a pipeline and a module, or a file is there already.
+    """
+    starter = plan_starter(name)
+    write_starter(starter, Path(folder))
+    output.result(Text(f"made in {os.path.abspath(folder)}: {', '.join(starter.files)}"))
+    output.result(Text("next:", style="bold"))
+    for step in next_steps(starter, folder):
+        output.result(Text(f"  {step}"))
+    return ExitCode.ENDED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starter:
-    """A project that can be made.
+    """A first project.
 
     Attributes:
-        name: of the pipeline.
-        module: of its file, without ``.py``.
-        files: what it consists of, by path.
+        name: the name of the pipeline.
+        module: the name of its module.
+        files: the text of each file, by path.
     """
 
     name: str
@@ -115,17 +81,17 @@ def plan_starter(name: str) -> Starter:
     folder = resources.files("penstock.cli") / TEMPLATES
     files = {}
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        target = entry.name.removesuffix(_SUFFIX).replace(_STAND_IN, module)
+        target = entry.name.removesuffix(_SUFFIX).replace(_PLACEHOLDER, module)
         target = f".{target}" if target == "gitignore" else target
         files[target] = Template(entry.read_text(encoding="utf-8")).substitute(words)
     return Starter(name=name, module=module, files=files)
 
 
 def module_of(name: str) -> str:
-    """The module's name that goes with a pipeline's.
+    """The name of the module of a pipeline.
 
     Raises:
-        SettingsError: there is none, or it would hide another module.
+        SettingsError: there is no such name, or it would hide another module.
 
     >>> module_of("web-orders")
     'web_orders'
@@ -172,27 +138,8 @@ def _is_installed(module: str) -> bool:
     return origin is not None and ("site-packages" in origin or "dist-packages" in origin)
 
 
-# ----------------------------------------------------------------------------------------------------
-# ``penstock init``: says what was made and what comes next. Makes nothing itself.
-
-
-def run_init(output: Output, *, folder: str, name: str) -> int:
-    """Make the project, and tell the next steps.
-
-    Raises:
-        SettingsError: the name cannot be one, or a file is there already.
-    """
-    starter = plan_starter(name)
-    write_starter(starter, Path(folder))
-    output.result(Text(f"made in {os.path.abspath(folder)}: {', '.join(starter.files)}"))
-    output.result(Text("next:", style="bold"))
-    for step in next_steps(starter, folder):
-        output.result(Text(f"  {step}"))
-    return ExitCode.ENDED
-
-
 def next_steps(starter: Starter, folder: str) -> list[str]:
-    """Command lines for the reader, in order."""
+    """The command lines to type next, in order."""
     return [
         *([f"cd {shlex.quote(folder)}"] if Path(folder) != Path() else []),
         "penstock test",
@@ -203,17 +150,19 @@ def next_steps(starter: Starter, folder: str) -> list[str]:
     ]
 
 
-# ----------------------------------------------------------------------------------------------------
-# ``penstock test``: pytest on the project's tests, in this Python. Adds nothing to what pytest says.
+# ---- penstock test ---------------------------------------------------------------------------------------------------
 
 INTERRUPTED: Final = 2
 MISUSED: Final = 4
 NOTHING_FOUND: Final = 5
-"""Exit codes of pytest that mean something else than "some failed"."""
+"""Exit codes of pytest that do not mean "some tests failed"."""
 
 
-def run_tests(output: Output, arguments: Sequence[str]) -> int:
-    """Run them with these arguments of pytest's, all if there are none.
+def run_tests(
+    *arguments: Annotated[str, Parameter(allow_leading_hyphen=True, help="For pytest, as they are.")],
+    output: CommandOutput,
+) -> int:
+    """Run pytest in this Python with these arguments; without any it runs all tests.
 
     Raises:
         UsageError: pytest is not installed.
@@ -223,7 +172,7 @@ def run_tests(output: Output, arguments: Sequence[str]) -> int:
         raise UsageError(msg)
     here = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     child = subprocess.Popen([sys.executable, "-m", "pytest", *arguments], env=here | os.environ)
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which then tells what it knows
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which then prints a summary
     try:
         code = exit_code(child.wait())
     finally:
@@ -237,7 +186,7 @@ def run_tests(output: Output, arguments: Sequence[str]) -> int:
 
 
 def exit_code(code: int) -> ExitCode:
-    """Ours for pytest's.
+    """The exit code of penstock for one of pytest.
 
     >>> exit_code(4)
     <ExitCode.USAGE: 64>

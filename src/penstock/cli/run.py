@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn, TypeAlias
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from penstock.admin.plan_document import SavedPlan, read_plan, require_unchanged
 from penstock.cli.live import LiveOutput
@@ -28,13 +28,12 @@ from penstock.cli.options import (
     PipelineName,
     Rename,
     State,
-    epilogue,
     load_pipeline,
     settings_of,
     start_options,
     user_code_error,
 )
-from penstock.cli.output import ExitCode, Output, ProgressLine, UsageError
+from penstock.cli.output import CommandOutput, ExitCode, Output, ProgressLine, UsageError
 from penstock.cli.process import ChildWatcher, StopListener
 from penstock.cli.words import progress_of
 from penstock.clock import SystemClock
@@ -61,21 +60,6 @@ FAILURE_GRACE: Final = 3.0
 
 # ---- the command ---------------------------------------------------------------------------------------------------
 
-RUN_HELP: Final = """\
-Run a pipeline: continue its newest complete checkpoint, or start empty.
-
-Ctrl-C or SIGTERM once: a last checkpoint, its output published, exit 0. Twice: end at once, exit 130.
-A parent process watches the job and starts it again when the engine dies."""
-RUN_EXAMPLES: Final = """\
-Examples:
-  penstock run shop:orders                             state in .penstock, all cores of this machine
-  penstock run shop:orders --state s --checkpoint-every 1s
-  penstock run shop:orders --until caught-up           like a batch job, again and again, only new rows
-  penstock run shop:orders --fresh                     begin empty beside the state that is there
-  penstock run shop:orders --from before-v2            go back to a savepoint, or a checkpoint's number
-  penstock run shop:orders --from ./exports/orders     begin with a checkpoint that was exported there
-  penstock run shop:orders --rename totals=sums        new code, in which the step totals is called sums
-  penstock run shop:orders --master spark://host:7077  on a cluster"""
 Until: TypeAlias = Annotated[
     Literal["stopped", "caught-up"], Parameter(help="caught-up ends when what is there now is read.")
 ]
@@ -94,54 +78,54 @@ HasParent: TypeAlias = Annotated[
 ]
 
 
-def add_run(app: App, output: Output) -> None:
-    """Add ``run``."""
+def run(  # noqa: PLR0913 - the options of the command
+    pipeline: PipelineName,
+    /,
+    *,
+    state: State = STATE,
+    until: Until = "stopped",
+    checkpoint_every: CheckpointEvery = None,
+    fresh: Fresh = False,
+    restore_from: Annotated[str | None, Begin] = None,
+    claim: Claim = False,
+    discard_unpublished: Discard = False,
+    allow_non_restored_state: LeaveState = False,
+    plan: Plan = None,
+    rename: Rename = (),
+    take_over: TakeOver = False,
+    stop_timeout: StopTimeout = None,
+    max_rows_per_batch: MaxRows = None,
+    retained: Retained = None,
+    master: Master = None,
+    parent: HasParent = True,
+    output: CommandOutput,
+) -> int:
+    """Run a pipeline, under a parent process unless ``--no-parent`` was given.
 
-    def run(  # noqa: PLR0913 - the options of the command
-        pipeline: PipelineName,
-        /,
-        *,
-        state: State = STATE,
-        until: Until = "stopped",
-        checkpoint_every: CheckpointEvery = None,
-        fresh: Fresh = False,
-        restore_from: Annotated[str | None, Begin] = None,
-        claim: Claim = False,
-        discard_unpublished: Discard = False,
-        allow_non_restored_state: LeaveState = False,
-        plan: Plan = None,
-        rename: Rename = (),
-        take_over: TakeOver = False,
-        stop_timeout: StopTimeout = None,
-        max_rows_per_batch: MaxRows = None,
-        retained: Retained = None,
-        master: Master = None,
-        parent: HasParent = True,
-    ) -> int:
-
-        settings = settings_of(checkpoint_every, stop_timeout, max_rows_per_batch, retained)
-        read_settings(settings)  # refused before anything else
-        start = start_options(
-            fresh=fresh,
-            restore_from=restore_from,
-            claim=claim,
-            discard_unpublished=discard_unpublished,
-            allow_non_restored_state=allow_non_restored_state,
-            rename=rename,
-        )
-        command = RunCommand(
-            pipeline=pipeline,
-            state=state,
-            start=start,
-            until=until,
-            take_over=take_over,
-            master=master,
-            plan=plan,
-            settings=settings,
-        )
-        return run_as_parent(command, output) if parent else run_as_child(command, output)
-
-    app.command(run, help=RUN_HELP, help_epilogue=epilogue(RUN_EXAMPLES))
+    Raises:
+        PenstockError: it could not be started, or failed, and why.
+    """
+    settings = settings_of(checkpoint_every, stop_timeout, max_rows_per_batch, retained)
+    read_settings(settings)  # refused before anything else
+    start = start_options(
+        fresh=fresh,
+        restore_from=restore_from,
+        claim=claim,
+        discard_unpublished=discard_unpublished,
+        allow_non_restored_state=allow_non_restored_state,
+        rename=rename,
+    )
+    command = RunCommand(
+        pipeline=pipeline,
+        state=state,
+        start=start,
+        until=until,
+        take_over=take_over,
+        master=master,
+        plan=plan,
+        settings=settings,
+    )
+    return run_as_parent(command, output) if parent else run_as_child(command, output)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

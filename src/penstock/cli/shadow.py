@@ -1,18 +1,17 @@
-"""Penstock shadow."""
+"""The command ``penstock shadow``: how the outputs of new and old code differ."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from rich.text import Text
 
 from penstock.admin.shadow import COMPARING, COPYING, STARTING
+from penstock.admin.shadow import shadow as run_shadow
 from penstock.cli.options import (
     STATE,
     AsJson,
@@ -21,134 +20,79 @@ from penstock.cli.options import (
     Master,
     MaxRows,
     State,
-    epilogue,
     load_pipeline,
     renames_of,
     user_code_error,
 )
-from penstock.cli.output import ExitCode, Output, ProgressLine, UsageError
+from penstock.cli.output import CommandOutput, ExitCode, ProgressLine, UsageError
 from penstock.cli.words import count, plain_table, size
 from penstock.errors import PenstockError
 from penstock.spark.jvm import log_jvm_to_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from rich.table import Table
 
     from penstock.admin.shadow import ShadowResult, SinkShadow, Stage
     from penstock.admin.shadow_compare import ComparedColumns, Comparison, DiffSample
 
-
-# ----------------------------------------------------------------------------------------------------
-# ``penstock shadow``: its words and options.
-
-SHADOW_HELP: Final = """\
-Run new code on a copy of a savepoint, its sinks muted into a folder, and compare with what the old code writes.
-
-Nothing outside is changed: sources are only read, and the real job may run meanwhile. Both codes read to the same
-end. Ends with 0 if every sink got the same rows, with 2 if not."""
-SHADOW_EXAMPLES: Final = """\
-Examples:
-  penstock shadow shop_v2:orders --against shop:orders --from before-v2 --key totals-out=user,window_start
-  penstock shadow shop_v2:orders --from ./exports/orders --out ./tried         count what the new code writes"""
-New: TypeAlias = Annotated[str, Parameter(help="The new code: module:pipeline, also from the current folder.")]
-Old: TypeAlias = Annotated[str | None, Parameter(help="The old code: module:pipeline.")]
-Until: TypeAlias = Annotated[Literal["caught-up"], Parameter(help="Both end when what is there now is read.")]
+SCHEMA: Final = "penstock.shadow/1"  # see docs/json.md
 Several: Final = Parameter(negative="", show_default=False)
-Key: TypeAlias = Annotated[
-    tuple[str, ...], Several, Parameter(help="sink=column,…: which old and which new row are the same.")
-]
-Rename: TypeAlias = Annotated[tuple[str, ...], Several, Parameter(help="OLD=NEW: the new code's uid of a step.")]
-Out: TypeAlias = Annotated[str | None, Parameter(help="New folder for all output; ./shadow-JOB by default.")]
-LeaveState: TypeAlias = Annotated[bool, Flag, Parameter(help="The new code may leave state unused.")]
-Without: TypeAlias = Annotated[tuple[str, ...], Several, Parameter(help="A source that neither code reads.")]
+"""An option that may be given several times."""
 
 
-def add_shadow(app: App, output: Output) -> None:
-    """Add ``shadow``."""
-
-    def shadow(  # noqa: PLR0913 - the options of the command
-        pipeline: New,
-        /,
-        *,
-        restore_from: Annotated[str, Begin],
-        against: Old = None,
-        until: Until = "caught-up",  # noqa: ARG001 - there is one; it is written so that it reads like run
-        key: Key = (),
-        rename: Rename = (),
-        out: Out = None,
-        allow_non_restored_state: LeaveState = False,
-        without: Without = (),
-        max_rows_per_batch: MaxRows = None,
-        master: Master = None,
-        state: State = STATE,
-        as_json: AsJson = False,
-    ) -> int:
-
-        options = ShadowOptions(pipeline=pipeline, against=against, restore_from=restore_from, state=state, out=out)
-        options = replace(options, key=key, rename=rename, allow_non_restored_state=allow_non_restored_state)
-        options = replace(options, without=without, master=master, settings={"max_rows_per_batch": max_rows_per_batch})
-        return run_shadow(output, options, as_json=as_json)
-
-    app.command(shadow, help=SHADOW_HELP, help_epilogue=epilogue(SHADOW_EXAMPLES))
-
-
-# ----------------------------------------------------------------------------------------------------
-# ``penstock shadow``: finds both codes, has them run, and shows how their outputs differ. Thin: all work is below.
-
-SCHEMA: Final = "penstock.shadow/1"
-"""Of the JSON document: see docs/json.md."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShadowOptions:
-    """What was asked for on the command line."""
-
-    pipeline: str
-    against: str | None
-    restore_from: str
-    state: str
-    out: str | None = None
-    key: Sequence[str] = ()
-    rename: Sequence[str] = ()
-    allow_non_restored_state: bool = False
-    without: Sequence[str] = ()
-    master: str | None = None
-    settings: Mapping[str, object] = field(default_factory=dict)
-
-
-def run_shadow(output: Output, options: ShadowOptions, *, as_json: bool) -> int:
-    """Run, compare, print; the exit code says whether anything differs.
+def shadow(  # noqa: PLR0913 - the options of the command
+    pipeline: Annotated[str, Parameter(help="The new code: module:pipeline, also from the current folder.")],
+    /,
+    *,
+    restore_from: Annotated[str, Begin],
+    against: Annotated[str | None, Parameter(help="The old code: module:pipeline.")] = None,
+    until: Annotated[  # noqa: ARG001 - there is one value; the option is there so that the command reads like run
+        Literal["caught-up"], Parameter(help="Both end when what is there now is read.")
+    ] = "caught-up",
+    key: Annotated[
+        tuple[str, ...], Several, Parameter(help="sink=column,…: which old and which new row are the same.")
+    ] = (),
+    rename: Annotated[tuple[str, ...], Several, Parameter(help="OLD=NEW: the new code's uid of a step.")] = (),
+    out: Annotated[str | None, Parameter(help="New folder for all output; ./shadow-JOB by default.")] = None,
+    allow_non_restored_state: Annotated[bool, Flag, Parameter(help="The new code may leave state unused.")] = False,
+    without: Annotated[tuple[str, ...], Several, Parameter(help="A source that neither code reads.")] = (),
+    max_rows_per_batch: MaxRows = None,
+    master: Master = None,
+    state: State = STATE,
+    as_json: AsJson = False,
+    output: CommandOutput,
+) -> int:
+    """Run both codes, compare and print their outputs; 2 if they differ.
 
     Raises:
         UsageError: a pipeline or a key cannot be understood.
-        PenstockError: what kept it from comparing.
+        PenstockError: the outputs could not be compared, and why.
     """
-    from penstock.admin.shadow import shadow
-
-    keys, rename = keys_of(options.key), renames_of(options.rename)
-    new = load_pipeline(options.pipeline)
-    old = load_pipeline(options.against) if options.against is not None else None
-    if options.master is not None:
-        os.environ["PENSTOCK_MASTER"] = options.master
-    out = Path(options.out or f"shadow-{new.name}")
-    log_jvm_to_file(out.name, str(out.parent), option="--out")
-    output.note(f"penstock: a copy of {options.restore_from} is run through {_codes(options)}; this may take a while")
+    keys, renames = keys_of(key), renames_of(rename)
+    new = load_pipeline(pipeline)
+    old = load_pipeline(against) if against is not None else None
+    if master is not None:
+        os.environ["PENSTOCK_MASTER"] = master
+    folder = Path(out or f"shadow-{new.name}")
+    log_jvm_to_file(folder.name, str(folder.parent), option="--out")
+    codes = pipeline if against is None else f"{against}, then through {pipeline}"
+    output.note(f"penstock: a copy of {restore_from} is run through {codes}; this may take a while")
     try:
-        with ProgressLine(output) as waiting:
-            result = shadow(
+        with ProgressLine(output) as progress:
+            result = run_shadow(
                 new,
                 against=old,
-                restore_from=options.restore_from,
-                state=options.state,
-                out=out,
+                restore_from=restore_from,
+                state=state,
+                out=folder,
                 key=keys,
-                rename=rename,
-                allow_non_restored_state=options.allow_non_restored_state,
-                without=options.without,
-                progress=lambda stage: waiting.now(f"{new.name}: {progress_of(stage)}"),
-                **cast("Any", options.settings),
+                rename=renames,
+                allow_non_restored_state=allow_non_restored_state,
+                without=without,
+                progress=lambda stage: progress.now(f"{new.name}: {progress_of(stage)}"),
+                max_rows_per_batch=max_rows_per_batch,
             )
     except PenstockError:
         raise
@@ -163,7 +107,7 @@ def run_shadow(output: Output, options: ShadowOptions, *, as_json: bool) -> int:
 
 
 def progress_of(stage: Stage) -> str:
-    """What goes on, for whoever waits.
+    """What a stage does and how far it is, for people.
 
     >>> from penstock.admin.shadow import Stage
     >>> progress_of(Stage(doing="old", done=1_200, behind=300))
@@ -183,17 +127,17 @@ def progress_of(stage: Stage) -> str:
     return f"the {stage.doing} code, {count(stage.done, 'row')} read{behind}"
 
 
-def keys_of(given: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """The key columns by sink.
+def keys_of(arguments: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """The key columns of each sink.
 
     Raises:
-        UsageError: one of them is not ``sink=column,…``.
+        UsageError: an argument is not ``sink=column,…``.
 
     >>> keys_of(["totals-out=user,window_start"])
     {'totals-out': ('user', 'window_start')}
     """
     found: dict[str, tuple[str, ...]] = {}
-    for text in given:
+    for text in arguments:
         sink, equals, names = text.partition("=")
         columns = tuple(name.strip() for name in names.split(",") if name.strip())
         if not sink or not equals or not columns:
@@ -203,15 +147,11 @@ def keys_of(given: Iterable[str]) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def _codes(options: ShadowOptions) -> str:
-    return options.pipeline if options.against is None else f"{options.against}, then through {options.pipeline}"
-
-
-# ----------------------------------------------------------------------------------------------------------- as JSON
+# ---- the JSON document -----------------------------------------------------------------------------------------------
 
 
 def document(result: ShadowResult) -> dict[str, object]:
-    """The JSON document's fields."""
+    """The fields of the JSON document."""
     return {
         "job": result.job,
         "checkpoint": result.checkpoint,
@@ -226,45 +166,45 @@ def document(result: ShadowResult) -> dict[str, object]:
             }
             for side, report in result.reports.items()
         ],
-        "sinks": [_sink(sink) for sink in result.sinks],
+        "sinks": [_sink_fields(sink) for sink in result.sinks],
         "notes": list(result.notes),
     }
 
 
-def _sink(sink: SinkShadow) -> dict[str, object]:
+def _sink_fields(sink: SinkShadow) -> dict[str, object]:
     return {
         "uid": sink.uid,
         "old_rows": sink.rows.get("old"),
         "new_rows": sink.rows.get("new"),
         "key_columns": list(sink.key),
         "is_same": sink.is_same,
-        "comparison": None if sink.comparison is None else _comparison(sink.comparison, has_key=bool(sink.key)),
+        "comparison": None if sink.comparison is None else _comparison_fields(sink.comparison, has_key=bool(sink.key)),
     }
 
 
-def _comparison(held: Comparison, *, has_key: bool) -> dict[str, object]:
-    columns = held.columns
+def _comparison_fields(comparison: Comparison, *, has_key: bool) -> dict[str, object]:
+    columns = comparison.columns
     return {
-        "old_rows": held.old,
-        "new_rows": held.new,
-        "equal_rows": held.equal,
-        "only_old_rows": held.only_old,
-        "only_new_rows": held.only_new,
-        "changed_rows": held.changed if has_key else None,
+        "old_rows": comparison.old,
+        "new_rows": comparison.new,
+        "equal_rows": comparison.equal,
+        "only_old_rows": comparison.only_old,
+        "only_new_rows": comparison.only_new,
+        "changed_rows": comparison.changed if has_key else None,
         "compared_columns": list(columns.compared),
         "added_columns": list(columns.added),
         "removed_columns": list(columns.removed),
         "retyped_columns": list(columns.retyped),
         "left_out_columns": list(columns.left_out),
-        "samples": [{"old": sample.old, "new": sample.new} for sample in held.samples],
+        "samples": [{"old": sample.old, "new": sample.new} for sample in comparison.samples],
     }
 
 
-# ---------------------------------------------------------------------------------------------------------- as text
+# ---- the text --------------------------------------------------------------------------------------------------------
 
 
 def report_text(result: ShadowResult) -> Iterator[Table | Text]:
-    """What a person reads: a table of sinks, what differs, and a last line that says it all."""
+    """The result for people: a table of sinks, what differs, and the verdict as the last line."""
     yield Text(_read(result))
     yield _table(result)
     for sink in result.sinks:
@@ -291,22 +231,22 @@ def _table(result: ShadowResult) -> Table:
         ("changed", "right"),
     )
     for sink in result.sinks:
-        held = sink.comparison
-        if held is None:
+        comparison = sink.comparison
+        if comparison is None:
             cells = [f"{sink.rows[side]:,}" if side in sink.rows else "-" for side in ("old", "new")]
             table.add_row(sink.uid, *cells, "-", "-", "-", "-")
             continue
-        numbers = [held.old, held.new, held.equal, held.only_old, held.only_new]
-        changed = f"{held.changed:,}" if sink.key else "-"
+        numbers = [comparison.old, comparison.new, comparison.equal, comparison.only_old, comparison.only_new]
+        changed = f"{comparison.changed:,}" if sink.key else "-"
         table.add_row(sink.uid, *(f"{number:,}" for number in numbers), changed)
     return table
 
 
 def _differences(sink: SinkShadow) -> Iterator[str]:
-    held = sink.comparison
-    if held is None:
+    comparison = sink.comparison
+    if comparison is None:
         return
-    lines = [*_columns(held.columns), *(line for sample in held.samples for line in _sample(sample))]
+    lines = [*_columns(comparison.columns), *(line for sample in comparison.samples for line in _sample(sample))]
     if lines:
         yield f"{sink.uid}:"
         yield from (f"  {line}" for line in lines)

@@ -1,18 +1,18 @@
-"""Penstock gc, verify."""
+"""The commands ``penstock gc`` and ``penstock verify``: who owns the files of a job, and whether they are sound."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Final
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from rich.text import Text
 
 from penstock.admin.export import verify_folder
 from penstock.admin.gc import DELETABLE, Collected, Owner, collect_garbage, inventory
-from penstock.admin.verify import verify
-from penstock.cli.options import STATE, AsJson, Flag, JobName, State, Yes, epilogue
-from penstock.cli.output import ExitCode, Output, confirm, counting_bytes
+from penstock.admin.verify import verify as verify_job
+from penstock.cli.options import STATE, AsJson, Flag, JobName, State, Yes
+from penstock.cli.output import CommandOutput, ExitCode, Output, confirm, counting_bytes
 from penstock.cli.words import UNKNOWN, count, duration_text, output_fields, plain_table, size
 from penstock.control.client import JobDirectory
 from penstock.errors import JobIsRunning
@@ -24,82 +24,12 @@ if TYPE_CHECKING:
     from penstock.admin.export import ExportVerifyReport
     from penstock.admin.gc import Inventory, OwnedFile
     from penstock.admin.verify import BrokenItem, Problem, VerifyReport
-    from penstock.clock import Clock, WallTime
+    from penstock.clock import WallTime
 
+# ---- penstock gc -----------------------------------------------------------------------------------------------------
 
-# ----------------------------------------------------------------------------------------------------
-# ``penstock gc``: its words and options.
-
-GC_HELP: Final = """\
-Show whose each file of a job is, or delete those that nobody needs of a job that does not run.
-
-A running job cleans up by itself, after each checkpoint. Of a stopped one, what is condemned and what dead
-generations left behind is deleted, each file after an entry in the log says so."""
-GC_EXAMPLES: Final = """\
-Examples:
-  penstock gc orders --state ./state --dry-run         who owns each file, and sums; changes nothing
-  penstock gc orders --state ./state --yes             for scripts: do not ask"""
-
-
-def add_gc(app: App, output: Output) -> None:
-    """Add ``gc``."""
-
-    def gc(
-        job: JobName,
-        /,
-        *,
-        state: State = STATE,
-        dry_run: Annotated[bool, Flag, Parameter(help="Delete nothing, only show; also of a running job.")] = False,
-        yes: Yes = False,
-        as_json: AsJson = False,
-    ) -> int:
-
-        return run_gc(output, job=job, state=state, dry_run=dry_run, yes=yes, as_json=as_json)
-
-    app.command(gc, help=GC_HELP, help_epilogue=epilogue(GC_EXAMPLES))
-
-
-# ----------------------------------------------------------------------------------------------------
-# ``penstock verify``: its words and options.
-
-VERIFY_HELP: Final = """\
-Check that a job can be restored and its output published, whether it runs or not. Changes nothing.
-
-Reads the log and every file that a restorable checkpoint or an unpublished output needs: existence, length,
-SHA-256, the chain of the log. Ends with 1 if something is broken, naming what that breaks and what helps."""
-VERIFY_EXAMPLES: Final = """\
-Examples:
-  penstock verify orders --state ./state
-  penstock verify orders --state ./state --quick       existence and lengths only, seconds for any state
-  penstock verify orders --json | jq .broken
-  penstock verify ./exports/orders                     an exported savepoint"""
-
-
-def add_verify(app: App, output: Output) -> None:
-    """Add ``verify``."""
-
-    def verify(
-        job: Annotated[str, Parameter(help="Name of the job, or the folder of an export, as in ./exports/orders.")],
-        /,
-        *,
-        state: State = STATE,
-        quick: Annotated[bool, Flag, Parameter(help="Existence and lengths only; no content is read.")] = False,
-        as_json: AsJson = False,
-    ) -> int:
-
-        if "/" in job:  # no job has such a name
-            return show_folder(output, folder=job, quick=quick, as_json=as_json)
-        return show_verdict(output, job=job, state=state, quick=quick, as_json=as_json)
-
-    app.command(verify, help=VERIFY_HELP, help_epilogue=epilogue(VERIFY_EXAMPLES))
-
-
-# ----------------------------------------------------------------------------------------------------
-# ``penstock gc``: whose each file of a job is, and the end of those that nobody needs.
-
-GC_SCHEMA: Final = "penstock.gc/1"
-"""Of the JSON document: see docs/json.md."""
-WORDS: Final[dict[Owner, str]] = {
+GC_SCHEMA: Final = "penstock.gc/1"  # see docs/json.md
+OWNER_TEXTS: Final[dict[Owner, str]] = {
     Owner.CHECKPOINT: "state of checkpoints that can be restored",
     Owner.OUTPUT: "output that waits to be published",
     Owner.WRITING: "being written by the running job",
@@ -111,20 +41,28 @@ WORDS: Final[dict[Owner, str]] = {
     Owner.ORPHAN: "orphans: no entry names them",
     Owner.UNKNOWN: "not known to penstock, left alone",
 }
+"""What each owner is called in the table of sums."""
 
 
-def run_gc(
-    output: Output, *, job: str, state: str, dry_run: bool, yes: bool, as_json: bool, clock: Clock | None = None
+def gc(
+    job: JobName,
+    /,
+    *,
+    state: State = STATE,
+    dry_run: Annotated[bool, Flag, Parameter(help="Delete nothing, only show; also of a running job.")] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    output: CommandOutput,
 ) -> int:
-    """Show whose each file is, or delete those that nobody needs.
+    """Show the owner of each file, or delete the files that no checkpoint needs.
 
     Raises:
         UnknownName: there is no such job; with the nearest name.
-        JobIsRunning: it cleans up by itself.
-        UsageError: nobody can be asked, and ``--yes`` was not given.
+        JobIsRunning: the job cleans up by itself.
+        UsageError: there is no terminal to ask at, and ``--yes`` was not given.
         CheckpointError: the log cannot be read or written.
     """
-    directory = JobDirectory(state, job, clock=clock)
+    directory = JobDirectory(state, job)
     found = inventory(directory)
     if dry_run:
         _show(output, directory, found, as_json=as_json)
@@ -135,24 +73,24 @@ def run_gc(
     does = bool(found.deletable) and confirm(output, _question(found, directory.now()), yes=yes)
     done = collect_garbage(directory) if does else None
     if as_json:
-        output.document(GC_SCHEMA, **gc_document(job, found, done, dry_run=False))
+        output.document(GC_SCHEMA, **_gc_document(job, found, done, dry_run=False))
     elif done is not None or not found.deletable:
-        output.result(Text(_told(job, done)))
+        output.result(Text(_deleted_text(job, done)))
     return ExitCode.FAILED if found.deletable and not does else ExitCode.ENDED
 
 
 def _show(output: Output, directory: JobDirectory, found: Inventory, *, as_json: bool) -> None:
     if as_json:
-        output.document(GC_SCHEMA, **gc_document(directory.job, found, None, dry_run=True))
+        output.document(GC_SCHEMA, **_gc_document(directory.job, found, None, dry_run=True))
         return
     now = directory.now()
-    output.result(files_table(found, now))
-    output.result(sums_table(found))
+    output.result(_files_table(found, now))
+    output.result(_sums_table(found))
     output.result(Text(_summary(directory.job, found)))
 
 
-def gc_document(job: str, found: Inventory, done: Collected | None, *, dry_run: bool) -> dict[str, object]:
-    """The JSON document's fields: what was there before, and what was deleted of it, if anything was."""
+def _gc_document(job: str, found: Inventory, done: Collected | None, *, dry_run: bool) -> dict[str, object]:
+    """The fields of the JSON document: what was there before, and what was deleted of it, if anything was."""
     return {
         "job": job,
         "is_dry_run": dry_run,
@@ -190,18 +128,18 @@ def _deleted(done: Collected) -> dict[str, object]:
     return {"condemned_files": condemned, "orphan_files": orphans, "bytes": done.bytes}
 
 
-def files_table(found: Inventory, now: WallTime) -> Table:
-    """One line a file, but for the log and requests, which are many and alike."""
+def _files_table(found: Inventory, now: WallTime) -> Table:
+    """One row for each file, except those of the log and of requests: they are many and alike."""
     table = plain_table(("file", "left"), ("size", "right"), ("age", "right"), ("owner", "left"))
     for file in found.files:
         if file.owner not in {Owner.LOG, Owner.CONTROL}:
             age = UNKNOWN if file.written is None else duration_text(max(0, now - file.written) / 1_000_000)
             style = "yellow" if file.owner in DELETABLE else None
-            table.add_row(file.path, size(file.length), age, _owner(file), style=style)
+            table.add_row(file.path, size(file.length), age, _owner_text(file), style=style)
     return table
 
 
-def _owner(file: OwnedFile) -> str:
+def _owner_text(file: OwnedFile) -> str:
     match file.owner:
         case Owner.CHECKPOINT:
             names = f", savepoint {', '.join(file.savepoints)}" if file.savepoints else ""
@@ -214,11 +152,11 @@ def _owner(file: OwnedFile) -> str:
             return str(file.owner.value)
 
 
-def sums_table(found: Inventory) -> Table:
-    """One line an owner."""
+def _sums_table(found: Inventory) -> Table:
+    """One row for each owner."""
     table = plain_table(("files", "right"), ("size", "right"), ("", "left"))
     for each in found.sums:
-        table.add_row(f"{each.files:,}", size(each.bytes), WORDS[each.owner])
+        table.add_row(f"{each.files:,}", size(each.bytes), OWNER_TEXTS[each.owner])
     return table
 
 
@@ -238,109 +176,96 @@ def _question(found: Inventory, now: WallTime) -> str:
     return f"Delete {count(len(found.deletable), 'file')}, {size(total)}{age}, that no checkpoint needs"
 
 
-def _told(job: str, done: Collected | None) -> str:
+def _deleted_text(job: str, done: Collected | None) -> str:
     if done is None:
         return f"{job}: nothing to delete"
     files = count(len(done.condemned_before) + len(done.condemned_now), "file")
     return f"{job}: deleted {files}, {size(done.bytes)}: {len(done.condemned_now)} of them orphans"
 
 
-# ----------------------------------------------------------------------------------------------------
-# ``penstock verify``: whether a job, or an export, could be restored, and output published. Changes nothing.
+# ---- penstock verify -------------------------------------------------------------------------------------------------
 
 VERIFY_SCHEMA: Final = "penstock.verify/1"
 FOLDER_SCHEMA: Final = "penstock.verify.export/1"
-"""Of the JSON documents, of a job and of a folder: see docs/json.md."""
+"""The schemas of the JSON documents, of a job and of an exported folder: see docs/json.md."""
+OTHERS_SHOWN: Final = 5
+"""Files of a folder that are not part of the export: this many are named, enough to see what they are."""
 
 
-def show_verdict(
-    output: Output, *, job: str, state: str, quick: bool, as_json: bool, clock: Clock | None = None
+def verify(
+    job: Annotated[str, Parameter(help="Name of the job, or the folder of an export, as in ./exports/orders.")],
+    /,
+    *,
+    state: State = STATE,
+    quick: Annotated[bool, Flag, Parameter(help="Existence and lengths only; no content is read.")] = False,
+    as_json: AsJson = False,
+    output: CommandOutput,
 ) -> int:
-    """Verify the job and print what was found; 1 if something is broken.
+    """Verify a job or an exported checkpoint, and print what was found; 1 if something is broken.
 
     Raises:
-        UnknownName: there is no such job; with the nearest name.
+        UnknownName: there is no such job, with the nearest name; or no export.
+        StateDirectoryRefused: the files of the export were taken over by a job.
         StorageFailed: a folder cannot be listed.
     """
-    directory = JobDirectory(state, job, clock=clock)
+    if "/" in job:  # no job has such a name
+        return _verify_folder(output, job, quick=quick, as_json=as_json)
     with counting_bytes(output, "verifying") as progress:
-        verdict = verify(directory, quick=quick, progress=progress)
+        report = verify_job(JobDirectory(state, job), quick=quick, progress=progress)
     if as_json:
-        output.document(VERIFY_SCHEMA, **verify_document(verdict))
+        output.document(VERIFY_SCHEMA, **_verify_document(report))
     else:
-        for line in lines(verdict):
+        for line in _job_lines(report):
             output.result(line)
-    return ExitCode.ENDED if verdict.is_sound else ExitCode.FAILED
+    return ExitCode.ENDED if report.is_sound else ExitCode.FAILED
 
 
-def show_folder(output: Output, *, folder: str, quick: bool, as_json: bool) -> int:
-    """Verify an exported checkpoint and print what was found; 1 if something is broken.
-
-    Raises:
-        UnknownName: there is no export.
-        StateDirectoryRefused: its files were taken over by a job.
-    """
+def _verify_folder(output: Output, folder: str, *, quick: bool, as_json: bool) -> int:
     with counting_bytes(output, "verifying") as progress:
-        verdict = verify_folder(folder, quick=quick, progress=progress)
+        report = verify_folder(folder, quick=quick, progress=progress)
     if as_json:
-        output.document(FOLDER_SCHEMA, **folder_document(verdict))
+        output.document(FOLDER_SCHEMA, **_folder_document(report))
     else:
-        for line in folder_lines(verdict):
+        for line in _folder_lines(report):
             output.result(line)
-    return ExitCode.ENDED if verdict.is_sound else ExitCode.FAILED
+    return ExitCode.ENDED if report.is_sound else ExitCode.FAILED
 
 
-def folder_lines(verdict: ExportVerifyReport) -> Iterator[Text]:
-    """The report for people."""
-    word = "sound" if verdict.is_sound else f"BROKEN, {count(len(verdict.broken), 'fault')}"
-    names = "".join(f", savepoint {name}" for name in verdict.names)
-    whose = f"checkpoint {verdict.checkpoint} of {verdict.job}{names}" if verdict.job else "no checkpoint can be read"
-    checked = f"{'length' if verdict.quick else 'content'} of {count(verdict.files, 'file')}, {size(verdict.bytes)}"
-    style = "bold green" if verdict.is_sound else "bold red"
-    yield Text(f"{verdict.folder}: {word} · {whose} · {checked}", style=style)
-    for each in verdict.broken:
-        yield Text(f"  {each.path}: {each.message}")
-    if verdict.others:
-        yield Text(f"not part of it: {', '.join(verdict.others[:5])}{', …' if len(verdict.others) > 5 else ''}")  # noqa: PLR2004 - enough to see what they are
-    for remedy in verdict.remedies:
-        yield Text(f"remedy: {remedy}")
-
-
-def verify_document(verdict: VerifyReport) -> dict[str, object]:
-    """The JSON document's fields."""
+def _verify_document(report: VerifyReport) -> dict[str, object]:
+    """The fields of the JSON document of a job."""
     return {
-        "job": verdict.job,
-        "log_id": verdict.log_id,
-        "tail": verdict.tail if verdict.log_id is not None else None,
-        "is_quick": verdict.quick,
-        "is_sound": verdict.is_sound,
-        "file_count": verdict.files,
-        "bytes": verdict.bytes,
-        "broken": [{**_fault(each), **_broken_by(each)} for each in verdict.broken],
-        "taken_files": list(verdict.taken),
-        "restorable": list(verdict.restorable),
-        "sound": list(verdict.sound),
-        "restore_point": verdict.restore_point,
-        "orphan_files": list(verdict.orphans),
-        "condemned_files": list(verdict.condemned),
-        "remedies": list(verdict.remedies),
+        "job": report.job,
+        "log_id": report.log_id,
+        "tail": report.tail if report.log_id is not None else None,
+        "is_quick": report.quick,
+        "is_sound": report.is_sound,
+        "file_count": report.files,
+        "bytes": report.bytes,
+        "broken": [{**_fault(each), **_broken_by(each)} for each in report.broken],
+        "taken_files": list(report.taken),
+        "restorable": list(report.restorable),
+        "sound": list(report.sound),
+        "restore_point": report.restore_point,
+        "orphan_files": list(report.orphans),
+        "condemned_files": list(report.condemned),
+        "remedies": list(report.remedies),
     }
 
 
-def folder_document(verdict: ExportVerifyReport) -> dict[str, object]:
+def _folder_document(report: ExportVerifyReport) -> dict[str, object]:
     """The fields of the JSON document of a folder."""
     return {
-        "folder": verdict.folder,
-        "job": verdict.job,
-        "checkpoint": verdict.checkpoint,
-        "names": list(verdict.names),
-        "is_quick": verdict.quick,
-        "is_sound": verdict.is_sound,
-        "file_count": verdict.files,
-        "bytes": verdict.bytes,
-        "broken": [_fault(each) for each in verdict.broken],
-        "other_files": list(verdict.others),
-        "remedies": list(verdict.remedies),
+        "folder": report.folder,
+        "job": report.job,
+        "checkpoint": report.checkpoint,
+        "names": list(report.names),
+        "is_quick": report.quick,
+        "is_sound": report.is_sound,
+        "file_count": report.files,
+        "bytes": report.bytes,
+        "broken": [_fault(each) for each in report.broken],
+        "other_files": list(report.others),
+        "remedies": list(report.remedies),
     }
 
 
@@ -353,24 +278,24 @@ def _broken_by(each: BrokenItem) -> dict[str, object]:
     return {"needed_by": list(each.checkpoints), "names": list(each.savepoints), "outputs": outputs}
 
 
-def lines(verdict: VerifyReport) -> Iterator[Text]:
-    """The report for people."""
-    checked = f"{'length' if verdict.quick else 'content'} of {count(verdict.files, 'file')}, {size(verdict.bytes)}"
-    scope = f"log to entry {verdict.tail}, {checked}" if verdict.log_id is not None else "the log cannot be read"
-    word = "sound" if verdict.is_sound else f"BROKEN, {count(len(verdict.broken), 'fault')}"
-    yield Text(f"{verdict.job}: {word} · {scope}", style="bold green" if verdict.is_sound else "bold red")
-    for each in verdict.broken:
+def _job_lines(report: VerifyReport) -> Iterator[Text]:
+    """The report of a job for people."""
+    checked = f"{'length' if report.quick else 'content'} of {count(report.files, 'file')}, {size(report.bytes)}"
+    scope = f"log to entry {report.tail}, {checked}" if report.log_id is not None else "the log cannot be read"
+    word = "sound" if report.is_sound else f"BROKEN, {count(len(report.broken), 'fault')}"
+    yield Text(f"{report.job}: {word} · {scope}", style="bold green" if report.is_sound else "bold red")
+    for each in report.broken:
         yield Text(f"  {each.path}: {each.message}{_breaks(each)}")
-    for path in verdict.taken:
+    for path in report.taken:
         yield Text(f"  {path}: gone, and not published as it was; counts as published (a reader may have taken it)")
-    if verdict.log_id is not None:
-        yield Text(f"can be restored: {_numbers(verdict.sound)}{_point(verdict)}")
-        lost = [key for key in verdict.restorable if key not in verdict.sound]
+    if report.log_id is not None:
+        yield Text(f"can be restored: {_numbers(report.sound)}{_point(report)}")
+        lost = [key for key in report.restorable if key not in report.sound]
         if lost:
             yield Text(f"cannot be restored: {_numbers(lost)}")
-        left = f"{count(len(verdict.orphans), 'orphan')}, {count(len(verdict.condemned), 'condemned file')} still there"
-        yield Text(f"not needed: {left}; penstock gc {verdict.job} --dry-run shows them")
-    for index, remedy in enumerate(verdict.remedies):
+        left = f"{count(len(report.orphans), 'orphan')}, {count(len(report.condemned), 'condemned file')} still there"
+        yield Text(f"not needed: {left}; penstock gc {report.job} --dry-run shows them")
+    for index, remedy in enumerate(report.remedies):
         yield Text(f"{'remedy' if index == 0 else '    or'}: {remedy}")
 
 
@@ -387,12 +312,29 @@ def _breaks(broken: BrokenItem) -> str:
     return f"; breaks {', '.join(parts)}" if parts else ""
 
 
-def _point(verdict: VerifyReport) -> str:
-    point = verdict.restore_point
+def _point(report: VerifyReport) -> str:
+    point = report.restore_point
     if point is None:
         return "; the next start begins empty"
-    return f"; the next start continues {point}" + ("" if point in verdict.sound else ", which is broken")
+    return f"; the next start continues {point}" + ("" if point in report.sound else ", which is broken")
 
 
 def _numbers(checkpoints: Sequence[int]) -> str:
     return ", ".join(map(str, checkpoints)) or "none"
+
+
+def _folder_lines(report: ExportVerifyReport) -> Iterator[Text]:
+    """The report of an export for people."""
+    word = "sound" if report.is_sound else f"BROKEN, {count(len(report.broken), 'fault')}"
+    names = "".join(f", savepoint {name}" for name in report.names)
+    whose = f"checkpoint {report.checkpoint} of {report.job}{names}" if report.job else "no checkpoint can be read"
+    checked = f"{'length' if report.quick else 'content'} of {count(report.files, 'file')}, {size(report.bytes)}"
+    style = "bold green" if report.is_sound else "bold red"
+    yield Text(f"{report.folder}: {word} · {whose} · {checked}", style=style)
+    for each in report.broken:
+        yield Text(f"  {each.path}: {each.message}")
+    if report.others:
+        more = ", …" if len(report.others) > OTHERS_SHOWN else ""
+        yield Text(f"not part of it: {', '.join(report.others[:OTHERS_SHOWN])}{more}")
+    for remedy in report.remedies:
+        yield Text(f"remedy: {remedy}")

@@ -1,4 +1,4 @@
-"""Sizes, times, tables as people read them."""
+"""Sizes, times and tables as people read them, and parts of JSON documents that commands share."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING, Final
 
 from rich.table import Table
 
-from penstock.admin.status import OwnerState
-from penstock.checkpoint.entries import host_of
-from penstock.checkpoint.export import UnpublishedOutput
 from penstock.clock import MAX_WATERMARK, MIN_WATERMARK
 from penstock.handles import Committable
 
@@ -17,25 +14,26 @@ if TYPE_CHECKING:
     from rich.console import JustifyMethod
 
     from penstock.admin.savepoints import Savepoint
-    from penstock.admin.status import JobStatus
     from penstock.checkpoint.entries import Claim
+    from penstock.checkpoint.export import UnpublishedOutput
     from penstock.facts import Restoring
     from penstock.handles import FileRef
 
 
-# ----------------------------------------------------------------------------------------------------
-# Numbers and times as people write them. Knows nothing of what they are of.
+# ---- numbers and times -----------------------------------------------------------------------------------------------
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+UNKNOWN: Final = "-"
+"""Shown where a value is not known."""
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def clock_time(wall: int) -> str:
-    """The time of day where the user is."""
+    """The time of day of a wall time in microseconds, in the user's time zone."""
     return datetime.fromtimestamp(wall / 1_000_000).astimezone().strftime("%H:%M:%S")
 
 
 def event_time(micros: int) -> str:
-    """A time that the data says, in UTC."""
+    """An event time in microseconds as date and time, in UTC."""
     try:
         at = _EPOCH + timedelta(microseconds=micros)
     except OverflowError:
@@ -44,7 +42,7 @@ def event_time(micros: int) -> str:
 
 
 def size(number: int) -> str:
-    """Bytes as people write them.
+    """A number of bytes in the largest unit that fits.
 
     >>> size(2_100_000)
     '2.1 MB'
@@ -57,7 +55,7 @@ def size(number: int) -> str:
 
 
 def count(number: int, what: str) -> str:
-    """A number of things.
+    """A number with the name of what is counted, in the plural if needed.
 
     >>> count(1, "output"), count(2_000, "output")
     ('1 output', '2,000 outputs')
@@ -66,7 +64,7 @@ def count(number: int, what: str) -> str:
 
 
 def when(wall: int) -> str:
-    """A moment of wall time, in UTC.
+    """A wall time in microseconds as date and time, in UTC.
 
     >>> when(1_767_268_800_000_000)
     '2026-01-01 12:00:00Z'
@@ -75,7 +73,7 @@ def when(wall: int) -> str:
 
 
 def clipped(text: str, most: int) -> str:
-    """The beginning of a text, of so many characters at most; what cannot be printed as an escape.
+    """The first ``most`` characters of a text; characters that cannot be printed are escaped.
 
     >>> clipped("abc", 3), clipped("abcd", 3), clipped("tab" + chr(9), 9) == "tab" + repr(chr(9))[1:-1]
     ('abc', 'ab…', True)
@@ -85,7 +83,7 @@ def clipped(text: str, most: int) -> str:
 
 
 def watermark(at: int) -> str:
-    """Event time of a step, in UTC.
+    """A watermark as date and time, in UTC.
 
     >>> watermark(0), watermark(MIN_WATERMARK), watermark(MAX_WATERMARK)
     ('1970-01-01 00:00:00', 'none yet', 'at the end')
@@ -96,7 +94,7 @@ def watermark(at: int) -> str:
 
 
 def age(micros: int) -> str:
-    """How long something took or is ago, in its largest two units.
+    """A duration in microseconds, in its largest two units.
 
     >>> age(400_000), age(12_000_000), age(3_725_000_000), age(200_000_000_000)
     ('0.4 s', '12 s', '1 h 2 min', '2 d 7 h')
@@ -112,12 +110,82 @@ def age(micros: int) -> str:
     return " ".join(f"{number} {unit}" for number, unit in parts[first : first + 2] if number)
 
 
-# ----------------------------------------------------------------------------------------------------
-# What a start does before its sources read, in words for whoever waits. Decides nothing.
+def duration_text(seconds: float | None) -> str:
+    """A duration in seconds, in its largest two units.
+
+    >>> duration_text(0.44), duration_text(750), duration_text(None)
+    ('0.4 s', '12 min 30 s', '-')
+    """
+    return UNKNOWN if seconds is None else age(int(seconds * 1_000_000))
+
+
+def number_text(value: float | None) -> str:
+    """A whole number with separated thousands.
+
+    >>> number_text(12_345), number_text(1_234.56), number_text(None)
+    ('12,345', '1,235', '-')
+    """
+    return UNKNOWN if value is None else f"{value:,.0f}"
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+
+def plain_table(*columns: tuple[str, JustifyMethod]) -> Table:
+    """A table without lines, from names of columns and where their cells are aligned."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, justify in columns:
+        table.add_column(name, justify=justify)
+    return table
+
+
+# ---- parts of JSON documents -----------------------------------------------------------------------------------------
+
+
+def output_fields(item: Committable | UnpublishedOutput) -> dict[str, object]:
+    """The fields of an output: where its rows go, and how many files wait if that is known.
+
+    The document of a plan has the same fields: :class:`penstock.admin.reprocessing.OutputPlan`.
+    """
+    committable = item if isinstance(item, Committable) else None
+    return {
+        "uid": item.uid,
+        "checkpoint": item.checkpoint,
+        "kind": item.kind,
+        "target": item.target,
+        "file_count": len(committable.files) if committable else None,
+        "bytes": committable.bytes if committable else None,
+    }
+
+
+def file_fields(file: FileRef) -> dict[str, object]:
+    """The fields of a file."""
+    return {"path": file.path, "bytes": file.length}
+
+
+def process_fields(claim: Claim) -> dict[str, object]:
+    """The fields of the process that owns a job, or owned it last."""
+    return {"host": claim.host, "pid": claim.pid, "started": claim.started, "version": claim.version}
+
+
+def savepoint_fields(each: Savepoint) -> dict[str, object]:
+    """The fields of a savepoint."""
+    return {
+        "savepoint": each.name,
+        "checkpoint": each.checkpoint,
+        "taken": each.taken,
+        "named": each.named,
+        "by": each.owner,
+        "state_bytes": each.bytes,
+        "is_restore_point": each.is_restore_point,
+    }
+
+
+# ---- progress of a start ---------------------------------------------------------------------------------------------
 
 
 def progress_of(fact: Restoring) -> str:
-    """How far it is.
+    """What a start does before its sources read, and how far it is.
 
     >>> from penstock.facts import Restoring
     >>> progress_of(Restoring(doing="restoring", task="totals", done=2_000_000, total=44_000_000))
@@ -130,95 +198,3 @@ def progress_of(fact: Restoring) -> str:
     if fact.doing == "copying":
         return f"copying the exported checkpoint, {size(fact.done)} of {size(fact.total)}"
     return f"restoring '{fact.task}', {size(fact.done)} of {size(fact.total)} done"
-
-
-# ----------------------------------------------------------------------------------------------------
-# How values look to people: ages, times, tables, who has a job. Knows no command.
-
-UNKNOWN: Final = "-"
-"""Where nothing is known."""
-
-
-def duration_text(seconds: float | None) -> str:
-    """A length of time, if it is known.
-
-    >>> duration_text(0.44), duration_text(750), duration_text(None)
-    ('0.4 s', '12 min 30 s', '-')
-    """
-    return UNKNOWN if seconds is None else age(int(seconds * 1_000_000))
-
-
-def number_text(value: float | None) -> str:
-    """A number with its thousands apart.
-
-    >>> number_text(12_345), number_text(1_234.56), number_text(None)
-    ('12,345', '1,235', '-')
-    """
-    return UNKNOWN if value is None else f"{value:,.0f}"
-
-
-def plain_table(*columns: tuple[str, JustifyMethod]) -> Table:
-    """A table without lines."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name, justify in columns:
-        table.add_column(name, justify=justify)
-    return table
-
-
-def output_fields(item: Committable | UnpublishedOutput) -> dict[str, object]:
-    """An output that a sink has handed over, in a document: where its rows go, how many files wait, if that is known.
-
-    A plan says the same of an output: :class:`penstock.admin.reprocessing.OutputPlan`.
-    """
-    made = item if isinstance(item, Committable) else None
-    return {
-        "uid": item.uid,
-        "checkpoint": item.checkpoint,
-        "kind": item.kind,
-        "target": item.target,
-        "file_count": len(made.files) if made else None,
-        "bytes": made.bytes if made else None,
-    }
-
-
-def file_fields(file: FileRef) -> dict[str, object]:
-    """A file, in a document."""
-    return {"path": file.path, "bytes": file.length}
-
-
-def process_fields(claim: Claim) -> dict[str, object]:
-    """The process that has a job, or had it, in a document."""
-    return {"host": claim.host, "pid": claim.pid, "started": claim.started, "version": claim.version}
-
-
-def savepoint_fields(each: Savepoint) -> dict[str, object]:
-    """A savepoint, in a document."""
-    return {
-        "savepoint": each.name,
-        "checkpoint": each.checkpoint,
-        "taken": each.taken,
-        "named": each.named,
-        "by": each.owner,
-        "state_bytes": each.bytes,
-        "is_restore_point": each.is_restore_point,
-    }
-
-
-def owner_text(now: JobStatus) -> str:
-    """The process that has the job, or had it."""
-    claim, me = now.claim, now.owner.me if now.owner is not None else None
-    if me is not None:
-        return f"process {me.pid} on {host_of(me.host)}"
-    if claim is None:
-        return "process unknown"
-    return f"process {claim.pid} on {host_of(claim.host)}"
-
-
-def age_text(now: JobStatus) -> str:
-    """How old the numbers of the run are, and that they are of a run before, if so."""
-    if now.hint is None:
-        return "no run has left its numbers"
-    of = "" if now.is_hint_of_now else f", by generation {now.hint.generation}"
-    if of and now.owner_state is OwnerState.RUNNING:
-        of += ": this one has told none yet"
-    return f"as of {duration_text(now.hint_age)} ago{of}"

@@ -8,12 +8,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
 from penstock.compiler.tables import StaticTables, TableSnapshot
-from penstock.errors import GraphError, PenstockError, SchemaMismatch, UserFunctionError
+from penstock.errors import GraphError, PenstockError, SchemaMismatch, UserFunctionError, did_you_mean
 from penstock.formats import text
 from penstock.graph.nodes import BAD_PORT, CallSite, Node, ParseJson, RowWise, WithWatermark, describe_step, raised_at
 from penstock.interfaces.source import DECODED_RECORD
@@ -86,8 +85,7 @@ def _missing_column(error: Exception) -> str | None:
 
 
 def _no_column(name: str, columns: Sequence[str]) -> str:
-    near = get_close_matches(name.rpartition(".")[2], columns, n=3, cutoff=0.6)
-    meant = f"; did you mean {' or '.join(near)}?" if near else ";"
+    meant = did_you_mean(name.rpartition(".")[2], columns, most=3, otherwise="") or ";"
     shown = ", ".join(columns[:_COLUMNS_SHOWN]) + (", …" if len(columns) > _COLUMNS_SHOWN else "")
     return f"there is no column {name!r}{meant} there are {shown}" if columns else f"there is no column {name!r}"
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 from zoneinfo import ZoneInfo, available_timezones
 
 from penstock.clock import MAX_WATERMARK, MIN_WATERMARK, format_duration, parse_duration
-from penstock.errors import GraphError
+from penstock.errors import GraphError, did_you_mean
 from penstock.operators.windows.panes import (
     DAY,
     HOUR,
@@ -448,7 +447,7 @@ def _check_zone(zone: str) -> None:
     try:
         ZoneInfo(zone)
     except (ValueError, OSError, KeyError) as error:  # ZoneInfoNotFoundError is a KeyError
-        near = difflib.get_close_matches(zone, sorted(available_timezones()), n=3)
-        hint = " or ".join(repr(name) for name in near) if near else "an IANA name such as 'Europe/Berlin'"
-        msg = f"the time zone {zone!r} is not known: did you mean {hint}?"
+        example = "did you mean an IANA name such as 'Europe/Berlin'?"
+        hint = did_you_mean(zone, available_timezones(), most=3, otherwise=example)
+        msg = f"the time zone {zone!r} is not known{hint}"
         raise GraphError(msg) from error

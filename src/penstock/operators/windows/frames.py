@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from penstock.errors import GraphError
+from penstock.errors import GraphError, did_you_mean
 from penstock.interfaces.operator import StateSchema
 from penstock.operators.aggregates.base import is_ordered, merge_once
 from penstock.operators.windows.assigners import CountWindow, GlobalWindow, SessionWindow
@@ -52,7 +51,7 @@ def check_time(schema: StructType, time: str | None) -> None:
     if time is None:
         return
     if time not in schema.names:
-        msg = f"the event-time column {time!r} is not in the input; {nearest_columns(time, schema.names)}"
+        msg = f"the event-time column {time!r} is not in the input{nearest_columns(time, schema.names)}"
         raise GraphError(msg)
     kind = schema[time].dataType
     if not isinstance(kind, TimestampType):
@@ -126,22 +125,19 @@ def explain_analysis(make: Callable[[], DataFrame], what: str, schema: StructTyp
         parameters = error.getMessageParameters() or {}
         unknown = parameters.get("objectName", "").replace("`", "")
         if (error.getCondition() or "").startswith("UNRESOLVED_COLUMN"):
-            msg = f"column {unknown!r} is not in the input; {nearest_columns(unknown, schema.names)}"
+            msg = f"column {unknown!r} is not in the input{nearest_columns(unknown, schema.names)}"
         else:
             msg = f"the {what} cannot be computed from the input: {error}"
         raise GraphError(msg) from error
 
 
 def nearest_columns(name: str, known: Sequence[str]) -> str:
-    """The names most like ``name``, as part of a message.
+    """The end of a message about an unknown column: the columns most like it, else all.
 
     >>> nearest_columns("amuont", ["amount", "user"])
-    "did you mean 'amount'?"
+    "; did you mean 'amount'?"
     """
-    near = difflib.get_close_matches(name, known, n=3)
-    if near:
-        return "did you mean " + " or ".join(repr(word) for word in near) + "?"
-    return "it has " + ", ".join(known)
+    return did_you_mean(name, known, most=3, otherwise=f"it has {', '.join(known)}")
 
 
 # ---- figures over a batch's flagged rows -----------------------------------------------------------------------------

@@ -254,7 +254,7 @@ def to_layer_rows(table: StateTable, frame: DataFrame) -> DataFrame:
     sources = _sources(table, frame)
     unknown = [name for name in frame.columns if name not in sources.values()]
     if unknown:
-        msg = f"column {unknown[0]!r} is none of the state's; {nearest_columns(unknown[0], [*sources.values()])}"
+        msg = f"column {unknown[0]!r} is none of the state's{nearest_columns(unknown[0], [*sources.values()])}"
         raise SchemaMismatch(msg, uid=layers_format.uid)
     types = {field.name: field.dataType for field in frame.schema}
     for field in layers_format.schema:
