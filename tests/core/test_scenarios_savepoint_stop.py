@@ -153,7 +153,7 @@ def test_127_a_source_that_ends_closes_event_time_before_the_final_barrier_and_a
 
 def test_127_what_the_end_of_time_brings_about_is_in_the_final_snapshot():
     attempt = Attempt(MemoryFileSystem(), total=1, ends=True, begin=False)
-    work, order = attempt.wiring.tasks["out"]._work, []
+    work, order = attempt.wiring.tasks["out"]._logic, []
     work.advance = lambda watermark, **_: order.append(("advance", watermark))
     snapshot = work.snapshot
     work.snapshot = lambda checkpoint: (order.append(("snapshot", checkpoint)), snapshot(checkpoint))[1]
