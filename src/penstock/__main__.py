@@ -1,4 +1,4 @@
-"""``python -m penstock``: the command line; knows nothing else."""
+"""``python -m penstock``: the command line."""
 
 from __future__ import annotations
 

@@ -134,8 +134,8 @@ def sent(spark, analysis, route, source, values) -> list[Batch]:
     reader.source = type(source)(**{**vars(reader.source), "batches": (tuple(values),)})
     poll = reader.poll(now=None, wall=None, limits=None)
     batch = Batch(frame=reader.frame(poll.plan), sequence=1, metrics=poll.metrics, partitions=poll.partitions)
-    batch = analysis.segment(analysis.graph.nodes[0], route.steps)(batch)
-    return [analysis.segment(None, branch.steps, is_root=False)(batch) for branch in route.branches] or [batch]
+    batch = analysis.chain(analysis.graph.nodes[0], route.steps)(batch)
+    return [analysis.chain(None, branch.steps, is_root=False)(batch) for branch in route.branches] or [batch]
 
 
 class _Context:

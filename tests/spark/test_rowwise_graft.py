@@ -89,7 +89,7 @@ def compiled(spark, describe, clock=None, ddl=SCHEMA):
     describe(p.read("lines", _Lines(ddl)), p, p.table("countries", COUNTRIES, refresh="1 minute"))
     graph = p.graph()
     analysis = analyze(graph, spark, clock=clock or _Clock())
-    return analysis.segment(graph.nodes[0], graph.nodes[1:]), graph
+    return analysis.chain(graph.nodes[0], graph.nodes[1:]), graph
 
 
 def rows(frame):
@@ -162,7 +162,7 @@ def test_functions_run_once_however_many_batches_and_segments(spark):
     p.read("lines", _Lines()).transform(counts)
     graph = p.graph()
     analysis = analyze(graph, spark)
-    segments = [analysis.segment(graph.nodes[0], graph.nodes[1:]) for _ in range(2)]
+    segments = [analysis.chain(graph.nodes[0], graph.nodes[1:]) for _ in range(2)]
     for segment in segments:
         for _ in range(3):
             assert {row.n for row in segment(batch_of(frame_of(spark))).frame.collect()} == {1}
@@ -240,9 +240,9 @@ def test_a_split_is_decoded_once_and_its_bad_branch_waits_for_the_count(spark):
     node = graph.nodes[1]
     assert isinstance(node, ParseJson)
     analysis = analyze(graph, spark)
-    root = analysis.segment(graph.nodes[0], [node])
-    good = analysis.segment(graph.nodes[0], [_Port(node, "out")], is_root=False)
-    bad = analysis.segment(graph.nodes[0], [_Port(node, BAD_PORT)], is_root=False)
+    root = analysis.chain(graph.nodes[0], [node])
+    good = analysis.chain(graph.nodes[0], [_Port(node, "out")], is_root=False)
+    bad = analysis.chain(graph.nodes[0], [_Port(node, BAD_PORT)], is_root=False)
     wide = root(batch_of(spark.createDataFrame([('{"id": 1}',), ("x",)], "value string")))
     ports = good(wide), bad(wide)
     assert rows(ports[0].frame) == [(1,)]

@@ -1,7 +1,4 @@
-"""Schemas along a graph, and everything that can be refused only with Spark's analyser at hand; runs nothing.
-
-Each stateless step is built once, on an empty frame; the segments compiled from the analysis reuse those plans.
-"""
+"""The schemas along a graph, and what only Spark's analyser can refuse; no Spark job is run."""
 
 from __future__ import annotations
 
@@ -54,21 +51,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _READ: Final = "read"
-"""Stands for a port in the schema of a source's frames, where those have a column more than its rows."""
+"""A pseudo port: the schema of a source's frames, where they have one more column than its rows."""
 _DECODED: Final = "decoded"
-"""Stands for a port in the schema of a split ``parse_json``, before its ports are taken."""
+"""A pseudo port: the schema of a split ``parse_json`` before its ports are taken."""
 _PARSER: Final = "spark.sql.legacy.timeParserPolicy"
 
 
 class Clocks(Protocol):
-    """The two clocks a running job has."""
+    """The two clocks of a running job."""
 
     def now(self) -> MonotonicTime:
-        """Never goes back."""
+        """Return monotonic time."""
         ...
 
     def wall(self) -> WallTime:
-        """Since the epoch."""
+        """Return wall time."""
         ...
 
 
@@ -81,62 +78,62 @@ class _Port:
 
 
 class Analysis:
-    """What is known of a graph before it runs. Made by :func:`analyze`."""
+    """The schemas and compiled steps of a graph. Made by :func:`analyze`."""
 
     def __init__(self, graph: Graph, spark: SparkSession, clock: Clocks | None) -> None:
         self.graph = graph
         self._clock = clock
         self.tables = StaticTables(spark, clock.now if clock is not None else None)
         self._spark = spark
-        self._pieces = StepCompiler(spark, self.tables)
+        self._steps = StepCompiler(spark, self.tables)
         self._schemas: dict[PortRef, StructType] = {}
         self._decoding: dict[int, Source] = {}
 
     def schema(self, ref: PortRef) -> StructType:
-        """The columns of an output."""
+        """Return the columns of an output."""
         return self._schemas[ref]
 
-    def segment(self, node: Node, steps: Sequence[StatelessStep], *, is_root: bool = True) -> StepChain:
-        """Fused steps, compiled, of the batches that they begin with.
+    def chain(self, node: Node, steps: Sequence[StatelessStep], *, is_root: bool = True) -> StepChain:
+        """Return the compiled chain of a route's steps.
 
         Args:
-            node: the task whose output the route begins at.
+            node: the node of the task at which the route begins.
             steps: the steps of the route, or of one of its branches.
             is_root: whether the batches come from the task itself, not from a branch point.
         """
         counts = is_root and isinstance(node, Read)
         wall = self._clock.wall if self._clock is not None else None
         schema, whole = self._input(node, steps)
-        return StepChain(self._pieces, steps, schema, whole=whole, counts_rows=counts, wall=wall)
+        return StepChain(self._steps, steps, schema, whole=whole, counts_rows=counts, wall=wall)
 
     def source(self, node: Read) -> Source:
-        """What is to be opened for a source: the same, but decoding where it takes that off the step behind it."""
+        """Return the source to open: it decodes JSON and leaves columns out where the next steps allow it."""
         parse = pushed_down_parse(self.graph, node)
         if parse is not None:
-            who = "the source, while it reads" if node.id in self._decoding else "Spark"
-            log.info("%s (%s) behind source '%s' is done by %s", describe_step(parse), parse.origin, node.uid, who)
+            by = "the source, while it reads" if node.id in self._decoding else "Spark"
+            log.info("%s (%s) behind source '%s' is done by %s", describe_step(parse), parse.origin, node.uid, by)
         return self._pruned(node, self._decoding.get(node.id, node.source))
 
     def _pruned(self, node: Read, source: Source) -> Source:
-        """The source, saved the work for columns that nobody looks at; gauges look at that of its partitions."""
+        """Return the source without the columns that no step uses; the column of its partitions is always used."""
         steps = exclusive_steps(self.graph, node)
         if not steps or not isinstance(source, SupportsColumnPruning):
             return source
         schema, _ = self._input(node, steps)
-        pieces: list[CompiledStep] = []
+        compiled: list[CompiledStep] = []
         for step in steps:
-            pieces += self._pieces_of(step, schema)
-            schema = pieces[-1].schema
-        used = columns_used(self._pieces.editor, pieces)
-        told_by = source.partition_column if isinstance(source, SupportsPartitions) else None
-        return source.only(used if told_by is None else used | {told_by})
+            compiled += self._compiled(step, schema)
+            schema = compiled[-1].schema
+        used = columns_used(self._steps.editor, compiled)
+        partition_column = source.partition_column if isinstance(source, SupportsPartitions) else None
+        return source.only(used if partition_column is None else used | {partition_column})
 
     def close(self) -> None:
-        """Let go of static tables."""
+        """Release the static tables."""
         self.tables.close()
 
     def _input(self, node: Node, steps: Sequence[StatelessStep]) -> tuple[StructType, StructType | None]:
-        """The columns of the batches that steps begin with, and of those that have all their records, if any may."""
+        """Return the columns of batches that enter steps, and those of fully decoded batches, if there may be any."""
         if not steps:
             return self._schemas[PortRef(node.id)], None
         first = steps[0]
@@ -145,13 +142,13 @@ class Analysis:
         if isinstance(first, ParseJson):
             read = self._schemas.get(PortRef(first.inputs[0].node, _READ))
             return read or self._schemas[first.inputs[0]], read
-        is_whole = first.node.id in self._pieces.decoded
+        is_whole = first.node.id in self._steps.decoded
         return self._schemas[PortRef(first.node.id, _DECODED)], self._schemas[
             PortRef(first.node.id)
         ] if is_whole else None
 
     def visit(self, node: Node) -> None:
-        """Find the schemas of a node's outputs; its inputs are known."""
+        """Add the schemas of a node's outputs; those of its inputs are known."""
         inputs = tuple(self._schemas[ref] for ref in node.inputs)
         match node:
             case Read():
@@ -163,7 +160,7 @@ class Analysis:
                 self._stateless(node, inputs[0])
             case Union():
                 with explain_build_errors(node):
-                    self._schemas[PortRef(node.id)] = _same(node, inputs)
+                    self._schemas[PortRef(node.id)] = _common_schema(node, inputs)
             case Keyed():
                 with explain_build_errors(node, inputs[0].fieldNames()):
                     for port, schema in node.spec.ports(inputs).items():
@@ -175,9 +172,9 @@ class Analysis:
                 assert_never(node)
 
     def _pushed_down(self, node: ParseJson, schema: StructType) -> StructType:
-        """Let the source before it decode while it reads, if it can and nobody else wants the text; what it gives then.
+        """Let the source decode a ``parse_json`` while it reads, if it can; return the columns of its frames then.
 
-        Not with the parser of old for times: that is Spark's alone.
+        The legacy parser of times exists in Spark alone, so nothing is pushed down with it.
         """
         read = self.graph.node(node.inputs[0].node)
         if not isinstance(read, Read) or pushed_down_parse(self.graph, read) is not node:
@@ -193,7 +190,7 @@ class Analysis:
                 return schema
             self._decoding[read.id] = source
             self._schemas[PortRef(read.id, _READ)] = source.schema(self._spark)
-        self._pieces.decoded.add(node.id)
+        self._steps.decoded.add(node.id)
         return self._schemas[PortRef(read.id, _READ)]
 
     def _stateless(self, node: RowWise | WithWatermark | ParseJson, schema: StructType) -> None:
@@ -206,31 +203,31 @@ class Analysis:
             self._schemas[PortRef(node.id, port)] = self._built(_Port(node, port), last.schema).schema
 
     def _built(self, step: StatelessStep, schema: StructType) -> CompiledStep:
-        return self._pieces_of(step, schema)[-1]
+        return self._compiled(step, schema)[-1]
 
-    def _pieces_of(self, step: StatelessStep, schema: StructType) -> tuple[CompiledStep, ...]:
-        readings = {}
+    def _compiled(self, step: StatelessStep, schema: StructType) -> tuple[CompiledStep, ...]:
+        snapshots = {}
         for table in tables_of(step):
             with explain_table_errors(table.name, table.origin):
-                readings[table.name] = self.tables.take(table)
+                snapshots[table.name] = self.tables.acquire(table)
         try:
-            return self._pieces.of(step, schema, readings)
+            return self._steps.compile(step, schema, snapshots)
         finally:
-            for reading in readings.values():
-                reading.lease.release()
+            for snapshot in snapshots.values():
+                snapshot.lease.release()
 
 
 def analyze(graph: Graph, spark: SparkSession, *, clock: Clocks | None = None, only: PortRef | None = None) -> Analysis:
-    """Find all schemas, check every step, and refuse what cannot run.
+    """Find all schemas and compile every step; refuse what cannot run.
 
     Args:
-        graph: as frozen data.
+        graph: the checked graph.
         spark: a classic session.
-        clock: of the run, for tables that are read again and for ``max_ahead``; none where nothing will run.
-        only: look at what leads to this output alone.
+        clock: the clocks of the run, for tables that are read again and for ``max_ahead``; none if nothing will run.
+        only: analyse only the nodes that lead to this output.
 
     Raises:
-        GraphError: with the user's line, the step and the remedy.
+        GraphError: a step cannot run; names the user's line and the remedy.
         UserFunctionError: a function given to ``transform`` raised; the original is chained.
     """
     if not is_classic(spark):
@@ -244,7 +241,7 @@ def analyze(graph: Graph, spark: SparkSession, *, clock: Clocks | None = None, o
     return analysis
 
 
-def _same(node: Union, inputs: tuple[StructType, ...]) -> StructType:
+def _common_schema(node: Union, inputs: tuple[StructType, ...]) -> StructType:
     first, *others = inputs
     shape = [(field.name, field.dataType) for field in first.fields]
     for place, other in enumerate(others, start=2):

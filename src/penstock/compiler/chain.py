@@ -1,7 +1,4 @@
-"""Fused stateless steps, ready to rewrite batches: lazily, without a job, without running a user's function again.
-
-Knows neither tasks nor channels.
-"""
+"""Chained stateless steps, which rewrite a batch lazily: no job runs, and no user function runs again."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _Graft:
+class _Bind:
     plan: JavaObject
     leaf: PlanLeaf
 
@@ -38,37 +35,36 @@ class _Rebuild:
 
 
 @dataclass(frozen=True, slots=True)
-class _Gauged:
-    """A gauge, and the steps that rows have been through when they come to it."""
+class _Observe:
+    """An observation, and the steps that come before it."""
 
-    gauge: ObservationSpec
+    observation: ObservationSpec
     after: tuple[CompiledStep, ...]
 
 
-_Part: TypeAlias = _Graft | _Rebuild | _Gauged
+_Part: TypeAlias = _Bind | _Rebuild | _Observe
 
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    readings: tuple[int, ...]
+    snapshots: tuple[int, ...]
     input_type: JavaObject
     parts: tuple[_Part, ...]
-    pieces: tuple[CompiledStep, ...]
+    steps: tuple[CompiledStep, ...]
     schema: StructType
     passing: dict[tuple[str, int], bool] = field(default_factory=dict)
 
 
 class StepChain:
-    """``segment(batch)`` is the batch with its lazy frame rewritten and the steps' measures added.
+    """``chain(batch)`` returns the batch with its lazy frame rewritten and the metrics of the steps added.
 
-    Safe to call from one thread at a time; runs no job. ``schema`` is that of the result. ``whole`` are the columns of
-    batches that have all their records from a source that decodes, where there may be such: a plan of its own is for
-    them.
+    One thread at a time may call it. ``whole`` are the columns of batches whose records were all decoded by the source,
+    if there may be such batches: they have a plan of their own.
     """
 
     def __init__(
         self,
-        pieces: StepCompiler,
+        compiler: StepCompiler,
         steps: Sequence[StatelessStep],
         schema: StructType,
         *,
@@ -76,17 +72,17 @@ class StepChain:
         counts_rows: bool = False,
         wall: Callable[[], WallTime] | None = None,
     ) -> None:
-        self._pieces = pieces
+        self._compiler = compiler
         self._steps = tuple(steps)
         self._inputs = {False: schema} if whole is None else {False: schema, True: whole}
-        self._rows = pieces.rows_gauge(schema) if counts_rows else None
+        self._rows = compiler.count_rows(schema) if counts_rows else None
         self._wall = wall
         self._tables = tuple(dict.fromkeys(table for step in self._steps for table in tables_of(step)))
         self._lock = threading.Lock()
-        readings = self._take()
-        self._compiled = {whole: self._compile(readings, whole=whole) for whole in self._inputs}
-        for reading in readings:
-            reading.lease.release()
+        snapshots = self._acquire_tables()
+        self._compiled = {whole: self._compile(snapshots, whole=whole) for whole in self._inputs}
+        for snapshot in snapshots:
+            snapshot.lease.release()
 
     @property
     def schema(self) -> StructType:
@@ -94,83 +90,85 @@ class StepChain:
         return self._compiled[False].schema
 
     def __call__(self, batch: Batch) -> Batch:
-        """See :meth:`apply`."""
+        """Rewrite a batch; see :meth:`apply`."""
         return self.apply(batch)
 
     def apply(self, batch: Batch) -> Batch:
-        """Rewrite a batch. Its ref counts then include the tables it joins."""
-        readings = self._take()
+        """Rewrite a batch. Its ref counts then include those of the tables it joins."""
+        snapshots = self._acquire_tables()
         whole = True in self._inputs and self._is_whole(batch)
-        compiled = self._current(readings, whole=whole)
-        measures = self._measures(batch, whole=whole)
+        compiled = self._current(snapshots, whole=whole)
+        metrics = self._metrics(batch, whole=whole)
         frame = cast("DataFrame", batch.frame)
         self._check_columns(frame, compiled)
         parts: tuple[_Part, ...] = compiled.parts
-        if self._rows is not None and "rows" not in measures:
-            parts = (_Gauged(self._rows, ()), *parts)
+        if self._rows is not None and "rows" not in metrics:
+            parts = (_Observe(self._rows, ()), *parts)
         if parts:
-            frame = self._rewritten(frame, parts, measures, lambda after: _told_apart(batch, compiled, after))
+            frame = self._rewritten(frame, parts, metrics, lambda after: _partitions_after(batch, compiled, after))
         return replace(
             batch,
             frame=frame,
             rows=batch.rows if self._keeps_rows() else None,
-            metrics=measures,
-            ref_counts=(*batch.ref_counts, *_leases(readings)),
+            metrics=metrics,
+            ref_counts=(*batch.ref_counts, *_ref_counts(snapshots)),
             only_if=self._only_if() or batch.only_if,
-            partitions=_told_apart(batch, compiled, compiled.pieces),
+            partitions=_partitions_after(batch, compiled, compiled.steps),
         )
 
     def _is_whole(self, batch: Batch) -> bool:
-        """Whether the batch has all its records from its source, as far as is known when it is sent."""
+        """Return whether the source has decoded all records of a batch, as far as is known when the batch is sent."""
         step = self._steps[0]
         name, figure = (
             (UNDECODED_METRIC, "rows") if isinstance(step, ParseJson) else cast("PortSelection", step).node.bad_rows
         )
-        measure = batch.metrics.get(name)
-        return measure is not None and measure.is_zero(figure)
+        metric = batch.metrics.get(name)
+        return metric is not None and metric.is_zero(figure)
 
-    def _measures(self, batch: Batch, *, whole: bool) -> dict[str, ObservedMetrics]:
-        measures = dict(batch.metrics)
+    def _metrics(self, batch: Batch, *, whole: bool) -> dict[str, ObservedMetrics]:
+        metrics = dict(batch.metrics)
         step = self._steps[0] if True in self._inputs else None
         if isinstance(step, ParseJson):
-            measures.pop(UNDECODED_METRIC, None)
+            metrics.pop(UNDECODED_METRIC, None)
             if whole and step.on_error != "fail":
                 name, figure = step.bad_rows
-                measures[name] = ObservedMetrics.known({figure: 0})
+                metrics[name] = ObservedMetrics.known({figure: 0})
         elif whole and (empty := self._only_if()) is not None:
-            # Nobody runs it, so nobody who has it may say that figures are lost which others wait for.
-            measures = {empty[0]: measures[empty[0]]}
-        return measures
+            # The side of bad rows is not run then, so it must not report figures as lost that the other side brings.
+            metrics = {empty[0]: metrics[empty[0]]}
+        return metrics
 
     def _rewritten(
         self,
         frame: DataFrame,
         parts: tuple[_Part, ...],
-        measures: dict[str, ObservedMetrics],
-        told_apart: Callable[[tuple[CompiledStep, ...]], SourcePartitions | None],
+        metrics: dict[str, ObservedMetrics],
+        partitions_after: Callable[[tuple[CompiledStep, ...]], SourcePartitions | None],
     ) -> DataFrame:
-        editor = self._pieces.editor
+        editor = self._compiler.editor
         plan = logical_plan(frame)
         for part in parts:
             match part:
-                case _Graft():
+                case _Bind():
                     plan = editor.bind(part.plan, part.leaf, plan)
-                case _Gauged():
-                    gauge = _among(part, told_apart(part.after))
-                    plan, measures[gauge.measure] = self._pieces.observer.observe(plan, gauge, bound=self._bound(gauge))
+                case _Observe():
+                    observation = _observation_of(part, partitions_after(part.after))
+                    plan, metrics[observation.measure] = self._compiler.observer.observe(
+                        plan, observation, bound=self._bound(observation)
+                    )
                 case _Rebuild():
                     plan = logical_plan(part.build(editor.frame(plan)))
                 case _:
                     assert_never(part)
         return editor.frame(plan)
 
-    def _bound(self, gauge: ObservationSpec) -> int | None:
-        if gauge.max_ahead is None:
+    def _bound(self, observation: ObservationSpec) -> int | None:
+        if observation.max_ahead is None:
             return None
-        return self._wall() + gauge.max_ahead if self._wall is not None else MAX_WATERMARK
+        return self._wall() + observation.max_ahead if self._wall is not None else MAX_WATERMARK
 
     def _check_columns(self, frame: DataFrame, compiled: _Compiled) -> None:
-        """A graft goes by position: other columns than were compiled for would be taken for them."""
+        # Plans are bound by position, so other columns than those compiled for would be mistaken for them.
         schema = java_schema(frame)
         if not schema.sameType(compiled.input_type):
             msg = (
@@ -179,46 +177,46 @@ class StepChain:
             )
             raise InternalError(msg, where=str(_origin(self._steps)))
 
-    def _take(self) -> tuple[TableSnapshot, ...]:
-        return tuple(self._pieces.tables.take(table) for table in self._tables)
+    def _acquire_tables(self) -> tuple[TableSnapshot, ...]:
+        return tuple(self._compiler.tables.acquire(table) for table in self._tables)
 
-    def _current(self, readings: tuple[TableSnapshot, ...], *, whole: bool) -> _Compiled:
+    def _current(self, snapshots: tuple[TableSnapshot, ...], *, whole: bool) -> _Compiled:
         with self._lock:
-            if tuple(reading.rdd for reading in readings) != self._compiled[whole].readings:
-                self._compiled[whole] = self._compile(readings, whole=whole)
+            if tuple(snapshot.rdd for snapshot in snapshots) != self._compiled[whole].snapshots:
+                self._compiled[whole] = self._compile(snapshots, whole=whole)
             return self._compiled[whole]
 
-    def _compile(self, readings: tuple[TableSnapshot, ...], *, whole: bool) -> _Compiled:
-        by_name = {reading.name: reading for reading in readings}
+    def _compile(self, snapshots: tuple[TableSnapshot, ...], *, whole: bool) -> _Compiled:
+        by_name = {snapshot.name: snapshot for snapshot in snapshots}
         schema = self._inputs[whole]
-        input_type = parse_type(self._pieces.spark, schema)
-        pieces: list[CompiledStep] = []
+        input_type = parse_type(self._compiler.spark, schema)
+        compiled_steps: list[CompiledStep] = []
         for step in self._steps:
-            pieces += self._pieces.of(step, schema, by_name, whole=whole)
-            schema = pieces[-1].schema
+            compiled_steps += self._compiler.compile(step, schema, by_name, whole=whole)
+            schema = compiled_steps[-1].schema
         return _Compiled(
-            readings=tuple(reading.rdd for reading in readings),
+            snapshots=tuple(snapshot.rdd for snapshot in snapshots),
             input_type=input_type,
-            parts=tuple(self._fused(pieces)),
-            pieces=tuple(pieces),
+            parts=tuple(self._parts_of(compiled_steps)),
+            steps=tuple(compiled_steps),
             schema=schema,
         )
 
-    def _fused(self, pieces: Sequence[CompiledStep]) -> list[_Part]:
-        """Neighbouring plans become one; gauges and plans that are built anew stand between."""
+    def _parts_of(self, compiled_steps: Sequence[CompiledStep]) -> list[_Part]:
+        """Return the parts of a chain: neighbouring plans as one, observations and rebuilt plans between them."""
         parts: list[_Part] = []
-        for place, piece in enumerate(pieces):
+        for place, step in enumerate(compiled_steps):
             last = parts[-1] if parts else None
-            if piece.rebuild is not None:
-                parts.append(_Rebuild(piece.rebuild))
-            elif isinstance(last, _Graft):
-                parts[-1] = _Graft(self._pieces.editor.bind(piece.plan, piece.leaf, last.plan), last.leaf)
+            if step.rebuild is not None:
+                parts.append(_Rebuild(step.rebuild))
+            elif isinstance(last, _Bind):
+                parts[-1] = _Bind(self._compiler.editor.bind(step.plan, step.leaf, last.plan), last.leaf)
             else:
-                parts.append(_Graft(piece.plan, piece.leaf))
-            if piece.gauge is not None:
-                parts.append(_Gauged(piece.gauge, tuple(pieces[: place + 1])))
-        flatten = self._pieces.editor.flatten
-        return [_Graft(flatten(part.plan), part.leaf) if isinstance(part, _Graft) else part for part in parts]
+                parts.append(_Bind(step.plan, step.leaf))
+            if step.observation is not None:
+                parts.append(_Observe(step.observation, tuple(compiled_steps[: place + 1])))
+        flatten = self._compiler.editor.flatten
+        return [_Bind(flatten(part.plan), part.leaf) if isinstance(part, _Bind) else part for part in parts]
 
     def _keeps_rows(self) -> bool:
         return all(isinstance(step, WithWatermark) for step in self._steps)
@@ -230,27 +228,27 @@ class StepChain:
         return None
 
 
-def _told_apart(batch: Batch, compiled: _Compiled, through: tuple[CompiledStep, ...]) -> SourcePartitions | None:
-    """A batch's partitions after some steps: one may drop the column that tells them, or change it."""
+def _partitions_after(batch: Batch, compiled: _Compiled, through: tuple[CompiledStep, ...]) -> SourcePartitions | None:
+    """Return a batch's partitions after some steps, without their column if a step drops or changes it."""
     partitions = batch.partitions
     if partitions is None or partitions.column is None:
         return partitions
     key = partitions.column, len(through)
     if key not in compiled.passing:
-        compiled.passing[key] = all(passes_through(piece, partitions.column) for piece in through)
+        compiled.passing[key] = all(passes_through(step, partitions.column) for step in through)
     return partitions if compiled.passing[key] else partitions.without_column()
 
 
-def _among(part: _Gauged, told: SourcePartitions | None) -> ObservationSpec:
-    """The gauge that tells a batch's partitions apart, where it can."""
-    column = told.by_column() if told is not None else None
-    if told is None or column is None or part.gauge.among is None:
-        return part.gauge
-    return part.gauge.among(column, told.names)
+def _observation_of(part: _Observe, partitions: SourcePartitions | None) -> ObservationSpec:
+    """Return the observation by partition, where it can be made, or the plain one."""
+    column = partitions.by_column() if partitions is not None else None
+    if partitions is None or column is None or part.observation.among is None:
+        return part.observation
+    return part.observation.among(column, partitions.names)
 
 
-def _leases(readings: Sequence[TableSnapshot]) -> tuple[RefCount, ...]:
-    return tuple(reading.lease for reading in readings)
+def _ref_counts(snapshots: Sequence[TableSnapshot]) -> tuple[RefCount, ...]:
+    return tuple(snapshot.lease for snapshot in snapshots)
 
 
 def _origin(steps: Sequence[StatelessStep]) -> object:

@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-# ----------------------------------------------------------------------------------------------------
-# Says in the user's words what went wrong while a step was built: line, step, nearest columns; no trace of the JVM.
+# ----------------------------------------------------------------------------------------- errors while a step is built
 
 _LOGGERS: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 _COLUMNS_SHOWN: Final = 20
@@ -48,7 +47,7 @@ _COLUMNS_SHOWN: Final = 20
 
 @contextmanager
 def explain_build_errors(node: Node, columns: Sequence[str] = ()) -> Iterator[None]:
-    """Around the building of a step: whatever is raised becomes an error with the step and the user's line."""
+    """Turn errors raised within the block into errors that name the step, the user's line and the nearest columns."""
     try:
         with _quiet():
             yield
@@ -99,7 +98,7 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """PySpark logs each failed analysis with the JVM's whole trace; here the failure is told in a better way."""
+    """Silence PySpark's loggers on this thread: they print the JVM's whole trace of each failed analysis."""
     from pyspark.logger import PySparkLogger
 
     thread = threading.get_ident()
@@ -119,7 +118,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def explain_table_errors(name: str, origin: CallSite) -> Iterator[None]:
-    """Around the reading of a declared table."""
+    """Turn errors raised within the block into errors that name the table and the user's line."""
     try:
         with _quiet():
             yield
@@ -131,18 +130,15 @@ def explain_table_errors(name: str, origin: CallSite) -> Iterator[None]:
         raise GraphError(msg, where=str(origin)) from error
 
 
-# ----------------------------------------------------------------------------------------------------
-# Builds each stateless step once, over an empty leaf of its input's columns, checks it, and keeps its plan.
-#
-# Knows nothing of batches: :mod:`penstock.graph.segment` hangs pieces onto them.
+# ----------------------------------------------------------------------------------------------------- compiling a step
 
 
 class PortSelection(Protocol):
-    """Takes one port of a decoded, split ``parse_json``."""
+    """One port of a split ``parse_json``, taken as a step of its own."""
 
     @property
     def node(self) -> ParseJson:
-        """The step."""
+        """The ``parse_json``."""
         ...
 
     @property
@@ -156,27 +152,27 @@ StatelessStep: TypeAlias = RowWise | ParseJson | WithWatermark | PortSelection
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledStep:
-    """One step's plan over a leaf of its own.
+    """The plan of a step over a leaf of its own, to which each batch is bound.
 
     Attributes:
-        leaf: where it is cut off.
-        plan: analysed.
-        schema: of its result.
-        gauge: what to observe above it.
-        rebuild: builds it anew over another frame; only for plans that hold a random seed.
+        leaf: the leaf under the plan, which stands for the batch.
+        plan: the analysed plan.
+        schema: the columns of the result.
+        observation: what to observe above the plan.
+        rebuild: builds the step over another frame; only for plans that hold a random seed.
     """
 
     leaf: PlanLeaf
     plan: JavaObject
     schema: StructType
-    gauge: ObservationSpec | None = None
+    observation: ObservationSpec | None = None
     rebuild: Callable[[DataFrame], DataFrame] | None = None
 
 
 class StepCompiler:
-    """Makes pieces and keeps them, so that a user's function runs once however often its step is asked for.
+    """Compiles each step once and keeps the result, so that a user's function runs once.
 
-    A step with tables is built again when one of them was read again.
+    A step that joins tables is compiled again after one of them was read again.
     """
 
     def __init__(self, spark: SparkSession, tables: StaticTables) -> None:
@@ -189,36 +185,36 @@ class StepCompiler:
         self._lock = threading.RLock()
         self._made: dict[tuple[int, str, bool], tuple[tuple[int, ...], tuple[CompiledStep, ...]]] = {}
 
-    def of(
-        self, step: StatelessStep, schema: StructType, readings: Mapping[str, TableSnapshot], *, whole: bool = False
+    def compile(
+        self, step: StatelessStep, schema: StructType, snapshots: Mapping[str, TableSnapshot], *, whole: bool = False
     ) -> tuple[CompiledStep, ...]:
-        """The pieces of a step whose input has these columns, in order; each but the last ends in a gauge.
+        """Return the compiled parts of a step for these input columns; each but the last ends in an observation.
 
-        ``whole``: for batches that have all their records from the source, so that there is nothing left to decode.
+        ``whole``: for batches whose records were all decoded by the source, so that nothing is left to decode.
         """
         node = step if isinstance(step, (RowWise, ParseJson, WithWatermark)) else step.node
         whole = whole and node.id in self.decoded
         key = (node.id, "" if step is node else cast("PortSelection", step).port, whole)
-        used = tuple(readings[table.name].rdd for table in tables_of(step))
+        used = tuple(snapshots[table.name].rdd for table in tables_of(step))
         with self._lock:
             made = self._made.get(key)
             if made is None or made[0] != used:
                 with explain_build_errors(node, schema.fieldNames()):
                     make = self._make_whole if whole else self._make
-                    made = (used, make(step, nullable_columns(schema), readings))
+                    made = (used, make(step, nullable_columns(schema), snapshots))
                 self._made[key] = made
             return made[1]
 
-    def rows_gauge(self, schema: StructType) -> ObservationSpec:
-        """Counts the rows of a source's frame. It looks at no column, so it fits any plan."""
+    def count_rows(self, schema: StructType) -> ObservationSpec:
+        """Return an observation that counts the rows of a source's frame. It uses no column, so it fits any plan."""
         return observe_sql(self.editor.new_leaf(schema).frame, "rows", {"rows": "count(1)"})
 
     def _make(
-        self, step: StatelessStep, schema: StructType, readings: Mapping[str, TableSnapshot]
+        self, step: StatelessStep, schema: StructType, snapshots: Mapping[str, TableSnapshot]
     ) -> tuple[CompiledStep, ...]:
         match step:
             case RowWise():
-                return (self._row_wise(step, schema, readings),)
+                return (self._row_wise(step, schema, snapshots),)
             case ParseJson():
                 return self._parse(step, schema)
             case WithWatermark():
@@ -226,25 +222,25 @@ class StepCompiler:
             case _:
                 return (self._port(step, schema),)
 
-    def _row_wise(self, node: RowWise, schema: StructType, readings: Mapping[str, TableSnapshot]) -> CompiledStep:
-        frames = [readings[table.name].frame for table in node.tables]
+    def _row_wise(self, node: RowWise, schema: StructType, snapshots: Mapping[str, TableSnapshot]) -> CompiledStep:
+        frames = [snapshots[table.name].frame for table in node.tables]
         leaf = self.editor.new_leaf(schema)
-        built = self._watched(node, leaf.frame, frames)
+        built = self._build(node, leaf.frame, frames)
         plan = self.editor.without_ctes(analyzed_plan(built))
-        check = PlanCheck(leaf.rdd, {readings[table.name].rdd for table in node.tables})
+        check = PlanCheck(leaf.rdd, {snapshots[table.name].rdd for table in node.tables})
         try:
             check.check(plan)
         except GraphError as error:
             msg = f"{describe_step(node)}: {error}"
             raise GraphError(msg) from None
-        _distinct(built.schema)
+        _check_distinct(built.schema)
 
         def rebuild(frame: DataFrame) -> DataFrame:
             return cast("DataFrame", node.build(frame, *frames))
 
         return CompiledStep(leaf=leaf, plan=plan, schema=built.schema, rebuild=rebuild if check.is_volatile else None)
 
-    def _watched(self, node: RowWise, frame: DataFrame, frames: Sequence[DataFrame]) -> DataFrame:
+    def _build(self, node: RowWise, frame: DataFrame, frames: Sequence[DataFrame]) -> DataFrame:
         with JobWatch(self.spark) as watch:
             built = node.build(frame, *frames)
         if watch.jobs:
@@ -267,33 +263,33 @@ class StepCompiler:
         leaf = self.editor.new_leaf(schema)
         decoded = text.decode_json(leaf.frame, node.column, record, done=done)
         if node.on_error == "fail":
-            return (_piece(leaf, text.failfast(decoded, node.column)),)
+            return (_compiled(leaf, text.failfast(decoded, node.column)),)
         measure, figure = node.bad_rows
-        gauge = observe_sql(decoded, measure, {figure: f"count_if({text.REASON} IS NOT NULL)"})
-        wide = _piece(leaf, decoded, gauge)
+        observation = observe_sql(decoded, measure, {figure: f"count_if({text.REASON} IS NOT NULL)"})
+        wide = _compiled(leaf, decoded, observation)
         if node.on_error == "split":
             return (wide,)
         above = self.editor.new_leaf(nullable_columns(wide.schema))
-        return (wide, _piece(above, text.permissive(above.frame, node.column)))
+        return (wide, _compiled(above, text.permissive(above.frame, node.column)))
 
     def _port(self, step: PortSelection, schema: StructType) -> CompiledStep:
         leaf = self.editor.new_leaf(schema)
         if step.port == BAD_PORT:
-            return _piece(leaf, text.malformed(leaf.frame))
-        return _piece(leaf, text.drop_malformed(leaf.frame, step.node.column))
+            return _compiled(leaf, text.malformed(leaf.frame))
+        return _compiled(leaf, text.drop_malformed(leaf.frame, step.node.column))
 
     def _make_whole(
-        self, step: StatelessStep, schema: StructType, readings: Mapping[str, TableSnapshot]
+        self, step: StatelessStep, schema: StructType, snapshots: Mapping[str, TableSnapshot]
     ) -> tuple[CompiledStep, ...]:
-        """The same of rows that are good, all of them: a split one gives its good rows, and bad ones are never run."""
+        """Compile a ``parse_json``, or a port of it, for batches that are fully decoded: there are no bad rows."""
         leaf = self.editor.new_leaf(schema)
         if isinstance(step, ParseJson):
-            return (_piece(leaf, _opened(leaf.frame, step.column)),)
+            return (_compiled(leaf, _open_records(leaf.frame, step.column)),)
         step = cast("PortSelection", step)
         if step.port == BAD_PORT:
-            (usual,) = self.of(step, schema, readings)
-            return (_piece(leaf, _none_of(leaf.frame, usual.schema, step.node.column)),)
-        return (_piece(leaf, leaf.frame),)
+            (usual,) = self.compile(step, schema, snapshots)
+            return (_compiled(leaf, _empty_bad_rows(leaf.frame, usual.schema, step.node.column)),)
+        return (_compiled(leaf, leaf.frame),)
 
     def _watermark(self, node: WithWatermark, schema: StructType) -> CompiledStep:
         from pyspark.sql.types import TimestampType
@@ -309,15 +305,15 @@ class StepCompiler:
             )
             raise SchemaMismatch(msg)
         leaf = self.editor.new_leaf(schema)
-        return _piece(leaf, leaf.frame, _time_gauge(node, leaf))
+        return _compiled(leaf, leaf.frame, _time_observation(node, leaf))
 
 
 def tables_of(step: StatelessStep) -> tuple[Any, ...]:
-    """The declared tables that a step reads."""
+    """Return the declared tables that a step reads."""
     return step.tables if isinstance(step, RowWise) else ()
 
 
-def _time_gauge(node: WithWatermark, leaf: PlanLeaf) -> ObservationSpec:
+def _time_observation(node: WithWatermark, leaf: PlanLeaf) -> ObservationSpec:
     @lru_cache(maxsize=2)  # partitions come and go seldom
     def among(column: str, names: tuple[str, ...]) -> ObservationSpec:
         each = {PER_PARTITION: per_partition_array(_greatest(node, "{mine} AND "), column, names, leaf.schema)}
@@ -335,33 +331,33 @@ def _time_figures(node: WithWatermark) -> dict[str, str]:
 
 
 def _greatest(node: WithWatermark, condition: str = "") -> str:
-    """The greatest event time of the rows that are believed, and for which the condition holds."""
+    """Return SQL for the greatest event time that is not too far ahead, of rows for which the condition holds."""
     micros = f"unix_micros({quote_identifier(node.column)})"
-    believed = f"{micros} <= {_bound(node)}" if node.max_ahead is not None else "true"
-    return f"max(CASE WHEN {condition}{believed} THEN {micros} END)"
+    trusted = f"{micros} <= {_bound(node)}" if node.max_ahead is not None else "true"
+    return f"max(CASE WHEN {condition}{trusted} THEN {micros} END)"
 
 
 def _bound(node: WithWatermark) -> str:
     return variable_literal(AHEAD_BOUND, column=node.column)
 
 
-def passes_through(piece: CompiledStep, column: str) -> bool:
-    """Whether a column of what comes into a step goes out of it as it came."""
-    before, after = (_attribute(plan, column) for plan in (piece.leaf.plan, piece.plan))
+def passes_through(step: CompiledStep, column: str) -> bool:
+    """Return whether a step passes a column on unchanged."""
+    before, after = (_attribute(plan, column) for plan in (step.leaf.plan, step.plan))
     return before is not None and before == after
 
 
 def _attribute(plan: JavaObject, column: str) -> int | None:
-    """The expression id of a plan's column."""
+    """Return the expression id of a plan's column."""
     found = (each.exprId().id() for each in scala_items(plan.output()) if each.name() == column)
     return next(found, None)
 
 
-def _piece(leaf: PlanLeaf, frame: DataFrame, gauge: ObservationSpec | None = None) -> CompiledStep:
-    return CompiledStep(leaf=leaf, plan=analyzed_plan(frame), schema=frame.schema, gauge=gauge)
+def _compiled(leaf: PlanLeaf, frame: DataFrame, observation: ObservationSpec | None = None) -> CompiledStep:
+    return CompiledStep(leaf=leaf, plan=analyzed_plan(frame), schema=frame.schema, observation=observation)
 
 
-def _distinct(schema: StructType) -> None:
+def _check_distinct(schema: StructType) -> None:
     seen: set[str] = set()
     for name in schema.fieldNames():
         if name.lower() in seen:
@@ -370,14 +366,14 @@ def _distinct(schema: StructType) -> None:
         seen.add(name.lower())
 
 
-def _opened(frame: DataFrame, column: str) -> DataFrame:
-    """Rows whose records are all there: a projection and no more."""
+def _open_records(frame: DataFrame, column: str) -> DataFrame:
+    """Return the fields of decoded records in place of the column: a projection."""
     kept = [quote_identifier(name) for name in frame.columns if name not in (column, DECODED_RECORD)]
     return frame.selectExpr(*kept, f"{DECODED_RECORD}.*")
 
 
-def _none_of(frame: DataFrame, schema: StructType, column: str) -> DataFrame:
-    """No bad rows, but their columns: those of before, the parsed one too, and the reason."""
+def _empty_bad_rows(frame: DataFrame, schema: StructType, column: str) -> DataFrame:
+    """Return an empty frame with the columns of bad rows."""
     from pyspark.sql import functions as F
 
     gone = (column, text.ERROR)
@@ -394,18 +390,15 @@ def _without(schema: StructType, column: str | None) -> StructType:
     return StructType([field for field in schema.fields if field.name != column])
 
 
-# ----------------------------------------------------------------------------------------------------
-# Which columns of a source anybody looks at: what Spark's optimiser leaves of the steps behind it. Runs no job.
-#
-# Knows nothing of batches and of what a source does with the answer.
+# ----------------------------------------------------------------------------------------------- columns that steps use
 
 
-def columns_used(editor: PlanEditor, pieces: Sequence[CompiledStep]) -> frozenset[str]:
-    """The columns of the first piece's input that the pieces, in this order, use or pass on."""
-    first, *others = pieces
+def columns_used(editor: PlanEditor, steps: Sequence[CompiledStep]) -> frozenset[str]:
+    """Return the columns of the first step's input that Spark's optimiser leaves in the plan of the steps, in order."""
+    first, *others = steps
     plan = first.plan
-    for piece in others:
-        plan = editor.bind(piece.plan, piece.leaf, plan)
+    for step in others:
+        plan = editor.bind(step.plan, step.leaf, plan)
     optimized = optimized_plan(editor.frame(plan))
     used = set(_attributes(optimized.outputSet().toSeq()))
     for node in _nodes(optimized):

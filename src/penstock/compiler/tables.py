@@ -1,8 +1,4 @@
-"""Static tables that row-wise steps join: read when first used, kept, and read again when due.
-
-A table is cut off from its query (a lazy local checkpoint): every batch sees one and the same content until the next
-reading, and its plan is a leaf that can be recognised. Knows nothing of steps.
-"""
+"""Static tables that row-wise steps join: read when first used, kept, and read again when due."""
 
 from __future__ import annotations
 
@@ -25,30 +21,30 @@ class TableDefinition(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of the table."""
         ...
 
     @property
     def query(self) -> str:
-        """SQL that reads it."""
+        """The SQL that reads it."""
         ...
 
     @property
     def refresh(self) -> int | None:
-        """After how many microseconds it is read again."""
+        """The microseconds after which the table is read again, or ``None``."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSnapshot:
-    """A table as it was at one time.
+    """The content of a table at one time.
 
     Attributes:
         name: of the table.
         frame: its content.
-        rdd: the number by which it is recognised in an analysed plan.
+        rdd: the number of its RDD, by which an analysed plan is seen to read it.
         at: when it was read.
-        lease: who may still run it; the last one frees its blocks.
+        lease: counts the batches that may still run it; the last release frees its blocks.
     """
 
     name: str
@@ -59,38 +55,40 @@ class TableSnapshot:
 
 
 class StaticTables:
-    """The tables of one job. Without a clock nothing is ever read again."""
+    """The tables of one job. Without a clock no table is read again."""
 
     def __init__(self, spark: SparkSession, now: Callable[[], MonotonicTime] | None = None) -> None:
         self._spark = spark
         self._now = now
         self._lock = threading.Lock()
-        self._readings: dict[str, TableSnapshot] = {}
+        self._snapshots: dict[str, TableSnapshot] = {}
 
-    def take(self, table: TableDefinition) -> TableSnapshot:
-        """The current reading, for one holder more: release its lease when it will not be run any more."""
+    def acquire(self, table: TableDefinition) -> TableSnapshot:
+        """Return the current snapshot of a table. The caller releases its ``lease`` when no batch runs it any more."""
         with self._lock:
-            reading = self._readings.get(table.name)
+            snapshot = self._snapshots.get(table.name)
             now = self._now() if self._now is not None else MonotonicTime(0)
-            if reading is None or self._is_due(table, reading, now):
-                if reading is not None:
-                    reading.lease.release()
-                reading = self._read(table, now)
-                self._readings[table.name] = reading
-            reading.lease.retain(1)
-            return reading
+            if snapshot is None or self._is_due(table, snapshot, now):
+                if snapshot is not None:
+                    snapshot.lease.release()
+                snapshot = self._read(table, now)
+                self._snapshots[table.name] = snapshot
+            snapshot.lease.retain(1)
+            return snapshot
 
     def close(self) -> None:
-        """Let go of every table; those that a batch still needs go with that batch."""
+        """Release all tables; a table that a batch still needs is freed with that batch."""
         with self._lock:
-            readings, self._readings = list(self._readings.values()), {}
-        for reading in readings:
-            reading.lease.release()
+            snapshots, self._snapshots = list(self._snapshots.values()), {}
+        for snapshot in snapshots:
+            snapshot.lease.release()
 
-    def _is_due(self, table: TableDefinition, reading: TableSnapshot, now: MonotonicTime) -> bool:
-        return table.refresh is not None and now - reading.at >= table.refresh
+    def _is_due(self, table: TableDefinition, snapshot: TableSnapshot, now: MonotonicTime) -> bool:
+        return table.refresh is not None and now - snapshot.at >= table.refresh
 
     def _read(self, table: TableDefinition, now: MonotonicTime) -> TableSnapshot:
+        # A lazy local checkpoint cuts the table off from its query: every batch sees the same content until the next
+        # reading, and the plan is a leaf that the plan check recognises.
         frame = self._spark.sql(table.query).localCheckpoint(eager=False)
         rows = analyzed_plan(frame).rdd()
         return TableSnapshot(

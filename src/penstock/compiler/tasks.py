@@ -1,7 +1,7 @@
-"""From the logical graph to tasks and the routes between them; pure. Stateless steps become part of a route.
+"""From the logical graph to tasks and the routes between them.
 
-Tasks are sources, steps with several inputs, keyed steps and sinks. A :class:`Route` leads from an output of a task
-to inputs of others: fused steps first, then either one input or branches.
+Tasks are sources, unions, keyed steps and sinks. Stateless steps become part of a :class:`Route`, which leads from an
+output of a task to inputs of other tasks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class InputRef:
 
 @dataclass(frozen=True, slots=True)
 class PortSelect:
-    """Takes one port of a step with several, as a fused step of its own."""
+    """A chained step that takes one port of a step with several."""
 
     node: ParseJson
     port: str
@@ -41,7 +41,7 @@ ChainedStep: TypeAlias = RowWise | ParseJson | WithWatermark | PortSelect
 class Route:
     """Steps that rewrite a batch on its way, and where it goes then: to one input, or along branches.
 
-    At branches the batch is kept (persisted) once, for each branch runs it.
+    A batch that goes along branches is persisted once, because each branch runs it.
     """
 
     steps: tuple[ChainedStep, ...]
@@ -50,11 +50,11 @@ class Route:
 
     @property
     def only_if(self) -> tuple[str, str] | None:
-        """The measure and the figure without which a batch has no rows for it."""
+        """The metric and the figure that say whether a batch has rows for this route, if it is one of bad rows."""
         return next((s.node.bad_rows for s in self.steps if isinstance(s, PortSelect) and s.port == BAD_PORT), None)
 
     def leaves(self, above: WithWatermark | None = None) -> Iterator[tuple[InputRef, WithWatermark | None]]:
-        """The inputs reached, each with the last ``with_watermark`` on its way, if any (``above`` before it)."""
+        """Yield the inputs reached, each with the last ``with_watermark`` on its way (``above``: before the route)."""
         mark = next((step for step in reversed(self.steps) if isinstance(step, WithWatermark)), above)
         if self.to is not None:
             yield self.to, mark
@@ -64,7 +64,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSpec:
-    """One task: its node, how many inputs it has, and a route for each port that somebody reads."""
+    """One task: its node, its number of inputs, and a route for each port that has a consumer."""
 
     id: str
     node: TaskNode
@@ -73,7 +73,7 @@ class TaskSpec:
 
 
 def build_tasks(graph: Graph) -> tuple[TaskSpec, ...]:
-    """The tasks of a graph, sources first where the graph has them so. A stream that nobody reads has no route."""
+    """Return the tasks of a graph, in the order of its nodes. A port without a consumer has no route."""
     planner = _Planner(graph)
     return tuple(planner.task(node) for node in graph.nodes if isinstance(node, (Read, Union, Keyed, Write)))
 
@@ -89,13 +89,13 @@ class _Planner:
                 self._ids[node.id] = self._union_id(node)
 
     def _union_id(self, node: Union) -> str:
-        """Unions have no uid: one is named by what it unites, in order, as no uid can be; see ``checkpoint.united``."""
+        # A union has no uid. Its id is made of what it unites, in order, and no uid can look like it.
         name = union_id([self._origin(ref) for ref in node.inputs])
         twins = sum(other == name or other.startswith(f"{name}#") for other in self._ids.values())
         return f"{name}#{twins + 1}" if twins else name
 
     def _origin(self, ref: PortRef) -> str:
-        """The task that a stream comes from, and the side outputs on its way."""
+        """Return the id of the task that a stream comes from, with the side outputs on its way."""
         node = self._graph.node(ref.node)
         port = "" if ref.port == MAIN_PORT else f".{ref.port}"
         return (self._ids[node.id] if node.id in self._ids else self._origin(node.inputs[0])) + port

@@ -230,7 +230,7 @@ class AttemptBuilder:
     def _path(self, spec: TaskSpec, route: Route, *, is_root: bool) -> OutputPath:
         rewrite: Rewrite | None = None
         if route.steps or (is_root and isinstance(spec.node, Read)):
-            rewrite = self._env.analysis.segment(spec.node, route.steps, is_root=is_root)
+            rewrite = self._env.analysis.chain(spec.node, route.steps, is_root=is_root)
             if is_root and isinstance(spec.node, Read):
                 rewrite = with_row_counts(rewrite, spec.id, self._env.listener)
                 if spec.id in self._rate_controls:
