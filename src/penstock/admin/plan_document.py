@@ -1,6 +1,6 @@
-"""A plan as a JSON document, for scripts and for ``penstock run --plan``; whether its base has moved since.
+"""Plans as JSON documents, for scripts and for ``penstock run --plan``, and what has changed since one was saved.
 
-The document has no secrets: connectors are described in their own words, code by digests.
+The document has no secrets: it holds the descriptions that connectors give of themselves, and digests of the code.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ MAX_SHOWN: Final = 5
 
 
 def document(plan: StartPlan) -> dict[str, object]:
-    """The document's fields. Times are microseconds since 1970, settings' durations microseconds."""
+    """The fields of a plan's document. Times are microseconds since 1970; durations in settings are microseconds."""
     verdict = "refused" if plan.is_refused else "changes" if plan.is_change else "no change"
     return {
         "job": plan.job,
         "verdict": verdict,
         "at": plan.at,
         "log": asdict(plan.log),
-        "beginning": _start(plan.start),
-        "restore": None if plan.restored is None else _restored(plan.restored, plan.at),
-        "steps": [_step(step) for step in plan.steps],
-        "summary": {f"{verdict}_count": number for verdict, number in plan.counts.items()},
-        "sources": [_source(source) for source in plan.sources],
+        "beginning": _start_fields(plan.start),
+        "restore": None if plan.restored is None else _restored_fields(plan.restored, plan.at),
+        "steps": [_step_fields(step) for step in plan.steps],
+        "summary": {f"{name}_count": number for name, number in plan.counts.items()},
+        "sources": [_source_fields(source) for source in plan.sources],
         "publish": [asdict(item) for item in plan.publish],
-        "rewind": None if plan.rewind is None else _rewind(plan.rewind),
+        "rewind": None if plan.rewind is None else _rewind_fields(plan.rewind),
         "void": [asdict(item) for item in plan.void],
-        "bring": None if plan.bring is None else _bring(plan.bring),
-        "sinks": [_sink(sink) for sink in plan.sinks],
+        "bring": None if plan.bring is None else _import_fields(plan.bring),
+        "sinks": [_sink_fields(sink) for sink in plan.sinks],
         "settings": dict(plan.settings),
         "changed_settings": None if plan.changed is None else [asdict(change) for change in plan.changed],
         "warnings": list(plan.warnings),
@@ -62,7 +62,7 @@ def document(plan: StartPlan) -> dict[str, object]:
     }
 
 
-def _start(start: StartOptions) -> dict[str, object]:
+def _start_fields(start: StartOptions) -> dict[str, object]:
     export = {"folder": start.folder, "does_claim": start.claim, "sha256": start.sha256}
     return {
         "is_fresh": start.fresh,
@@ -74,49 +74,50 @@ def _start(start: StartOptions) -> dict[str, object]:
     }
 
 
-def _bring(bring: ImportPlan) -> dict[str, object]:
+def _import_fields(plan: ImportPlan) -> dict[str, object]:
     return {
-        "folder": bring.folder,
-        "job": bring.job,
-        "log_id": bring.log_id,
-        "is_own_log": bring.is_own,
-        "checkpoint": bring.checkpoint,
-        "names": list(bring.names),
-        "completed": bring.completed,
-        "exported": bring.exported,
-        "version": bring.version,
-        "sha256": bring.sha256,
-        "file_count": bring.files,
-        "bytes": bring.bytes,
-        "does_claim": bring.claim,
-        "is_brought": bring.is_brought,
-        "from_checkpoint": bring.left,
-        "left_open": [{**asdict(item), "file_count": None, "bytes": None} for item in bring.left_open],
-        "again": [asdict(item) for each in bring.again for item in each.outputs],
-        "is_more_published": bring.is_more_published,
+        "folder": plan.folder,
+        "job": plan.job,
+        "log_id": plan.log_id,
+        "is_own_log": plan.is_own,
+        "checkpoint": plan.checkpoint,
+        "names": list(plan.names),
+        "completed": plan.completed,
+        "exported": plan.exported,
+        "version": plan.version,
+        "sha256": plan.sha256,
+        "file_count": plan.files,
+        "bytes": plan.bytes,
+        "does_claim": plan.claim,
+        "is_brought": plan.is_brought,
+        "from_checkpoint": plan.left,
+        # an export does not say how large the output is that it does not hold
+        "left_open": [{**asdict(item), "file_count": None, "bytes": None} for item in plan.left_open],
+        "again": [asdict(item) for each in plan.again for item in each.outputs],
+        "is_more_published": plan.is_more_published,
     }
 
 
-def _restored(restored: Restored, now: WallTime) -> dict[str, object]:
+def _restored_fields(restored: Restored, now: WallTime) -> dict[str, object]:
     age = max(0, now - restored.completed) / 1_000_000
     return {**asdict(restored), "checkpoint_age_seconds": age}
 
 
-def _step(step: StepPlan) -> dict[str, object]:
+def _step_fields(step: StepPlan) -> dict[str, object]:
     return {**asdict(step), "kind": step.kind or None}
 
 
-def _source(source: SourcePlan) -> dict[str, object]:
+def _source_fields(source: SourcePlan) -> dict[str, object]:
     return {
         "uid": source.uid,
         "description": source.describe,
         "does_resume": source.resumes,
-        "waiting": None if source.backlog is None else _backlog(source.backlog),
+        "waiting": None if source.backlog is None else _backlog_fields(source.backlog),
         "why_unknown": source.unknown or None,
     }
 
 
-def _backlog(backlog: Backlog) -> dict[str, object]:
+def _backlog_fields(backlog: Backlog) -> dict[str, object]:
     return {
         "rows": backlog.rows,
         "file_count": backlog.files,
@@ -126,7 +127,7 @@ def _backlog(backlog: Backlog) -> dict[str, object]:
     }
 
 
-def _rewind(rewind: RewindPlan) -> dict[str, object]:
+def _rewind_fields(rewind: RewindPlan) -> dict[str, object]:
     return {
         "from_checkpoint": rewind.left,
         "to_checkpoint": rewind.to,
@@ -137,7 +138,7 @@ def _rewind(rewind: RewindPlan) -> dict[str, object]:
     }
 
 
-def _sink(sink: SinkPlan) -> dict[str, object]:
+def _sink_fields(sink: SinkPlan) -> dict[str, object]:
     return {
         "uid": sink.uid,
         "description": sink.describe,
@@ -162,7 +163,7 @@ class SavedPlan:
 
 
 def read_plan(text: str, where: str) -> SavedPlan:
-    """The plan in a document; ``where`` is its name in messages.
+    """Parse a plan's document; ``where`` names it in messages.
 
     Raises:
         SettingsError: the document is not a plan, or not one of this schema.
@@ -176,7 +177,7 @@ def read_plan(text: str, where: str) -> SavedPlan:
         return SavedPlan(
             job=str(document["job"]),
             log=LogMark(log_id=log["log_id"], tail=EntryNumber(int(log["tail"])), tail_hash=str(log["tail_hash"])),
-            start=_read_start(document["beginning"]),
+            start=_parse_start(document["beginning"]),
             settings=dict(document["settings"]),
             code=dict(document["code"]),
             is_refused=document["verdict"] == "refused",
@@ -186,7 +187,7 @@ def read_plan(text: str, where: str) -> SavedPlan:
         raise SettingsError(msg) from error
 
 
-def _read_start(fields: Mapping[str, Any]) -> StartOptions:
+def _parse_start(fields: Mapping[str, Any]) -> StartOptions:
     checkpoint, export = fields["checkpoint"], fields.get("export")  # older plans have no field "export"
     return StartOptions(
         fresh=bool(fields["is_fresh"]),
@@ -200,7 +201,7 @@ def _read_start(fields: Mapping[str, Any]) -> StartOptions:
     )
 
 
-# ---- has its base moved --------------------------------------------------------------------------------------------
+# ---- changes since a plan was saved --------------------------------------------------------------------------------
 
 
 def require_unchanged(
@@ -212,20 +213,20 @@ def require_unchanged(
     code: Mapping[str, str],
     export: str | None = None,
 ) -> None:
-    """Refuse to carry out a plan if the job, the log, the code, the settings or the export is another one now.
+    """Refuse a saved plan that no longer fits the job, the log, the code, the settings or the export.
 
     The log may still move until it is claimed; the claim compares it again (rule L2).
 
     Args:
         saved: the plan.
-        job: its name now.
-        history: of the log now.
+        job: the name of the job that is to start.
+        history: of that job's log.
         settings: of the start.
-        code: a digest of each step now.
+        code: a digest of each step, as the pipeline has it now.
         export: how the exported checkpoint has changed, in words; ``None`` if it has not.
 
     Raises:
-        PlanOutdated: with everything that has moved.
+        PlanOutdated: something has changed; the message lists all of it.
     """
     if saved.job != job:
         msg = f"the plan is of job {saved.job!r}, not of {job!r}: run that pipeline, or plan this one and save it again"
@@ -233,7 +234,7 @@ def require_unchanged(
     if saved.is_refused:
         msg = "the plan says that a start would be refused: mend what it names, and plan again"
         raise PlanOutdated(msg)
-    found = [
+    changes = [
         *([f"the log has moved: {entries_since(saved.log, history)}"] if saved.log != history.mark else []),
         *([] if export is None else [f"the export has moved: {export}"]),
         *(f"the code has moved: {what}" for what in changed_steps(saved.code, code)),
@@ -242,23 +243,23 @@ def require_unchanged(
             for change in changed_settings(saved.settings, settings) or ()
         ),
     ]
-    if found:
-        msg = f"the plan is outdated: {'; '.join(found)}; plan again"
+    if changes:
+        msg = f"the plan is outdated: {'; '.join(changes)}; plan again"
         raise PlanOutdated(msg)
 
 
 def entries_since(mark: LogMark, history: History) -> str:
-    """Entries that the log has after a mark, in words."""
+    """What the log has after a mark, in words; says so if the mark is of another log."""
     if mark.log_id is not None and mark.log_id != history.log_id:
         return "it is another one"
-    added = [_entry(entry.body) for entry in history.entries if entry.number > mark.tail]
+    added = [_describe_entry(entry.body) for entry in history.entries if entry.number > mark.tail]
     if not added:
         return f"it ends at entry {history.tail}, it ended at {mark.tail}"
     more = f" and {len(added) - MAX_SHOWN} more" if len(added) > MAX_SHOWN else ""
     return f"entries after {mark.tail}: {', '.join(added[:MAX_SHOWN])}{more}"
 
 
-def _entry(body: Body) -> str:  # noqa: PLR0911 - one for each kind of entry
+def _describe_entry(body: Body) -> str:  # noqa: PLR0911 - one for each kind of entry
     match body:
         case Claim():
             return f"a claim of process {body.pid} on {host_of(body.host)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, TypeAlias
 
@@ -25,12 +25,12 @@ from penstock.handles import CheckpointId, ColumnAction, Json, Position, TaskSna
 from penstock.interfaces.source import Backlog
 from penstock.job.start import FROM_LATEST, StartOptions
 
-_NO_TIME = WallTime(0)
-"""A plan writes no entry, so the time in one does not matter."""
+_NO_TIME: Final = WallTime(0)
+"""Time of the entries that a recovery would write. A plan writes none, so it does not matter."""
 RECENT_CHECKPOINTS: Final = 10
 """Number of recent checkpoints whose longest duration is compared with the timeouts."""
 BacklogOrReason: TypeAlias = "Backlog | str"
-"""A source's backlog, or why it is unknown."""
+"""The backlog of a source, or the reason why it is unknown."""
 
 
 # ---- verdicts on steps ---------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ class StepVerdict(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """What becomes of one step.
+    """The verdict on one step, and the size of its state.
 
     Attributes:
         uid: of the step.
@@ -72,13 +72,13 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartDecision:
-    """A start, as far as it is the same for all steps.
+    """The parts of a start that are the same for all steps; decides what it does with some or all of them.
 
     Attributes:
         history: of the job's log.
         start: how to start; ``checkpoint`` is a number here, and no longer a name.
-        bring: the import, if it starts with an exported checkpoint.
-        resolver: says how restored columns change; by default columns are not compared.
+        bring: the import, if the start begins with an exported checkpoint.
+        resolver: compares restored columns with the declared ones; by default they are not compared.
     """
 
     history: History
@@ -87,7 +87,7 @@ class StartDecision:
     resolver: SchemaResolver = field(default=lambda _declared, _snapshot: ())
 
     def decide(self, steps: Sequence[StepRecord], *, allow_non_restored_state: bool | None = None) -> Recovery:
-        """What a start of these steps does, with those renames whose new uid is one of them.
+        """What the start does with these steps alone; renames to other steps are ignored.
 
         Raises:
             StateIncompatible: the start is refused.
@@ -111,22 +111,22 @@ class StartDecision:
         )
 
     def decide_all(self, steps: Sequence[StepRecord]) -> Recovery:
-        """What a start of the whole pipeline does. Every rename must be to one of its steps.
+        """What the start does with all steps of the pipeline. Every rename must be to one of them.
 
         Raises:
             StateIncompatible: the start is refused.
             UnknownName: a rename names a step that does not exist.
             GraphError: the log cannot go to that checkpoint, or cannot discard that output.
         """
-        strange = [new for new in self.start.rename.values() if new not in {step.uid for step in steps}]
-        if strange:
-            there = [step.uid for step in steps]
-            msg = f"the pipeline has no step {strange[0]!r} to rename to{did_you_mean(strange[0], there)}"
+        uids = [step.uid for step in steps]
+        unknown = [new for new in self.start.rename.values() if new not in uids]
+        if unknown:
+            msg = f"the pipeline has no step {unknown[0]!r} to rename to{did_you_mean(unknown[0], uids)}"
             raise UnknownName(msg)
         return self.decide(steps)
 
     def target(self) -> tuple[Recovery, Manifest | None]:
-        """What the start does whatever the steps are, and the checkpoint that it restores.
+        """What the start does without any steps, and the checkpoint that it restores.
 
         Raises:
             GraphError: the log cannot go to that checkpoint.
@@ -137,7 +137,7 @@ class StartDecision:
         return bare, None if bare.restored is None else self.history.manifests[bare.restored][1]
 
     def name_of(self, target: Manifest) -> str:
-        """The restored checkpoint, in words: an export has the number of its own log."""
+        """The restored checkpoint in words. One that is not imported yet has the number of the export."""
         if self.bring is None or self.bring.is_brought:
             return f"checkpoint {target.checkpoint}"
         return f"exported checkpoint {self.bring.export.checkpoint}"
@@ -145,11 +145,11 @@ class StartDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartTarget:
-    """What a start restores, before any source is asked for its backlog.
+    """What a start restores, and the verdict on each step. Sources have not been asked for their backlogs yet.
 
     Attributes:
         decision: the start.
-        bare: what it does whatever the steps are; ``None`` if it is refused.
+        bare: what the start does without any steps; ``None`` if that is refused.
         target: the checkpoint that it restores; ``None`` for an empty start.
         steps: the verdict on every step.
         refused: why the whole start is refused.
@@ -162,33 +162,33 @@ class StartTarget:
     refused: tuple[str, ...]
 
     def positions(self) -> dict[str, Position | None]:
-        """By uid, the positions at which sources resume; without those whose state is refused."""
-        held = {uid: snapshot.position for uid, snapshot in _snapshots(self.decision, self.target).items()}
+        """Position at which each source resumes, by uid; ``None`` for a new source. Refused sources are left out."""
+        positions = {uid: snapshot.position for uid, snapshot in _snapshots(self.decision, self.target).items()}
         sources = [step for step in self.steps if step.role == "source"]
         return {
-            step.uid: held.get(step.uid) if step.verdict in (StepVerdict.KEPT, StepVerdict.MIGRATED) else None
+            step.uid: positions.get(step.uid) if step.verdict in (StepVerdict.KEPT, StepVerdict.MIGRATED) else None
             for step in sources
             if step.verdict not in (StepVerdict.REFUSED, StepVerdict.DROPPED)
         }
 
 
 def start_target(decision: StartDecision, steps: Sequence[StepRecord]) -> StartTarget:
-    """What a start of these steps restores. A refusal is part of the result, never raised."""
+    """What a start restores for these steps. A refusal is part of the result, not raised."""
     try:
         bare, target = decision.target()
     except (GraphError, StateIncompatible) as error:
         return StartTarget(decision=decision, bare=None, target=None, steps=(), refused=(str(error),))
-    found = verdicts(decision, steps, target)
-    own = [step.reason for step in found if step.verdict is StepVerdict.REFUSED]
+    judged = verdicts(decision, steps, target)
+    reasons = [step.reason for step in judged if step.verdict is StepVerdict.REFUSED]
     refused: tuple[str, ...] = ()
     try:  # all steps together may be refused where each alone is not
-        if own:
-            apply_renames(target, steps, decision.start.rename)  # the first check of a start
+        if reasons:
+            apply_renames(target, steps, decision.start.rename)  # what a start checks first
         else:
             decision.decide_all(steps)
     except (GraphError, StateIncompatible) as error:
-        refused = (str(error),) if error.args[0] not in own else ()
-    return StartTarget(decision=decision, bare=bare, target=target, steps=found, refused=refused)
+        refused = (str(error),) if error.args[0] not in reasons else ()
+    return StartTarget(decision=decision, bare=bare, target=target, steps=judged, refused=refused)
 
 
 def verdicts(decision: StartDecision, steps: Sequence[StepRecord], target: Manifest | None) -> tuple[StepPlan, ...]:
@@ -196,107 +196,77 @@ def verdicts(decision: StartDecision, steps: Sequence[StepRecord], target: Manif
 
     Unions are left out: they have no uid, and keep nothing but their watermarks.
     """
-    found = _snapshots(decision, target)
-    declared = [_declared(decision, step, target, found.get(step.uid)) for step in _named(steps)]
-    return (*declared, *_gone(decision, steps, target, found))
+    snapshots = _snapshots(decision, target)
+    declared = (
+        _step_plan(step, snapshots.get(step.uid), *_judge_declared(decision, step, target))
+        for step in _without_unions(steps)
+    )
+    return (*declared, *_plans_of_gone(decision, steps, target, snapshots))
 
 
-def _named(steps: Iterable[StepRecord]) -> Iterator[StepRecord]:
+def _without_unions(steps: Iterable[StepRecord]) -> Iterator[StepRecord]:
     return (step for step in steps if not step.uid.startswith("union@"))
 
 
-def _declared(
-    decision: StartDecision, step: StepRecord, target: Manifest | None, snapshot: TaskSnapshot | None
-) -> StepPlan:
-    rows, size = _state_size(snapshot)
-    made = StepPlan(
-        uid=step.uid, role=step.role.value, kind=step.kind, verdict=StepVerdict.KEPT, reason="", rows=rows, bytes=size
-    )
+def _judge_declared(decision: StartDecision, step: StepRecord, target: Manifest | None) -> tuple[StepVerdict, str]:
+    """The verdict on a step of the pipeline, and the reason."""
     try:
         alone = decision.decide((step,), allow_non_restored_state=True)
     except StateIncompatible as error:
-        return _with(made, StepVerdict.REFUSED, error.args[0])
+        return StepVerdict.REFUSED, error.args[0]
     if target is None or step.uid in alone.fresh:
-        return _with(
-            made, StepVerdict.NEW, "begins empty" if step.role.value != "source" else "reads from its start on"
-        )
+        return StepVerdict.NEW, "reads from its start on" if step.role is StepRole.SOURCE else "begins empty"
     moves = [str(move) for change in alone.changes for move in change.moves if move.act is not ColumnAction.KEEP]
     renames = [f"goes on with what was '{old}'" for old, new in alone.renamed.items() if new == step.uid]
     if moves or renames:
-        return _with(made, StepVerdict.MIGRATED, "; ".join([*renames, *moves]))
-    return _with(made, StepVerdict.KEPT, f"goes on from {decision.name_of(target)}")
+        return StepVerdict.MIGRATED, "; ".join([*renames, *moves])
+    return StepVerdict.KEPT, f"goes on from {decision.name_of(target)}"
 
 
-def _gone(
-    decision: StartDecision, steps: Sequence[StepRecord], target: Manifest | None, found: Mapping[str, TaskSnapshot]
+def _plans_of_gone(
+    decision: StartDecision, steps: Sequence[StepRecord], target: Manifest | None, snapshots: Mapping[str, TaskSnapshot]
 ) -> Iterator[StepPlan]:
-    """Steps that the checkpoint has and the pipeline no longer has."""
+    """Plans of the steps that the checkpoint has and the pipeline no longer has."""
     if target is None:
         return
     recorded = {step.uid: step for step in target.steps}
-    held = frozenset(decision.decide((), allow_non_restored_state=True).dropped)
-    gone = sorted(found.keys() - {step.uid for step in steps})
-    for step in _named(recorded.get(uid, StepRecord(uid=uid, role=StepRole.STEP)) for uid in gone):
-        rows, size = _state_size(found[step.uid])
-        made = StepPlan(
-            uid=step.uid,
-            role=step.role.value,
-            kind=step.kind,
-            verdict=StepVerdict.DROPPED,
-            reason="",
-            rows=rows,
-            bytes=size,
-        )
-        if step.uid not in held:
-            yield _with(made, StepVerdict.DROPPED, "the pipeline no longer has it, and it keeps nothing")
+    with_state = frozenset(decision.decide((), allow_non_restored_state=True).dropped)
+    gone = sorted(snapshots.keys() - {step.uid for step in steps})
+    for step in _without_unions(recorded.get(uid, StepRecord(uid=uid, role=StepRole.STEP)) for uid in gone):
+        if step.uid not in with_state:
+            verdict, reason = StepVerdict.DROPPED, "the pipeline no longer has it, and it keeps nothing"
         elif decision.start.allow_non_restored_state:
-            yield _with(made, StepVerdict.DROPPED, "the pipeline no longer has it: its state is left unused")
+            verdict, reason = StepVerdict.DROPPED, "the pipeline no longer has it: its state is left unused"
         else:
-            yield _with(
-                made,
-                StepVerdict.REFUSED,
+            verdict = StepVerdict.REFUSED
+            reason = (
                 f"{decision.name_of(target)} holds its state, and the pipeline no longer has it; say which step it is "
-                f"now with --rename {step.uid}=NEW, or leave the state unused with --allow-non-restored-state",
+                f"now with --rename {step.uid}=NEW, or leave the state unused with --allow-non-restored-state"
             )
+        yield _step_plan(step, snapshots[step.uid], verdict, reason)
+
+
+def _step_plan(step: StepRecord, snapshot: TaskSnapshot | None, verdict: StepVerdict, reason: str) -> StepPlan:
+    state = None if snapshot is None else snapshot.state
+    return StepPlan(
+        uid=step.uid,
+        role=step.role.value,
+        kind=step.kind,
+        verdict=verdict,
+        reason=reason,
+        rows=None if state is None else state.rows,
+        bytes=None if state is None else state.bytes,
+    )
 
 
 def _snapshots(decision: StartDecision, target: Manifest | None) -> dict[str, TaskSnapshot]:
-    """Snapshots in the checkpoint, by the uids that the pipeline has for them."""
+    """The snapshots of the checkpoint, by uid; a renamed step's by its new uid."""
     if target is None:
         return {}
     return {decision.start.rename.get(snapshot.task, snapshot.task): snapshot for snapshot in target.tasks}
 
 
-def _state_size(snapshot: TaskSnapshot | None) -> tuple[int | None, int | None]:
-    """Rows and bytes of a step's layers."""
-    state = snapshot.state if snapshot is not None else None
-    return (state.rows, state.bytes) if state is not None else (None, None)
-
-
-def _with(plan: StepPlan, verdict: StepVerdict, reason: str) -> StepPlan:
-    return replace(plan, verdict=verdict, reason=reason)
-
-
 # ---- the plan of a start -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineInfo:
-    """A pipeline, as far as it is known without running it.
-
-    Attributes:
-        job: its name.
-        steps: as a checkpoint would record them.
-        sources: by uid, a description in words.
-        sinks: with their guarantees.
-        code: a digest of each step, by name.
-    """
-
-    job: str
-    steps: tuple[StepRecord, ...]
-    sources: Mapping[str, str]
-    sinks: tuple[SinkPlan, ...]
-    code: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,6 +277,25 @@ class SinkPlan:
     describe: str
     guarantee: str
     because: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineInfo:
+    """What is known of a pipeline without running it.
+
+    Attributes:
+        job: its name.
+        steps: as a checkpoint would record them.
+        sources: descriptions in words, by uid.
+        sinks: with their guarantees.
+        code: a digest of each step, by name.
+    """
+
+    job: str
+    steps: tuple[StepRecord, ...]
+    sources: Mapping[str, str]
+    sinks: tuple[SinkPlan, ...]
+    code: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,12 +346,12 @@ class StartPlan:
     Attributes:
         job: its name.
         log: the mark of its log.
-        start: how the start begins; ``checkpoint`` is a number, and an export has its digest.
-        at: when this was planned.
-        publish: output that is committed first.
-        rewind: then written, if there is one.
-        void: output that is voided then, and never published.
-        bring: then imported, if the start begins with an exported checkpoint.
+        start: how to start; ``checkpoint`` is a number, and an export has its digest.
+        at: when the plan was made.
+        publish: open output that is published first.
+        rewind: the rewind that is written then, if there is one.
+        void: output that is voided then: it is never published.
+        bring: the import that is done then, if the start begins with an exported checkpoint.
         restored: the checkpoint that is restored; ``None`` for an empty start.
         steps: the verdict on each step's state.
         sources: where each resumes.
@@ -394,7 +383,7 @@ class StartPlan:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many steps have which verdict."""
+        """Number of steps with each verdict, by its name."""
         return {verdict.value: sum(step.verdict is verdict for step in self.steps) for verdict in StepVerdict}
 
     @property
@@ -405,9 +394,9 @@ class StartPlan:
     @property
     def is_change(self) -> bool:
         """Whether a start would do anything but continue with all steps and settings as they were."""
-        goes_on = all(step.verdict is StepVerdict.KEPT for step in self.steps)
-        is_brought = self.bring is not None and self.bring.is_change
-        return not goes_on or self.rewind is not None or is_brought or bool(self.void) or bool(self.changed)
+        keeps_all = all(step.verdict is StepVerdict.KEPT for step in self.steps)
+        imports = self.bring is not None and self.bring.is_change
+        return not keeps_all or self.rewind is not None or imports or bool(self.void) or bool(self.changed)
 
 
 def plan_start(
@@ -420,10 +409,10 @@ def plan_start(
     warnings: Sequence[str] = (),
     refused: Sequence[str] = (),
 ) -> StartPlan:
-    """The plan of a start.
+    """Put the plan of a start together.
 
     Args:
-        pipeline: as it is now.
+        pipeline: the pipeline as it is now.
         target: what the start restores.
         backlogs: of the sources, by uid.
         settings: of the start.
@@ -432,7 +421,7 @@ def plan_start(
         refused: why it cannot start at all, found by the caller.
     """
     history, bare, bring = target.decision.history, target.bare, target.decision.bring
-    brought = plan_import_effects(history, bring, bare.void) if bare and bring else None
+    import_plan = plan_import_effects(history, bring, bare.void) if bare and bring else None
     sources = _sources(pipeline, target, backlogs)
     return StartPlan(
         job=pipeline.job,
@@ -442,8 +431,8 @@ def plan_start(
         publish=outputs(bare.commit) if bare else (),
         rewind=plan_rewind_effects(history, bare.rewind, bare.void) if bare and bare.rewind else None,
         void=outputs(bare.void) if bare else (),
-        bring=brought,
-        restored=_restored(history, target.target, brought),
+        bring=import_plan,
+        restored=_restored(history, target.target, import_plan),
         steps=target.steps,
         sources=sources,
         sinks=pipeline.sinks,
@@ -452,21 +441,21 @@ def plan_start(
         refused=(*refused, *target.refused),
         warnings=(
             *warnings,
-            *(brought.warnings() if brought else ()),
+            *(import_plan.warnings() if import_plan else ()),
             *(f"source '{each.uid}': {text}" for each in sources if each.backlog for text in each.backlog.warnings),
-            *_timeouts(history, settings),
+            *_timeout_warnings(history, settings),
         ),
         code=pipeline.code,
     )
 
 
-def _restored(history: History, target: Manifest | None, brought: ImportPlan | None) -> Restored | None:
+def _restored(history: History, target: Manifest | None, import_plan: ImportPlan | None) -> Restored | None:
     if target is None:
         return None
     return Restored(
         checkpoint=target.checkpoint,
         kind=target.kind.value,
-        completed=target.completed if brought is None else brought.completed,
+        completed=target.completed if import_plan is None else import_plan.completed,
         names=tuple(sorted(pin.name for pin in history.pins.values() if pin.checkpoint == target.checkpoint)),
     )
 
@@ -474,10 +463,10 @@ def _restored(history: History, target: Manifest | None, brought: ImportPlan | N
 def _sources(
     pipeline: PipelineInfo, target: StartTarget, backlogs: Mapping[str, BacklogOrReason]
 ) -> tuple[SourcePlan, ...]:
-    found = []
+    plans = []
     for uid, position in target.positions().items():
         backlog = backlogs.get(uid, "it was not asked")
-        found.append(
+        plans.append(
             SourcePlan(
                 uid=uid,
                 describe=pipeline.sources[uid],
@@ -486,7 +475,7 @@ def _sources(
                 unknown=backlog if isinstance(backlog, str) else "",
             )
         )
-    return tuple(found)
+    return tuple(plans)
 
 
 def _last_settings(history: History) -> Mapping[str, Json]:
@@ -504,17 +493,17 @@ def changed_settings(before: Mapping[str, Json], now: Mapping[str, Json]) -> tup
     return tuple(SettingChange(name=name, before=was, now=new) for name, was, new in pairs if was != new)
 
 
-def _timeouts(history: History, settings: Mapping[str, Json]) -> list[str]:
-    """A warning for each timeout that a recent checkpoint exceeded."""
-    took = [manifest.completed - manifest.triggered for _, manifest in history.manifests.values()][-RECENT_CHECKPOINTS:]
-    longest = max(took, default=0)
-    found = []
-    for name, then in (
+def _timeout_warnings(history: History, settings: Mapping[str, Json]) -> list[str]:
+    """A warning for each timeout that is shorter than a recent checkpoint took."""
+    recent = [manifest for _, manifest in history.manifests.values()][-RECENT_CHECKPOINTS:]
+    longest = max((manifest.completed - manifest.triggered for manifest in recent), default=0)
+    warnings = []
+    for name, consequence in (
         ("checkpoint_timeout", "checkpoints would be aborted"),
         ("stop_timeout", "a stop would end without its last checkpoint"),
     ):
         limit = settings.get(name)
         if isinstance(limit, int) and limit < longest:
             text = f"{name} is {format_duration(limit)}, and a recent checkpoint took {longest / 1_000_000:.2f} s"
-            found.append(f"{text}: {then}")
-    return found
+            warnings.append(f"{text}: {consequence}")
+    return warnings

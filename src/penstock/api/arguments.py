@@ -14,15 +14,19 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column
 
+# ---- pipelines and streams -------------------------------------------------------------------------------------------
 
-_ALIASED: Final = re.compile(r"(?s)(.+?)\s+AS\s+([A-Za-z_]\w*|`[^`]+`)\s*", re.IGNORECASE)
 
-
-def check_pace(pace: object, uid: str, origin: CallSite) -> None:
-    """Refuse a value that is not a pace of a source."""
-    if not isinstance(pace, (WhenReady, Every)):
-        msg = f'read() takes pace=ps.every("1 second"), ps.linger("20 ms") or ps.when_ready, got {pace!r}'
-        raise GraphError(msg, uid=uid, where=str(origin))
+def check_pipeline_name(name: object, origin: CallSite) -> None:
+    """Refuse ``@ps.pipeline`` without a name, and impossible names."""
+    if callable(name):
+        msg = 'write @ps.pipeline("name"): the name addresses the state of the job'
+        raise GraphError(msg, where=defined_at(name) or str(origin))
+    try:
+        check_name("name of a pipeline", name)
+    except GraphError as error:
+        error.where = str(origin)
+        raise
 
 
 def check_same(ours: GraphBuilder, theirs: GraphBuilder, origin: CallSite) -> None:
@@ -30,6 +34,46 @@ def check_same(ours: GraphBuilder, theirs: GraphBuilder, origin: CallSite) -> No
     if ours is not theirs:
         msg = f"a stream or table of pipeline {theirs.name!r} is used in pipeline {ours.name!r}; read it there too"
         raise GraphError(msg, where=str(origin))
+
+
+def check_pace(pace: object, uid: str, origin: CallSite) -> None:
+    """Refuse a pace that is none of ``ps.when_ready``, ``ps.linger()`` and ``ps.every()``."""
+    if not isinstance(pace, (WhenReady, Every)):
+        msg = f'read() takes pace=ps.every("1 second"), ps.linger("20 ms") or ps.when_ready, got {pace!r}'
+        raise GraphError(msg, uid=uid, where=str(origin))
+
+
+def check_function(function: object, origin: CallSite) -> None:
+    """Refuse an argument of ``transform()`` that cannot be called."""
+    if not callable(function):
+        msg = f"transform() needs a function from DataFrame to DataFrame, got {function!r}"
+        raise GraphError(msg, where=str(origin))
+
+
+def check_united(refs: Sequence[PortRef], origin: CallSite) -> None:
+    """Refuse a union of one stream, and of a stream with itself."""
+    if len(refs) == 1:
+        msg = "union() needs at least one other stream"
+        raise GraphError(msg, where=str(origin))
+    if len(set(refs)) < len(refs):
+        msg = "union() was given one stream twice, which would double its rows; put a step between to mean it"
+        raise GraphError(msg, where=str(origin))
+
+
+def check_choice(
+    name: str, value: object, choices: tuple[str, ...], origin: CallSite, *, uid: str | None = None
+) -> None:
+    """Refuse a value that is not among the choices."""
+    if value not in choices:
+        *others, last = map(repr, choices)
+        msg = f"{name} is {value!r}, but must be {', '.join(others)} or {last}"
+        raise GraphError(msg, uid=uid, where=str(origin))
+
+
+# ---- columns ---------------------------------------------------------------------------------------------------------
+
+_ALIASED: Final = re.compile(r"(?s)(.+?)\s+AS\s+([A-Za-z_]\w*|`[^`]+`)\s*", re.IGNORECASE)
+"""An expression and its alias, as in ``a + b AS c``."""
 
 
 def check_columns(verb: str, columns: tuple[object, ...], origin: CallSite) -> None:
@@ -41,6 +85,23 @@ def check_columns(verb: str, columns: tuple[object, ...], origin: CallSite) -> N
         if not isinstance(column, str) and not is_column(column):
             msg = f"{verb}() takes SQL text or a Column, got {column!r} ({type(column).__name__})"
             raise GraphError(msg, where=str(origin))
+
+
+def check_column_name(verb: str, column: object, origin: CallSite) -> None:
+    """Refuse a value that is not the name of a column."""
+    if not isinstance(column, str):
+        msg = f"{verb}() takes the name of a column, got {column!r}; make it with with_column() first"
+        raise GraphError(msg, where=str(origin))
+
+
+def check_time_kept(time: str | None, names: Container[str], origin: CallSite) -> None:
+    """Refuse new columns, by name, that would replace the event time ``time``."""
+    if time is not None and time in names:
+        msg = (
+            f"column {time!r} is the event time that the watermark speaks of; change it before "
+            "with_watermark(), or use another name"
+        )
+        raise GraphError(msg, where=str(origin))
 
 
 def column_text(column: object) -> str:
@@ -59,62 +120,6 @@ def split_alias(text: str) -> tuple[str, str | None]:
 
 
 def redefined_columns(columns: tuple[str | Column, ...]) -> list[str]:
-    """Return the names of a ``select`` whose expression is not the column of that name."""
+    """Return the aliases in a ``select`` that stand for anything but the column of the same name."""
     items = (split_alias(column_text(column)) for column in columns)
     return [name for expression, name in items if name is not None and expression.strip().strip("`") != name]
-
-
-def check_function(function: object, origin: CallSite) -> None:
-    """Refuse a value that cannot be called."""
-    if not callable(function):
-        msg = f"transform() needs a function from DataFrame to DataFrame, got {function!r}"
-        raise GraphError(msg, where=str(origin))
-
-
-def check_choice(
-    name: str, value: object, choices: tuple[str, ...], origin: CallSite, *, uid: str | None = None
-) -> None:
-    """Refuse a value that is not among the choices."""
-    if value not in choices:
-        *others, last = map(repr, choices)
-        msg = f"{name} is {value!r}, but must be {', '.join(others)} or {last}"
-        raise GraphError(msg, uid=uid, where=str(origin))
-
-
-def check_united(refs: Sequence[PortRef], origin: CallSite) -> None:
-    """Refuse a union of one stream, and of a stream with itself."""
-    if len(refs) == 1:
-        msg = "union() needs at least one other stream"
-        raise GraphError(msg, where=str(origin))
-    if len(set(refs)) < len(refs):
-        msg = "union() was given one stream twice, which would double its rows; put a step between to mean it"
-        raise GraphError(msg, where=str(origin))
-
-
-def check_time_kept(time: str | None, names: Container[str], origin: CallSite) -> None:
-    """Refuse a column that would replace the event time."""
-    if time is not None and time in names:
-        msg = (
-            f"column {time!r} is the event time that the watermark speaks of; change it before "
-            "with_watermark(), or use another name"
-        )
-        raise GraphError(msg, where=str(origin))
-
-
-def check_column_name(verb: str, column: object, origin: CallSite) -> None:
-    """Refuse a value that is not the name of a column."""
-    if not isinstance(column, str):
-        msg = f"{verb}() takes the name of a column, got {column!r}; make it with with_column() first"
-        raise GraphError(msg, where=str(origin))
-
-
-def check_pipeline_name(name: object, origin: CallSite) -> None:
-    """Refuse ``@ps.pipeline`` without a name, and impossible names."""
-    if callable(name):
-        msg = 'write @ps.pipeline("name"): the name addresses the state of the job'
-        raise GraphError(msg, where=defined_at(name) or str(origin))
-    try:
-        check_name("name of a pipeline", name)
-    except GraphError as error:
-        error.where = str(origin)
-        raise

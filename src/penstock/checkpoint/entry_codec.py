@@ -1,6 +1,6 @@
-"""Entries and handles to bytes and back.
+"""Converts entries and handles to bytes and back.
 
-The bytes of an entry never change: every log that was ever written is read, and written the same.
+The format is stable: entries of every earlier version can be read, and are encoded to the same bytes again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.errors import CheckpointUnreadable
 from penstock.handles import Committable, EntryNumber, FileRef, LayerRef, TaskSnapshot
 
 FORMAT: Final = 1
-"""Version of the format of entries."""
+"""Version of the entry format."""
 _BODIES: Final = {
     "claim": Claim,
     "checkpoint": Manifest,
@@ -45,8 +45,9 @@ FORMS: Final = {
     Committable: JsonForm(at_least={"checkpoint": 0}, label=lambda item: f"committable of '{item.uid}'"),
     FileRef: JsonForm(at_least={"length": 0}),
 }
-"""Where entries and handles differ from the regular form of their dataclass."""
+"""How the JSON of entries and handles differs from the regular form of their dataclasses."""
 COMMITTABLES: Final = Codec(Committable, FORMS)
+"""Codec of single committables: the contract tests of sinks use it."""
 _ENTRIES: Final = Codec(Entry, FORMS)
 
 
@@ -60,10 +61,10 @@ def encode(entry: Entry) -> bytes:
 
 
 def decode(data: bytes, number: EntryNumber) -> Entry:
-    """The entry of these bytes, which were read from the file of entry ``number``.
+    """The entry that ``data`` encodes, which was read from the file of entry ``number``.
 
     Raises:
-        CheckpointUnreadable: they are not exactly what was written; names the file, the field and the value.
+        CheckpointUnreadable: the data is not exactly what was written. The message names the file, field and value.
     """
     where = paths.entry(number)
     entry = _ENTRIES.from_json(load_sealed(data, where), where)

@@ -1,4 +1,4 @@
-"""Which files may be deleted: planned, recorded in the log, then deleted.
+"""Garbage collection: which files may be deleted; a deletion is recorded in the log before it is done.
 
 Only what an entry condemns is deleted, and what is condemned can never be restored. So a clean-up may run late, twice,
 or in a process that no longer owns the log (G1 to G4).
@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import Final
 
 from penstock.checkpoint import paths
@@ -23,24 +22,26 @@ from penstock.handles import CheckpointId, Committable, EntryNumber, Generation
 DEFAULT_RETAINED: Final = 3
 """Number of the newest checkpoints that are kept restorable by default."""
 _STAGED: Final = re.compile(r"(/.*/\.penstock/([^/]+))/[^/]+/\d+/.+")
+"""Path of a staged file. Groups: the folder of its log, the log's id."""
 
 # ---- what is needed -------------------------------------------------------------------------------------------------
 
 
 def layers_of(manifest: Manifest) -> frozenset[str]:
-    """Paths of every file of state that a checkpoint's restore reads."""
+    """Paths of the state files that restoring a checkpoint reads."""
     return frozenset(file.path for file in manifest.state_files)
 
 
 def staged_of(items: Iterable[Committable]) -> frozenset[str]:
-    """Paths of every staged file that publishing these committables reads."""
+    """Paths of the staged files that publishing these committables reads."""
     return frozenset(file.path for item in items for file in item.files)
 
 
 def needed_files(history: History) -> frozenset[str]:
     """Paths of the files that must exist (G1).
 
-    These are layers of every restorable checkpoint, and staged files of all that is open or still to be voided.
+    These are the layers of every restorable checkpoint, and the staged files of open committables and of those that
+    are still to be voided.
     """
     layers = (layers_of(manifest) for manifest in history.restorable.values())
     return frozenset().union(*layers, staged_of(history.open_committables), staged_of(history.to_void))
@@ -52,21 +53,21 @@ def stages_of(history: History) -> tuple[str, ...]:
     >>> _STAGED.fullmatch("/out/.penstock/log-1/totals-out/7/3/part-0.json").groups()
     ('/out/.penstock/log-1', 'log-1')
     """
-    named = chain.from_iterable(_named(history))
-    matches = (_STAGED.fullmatch(path) for path in named)
+    matches = (_STAGED.fullmatch(path) for path in _recorded_files(history))
     return tuple(sorted({match[1] for match in matches if match is not None and match[2] == history.log_id}))
 
 
-def _named(history: History) -> Iterator[tuple[str, ...]]:
+def _recorded_files(history: History) -> Iterator[str]:
+    """Paths of the staged files and of the condemned files that entries name."""
     for entry in history.entries:
         match entry.body:
             case Manifest(open=items) as manifest:
-                yield tuple(file.path for item in items for file in item.files)
-                yield manifest.condemned_files
+                yield from staged_of(items)
+                yield from manifest.condemned_files
             case Rewind(discard=items):
-                yield tuple(file.path for item in items for file in item.files)
+                yield from staged_of(items)
             case Condemn(files=files):
-                yield files
+                yield from files
 
 
 # ---- what a manifest condemns ---------------------------------------------------------------------------------------
@@ -80,44 +81,45 @@ def collect(
     deleted: EntryNumber = NO_ENTRY,
     orphans: Sequence[str] = (),
 ) -> Manifest:
-    """The manifest completed with what it condemns and undoes, how far deletions are done, and the floor.
+    """Complete a manifest: with what it condemns and undoes, how far deletions are done, and the floor.
 
     Args:
-        manifest: about to be appended.
+        manifest: the one to be appended next.
         history: all entries before it.
         retained: how many checkpoints stay restorable, including this one and not counting pinned ones.
-        deleted: deletions recorded up to this entry are done, as :func:`delete_recorded` returned it.
+        deleted: the entry up to which deletions are done, as :func:`delete_recorded` returned it.
         orphans: files of older generations that no entry names (:func:`orphans_of`).
     """
     if retained < 1:
         msg = f"at least the newest checkpoint is kept, got retained={retained}"
         raise InternalError(msg)
-    condemned = _beyond_retained(_with(history, manifest), manifest.checkpoint, retained)
+    condemned = _checkpoints_to_condemn(_with_manifest(history, manifest), manifest.checkpoint, retained)
     final = replace(manifest, condemned=condemned, undone=abandoned_ids(manifest, history))
-    after = _with(history, final)
+    after = _with_manifest(history, final)
     done = max(deleted, history.deleted)
     return replace(
         final,
-        condemned_files=_unneeded(after, orphans),
+        condemned_files=_files_to_condemn(after, orphans),
         deleted=done,
         floor=_floor(after, done, at_least=history.floor),
     )
 
 
-def _with(history: History, manifest: Manifest) -> History:
-    """The history as it will be once this manifest is in the log."""
+def _with_manifest(history: History, manifest: Manifest) -> History:
+    """The history as it will be once ``manifest`` is appended."""
     newest = history.entries[-1]
     number = EntryNumber(history.tail + 1)
     return replace(history, entries=(*history.entries, replace(newest, number=number, body=manifest)), tail=number)
 
 
-def _beyond_retained(history: History, newest: CheckpointId, retained: int) -> tuple[CheckpointId, ...]:
-    free = sorted((key for key in history.restorable if key not in history.pinned), reverse=True)
-    return tuple(sorted(key for key in free[retained:] if key != newest))
+def _checkpoints_to_condemn(history: History, newest: CheckpointId, retained: int) -> tuple[CheckpointId, ...]:
+    """Restorable checkpoints that have no pin and are not among the ``retained`` newest; never ``newest`` itself."""
+    unpinned = sorted((id for id in history.restorable if id not in history.pinned), reverse=True)
+    return tuple(sorted(id for id in unpinned[retained:] if id != newest))
 
 
-def _unneeded(history: History, orphans: Sequence[str]) -> tuple[str, ...]:
-    """Named files and orphans that are not needed and not condemned yet."""
+def _files_to_condemn(history: History, orphans: Sequence[str]) -> tuple[str, ...]:
+    """Files of manifests, of discarded output, and orphans, that are neither needed nor condemned yet."""
     named: set[str] = set(orphans)
     for _, manifest in history.manifests.values():
         named |= layers_of(manifest) | staged_of(manifest.open)
@@ -129,18 +131,18 @@ def _unneeded(history: History, orphans: Sequence[str]) -> tuple[str, ...]:
 
 
 def _floor(history: History, done: EntryNumber, *, at_least: EntryNumber) -> EntryNumber:
-    """The number below which no entry is needed: of the oldest restorable checkpoint, or of a deletion not yet done.
+    """Number of the first entry that is needed: the oldest restorable checkpoint's, or one with a deletion not done.
 
     Condemnations, pins and the last rewind have higher numbers than the checkpoints they name, so they stay as long as
     those do. A rewind older than every restorable checkpoint has no effect any more: the newest checkpoint follows it.
     """
-    oldest = min(number for key, (number, _) in history.manifests.items() if key not in history.condemned)
+    oldest = min(number for id, (number, _) in history.manifests.items() if id not in history.condemned)
     not_deleted = (number for number, _ in history.condemnations(after=done))
     return max(at_least, min(oldest, *not_deleted, history.tail))
 
 
 def orphans_of(history: History, own: Generation, files: Iterable[str]) -> tuple[str, ...]:
-    """Those of the existing files that belong to generations below ``own`` and that no entry names (G2).
+    """Files that belong to generations below ``own`` and that no entry names, out of the existing ``files`` (G2).
 
     A paused process of an older generation may still write files, but no entry can name them any more. Write-ahead
     blocks and files outside penstock's folders are never orphans.
@@ -169,9 +171,8 @@ def delete_recorded(filesystem: FileSystem, history: History) -> EntryNumber:
     Returns:
         The entry up to which deletions are done, for the next manifest's ``deleted``.
     """
-    done = history.tail
     for path in history.condemned_files(after=history.deleted):
         failpoint("gc.delete.before")
         filesystem.delete(path)
         failpoint("gc.delete.after")
-    return done
+    return history.tail

@@ -31,7 +31,7 @@ EXPORT_SCHEMA: Final = "penstock.savepoint.export/1"
 Name: TypeAlias = Annotated[str, Parameter(help="1 to 100 letters, digits, '.', '_' and '-', beginning with a letter.")]
 
 
-# ---- names of checkpoints --------------------------------------------------------------------------------------------
+# ---- savepoints ------------------------------------------------------------------------------------------------------
 
 
 def create(
@@ -45,10 +45,10 @@ def create(
     as_json: AsJson = False,
     output: CommandOutput,
 ) -> int:
-    """Create a savepoint; stdout gets nothing but the number of its checkpoint, or the document.
+    """Create a savepoint. Print the number of its checkpoint, or the JSON document, and nothing else to stdout.
 
     Raises:
-        PenstockError: it could not be created, and why.
+        PenstockError: the savepoint could not be created.
     """
     seconds = seconds_of(timeout)
     directory = JobDirectory(state, job)
@@ -73,23 +73,23 @@ def drop(
     as_json: AsJson = False,
     output: CommandOutput,
 ) -> int:
-    """Drop a savepoint, after a question.
+    """Drop a savepoint, once the user has confirmed it.
 
     Raises:
         PenstockError: there is no such savepoint, or it could not be dropped.
     """
     seconds = seconds_of(timeout)
     directory = JobDirectory(state, job)
-    found = savepoints.savepoint_of(directory.read(), name)
-    taken = age(directory.now() - found.taken)
-    question = f"Drop savepoint {name} of job {job}: checkpoint {found.checkpoint}, {taken} old, {size(found.bytes)}"
-    does = confirm(output, question, yes=yes)
-    if does:
+    savepoint = savepoints.savepoint_of(directory.read(), name)
+    checkpoint, how_old = savepoint.checkpoint, age(directory.now() - savepoint.taken)
+    question = f"Drop savepoint {name} of job {job}: checkpoint {checkpoint}, {how_old} old, {size(savepoint.bytes)}"
+    is_confirmed = confirm(output, question, yes=yes)
+    if is_confirmed:
         savepoints.drop(directory, name, seconds=seconds)
-        output.note(f"penstock: {name} is gone; checkpoint {found.checkpoint} stays until newer ones take its place")
+        output.note(f"penstock: {name} is gone; checkpoint {checkpoint} stays until newer ones take its place")
     if as_json:
-        output.document(DROP_SCHEMA, job=job, was_done=does, **savepoint_fields(found))
-    return ExitCode.ENDED if does else ExitCode.FAILED
+        output.document(DROP_SCHEMA, job=job, was_done=is_confirmed, **savepoint_fields(savepoint))
+    return ExitCode.ENDED if is_confirmed else ExitCode.FAILED
 
 
 def list_savepoints(job: JobName, /, *, state: State = STATE, as_json: AsJson = False, output: CommandOutput) -> int:
@@ -117,11 +117,11 @@ def show(job: JobName, name: Name, /, *, state: State = STATE, as_json: AsJson =
         UnknownName: there is no savepoint of this name.
     """
     directory = JobDirectory(state, job)
-    found = savepoints.savepoint_of(directory.read(), name)
+    savepoint = savepoints.savepoint_of(directory.read(), name)
     if as_json:
-        output.document(SHOW_SCHEMA, job=job, **savepoint_fields(found))
+        output.document(SHOW_SCHEMA, job=job, **savepoint_fields(savepoint))
     else:
-        output.result(_table((found,), directory.now()))
+        output.result(_table((savepoint,), directory.now()))
     return ExitCode.ENDED
 
 
@@ -135,20 +135,20 @@ def _table(found: tuple[Savepoint, ...], now: WallTime) -> Table:
         ("size", "right"),
         ("by", "left"),
     )
-    for each in found:
+    for savepoint in found:
         table.add_row(
-            "→" if each.is_restore_point else "",
-            each.name,
-            str(each.checkpoint),
-            when(each.taken),
-            age(now - each.taken),
-            size(each.bytes),
-            each.owner,
+            "→" if savepoint.is_restore_point else "",
+            savepoint.name,
+            str(savepoint.checkpoint),
+            when(savepoint.taken),
+            age(now - savepoint.taken),
+            size(savepoint.bytes),
+            savepoint.owner,
         )
     return table
 
 
-# ---- copies of checkpoints -------------------------------------------------------------------------------------------
+# ---- exports ---------------------------------------------------------------------------------------------------------
 
 
 def export(
@@ -162,30 +162,30 @@ def export(
     as_json: AsJson = False,
     output: CommandOutput,
 ) -> int:
-    """Export a checkpoint, and print what is in the folder.
+    """Export a checkpoint into a folder, and print a summary of the export.
 
     Raises:
-        UnknownName: there is no such job or checkpoint; with the nearest name.
-        PenstockError: it could not be exported; the folder holds no export.
+        UnknownName: there is no such job or checkpoint; the message names the nearest.
+        PenstockError: the checkpoint could not be exported; the folder holds no export.
     """
     seconds = seconds_of(wait, "--wait") or 0.0
     with counting_bytes(output, "copying") as progress:
-        made = export_checkpoint(JobDirectory(state, job), checkpoint, folder, wait=seconds, progress=progress)
+        exported = export_checkpoint(JobDirectory(state, job), checkpoint, folder, wait=seconds, progress=progress)
     if as_json:
-        output.document(EXPORT_SCHEMA, **document(made))
+        output.document(EXPORT_SCHEMA, **document(exported))
         return ExitCode.ENDED
-    output.result(Text(summary(made)))
-    for line in warnings(made):
+    output.result(Text(summary(exported)))
+    for line in warnings(exported):
         output.note(f"penstock: {line}", style="yellow")
     return ExitCode.ENDED
 
 
-def document(made: Exported) -> dict[str, object]:
-    """The fields of the JSON document. Times are microseconds since 1970."""
-    export = made.export
+def document(exported: Exported) -> dict[str, object]:
+    """The fields of an export's JSON document. Times are microseconds since 1970."""
+    export = exported.export
     return {
         "job": export.job,
-        "folder": made.folder,
+        "folder": exported.folder,
         "log_id": export.log_id,
         "checkpoint": export.checkpoint,
         "names": list(export.names),
@@ -197,24 +197,23 @@ def document(made: Exported) -> dict[str, object]:
     }
 
 
-def summary(made: Exported) -> str:
-    """What was copied where, in one line."""
-    export = made.export
+def summary(exported: Exported) -> str:
+    """The line that is printed: what was copied, and where to."""
+    export = exported.export
     names = f" ({', '.join(export.names)})" if export.names else ""
     return (
-        f"{export.job}: checkpoint {export.checkpoint}{names} is in {made.folder} · {count(len(export.files), 'file')}"
-        f", {size(export.bytes)} · sha256 {export.sha256[:12]}"
+        f"{export.job}: checkpoint {export.checkpoint}{names} is in {exported.folder} · "
+        f"{count(len(export.files), 'file')}, {size(export.bytes)} · sha256 {export.sha256[:12]}"
     )
 
 
-def warnings(made: Exported) -> list[str]:
-    """What a person has to know of output that is not part of the export."""
-    left = made.export.left_open
-    if not left:
+def warnings(exported: Exported) -> list[str]:
+    """The warning that output is missing from the export, if any is."""
+    job, left_open = exported.export.job, exported.export.left_open
+    if not left_open:
         return []
-    named = output_names(*left)
-    job = made.export.job
+    named = output_names(*left_open)
     return [
-        f"the log does not know {count(len(left), 'output')} of it to be published: {named}. The export does not hold "
-        f"them, job {job!r} publishes them: by itself if it runs, else by penstock settle {job}"
+        f"the log does not know {count(len(left_open), 'output')} of it to be published: {named}. The export does not "
+        f"hold them, job {job!r} publishes them: by itself if it runs, else by penstock settle {job}"
     ]

@@ -46,7 +46,7 @@ SWEEP_INTERVAL: Final = 3_600_000_000
 ANSWER_TTL: Final = 24 * 3_600_000_000
 """Microseconds after which an answer is deleted. A later reader finds the result in the log."""
 MAX_REMEMBERED: Final = 10_000
-"""Number of requests whose answers are kept in memory, so that a repetition gets the same answer."""
+"""Number of requests that are remembered with their answers, so that a repeated one gets the same answer."""
 
 # ---- pins of a running job -------------------------------------------------------------------------------------------
 
@@ -79,8 +79,8 @@ def pin_entry(request: Request, at: WallTime) -> Pin | Unpin:
 
 # ---- open requests ---------------------------------------------------------------------------------------------------
 #
-# Requests come from this process and, through ``control/``, from others. What may be in the log when an attempt fails
-# is answered from the log under the next claim (rule C3).
+# Requests come from this process and, through ``control/``, from others. If an attempt fails when it may have carried
+# a request out, that request is answered from the log under the next claim (rule C3).
 
 AnswerCallback: TypeAlias = Callable[[AnswerRequest], None]
 """Gets the answer, once, from any thread. The outcome is ``UNKNOWN`` if only the log can tell."""
@@ -110,10 +110,10 @@ class _OpenRequest:
     Attributes:
         request: an event for the coordinator, or a pin or unpin.
         callback: gets the answer.
-        accepted: is called before the event is handed in.
+        accepted: called before the event is handed to an attempt.
         only_for: the one generation that may carry it out, if there is one.
         attempt: the attempt it was handed to, which may have begun it.
-        cause: why an attempt that it was handed to did not answer it.
+        cause: why the attempt did not answer it.
     """
 
     request: RequestEvent | Request
@@ -138,7 +138,7 @@ class _OpenRequest:
 
 
 class RequestRegistry:
-    """All open requests of one job. Safe to use from any thread; calls no callback while it holds its lock.
+    """The open requests of one job. Any thread may call it; no callback is called while its lock is held.
 
     Attributes:
         owned: the log under our newest claim; ``None`` before the first, and once another driver has it.
@@ -153,7 +153,7 @@ class RequestRegistry:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether an attempt carries requests out now, or the job is over, which answers them as well."""
+        """Whether requests are dealt with now: by a running attempt, or by the end of the job, which answers them."""
         return self._attempt is not None or self.is_closed
 
     @property
@@ -171,14 +171,14 @@ class RequestRegistry:
         accepted: Callable[[], None] = lambda: None,
         only_for: Generation | None = None,
     ) -> None:
-        """Have the running attempt, or the next one, carry the request out.
+        """Have the running attempt, or the next one, carry a request out.
 
-        The same request again changes nothing. A name that is already given refuses it.
+        A request that is open already is ignored. One with a name that is already given is refused.
 
         Args:
             event: the request.
             callback: gets the answer.
-            accepted: is called before the event is handed in.
+            accepted: called before the event is handed to an attempt.
             only_for: the one generation that may carry it out.
         """
         opened = _OpenRequest(request=event, callback=callback, accepted=accepted, only_for=only_for)
@@ -197,7 +197,7 @@ class RequestRegistry:
             attempt.on_log(lambda: self._append(opened, request, owned, attempt))
 
     def _register(self, opened: _OpenRequest) -> bool:
-        """Whether the request is new and the job is not over; if the job is over, that is the answer."""
+        """Note a request as open; ``False`` if it was open already, or if the job is over: then it is answered."""
         with self._lock:
             end = self._end
             if end is None:
@@ -206,6 +206,7 @@ class RequestRegistry:
         return False
 
     def _hand_in(self, opened: _OpenRequest, event: RequestEvent, attempt: RunningAttempt) -> None:
+        """Hand a request to an attempt, unless one has it, or it can be answered at once."""
         with self._lock:
             if opened.attempt is not None or self._open.get(opened.id) is not opened:
                 return
@@ -218,7 +219,7 @@ class RequestRegistry:
         attempt.put(replace(event, at=attempt.clock.now(), wall=attempt.clock.wall()))
 
     def _answer_at_once(self, opened: _OpenRequest) -> AnswerRequest | None:
-        """The answer that the log or another open request gives before anything is done, if any."""
+        """The answer that the log or an earlier open request determines, if any."""
         assert self.owned is not None  # an attempt that runs has claimed
         history = self.owned.history
         done = answer_from_log(history, opened.id)
@@ -234,6 +235,7 @@ class RequestRegistry:
         return None
 
     def _append(self, opened: _OpenRequest, request: Request, owned: OwnedLog, attempt: RunningAttempt) -> None:
+        """Append the entry of a pin or unpin, and answer; on the thread that appends to the log."""
         with self._lock:
             if self._open.get(opened.id) is not opened:
                 return  # the attempt is over, and the request is answered
@@ -253,7 +255,7 @@ class RequestRegistry:
     # ---- answering ---------------------------------------------------------------------------------------------------
 
     def answered(self, answer: AnswerRequest) -> None:
-        """The coordinator has answered."""
+        """Take an answer of the coordinator."""
         if answer.outcome is RequestOutcome.UNKNOWN:  # left to the log under the next claim
             with self._lock:
                 if answer.request in self._open:
@@ -264,14 +266,14 @@ class RequestRegistry:
             self._answer(answer)
 
     def _pass_on(self, request: str) -> None:
-        """The attempt is ending and has begun nothing: the next takes the request, or the job's end answers it."""
+        """Take a request back from an ending attempt, for the next one; if the job ends, :meth:`close` answers it."""
         with self._lock:
             opened, attempt = self._open.get(request), self._attempt
             if opened is None:
                 return
-            is_new = attempt is not opened.attempt
+            is_next = attempt is not opened.attempt
             opened.attempt = None
-        if attempt is not None and is_new and not isinstance(opened.request, Request):
+        if attempt is not None and is_next and not isinstance(opened.request, Request):
             self._hand_in(opened, opened.request, attempt)
 
     def _answer(self, answer: AnswerRequest) -> None:
@@ -283,16 +285,16 @@ class RequestRegistry:
     # ---- the life of a job -------------------------------------------------------------------------------------------
 
     def claimed(self, owned: OwnedLog) -> None:
-        """A new generation of this job: what an earlier attempt may have done is in the log, or never will be."""
+        """Take a new claim of this job, and answer from its log the requests that were an earlier generation's."""
         with self._lock:
             self.owned = owned
             left = [each for each in self._open.values() if each.attempt is not None or each.only_for is not None]
-        for opened in left:
+        for opened in left:  # what an earlier attempt may have done is in the log by now, or never will be
             cause = opened.cause or "the driver began again"
             self._answer(answer_for_old_request(owned.history, opened.id, cause))
 
     def attempt_started(self, attempt: RunningAttempt) -> None:
-        """An attempt takes requests; those that waited are handed in first."""
+        """Hand requests to this attempt from now on, and those that waited for one."""
         with self._lock:
             self._attempt = attempt
             waiting = [opened for opened in self._open.values() if opened.attempt is None]
@@ -301,12 +303,12 @@ class RequestRegistry:
                 self._hand_in(opened, opened.request, attempt)
 
     def attempt_ended(self, error: BaseException) -> None:
-        """The attempt has failed; its coordinator has answered all but what may be in the log."""
+        """Note that the attempt failed. Its coordinator has answered all requests but those that the log may hold."""
         with self._lock:
             self._attempt = None
             for opened in self._open.values():
                 opened.cause = opened.cause or str(error)
-            dropped = [
+            dropped = [  # pins and unpins that the attempt has not begun
                 opened
                 for opened in self._open.values()
                 if isinstance(opened.request, Request) and opened.attempt is None
@@ -315,9 +317,9 @@ class RequestRegistry:
             self._answer(opened.answer(RequestOutcome.FAILED, str(error)))
 
     def is_owner(self) -> bool:
-        """Read whether the log is still ours. If another driver has claimed it, end the attempt at once.
+        """Whether the log is still ours, as read now. If another driver has claimed it, end the attempt at once.
 
-        ``False`` where the log cannot be read: another owner may have to answer.
+        ``False`` if the log cannot be read: then another owner may have to answer.
         """
         owned, attempt = self.owned, self._attempt
         if owned is None:
@@ -331,7 +333,10 @@ class RequestRegistry:
         return fence is None
 
     def close(self, error: BaseException | None = None) -> None:
-        """The job is over; what may be in the log is left to its next owner. Only the first call counts."""
+        """Answer all open requests, since the job is over. Only the first call counts.
+
+        What may be in the log is left to its next owner: the answer is ``UNKNOWN``.
+        """
         with self._lock:
             if self._end is not None:
                 return
@@ -354,7 +359,7 @@ class RequestRegistry:
 
 @dataclass(slots=True)
 class _AcceptedRequest:
-    """A request of another process that was taken in."""
+    """A request of another process that was taken in, and its answer once there is one."""
 
     answer: Answer | None = None
     written_at: MonotonicTime | None = None  # when the answer was written
@@ -363,16 +368,16 @@ class _AcceptedRequest:
 class ControlServer:
     """Takes requests in from ``control/``, writes their answers, and cleans up.
 
-    It has a thread of its own, since a listing may take its time. The thread lives as long as the job, so that a job
-    that restores or waits for its next attempt can answer a ``HELLO``.
+    It has a thread of its own, since a listing may be slow. The thread lives as long as the job, so that a job can
+    answer a ``HELLO`` while it restores or waits for its next attempt.
 
     Args:
         files: the files below ``control/``.
         requests: where requests are submitted.
         stop: submits a stop, and marks the job as stopping.
-        state: the state of the job, in a word.
+        state: returns the state of the job, in a word.
         clock: for times in answers, and for the clean-up.
-        after_look: is called after each look, on the same thread; it must not raise.
+        after_look: called after each look, on the same thread; must not raise.
     """
 
     def __init__(
@@ -408,7 +413,7 @@ class ControlServer:
         self._thread.start()
 
     def close(self, seconds: float = 5.0) -> None:
-        """Look a last time, write the answers, and end the thread; wait at most ``seconds`` for it."""
+        """End the thread after a last look, which writes the answers; wait at most ``seconds`` for it."""
         self._is_closed = True
         self._wake.set()
         self._thread.join(seconds)
@@ -435,18 +440,18 @@ class ControlServer:
     # ---- a look ------------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Take in new requests, then write the answers that are known; one listing if there is nothing to do."""
+        """Take in new requests, then write the answers that are known. Without requests it is only one listing."""
         owned = self._requests.owned
         if owned is None:
             return
         listing = self._files.scan()
         self._warned &= {*listing.open, *listing.answered}
         self._for_each(listing.open, lambda request: self._take(request, owned))
-        self._for_each(listing.open, self._write)
+        self._for_each(listing.open, self._write_answer)
         self._sweep(listing)
 
     def _for_each(self, ids: Iterable[str], act: Callable[[str], None]) -> None:
-        """A storage failure of one file delays no other request; it is logged once for each request."""
+        """Call ``act`` for each id. If it fails for one, log that once for this id, and go on with the others."""
         for id in ids:
             try:
                 act(id)
@@ -455,7 +460,7 @@ class ControlServer:
                     log.warning("request %s cannot be worked on just now: %s", id, error)
                 self._warned.add(id)
 
-    def _write(self, id: str) -> None:
+    def _write_answer(self, id: str) -> None:
         accepted = self._accepted.get(id)
         if accepted is not None and accepted.answer is not None and self._files.answer(accepted.answer):
             accepted.written_at = accepted.written_at or self._clock.now()
@@ -480,12 +485,13 @@ class ControlServer:
             self._note(answer_for_old_request(owned.history, id, cause), owned)
         elif request.kind is RequestKind.HELLO:
             hello = AnswerRequest(request=id, outcome=RequestOutcome.DONE, message="here I am")
-            self._note(hello, owned, me=self._me())
+            self._note(hello, owned, me=self._owner_info())
         elif self._requests.takes_requests or (
             request.kind in {RequestKind.STOP, RequestKind.DRAIN} and request.name is None
         ):
             self._accepted[id] = _AcceptedRequest()
             self._submit(request, lambda answer: self._note(answer, owned))
+        # else the request stays in the folder until an attempt runs
 
     def _submit(self, request: Request, callback: AnswerCallback) -> None:
         now, wall = self._clock.now(), self._clock.wall()
@@ -531,7 +537,7 @@ class ControlServer:
                 del self._accepted[next(iter(self._accepted))]
         self._wake.set()
 
-    def _me(self) -> OwnerInfo:
+    def _owner_info(self) -> OwnerInfo:
         return OwnerInfo(
             host=platform.node(),
             pid=os.getpid(),
@@ -543,7 +549,7 @@ class ControlServer:
     # ---- clean-up ----------------------------------------------------------------------------------------------------
 
     def _sweep(self, listing: FolderListing) -> None:
-        """Once an hour, remove answers of a day ago, and those that were unreadable an hour ago already."""
+        """Once an hour, remove answers that are a day old, and those that the last clean-up could not read either."""
         now = self._clock.now()
         if self._swept_at is not None and now < self._swept_at + SWEEP_INTERVAL:
             return
@@ -563,7 +569,10 @@ class ControlServer:
         self._unreadable = frozenset(unreadable)
 
     def _is_old(self, id: str, unreadable: set[str]) -> bool:
-        """Whether an answer that is not in memory is old, by the wall clock; a new unreadable one is noted."""
+        """Whether an answer that is not in memory is old, by the wall clock.
+
+        An unreadable one is added to ``unreadable``; it is old if the last clean-up could not read it either.
+        """
         try:
             answer = self._files.answer_to(id)
         except CheckpointUnreadable:

@@ -1,4 +1,4 @@
-"""Any exception as a :class:`PenstockError`: whose fault it is, and whether a retry can help."""
+"""Turns any exception into a :class:`PenstockError`, which says whose fault it is and whether a retry can help."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from penstock.errors import (
     UserFunctionError,
 )
 
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE})
-_FULL_TEXT: Final = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system")
-_STOPPED: Final = re.compile(r"stopped SparkContext|SparkContext was shut down|SparkContext has been shutdown")
-_USER_STATE: Final = re.compile(r"SQLSTATE: (?:22|42)\w{3}")
+_WRITE_REFUSED: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE})
+_WRITE_REFUSED_TEXT: Final = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system")
+_CONTEXT_STOPPED: Final = re.compile(r"stopped SparkContext|SparkContext was shut down|SparkContext has been shutdown")
+_USER_SQLSTATE: Final = re.compile(r"SQLSTATE: (?:22|42)\w{3}")
+"""22: an expression cannot be computed for a row; 42: a plan is wrong. Both fail again after a retry."""
 _PYTHON_FRAME: Final = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
 def to_penstock_error(error: BaseException) -> PenstockError:
-    """The failure as a :class:`PenstockError`; the caller chains the original exception.
+    """The exception as a :class:`PenstockError`; the caller chains the original.
 
     >>> to_penstock_error(OSError(28, "No space left on device")).retry
     True
@@ -32,6 +33,7 @@ def to_penstock_error(error: BaseException) -> PenstockError:
     if isinstance(error, PenstockError):
         return error
     text = str(error)
+    # Storage and connectors come before functions: in a Python worker their failures are PythonExceptions too.
     known = (
         _engine_error(error)
         or _storage_error(error, text)
@@ -48,16 +50,16 @@ def to_penstock_error(error: BaseException) -> PenstockError:
 
 
 def _engine_error(error: BaseException) -> PenstockError | None:
-    is_broken_wire = type(error).__name__ == "Py4JNetworkError" or (
+    is_connection_lost = type(error).__name__ == "Py4JNetworkError" or (
         isinstance(error, ConnectionError) and _passed_py4j(error)
     )
-    if is_broken_wire or _STOPPED.search(str(error)[:2_000]):
+    if is_connection_lost or _CONTEXT_STOPPED.search(str(error)[:2_000]):
         return EngineDied("the JVM under Spark, or its context, is gone; the job begins again in a new process")
     return None
 
 
 def _passed_py4j(error: BaseException) -> bool:
-    """Whether the broken connection is the one to the JVM, not one of a sink or of standard output."""
+    """Whether the error passed py4j: then the connection to the JVM broke, not one of a sink or of standard output."""
     frame = error.__traceback__
     while frame is not None:
         if "py4j" in frame.tb_frame.f_code.co_filename:
@@ -66,15 +68,8 @@ def _passed_py4j(error: BaseException) -> bool:
     return False
 
 
-def _sql_error(text: str) -> PenstockError | None:
-    # SQLSTATE 22: an expression cannot be computed for a row; 42: a plan is wrong. Both fail again after a retry.
-    if not _USER_STATE.search(text):
-        return None
-    return UserFunctionError(f"an expression of the pipeline cannot be computed: {_first_line(text)}")
-
-
 def _storage_error(error: BaseException, text: str) -> PenstockError | None:
-    if _FULL_TEXT.search(text) or (isinstance(error, OSError) and error.errno in _FULL):
+    if _WRITE_REFUSED_TEXT.search(text) or (isinstance(error, OSError) and error.errno in _WRITE_REFUSED):
         return StorageFailed(f"storage refused a write: {_first_line(text)}; free space or make it writable")
     return None
 
@@ -87,32 +82,21 @@ def _lost_block_error(error: BaseException) -> PenstockError | None:
     return None
 
 
+def _connector_error(error: BaseException) -> PenstockError | None:
+    from penstock.connectors.files import ranges
+    from penstock.connectors.kafka import client
+
+    return client.explain(error) or ranges.explain(error)
+
+
 def _function_error(error: BaseException, text: str) -> PenstockError | None:
     if type(error).__name__ == "PythonException" or "PythonException" in text[:2_000]:
         return UserFunctionError(f"a function of the pipeline raised in a Spark worker: {_python_failure(text)}")
     return None
 
 
-def _connector_error(error: BaseException) -> PenstockError | None:
-    from penstock.connectors.files import ranges
-    from penstock.connectors.kafka import client as kafka_errors
-
-    return kafka_errors.explain(error) or ranges.explain(error)
-
-
-def _is_spark(error: BaseException) -> bool:
-    modules = {cls.__module__.split(".")[0] for cls in type(error).__mro__}
-    return bool(modules & {"py4j", "pyspark"})
-
-
-def _first_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    useful = [line for line in lines if not line.startswith(("An error occurred while calling", ": "))]
-    return ((useful or lines or ["no message"])[0])[:400]
-
-
 def _python_failure(text: str) -> str:
-    """The user's own line, and the exception raised there."""
+    """The last frame of the user's own code in a worker's traceback, and the exception that it raised."""
     frames = [
         frame
         for frame in _PYTHON_FRAME.findall(text)
@@ -122,3 +106,21 @@ def _python_failure(text: str) -> str:
     place = f"{frames[-1][0]}:{frames[-1][1]} in {frames[-1][2]}: " if frames else ""
     own = [line for line in raised if "PythonException" not in line and "SparkException" not in line]
     return place + (own[-1] if own else _first_line(text))[:400]
+
+
+def _sql_error(text: str) -> PenstockError | None:
+    if not _USER_SQLSTATE.search(text):
+        return None
+    return UserFunctionError(f"an expression of the pipeline cannot be computed: {_first_line(text)}")
+
+
+def _is_spark(error: BaseException) -> bool:
+    modules = {cls.__module__.split(".")[0] for cls in type(error).__mro__}
+    return bool(modules & {"py4j", "pyspark"})
+
+
+def _first_line(text: str) -> str:
+    """The first line that says something, without what py4j puts before it; cut to 400 characters."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    useful = [line for line in lines if not line.startswith(("An error occurred while calling", ": "))]
+    return ((useful or lines or ["no message"])[0])[:400]

@@ -1,4 +1,4 @@
-"""How a reader asks a Kafka cluster: connection, futures, what Kafka's errors mean. Loads no client library."""
+"""What readers need of a Kafka client: connection, requests, the meaning of errors. Does not import confluent-kafka."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ _REQUIRED: Final[Mapping[str, Option]] = {
 }
 _DEFAULTS: Final[Mapping[str, Option]] = {"client.id": "penstock", "log.connection.close": False}
 _WORKER_DEFAULTS: Final[Mapping[str, Option]] = {
-    # What is fetched beyond a range is fetched for nothing.
-    "fetch.message.max.bytes": 131_072,
+    "fetch.message.max.bytes": 131_072,  # little: what is fetched beyond a range is thrown away
     "fetch.queue.backoff.ms": 1,
     "log_level": 0,  # the driver logs that a broker is away; each worker would repeat it without end
-    "fetch.wait.max.ms": 1,  # the records are there; only the end of a range of control records is waited for
+    "fetch.wait.max.ms": 1,  # the records exist; only a range that ends in control records is waited for
     "queued.max.messages.kbytes": 4_096,
     "queued.min.messages": 5_000,
 }
@@ -67,6 +66,12 @@ class Connection:
         """Properties of every client."""
         return {**_DEFAULTS, **self.options, "bootstrap.servers": self.servers}
 
+    def group_options(self) -> dict[str, Option]:
+        """Properties of every consumer. One that only commits for the group needs no others."""
+        isolation = "read_committed" if self.committed_only else "read_uncommitted"
+        ours = {"isolation.level": isolation, "group.id": self.group or _NO_GROUP}
+        return {**self.client_options(), **_REQUIRED, **ours}
+
     def worker_options(self) -> dict[str, Option]:
         """Properties of consumers that read exact ranges in Python workers."""
         return {**_WORKER_DEFAULTS, **self.group_options()}
@@ -75,18 +80,12 @@ class Connection:
         """Properties of the consumer that prefetches in the driver."""
         return {**_PREFETCH_DEFAULTS, **self.group_options()}
 
-    def group_options(self) -> dict[str, Option]:
-        """Properties of every consumer; all that one needs which only commits for the group."""
-        isolation = "read_committed" if self.committed_only else "read_uncommitted"
-        ours = {"isolation.level": isolation, "group.id": self.group or _NO_GROUP}
-        return {**self.client_options(), **_REQUIRED, **ours}
-
 
 # ---- what a reader asks of a cluster ---------------------------------------------------------------------------------
 
 
 class KafkaFuture(Protocol[T_co]):
-    """The answer to a request. Makes progress only while it is polled or waited for."""
+    """The answer to a request. The request makes progress only while this is polled or waited for."""
 
     def ready(self) -> bool:
         """Whether the answer is there. Polls the client, never blocks."""
@@ -105,6 +104,18 @@ class KafkaFuture(Protocol[T_co]):
         ...
 
 
+class ClientError(Protocol):
+    """An error of a client: confluent-kafka's ``KafkaError``."""
+
+    def name(self) -> str:
+        """The code, such as ``_TRANSPORT``."""
+        ...
+
+    def str(self) -> str:
+        """The message."""
+        ...
+
+
 class Message(Protocol):
     """A record, or an event of its partition: confluent-kafka's ``Message``. ``len()`` is that of its value."""
 
@@ -120,7 +131,7 @@ class Message(Protocol):
 
 
 class Consumer(Protocol):
-    """A consumer that fetches in the background and hands out what has arrived."""
+    """Fetches records in the background, and hands out those that have arrived."""
 
     def assign(self, offsets: Offsets) -> None:
         """Fetch these partitions too, from these offsets on."""
@@ -131,7 +142,7 @@ class Consumer(Protocol):
         ...
 
     def take(self, most: int, *, wait: float = 0) -> Sequence[Message]:
-        """Up to ``most`` messages that have arrived, events included; if none, those of the next ``wait`` seconds."""
+        """Up to ``most`` messages that have arrived, events included. Without any, wait for up to ``wait`` seconds."""
         ...
 
     def close(self) -> None:
@@ -147,13 +158,13 @@ class Cluster(Protocol):
         ...
 
     def topic_ids(self, names: Collection[str]) -> KafkaFuture[Mapping[str, str | None]]:
-        """The ids of topics; a topic that does not exist is missing."""
+        """The ids of topics, by name; a topic that does not exist is left out."""
         ...
 
     def describe_topics(self, names: Collection[str], known: Topics) -> KafkaFuture[Topics]:
         """Topics with their partitions and the offsets that can be read.
 
-        A topic that does not exist is missing. A partition without a leader is returned as it is in ``known``.
+        A topic that does not exist is left out. A partition without a leader is returned as it is in ``known``.
         """
         ...
 
@@ -170,7 +181,7 @@ class Cluster(Protocol):
         ...
 
     def take_errors(self) -> Sequence[ClientError]:
-        """Errors since the last call that belong to no request, such as a broker that is away."""
+        """Remove and return the errors that belong to no request, such as that of a broker that is away."""
         ...
 
     def new_consumer(self) -> Consumer:
@@ -183,13 +194,13 @@ class Cluster(Protocol):
 
 
 _WAIT_STEP: Final = 0.1
-"""Seconds between two polls of a future that is waited for."""
+"""Longest time between two polls of a future that is waited for, in seconds."""
 Futures: TypeAlias = "Collection[Future[Any]]"
 FutureSteps: TypeAlias = "Generator[Futures, None, T]"
 
 
 class ChainedFuture(Generic[T]):
-    """An answer that takes several requests in a row. Each is sent once the previous one is answered, by a poll.
+    """The answer to several requests in a row. A poll sends the next request once the previous one is answered.
 
     Any thread may poll.
 
@@ -242,7 +253,7 @@ class ChainedFuture(Generic[T]):
             if rounds <= 0:
                 return False
             if wait(self._waiting_for or (), timeout=_WAIT_STEP).not_done:
-                rounds -= 1
+                rounds -= 1  # else it was answered at once, and no time has passed
         return True
 
 
@@ -251,16 +262,16 @@ class ChainedFuture(Generic[T]):
 MARK: Final = "penstock.kafka:"
 """Precedes the JSON by which a worker reports a failed read, in the text of its exception."""
 END_REACHED: Final = "_PARTITION_EOF"
-"""No error: a partition has no more records now; the event's offset is that of its next record."""
-# Names of errors are librdkafka's. Its own begin with an underscore, the others are the broker's.
+"""Not an error: a partition has no more records now. The event's offset is that of its next record."""
+# Names of errors are those of librdkafka. Its own begin with an underscore, the others are the broker's.
 _LOGIN: Final = frozenset(
     {"SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE", "_AUTHENTICATION", "_SSL"}
 )
 _BARE_TIMEOUT: Final = frozenset({"_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_WAIT_COORD", "REQUEST_TIMED_OUT"})
 _FORBIDDEN: Final = frozenset({"TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED", "SECURITY_DISABLED"})
-_GROUP: Final = frozenset({"GROUP_AUTHORIZATION_FAILED"})
+_GROUP_FORBIDDEN: Final = frozenset({"GROUP_AUTHORIZATION_FAILED"})
 _GONE: Final = frozenset({"OFFSET_OUT_OF_RANGE", "_AUTO_OFFSET_RESET", "_LOG_TRUNCATION"})
-_UNKNOWN: Final = frozenset(
+_UNKNOWN_TOPIC: Final = frozenset(
     {
         "UNKNOWN_TOPIC_OR_PART",
         "UNKNOWN_TOPIC_ID",
@@ -285,22 +296,19 @@ _IMPOSSIBLE: Final = frozenset(
         "_UNSUPPORTED_FEATURE",
     }
 )
-
-
-class ClientError(Protocol):
-    """An error of a client: confluent-kafka's ``KafkaError``."""
-
-    def name(self) -> str:
-        """The code, such as ``_TRANSPORT``."""
-        ...
-
-    def str(self) -> str:
-        """The message."""
-        ...
+_MEANINGS: Final[tuple[tuple[frozenset[str], type[ConnectorError], str], ...]] = (
+    (_LOGIN, ConnectorError, "no secure connection ({cause}): check security.protocol, ssl.* and sasl.* in options"),
+    (_FORBIDDEN, ConnectorError, "not allowed ({cause}): grant READ and DESCRIBE on the topic to this job's user"),
+    (_GROUP_FORBIDDEN, ConnectorError, "not allowed ({cause}): grant READ on the consumer group to this job's user"),
+    (_GONE, SourceChanged, "what is to be read is gone ({cause}): retention, or a topic made again, has removed it"),
+    (_UNKNOWN_TOPIC, ConnectorError, "it is not there ({cause}): create it, or correct the name"),
+    (_IMPOSSIBLE, ConnectorError, "the client cannot go on ({cause}): check the options of the source"),
+)
+"""Names of errors; the class and the text of the job's error for them. Any other name is an outage."""
 
 
 class FetchFailed(Exception):
-    """A range cannot be read. Its text, which may come from another process, is for :func:`explain`."""
+    """A range cannot be read. :func:`explain` finds the details in its text, also in that of another process."""
 
     def __init__(self, details: Mapping[str, object]) -> None:
         super().__init__(MARK + json.dumps(details))
@@ -310,13 +318,13 @@ class FetchFailed(Exception):
 def is_transient(name: str) -> bool:
     """Whether a consumer recovers from this error by itself, so that it only has to be waited for.
 
-    True for a group that may not be used, since a reader never joins one. True for a login that is refused in the
-    middle of a run: the client tries it again, and the wait ends like that for a broker that is away.
+    A group that may not be used is transient, since a reader never joins one. So is a login that is refused in the
+    middle of a run: the client tries again, and the wait ends as it does for a broker that is away.
 
     >>> is_transient("_TRANSPORT"), is_transient("NOT_LEADER_FOR_PARTITION"), is_transient("OFFSET_OUT_OF_RANGE")
     (True, True, False)
     """
-    return name not in _FORBIDDEN | _GONE | _UNKNOWN | _IMPOSSIBLE
+    return name not in _FORBIDDEN | _GONE | _UNKNOWN_TOPIC | _IMPOSSIBLE
 
 
 def is_refusal(name: str) -> bool:
@@ -336,7 +344,7 @@ def is_bare_timeout(name: str) -> bool:
 
 def is_loss(details: Mapping[str, Any]) -> bool:
     """Whether a read failed because the records it was to read are not there."""
-    return details.get("code") in _GONE | _UNKNOWN
+    return details.get("code") in _GONE | _UNKNOWN_TOPIC
 
 
 def to_error(name: str, message: str, *, servers: str, what: str) -> ConnectorError:
@@ -351,21 +359,11 @@ def to_error(name: str, message: str, *, servers: str, what: str) -> ConnectorEr
     >>> to_error("_TRANSPORT", "connection refused", servers="k:9092", what="topic 'orders'").retry
     True
     """
-    for names, kind, meaning in _MEANINGS:
+    for names, error_class, meaning in _MEANINGS:
         if name in names:
-            return kind(f"Kafka at {servers}, {what}: {meaning.format(cause=f'{name}: {message}')}")
+            return error_class(f"Kafka at {servers}, {what}: {meaning.format(cause=f'{name}: {message}')}")
     reach = "see that a broker runs there and can be reached"
     return SourceUnavailable(f"Kafka at {servers}, {what}: not reached ({name}: {message}); {reach}")
-
-
-_MEANINGS: Final[tuple[tuple[frozenset[str], type[ConnectorError], str], ...]] = (
-    (_LOGIN, ConnectorError, "no secure connection ({cause}): check security.protocol, ssl.* and sasl.* in options"),
-    (_FORBIDDEN, ConnectorError, "not allowed ({cause}): grant READ and DESCRIBE on the topic to this job's user"),
-    (_GROUP, ConnectorError, "not allowed ({cause}): grant READ on the consumer group to this job's user"),
-    (_GONE, SourceChanged, "what is to be read is gone ({cause}): retention, or a topic made again, has removed it"),
-    (_UNKNOWN, ConnectorError, "it is not there ({cause}): create it, or correct the name"),
-    (_IMPOSSIBLE, ConnectorError, "the client cannot go on ({cause}): check the options of the source"),
-)
 
 
 def fetch_error(details: Mapping[str, Any]) -> ConnectorError:
@@ -382,10 +380,9 @@ def fetch_error(details: Mapping[str, Any]) -> ConnectorError:
 
 
 def explain(exception: BaseException) -> ConnectorError | None:
-    """The error of a Spark job that failed because a range of a topic cannot be read; ``None`` for other failures."""
-    for details in text.parse_marked(exception, MARK):
-        return fetch_error(details)
-    return None
+    """The job's error for a Spark job that could not read a range of a topic; ``None`` for any other failure."""
+    details = next(text.parse_marked(exception, MARK), None)
+    return None if details is None else fetch_error(details)
 
 
 # ---- errors and log lines that belong to no request ------------------------------------------------------------------
@@ -393,14 +390,15 @@ def explain(exception: BaseException) -> ConnectorError | None:
 log: Final = logging.getLogger("penstock.kafka")
 """Gets every error at level DEBUG: a client whose broker is away repeats it twenty times a second."""
 _MAX_QUEUED: Final = 50
+"""Number of errors that are kept until they are taken, and of log lines that are remembered."""
 _ALSO_ERRORS: Final = frozenset({"FAIL", "ERROR"})
 """Facilities of log lines that the client also reports as errors."""
 
 
 class ClientLog:
-    """What clients report by themselves: their last error, whether one ever reached the cluster.
+    """Collects what clients report by themselves: their errors, and whether one ever reached the cluster.
 
-    Also serves as the clients' logger. Any thread may call it.
+    It is the clients' logger as well. Any thread may call it.
     """
 
     def __init__(self) -> None:
@@ -411,26 +409,29 @@ class ClientLog:
         self._lines: deque[str] = deque(maxlen=_MAX_QUEUED)
 
     def on_error(self, error: ClientError) -> None:
-        """Error callback of a client."""
+        """Take an error: the error callback of a client."""
         log.debug("%s: %s", error.name(), error.str())
         if not is_outage(error.name()):
             self._last = error
             self._refusals += is_refusal(error.name())
 
     def on_reported_error(self, error: ClientError) -> None:
-        """Error callback of the client that is polled all the time: :meth:`take_errors` returns its errors too."""
+        """Take an error of the client that is polled all the time, which :meth:`take_errors` returns too."""
         self.on_error(error)
         self._errors.append(error)
 
     def take_errors(self) -> list[ClientError]:
-        """The reported errors since the last call; if there were very many, the latest of them."""
+        """Remove and return the reported errors; if there were very many, the latest of them."""
         errors = []
         while self._errors:
             errors.append(self._errors.popleft())
         return errors
 
     def log(self, level: int, message: str, *arguments: object) -> None:
-        """Called by a client as its logger, with a facility, its name and a text; the same text is logged once."""
+        """Log a line of a client, at level DEBUG if it is repeated or is reported as an error too.
+
+        A client calls it as its logger; the arguments are a facility, the client's name and a text.
+        """
         line = message % arguments
         if arguments[:1] and arguments[0] in _ALSO_ERRORS:
             level = logging.DEBUG
@@ -440,7 +441,7 @@ class ClientLog:
         log.log(level, "%s", line)
 
     def on_answer(self) -> None:
-        """The cluster answered a request."""
+        """Note that the cluster has answered a request."""
         self._last, self._reached = None, True
 
     @property
@@ -457,7 +458,7 @@ class ClientLog:
         return self._last if self._refusals > 1 and not self._reached else None
 
     def with_cause(self, error: ClientError) -> tuple[str, str]:
-        """Code and message of an error; for a bare time-out those of the error before it, which tells why.
+        """Code and message of an error. A bare time-out takes the code of the last error, and adds its message.
 
         Once the cluster was reached, the code stays that of the time-out: the login has worked, so a retry may help.
         """

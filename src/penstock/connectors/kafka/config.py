@@ -1,4 +1,4 @@
-"""What users write about a Kafka source, checked: KafkaConfig, and the checks of each argument."""
+"""The configuration of a Kafka source: KafkaConfig, and the checks of the arguments that users give."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OnLostOffsets: TypeAlias = Literal["fail", "continue"]
 ReadIn: TypeAlias = Literal["auto", "driver", "executors"]
 
 TOPIC_PARTITION: Final = "topic_partition"
-"""The additional column of sources with several topics: ``orders-3``."""
+"""The additional column of sources with several topics; a value is ``orders-3``."""
 
 
 class CommitMode(str, Enum):
@@ -36,7 +36,7 @@ class CommitMode(str, Enum):
     ON_CHECKPOINTS = "on-checkpoints"
     """The offsets of a checkpoint, once it is complete."""
     PERIODIC = "periodic"
-    """The current position, every interval. A restart may still undo what was read up to there."""
+    """The current position, at intervals. A restart may read records again whose offsets were committed."""
     DISABLED = "disabled"
 
 
@@ -50,7 +50,7 @@ class CommitChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallTimeouts:
-    """Microseconds without a record, though some wait, after which each action is taken."""
+    """Microseconds that a partition may give no record, though some wait, before each action is taken."""
 
     warn: int
     reopen: int
@@ -59,7 +59,7 @@ class StallTimeouts:
 
 @dataclass(frozen=True, slots=True)
 class JsonColumn:
-    """A column that is decoded while it is read, the type of its records, and their decoder."""
+    """A column that is decoded while it is read: its name, the type of the decoded records, and their decoder."""
 
     name: str
     record: StructType
@@ -68,7 +68,10 @@ class JsonColumn:
 
 @dataclass(frozen=True, init=False)
 class KafkaConfig:
-    """Which topics to read and how: the checked arguments of a Kafka ``Source``, which is its subclass."""
+    """Which topics to read and how: the checked arguments of a Kafka ``Source``, which is its subclass.
+
+    Arguments are described there. Durations are microseconds here.
+    """
 
     servers: str
     topics: tuple[str, ...]
@@ -104,7 +107,7 @@ class KafkaConfig:
 
     @property
     def has_one_topic(self) -> bool:
-        """Whether only one topic can ever be read, so that the number of a partition identifies it."""
+        """Whether only one topic can ever be read, so that its number is enough to identify a partition."""
         return len(self.topics) == 1
 
     @property
@@ -129,7 +132,7 @@ class KafkaConfig:
         return not topic.startswith("__") and re.fullmatch(self.pattern, topic) is not None
 
     def limit_batch(self, limits: ReadLimit) -> ReadLimit:
-        """The job's limits of a batch, lowered to this source's own."""
+        """The job's limits of a batch, lowered to those of this source."""
         return replace(
             limits,
             rows=_least(limits.rows, self.max_rows_per_batch),
@@ -140,7 +143,7 @@ class KafkaConfig:
         """The columns of a record."""
         from pyspark.sql import types as t
 
-        del spark
+        del spark  # an argument of the protocol that is not needed here
         header = t.StructType().add("key", t.StringType()).add("value", t.BinaryType())
         columns = t.StructType().add("key", t.BinaryType()).add("value", t.BinaryType())
         columns.add("headers", t.ArrayType(header)).add("topic", t.StringType()).add("partition", t.IntegerType())
@@ -155,6 +158,7 @@ def _least(*limits: int | None) -> int | None:
 
 
 # ---- checks of arguments ---------------------------------------------------------------------------------------------
+# They raise ``GraphError`` for a value that is impossible.
 
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _SERVER: Final = re.compile(r"(?:\w+://)?(?:[\w.-]+|\[[0-9a-fA-F:.%]+\]):\d{1,5}")
@@ -175,7 +179,7 @@ def check_limit(name: str, value: object) -> None:
 
 
 def parse_servers(servers: object) -> str:
-    """``bootstrap.servers`` as librdkafka takes it: ``host:port``, with commas.
+    """``bootstrap.servers`` as librdkafka takes it: each ``host:port``, with commas between.
 
     No message shows text that may be a password.
     """
@@ -195,7 +199,7 @@ def parse_servers(servers: object) -> str:
 
 
 def parse_topics(topics: object, pattern: object) -> tuple[str, ...]:
-    """The names of topics, sorted; empty if there is a pattern."""
+    """The names of the topics, sorted and each once; empty if there is a pattern."""
     if (topics is None) == (pattern is None):
         msg = f"write either topics=['orders', …] or pattern='orders[.].*'; got topics={topics!r}, pattern={pattern!r}"
         raise GraphError(msg)
@@ -231,7 +235,7 @@ def parse_group(group: object, start: object) -> str | None:
 
 
 def parse_stall_timeouts(warn: str, reopen: str, fail: str) -> StallTimeouts:
-    """The three time-outs of a stall, each at least as long as the previous one."""
+    """The time-outs of a stall in microseconds; each must be at least as long as the previous one."""
     timeouts = StallTimeouts(
         warn=parse_duration("warn_stalled_after", warn, least=1),
         reopen=parse_duration("reopen_stalled_after", reopen, least=1),
@@ -248,7 +252,7 @@ def parse_stall_timeouts(warn: str, reopen: str, fail: str) -> StallTimeouts:
 
 
 def choose_commit_mode(wanted: CommitMode | None, group: str | None) -> CommitChoice:
-    """The commit mode in force: on checkpoints if there is a group, unless ``wanted`` says otherwise.
+    """The commit mode in force: ``wanted``, by default on checkpoints; without a group always disabled.
 
     >>> choose_commit_mode(None, "shop"), choose_commit_mode(None, None)
     (CommitChoice(mode=<CommitMode.ON_CHECKPOINTS: 'on-checkpoints'>, warning=None), \
@@ -268,7 +272,7 @@ CommitChoice(mode=<CommitMode.DISABLED: 'disabled'>, warning=None))
 
 _ASSIGNS_ITSELF: Final = "leave it out: penstock gives partitions to readers itself and joins no group"
 _SETS_ITSELF: Final = "leave it out: penstock needs it as it sets it"
-_RESERVED: Final = {  # property to what to write instead
+_RESERVED: Final = {
     "bootstrap.servers": "write servers=",
     "metadata.broker.list": "write servers=",
     "group.id": "write group=",
@@ -299,14 +303,15 @@ _RESERVED: Final = {  # property to what to write instead
     "ssl.truststore.password": "this is the Java client's: write ssl.ca.location, a file of PEM",
     "ssl.truststore.type": "this is the Java client's: write ssl.ca.location, a file of PEM",
 }
+"""Client properties that cannot be set as options, and what to do instead."""
 
 
 def check_options(options: Mapping[Any, object]) -> dict[str, Option]:
-    """The client properties, unchanged, after each was checked.
+    """Check client properties, and return them unchanged.
 
     Raises:
-        GraphError: penstock sets the property itself, its value is a written-out secret, or no property can have such
-            a value. No message shows a value.
+        GraphError: a property is set by penstock itself, is a secret that is written out, or has an impossible value.
+            The message does not show the value.
 
     >>> check_options({"security.protocol": "SASL_SSL", "socket.timeout.ms": 5000})
     {'security.protocol': 'SASL_SSL', 'socket.timeout.ms': 5000}
@@ -316,7 +321,7 @@ def check_options(options: Mapping[Any, object]) -> dict[str, Option]:
         if not isinstance(name, str):
             msg = f"options are named by text, such as 'security.protocol'; one of them is named by {name!r}"
             raise GraphError(msg)
-        _check_name(name)
+        _check_property_name(name)
         check_option(name, value)
         if not isinstance(value, str | int | float | bool | EnvironmentSecret | FileSecret):
             msg = (
@@ -328,7 +333,7 @@ def check_options(options: Mapping[Any, object]) -> dict[str, Option]:
     return checked
 
 
-def _check_name(name: str) -> None:
+def _check_property_name(name: str) -> None:
     if name.startswith("kafka."):
         msg = f"option {name!r}: write it without the prefix, {name.removeprefix('kafka.')!r}"
         raise GraphError(msg)
