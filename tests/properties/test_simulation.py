@@ -33,7 +33,10 @@ from simulation.scenario import Scenario, Violation
 from simulation.tools import Tool
 
 SEEDS = 2_000
-"""Stories of a test run: 1 to 2,000, each with its own pipeline, settings, faults and operators."""
+"""Stories of a long test run: 1 to 2,000, each with its own pipeline, settings, faults and operators."""
+
+EARLY_SEEDS = 300
+"""Stories of each test run."""
 
 LATER = ("rename", "drained", "import", "import elsewhere", "begun with a folder", "oracle of an import")
 """What operators learned after the rest."""
@@ -59,6 +62,11 @@ def run_those_with_letters(first: int, end: int) -> None:
     for scenario in map(Scenario, range(first, end)):
         if scenario.world.terms.shape.letters:
             scenario.run()
+
+
+@pytest.mark.mission("D10", "S10", "S27", "S32", "L16", "L19", "L20", "L22", "L23")
+def test_no_early_seed_breaks_an_invariant() -> None:
+    run_seeds(1, EARLY_SEEDS + 1)
 
 
 @pytest.mark.slow

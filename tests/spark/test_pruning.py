@@ -24,7 +24,7 @@ def wanted(spark, build, **source):
     analysis = analyze(graph, spark)
     found = analysis.source(graph.nodes[0])
     analysis.close()
-    return found.wanted
+    return found.needed_columns
 
 
 def written(stream) -> None:
