@@ -1,4 +1,4 @@
-"""The way of output: handed over, in the log, published; in order for each sink (S1, S2)."""
+"""The way of committables from the sinks into the log, and their publishing in order for each sink (S1, S2)."""
 
 from __future__ import annotations
 
@@ -13,44 +13,54 @@ from penstock.errors import InternalError
 from penstock.handles import CheckpointId, CommitOutcome, Committable
 
 NONE: Final = CheckpointId(-1)
+"""Before the first checkpoint."""
 
 
 @dataclass(slots=True)
 class _SinkQueue:
-    """The open committables of one uid; at most the first is being committed."""
+    """The open committables of one sink uid; only the first is ever being committed.
+
+    Attributes:
+        items: in the order of their checkpoints.
+        attempt: how often the first was tried.
+        is_running: whether the first is being committed.
+        retry_at: when the first is tried again.
+    """
 
     items: deque[Committable]
     attempt: int = 0
     is_running: bool = False
-    retry: MonotonicTime | None = None
+    retry_at: MonotonicTime | None = None
 
     @property
     def is_at_rest(self) -> bool:
-        return not self.is_running and self.retry is None
+        return not self.is_running and self.retry_at is None
 
 
 class CommitQueue:
-    """Every committable that is not confirmed, in one queue for each sink uid.
+    """Every committable that is not confirmed: first those in no manifest, then one queue for each sink uid.
 
-    Committables of an aborted checkpoint go into the next manifest (S2). Those in the log are published: ``RETRY`` and
-    ``UNKNOWN`` hold the queue back until the first was tried again, nothing is skipped (S1). The old identity of a uid
-    is published before its new one, since both share one queue (S6).
+    Committables of an aborted checkpoint go into the next manifest (S2). Those in the log are published in order: after
+    ``RETRY`` or ``UNKNOWN`` the queue waits until its first is tried again, and nothing is skipped (S1). Output of a
+    uid's old identity is published before that of its new one, since both are in one queue (S6).
 
     Args:
-        backoff: microseconds before a commit is tried again; doubles each time.
-        limit: the longest such wait.
+        backoff: microseconds before a commit is tried again; doubled each time.
+        limit: the longest such wait, in microseconds.
+
+    Attributes:
+        is_unrecorded: something was confirmed that the newest manifest lists as open.
     """
 
     def __init__(self, backoff: int, limit: int) -> None:
         self._backoff = backoff
         self._limit = limit
         self._queues: dict[str, _SinkQueue] = {}
-        self._carried: list[Committable] = []  # handed over, in no manifest
-        self._sent: list[Committable] = []  # what the manifest on its way adds to the log
-        self._newest_sent = NONE  # the newest manifest on its way to the log or in it
-        self._newest_logged = NONE
+        self._carried: list[Committable] = []  # handed over, in no manifest yet
+        self._sent: list[Committable] = []  # what the manifest that is being written adds to the log
+        self._newest_sent = NONE  # checkpoint of the newest manifest that is in the log or being written
+        self._newest_logged = NONE  # checkpoint of the newest manifest in the log
         self.is_unrecorded = False
-        """Something was confirmed that the newest manifest lists as open."""
 
     @property
     def open(self) -> tuple[Committable, ...]:
@@ -60,7 +70,7 @@ class CommitQueue:
     # ---- into the log ------------------------------------------------------------------------------------------------
 
     def check_order(self, items: Iterable[Committable]) -> None:
-        """Refuse output of a checkpoint that a manifest was sent without: a restore would not make it again.
+        """Refuse new output of a checkpoint whose manifest was sent without it: a restore would not make it again.
 
         Raises:
             InternalError: a task acknowledged out of order.
@@ -75,24 +85,24 @@ class CommitQueue:
                 raise InternalError(msg)
 
     def hand_over(self, items: Iterable[Committable]) -> None:
-        """Keep committables for the next manifest, whichever checkpoint they were made for."""
+        """Keep committables for the next manifest, whichever checkpoint they belong to. Known ones are ignored."""
         known = [*self.open, *self._sent, *self._carried]
         self._carried += [item for item in items if item not in known]
 
     def send(self, checkpoint: CheckpointId) -> tuple[Committable, ...]:
-        """The manifest of ``checkpoint`` goes to the log; returns all that it must list as open."""
+        """Assign what was handed over to the manifest of ``checkpoint``; returns all that it must list as open."""
         self._newest_sent = checkpoint
         self._sent, self._carried = [*self._sent, *self._carried], []
         self.is_unrecorded = False
         return tuple(sorted((*self.open, *self._sent), key=lambda item: (item.uid, item.checkpoint)))
 
     def not_logged(self) -> None:
-        """The manifest is certainly not in the log."""
+        """Take back what was sent: its manifest is certainly not in the log. The next manifest gets it."""
         self._carried, self._sent = [*self._sent, *self._carried], []
         self._newest_sent = self._newest_logged
 
     def logged(self) -> list[Effect]:
-        """The manifest is in the log: publish what it added."""
+        """Publish what was sent: its manifest is in the log."""
         sent, self._sent = self._sent, []
         self._newest_logged = self._newest_sent
         return self.publish(sent)
@@ -100,15 +110,15 @@ class CommitQueue:
     # ---- publishing --------------------------------------------------------------------------------------------------
 
     def publish(self, items: Iterable[Committable]) -> list[Effect]:
-        """Queue committables that are in the log; commits the first of each queue that is at rest."""
-        grown: dict[str, _SinkQueue] = {}
+        """Queue committables that are in the log; returns a commit for each queue that was at rest."""
+        queues: dict[str, _SinkQueue] = {}
         for item in sorted(items, key=lambda item: item.checkpoint):
-            queue = grown[item.uid] = self._queues.setdefault(item.uid, _SinkQueue(deque()))
+            queue = queues[item.uid] = self._queues.setdefault(item.uid, _SinkQueue(deque()))
             queue.items.append(item)
-        return [self._commit(queue) for _, queue in sorted(grown.items()) if queue.is_at_rest]
+        return [self._commit(queue) for _, queue in sorted(queues.items()) if queue.is_at_rest]
 
     def returned(self, uid: str, checkpoint: CheckpointId, outcome: CommitOutcome, at: MonotonicTime) -> list[Effect]:
-        """A commit has ended: commit the next one, or wait and try again.
+        """Take in the outcome of a commit; returns the commit of the next item, or the timer of the next try.
 
         Raises:
             InternalError: no commit of this sink and checkpoint was under way.
@@ -119,8 +129,8 @@ class CommitQueue:
             raise InternalError(msg)
         queue.is_running = False
         if outcome in {CommitOutcome.RETRY, CommitOutcome.UNKNOWN}:
-            queue.retry = MonotonicTime(at + min(self._backoff * 2 ** min(queue.attempt - 1, 30), self._limit))
-            return [WakeAt(at=queue.retry, timer=CommitRetryDue(uid=uid, checkpoint=checkpoint, due=queue.retry))]
+            queue.retry_at = MonotonicTime(at + min(self._backoff * 2 ** min(queue.attempt - 1, 30), self._limit))
+            return [WakeAt(at=queue.retry_at, timer=CommitRetryDue(uid=uid, checkpoint=checkpoint, due=queue.retry_at))]
         self.is_unrecorded = True
         queue.items.popleft()
         queue.attempt = 0
@@ -130,9 +140,9 @@ class CommitQueue:
         return []
 
     def due(self, timer: CommitRetryDue) -> list[Effect]:
-        """Commit again; a timer that is no longer awaited does nothing."""
+        """Try the commit again that the timer is for; returns nothing if that timer is outdated."""
         queue = self._queues.get(timer.uid)
-        if queue is None or queue.retry != timer.due:
+        if queue is None or queue.retry_at != timer.due:
             return []
         return [self._commit(queue)]
 
@@ -140,5 +150,5 @@ class CommitQueue:
     def _commit(queue: _SinkQueue) -> Effect:
         queue.attempt += 1
         queue.is_running = True
-        queue.retry = None
+        queue.retry_at = None
         return Commit(item=queue.items[0], attempt=queue.attempt)

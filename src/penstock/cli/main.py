@@ -1,4 +1,4 @@
-"""The application: all commands with their help, registered by name; one command line run, and its exit code."""
+"""The ``penstock`` application: all commands with their help, and how a command line is run."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from penstock.errors import PenstockError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One command, or a family of commands, as ``--help`` shows it.
+    """One command, or a family of commands such as ``savepoint``, as ``--help`` shows it.
 
     Attributes:
-        name: what is typed: ``run``, or ``savepoint create`` for a command of a family.
-        function: its ``module:function``, imported when the command is used; ``None`` for a family.
-        help: one line, then what else there is to say.
-        examples: lines of the help's section of that name.
+        name: as it is typed: ``run``, or ``savepoint create`` for a command of a family.
+        function: ``module:function`` to call, imported when the command is used; ``None`` for a family.
+        help: a summary line; after an empty line, the details.
+        examples: lines of the section "Examples" of its help.
     """
 
     name: str
@@ -408,14 +408,14 @@ Delete files of dead letters that are older than a date; asks first. Those that 
   penstock deadletter drop orders bad-orders --before 2026-01-01T12:00:00Z --yes""",
     ),
 )
-"""All commands; a family comes before its members. The message about an unknown command lists them in this order."""
+"""All commands; a family precedes its members. The message about an unknown command lists them in this order."""
 
 
 # ---- the application -------------------------------------------------------------------------------------------------
 
 
 def make_app(output: Output) -> App:
-    """All commands, with help that goes to ``output``."""
+    """The application with all commands; it prints help to ``output``."""
     app = App(
         name="penstock",
         help=HELP,
@@ -451,7 +451,7 @@ def make_app(output: Output) -> App:
 
 
 def _epilogue(examples: str) -> str:
-    """The end of a command's help."""
+    """The last part of a help text: examples, and what all commands have in common."""
     return f"""\
 Examples:
 {examples}
@@ -470,10 +470,10 @@ def install_completion(
     ] = None,
     output: CommandOutput,
 ) -> int:
-    """Write the script for the shell, and have the shell load it.
+    """Write the completion script for a shell, and have the shell load it unless ``output_file`` is given.
 
     Raises:
-        UsageError: the shell is not given and not known.
+        UsageError: no shell is given, and the current one cannot be detected.
     """
     from cyclopts.completion import ShellDetectionError, detect_shell
 
@@ -492,33 +492,33 @@ def install_completion(
 
 
 def dispatch(arguments: Sequence[str], output: Output) -> int:
-    """Run one command line and return its exit code; an error is printed, not raised."""
+    """Run one command line and return its exit code. Errors are printed, not raised."""
     app = make_app(output)
     try:
         command, bound, unparsed = app.parse_args(list(arguments))
-        if "output" in unparsed:  # of a command; help and version have none
+        if "output" in unparsed:  # a command has this parameter; help and version do not
             bound.arguments["output"] = output
         code = command(*bound.args, **bound.kwargs)
     except CycloptsError as error:
         return output.error(UsageError(f"{error}".strip() + f" See penstock {_known_words(arguments, app)}--help."))
     except (PenstockError, KeyboardInterrupt) as error:
         return output.error(error)
-    except BrokenPipeError:  # the reader has seen enough, as in `| head`
+    except BrokenPipeError:  # the reader has closed the pipe, as `| head` does
         _discard_stdout()
         return ExitCode.ENDED
-    except Exception as error:  # the last line of defence: no traceback unless asked for
+    except Exception as error:  # unexpected: printed without a traceback, too, unless --traceback is given
         return output.error(error)
     return int(code or ExitCode.ENDED)
 
 
 def _discard_stdout() -> None:
-    """Send what is still buffered for a closed pipe to nowhere, or Python complains at its exit."""
+    """Discard what is still buffered for a closed pipe: Python would print an error about it at its exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _known_words(arguments: Sequence[str], app: App) -> str:
-    """The command and its subcommand at the beginning of ``arguments``, as far as they exist, each with a space."""
+    """The command and subcommand that ``arguments`` begin with, as far as they exist, each followed by a space."""
     known = []
     for word in arguments[:2]:
         if word.startswith("-") or word not in set(app):

@@ -1,4 +1,4 @@
-"""The parent process that watches the job's process, and how both are stopped."""
+"""The parent process that watches the job's process and restarts it, and how both are stopped."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from penstock.cli.output import ExitCode
 from penstock.clock import Clock, SystemClock
 from penstock.runtime.lifecycle import ExponentialDelay, RestartStrategy
 
-# ---- process trees -------------------------------------------------------------------------------------------------
+# ---- process trees ---------------------------------------------------------------------------------------------------
 
 
 def process_tree(pid: int) -> list[int]:
-    """The process and all its descendants, parents first."""
-    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    """The ids of the process and all its descendants, parents first."""
+    listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
     children: dict[int, list[int]] = {}
-    for line in listed.splitlines():
+    for line in listing.splitlines():
         child, parent = (int(word) for word in line.split())
         children.setdefault(parent, []).append(child)
     found, waiting = [], [pid]
@@ -37,7 +37,7 @@ def process_tree(pid: int) -> list[int]:
 
 
 def kill_process_tree(pid: int) -> int:
-    """Send SIGKILL to the process and all its descendants; returns how many still lived."""
+    """Send SIGKILL to the process and all its descendants; returns how many of them were alive."""
     killed = 0
     for each in process_tree(pid):
         with suppress(ProcessLookupError):
@@ -46,10 +46,10 @@ def kill_process_tree(pid: int) -> int:
     return killed
 
 
-# ---- the parent ----------------------------------------------------------------------------------------------------
+# ---- the parent ------------------------------------------------------------------------------------------------------
 # The child has a session of its own, so a signal to the parent's process group reaches it once: through the parent.
-# The parent passes it on as a byte on a socket pair, the lifeline: the child can tell it from a signal of its own.
-# The end of that stream means that the parent is gone. The child sends one byte when its sources start.
+# The parent forwards it as a byte on a socket pair, the lifeline, so the child can tell it from a signal of its own.
+# When the stream ends, the parent is gone. The child sends one byte when its sources have started.
 
 LIFELINE: Final = "PENSTOCK_LIFELINE"
 """Environment variable with the file descriptor of the child's end of the socket pair."""
@@ -64,14 +64,15 @@ GRACE_SECONDS: Final = 5.0
 MAX_FAILED_STARTS: Final = 3
 """Number of children in a row that die before their sources start until the parent gives up."""
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that request a stop."""
 
 
 class ChildWatcher:
-    """Runs a command as a child process, and starts another one as long as a restart can help.
+    """Runs a command as a child process, and starts it again when its engine dies.
 
     Args:
-        command: makes the child's command line; its argument is whether an earlier child has started its sources.
-        notify: gets one line of text for the user.
+        command: returns the child's command line; its argument is whether an earlier child has started its sources.
+        notify: shows a line of text to the user.
         clock: for the delays between starts.
         strategy: computes these delays.
     """
@@ -95,92 +96,99 @@ class ChildWatcher:
         self._has_run = False
 
     def run(self) -> int:
-        """The exit code of the last child; a killed child counts as a dead engine."""
+        """Run children until one ends for good, a stop is requested, or too many fail to start; returns the exit code.
+
+        A child that was killed by a signal counts as a dead engine.
+        """
         failed_starts = 0
-        with self._signals():
+        with self._forwarding_signals():
             while True:
                 code, has_run = self._run_child()
                 failed_starts = 0 if has_run else failed_starts + 1
                 if self._requests > 1:
                     return ExitCode.INTERRUPTED
-                died = code < 0 or code == ExitCode.ENGINE_DIED
-                if not died:
+                has_died = code < 0 or code == ExitCode.ENGINE_DIED
+                if not has_died:
                     return code
-                what = _death(code)
-                if self._is_asked():
-                    self._notify(f"{what} before its last checkpoint; the next start goes on from the previous one")
+                death = _describe_death(code)
+                if self._is_stop_requested():
+                    self._notify(f"{death} before its last checkpoint; the next start goes on from the previous one")
                     return ExitCode.ENGINE_DIED
                 if failed_starts >= MAX_FAILED_STARTS:
-                    self._notify(f"{what}; it never got as far as reading in {failed_starts} starts, so this gives up")
+                    self._notify(f"{death}; it never got as far as reading in {failed_starts} starts, so this gives up")
                     return ExitCode.ENGINE_DIED
-                self._pause(what)
-                if self._is_asked():
+                self._wait_for_restart(death)
+                if self._is_stop_requested():
                     return ExitCode.ENGINE_DIED
 
-    def _is_asked(self) -> bool:
+    def _is_stop_requested(self) -> bool:
         return self._requests > 0
 
     def _run_child(self) -> tuple[int, bool]:
-        """Exit code of a new child, and whether its sources have started."""
+        """Run a new child to its end; returns its exit code, and whether its sources had started."""
         child = _Child(self._command(self._has_run))
         self._child = child
-        self._pass_on(child)  # requests from before there was a child
-        ended = threading.Thread(target=self._await, args=(child,), name="child", daemon=True)
-        ended.start()
+        self._forward_requests(child)  # those from before there was a child
+        threading.Thread(target=self._report_end, args=(child,), name="child", daemon=True).start()
         while not child.is_over:
-            self._listen(None)
+            self._wait_for_wakeup(None)
         self._child = None
         code = child.wait()
         child.close()
         self._has_run = self._has_run or child.has_run
         return code, child.has_run
 
-    def _await(self, child: _Child) -> None:
+    def _report_end(self, child: _Child) -> None:
         child.wait()
         self._wakeup_end.send(ENDED)
 
-    def _listen(self, seconds: float | None) -> None:
+    def _wait_for_wakeup(self, seconds: float | None) -> None:
         """Wait for a signal, which the kernel may deliver to any thread, or for the end of the child."""
         if select.select([self._listening_end], [], [], seconds)[0]:
             self._listening_end.recv(16)
 
-    def _pause(self, what: str) -> None:
+    def _wait_for_restart(self, death: str) -> None:
+        """Wait for the delay before the next start, or until a stop is requested."""
         self._strategy, delay = self._strategy.after_failure(self._clock.now(), chance=random.random())
         seconds = (delay or 0) / 1_000_000
-        self._notify(f"{what}; it starts again in {seconds:.1f} s, from the last complete checkpoint")
+        self._notify(f"{death}; it starts again in {seconds:.1f} s, from the last complete checkpoint")
         deadline = self._clock.now() + (delay or 0)
-        while not self._is_asked() and (left := deadline - self._clock.now()) > 0:
-            self._listen(left / 1_000_000)
+        while not self._is_stop_requested() and (left := deadline - self._clock.now()) > 0:
+            self._wait_for_wakeup(left / 1_000_000)
 
     @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Pass signals on within this context. A signal that was ignored before (``nohup``) stays ignored."""
-        caught = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, self._on_signal) for number in caught}
-        awake = signal.set_wakeup_fd(self._wakeup_end.fileno(), warn_on_full_buffer=False)
+    def _forwarding_signals(self) -> Iterator[None]:
+        """Forward signals to the child within this context. One that was ignored before (``nohup``) stays ignored."""
+        handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        previous_handlers = {number: signal.signal(number, self._on_signal) for number in handled}
+        previous_fd = signal.set_wakeup_fd(self._wakeup_end.fileno(), warn_on_full_buffer=False)
         try:
             yield
         finally:
-            signal.set_wakeup_fd(awake)
-            for number, handler in before.items():
+            signal.set_wakeup_fd(previous_fd)
+            for number, handler in previous_handlers.items():
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        # takes no lock: the handler may interrupt code that holds it
+        # takes no lock: it may have interrupted code that holds it
         del number, frame
         self._requests += 1
         child = self._child
         if child is not None:
-            self._pass_on(child)
+            self._forward_requests(child)
 
-    def _pass_on(self, child: _Child) -> None:
-        child.ask(self._requests)
+    def _forward_requests(self, child: _Child) -> None:
+        child.request_stop(self._requests)
         if self._requests > 1:
             child.kill_later(GRACE_SECONDS)
 
 
 class _Child:
-    """A child process and the parent's end of its lifeline."""
+    """A child process and the parent's end of its lifeline.
+
+    Attributes:
+        has_run: whether its sources have started.
+    """
 
     def __init__(self, command: Sequence[str]) -> None:
         self._ours, theirs = socket.socketpair()
@@ -194,18 +202,18 @@ class _Child:
         theirs.close()
         self.has_run = False
         self._sent = 0
-        self._listener = threading.Thread(target=self._listen, name="lifeline", daemon=True)
+        self._listener = threading.Thread(target=self._hear_child, name="lifeline", daemon=True)
         self._listener.start()
 
-    def _listen(self) -> None:
+    def _hear_child(self) -> None:
         try:
             while received := self._ours.recv(16):
                 self.has_run = self.has_run or RUNNING in received
         except OSError:
             return
 
-    def ask(self, requests: int) -> None:
-        """Send stop bytes until the child has got as many as there were requests."""
+    def request_stop(self, requests: int) -> None:
+        """Send stop bytes until the child has been sent as many as ``requests``."""
         while self._sent < requests:
             self._sent += 1
             try:
@@ -214,7 +222,7 @@ class _Child:
                 return
 
     def kill_later(self, seconds: float) -> None:
-        """Kill the child after this time if it has not ended by itself."""
+        """Send SIGKILL to the child after this many seconds if it has not ended by itself."""
         timer = threading.Timer(seconds, self._process.kill)
         timer.daemon = True
         timer.start()
@@ -225,7 +233,7 @@ class _Child:
         return self._process.returncode is not None
 
     def wait(self) -> int:
-        """Wait for the end; returns the exit code, negative for the signal that killed the child."""
+        """Wait for the end of the child; returns its exit code, or minus the number of the signal that killed it."""
         code = self._process.wait()
         self._listener.join(1.0)
         return code
@@ -235,34 +243,34 @@ class _Child:
         self._ours.close()
 
 
-def _death(code: int) -> str:
+def _describe_death(code: int) -> str:
     if code >= 0:
         return "the engine died"
     return f"the job's process was killed by {signal.Signals(-code).name}"
 
 
-# ---- the child -----------------------------------------------------------------------------------------------------
-# The first request stops the job in order, the second ends it at once. A signal may reach both parent and child, and is
-# one request: own signals and those passed on are counted apart, and the larger count is the number of requests.
+# ---- the child -------------------------------------------------------------------------------------------------------
+# The first request stops the job in order, the second ends it at once. A signal that reaches both parent and child is
+# one request: own and forwarded signals are counted separately, and the larger count is the number of requests.
 
 
 class StopListener:
-    """Listens for stop requests from its construction on: own signals, the parent, the parent's death.
+    """Listens for stop requests: signals, bytes from the parent, and the parent's death. It listens once constructed.
 
     It acts on threads of its own, never inside a signal handler.
 
     Args:
         at_once: called for a second request; must not return.
-        notify: gets one line of text for the user.
+        notify: shows a line of text to the user.
     """
 
     def __init__(self, *, at_once: Callable[[], None], notify: Callable[[str], None]) -> None:
         self._at_once = at_once
         self._notify = notify
         self._lock = threading.Lock()
-        self._own = 0
-        self._passed_on = 0
-        self._handled = 0
+        self._own = 0  # signals to this process
+        self._forwarded = 0  # by the parent
+        self._handled = 0  # requests that were acted on
         self._in_order: Callable[[], None] | None = None
         self._wakeup_end, self._listening_end = socket.socketpair()
         self._wakeup_end.setblocking(False)
@@ -277,15 +285,15 @@ class StopListener:
 
     @property
     def is_asked(self) -> bool:
-        """Whether a stop was asked for."""
+        """Whether a stop was requested."""
         return self._handled > 0
 
     def bind(self, in_order: Callable[[], None]) -> None:
-        """Call ``in_order`` for the first request; now, if it came already."""
+        """Call ``in_order`` at the first request; at once, if that has come already."""
         with self._lock:
             self._in_order = in_order
-            asked = self._handled > 0
-        if asked:
+            is_requested = self._handled > 0
+        if is_requested:
             in_order()
 
     def running(self) -> None:
@@ -314,20 +322,20 @@ class StopListener:
                 break
             for _ in range(received.count(STOP)):
                 with self._lock:
-                    self._passed_on += 1
+                    self._forwarded += 1
                 self._act("asked to stop")
         with self._lock:
-            self._passed_on = max(self._passed_on, 1)
+            self._forwarded = max(self._forwarded, 1)
         self._act("the parent process is gone")
 
     def _act(self, why: str) -> None:
         with self._lock:
-            asked = max(self._own, self._passed_on)
-            if asked <= self._handled:
+            requests = max(self._own, self._forwarded)
+            if requests <= self._handled:
                 return
-            self._handled = asked
+            self._handled = requests
             in_order = self._in_order
-        if asked > 1:
+        if requests > 1:
             self._at_once()
             return
         self._notify(f"{why}: taking a last checkpoint, then stopping; again to end at once")

@@ -1,8 +1,8 @@
-"""The local disk, with fsync: the effect of a call that has returned survives a power failure.
+"""The local disk as a file system, with fsync: what a call has done survives a power failure once it returns.
 
-A file is created exclusively and as a whole by a hard link: the content is written and synced under a temporary name,
-then linked to its own, which fails if that exists. :meth:`LocalFileSystem.probe` refuses network file systems that only
-pretend to do this.
+A hard link creates a file exclusively and as a whole: the content is written and synced under a temporary name, then
+linked to the final name, which fails if that exists. :meth:`LocalFileSystem.probe` refuses network file systems that
+only pretend to do this.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from penstock.filesystem.base import Created, Moved, UnknownOutcome
 from penstock.handles import FileRef
 
 NETWORK: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ncpfs", "fuse.sshfs", "fuse.s3fs"})
-"""File systems whose exclusive create, or listing, cannot be relied on from several hosts."""
-_REFUSED: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR})
-_UNCLEAR: Final = frozenset({errno.EIO, errno.ETIMEDOUT, errno.ESTALE})
-_TEMPORARY: Final = ".penstock-tmp-"
-_CHUNK: Final = 1 << 20
-_counter = itertools.count()
+"""Types of file systems whose exclusive create or listing is not reliable from several hosts."""
+_REFUSED_ERRNOS: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR})
+"""Errors that mean that the directory cannot be used at all."""
+_UNKNOWN_OUTCOME_ERRNOS: Final = frozenset({errno.EIO, errno.ETIMEDOUT, errno.ESTALE})
+"""Errors after which the link may have been made all the same."""
+_TEMPORARY_PREFIX: Final = ".penstock-tmp-"
+_CHUNK_BYTES: Final = 1 << 20
+_counter = itertools.count()  # makes names unique in this process
 
 
 class LocalFileSystem:
@@ -44,12 +46,12 @@ class LocalFileSystem:
     def __repr__(self) -> str:
         return f"LocalFileSystem({str(self._root)!r})"
 
-    # --------------------------------------------------------------------------------------------------------- reading
+    # ---- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, path: str) -> bytes | None:
         """The whole content, or ``None`` if there is no such file."""
-        file = self._file(path)
-        with _translated(file, "read"):
+        file = self._path(path)
+        with _translate_errors(file, "read"):
             try:
                 return file.read_bytes()
             except (FileNotFoundError, NotADirectoryError):
@@ -57,25 +59,25 @@ class LocalFileSystem:
 
     def list(self, prefix: str) -> Sequence[str]:
         """All files below the folder, as paths that this file system accepts."""
-        folder = self._file(prefix)
-        shown = folder if prefix.startswith(("/", "file:")) else Path(prefix)
+        folder = self._path(prefix)
+        base = folder if prefix.startswith(("/", "file:")) else Path(prefix)  # of the paths that are returned
         found: list[str] = []
-        with _translated(folder, "list"):
-            for place, _, names in os.walk(folder, onerror=_raise_unless_absent):
-                below = shown / Path(place).relative_to(folder)
-                found += [(below / name).as_posix() for name in names if not name.startswith(_TEMPORARY)]
+        with _translate_errors(folder, "list"):
+            for directory, _, names in os.walk(folder, onerror=_raise_unless_absent):
+                parent = base / Path(directory).relative_to(folder)
+                found += [(parent / name).as_posix() for name in names if not name.startswith(_TEMPORARY_PREFIX)]
         return sorted(found)
 
     def url(self, path: str) -> str:
         """A ``file:`` address, not percent-encoded: Spark takes it literally."""
-        return f"file://{self._file(path)}"
+        return f"file://{self._path(path)}"
 
-    # --------------------------------------------------------------------------------------------------------- writing
+    # ---- writing -----------------------------------------------------------------------------------------------------
 
     def create(self, path: str, data: bytes) -> Created:
-        """Create if absent: a synced temporary file is linked to its name, then the folder is synced."""
-        file = self._file(path)
-        with _translated(file, "create"):
+        """Create if absent: links a synced temporary file to ``path``, then syncs the folder."""
+        file = self._path(path)
+        with _translate_errors(file, "create"):
             if file.exists():
                 _sync_folder(file.parent)
                 return Created.EXISTS
@@ -99,9 +101,9 @@ class LocalFileSystem:
         return Created.CREATED
 
     def replace(self, path: str, data: bytes) -> None:
-        """Write as a whole, over an existing file; a crash leaves the old or the new content."""
-        file = self._file(path)
-        with _translated(file, "write"):
+        """Create or overwrite a file; a crash leaves either the old or the new content."""
+        file = self._path(path)
+        with _translate_errors(file, "write"):
             self._make_folders(file.parent)
             temporary = self._write_temporary(file.parent, data)
             temporary.replace(file)
@@ -109,18 +111,18 @@ class LocalFileSystem:
 
     def delete(self, path: str) -> None:
         """Delete one file; folders that become empty stay."""
-        file = self._file(path)
-        with _translated(file, "delete"), suppress(FileNotFoundError, NotADirectoryError):
+        file = self._path(path)
+        with _translate_errors(file, "delete"), suppress(FileNotFoundError, NotADirectoryError):
             file.unlink()
 
     def settle(self, path: str) -> FileRef:
-        """Sync a file that a Spark task wrote, and its folders up to the root; it is read once for its checksum."""
-        file = self._file(path)
+        """Sync a file that a Spark task wrote, and its folders up to the root; reads it once for its checksum."""
+        file = self._path(path)
         digest, length = sha256(), 0
-        with _translated(file, "settle"):
+        with _translate_errors(file, "settle"):
             try:
                 with file.open("rb") as content:
-                    while chunk := content.read(_CHUNK):
+                    while chunk := content.read(_CHUNK_BYTES):
                         digest.update(chunk)
                         length += len(chunk)
                     _sync(content.fileno())
@@ -132,14 +134,12 @@ class LocalFileSystem:
         return FileRef(path=path, length=length, sha256=digest.hexdigest())
 
     def move(self, source: str, target: str) -> Moved:
-        """Rename atomically: at any time the file has exactly one of its two names, and only one mover finds it.
-
-        A hard link and an unlink would refuse an existing target atomically. But between the two a reader could take
-        the target away while the source still exists, as if nothing were published. So it is a rename, and an existing
-        target is refused by a check before it. Names are never used twice, so the check is against mistakes, not races.
-        """
-        old, new = self._file(source), self._file(target)
-        with _translated(new, f"move {old} to"):
+        """Rename atomically: at any time the file has exactly one of its two names, and only one mover finds it."""
+        # A hard link and an unlink would refuse an existing target atomically. But between the two, a reader could take
+        # the target away while the source still exists, as if nothing were published. So it is a rename, and a check
+        # before it refuses an existing target. Names are never used twice: the check is against mistakes, not races.
+        old, new = self._path(source), self._path(target)
+        with _translate_errors(new, f"move {old} to"):
             if not old.exists():
                 return Moved(found=False)
             if new.exists() and not new.samefile(old):
@@ -151,20 +151,21 @@ class LocalFileSystem:
                 os.rename(old, new)
             except FileNotFoundError:
                 return Moved(found=False)
-            if old.exists():  # two names of one file: rename leaves both, by the standard
+            if old.exists():  # both were names of one file: POSIX has rename do nothing then
                 old.unlink()
             failpoint("local.move.renamed")
             _sync_folder(new.parent)
             _sync_folder(old.parent)
         return Moved(found=True)
 
-    # ---------------------------------------------------------------------------------------------------------- start
+    # ---- start -------------------------------------------------------------------------------------------------------
 
     def probe(self) -> None:
-        """Refuse a directory where create-if-absent is not what the log needs.
+        """Refuse a directory that does not create files exclusively and durably, as the log needs.
 
         Raises:
-            StateDirectoryRefused: a network file system, one without hard links, read-only, or not ours.
+            StateDirectoryRefused: it is on a network file system or one without hard links, it is read-only, or
+                this user may not write to it.
         """
         kind = kind_of(self._root)
         if kind in NETWORK:
@@ -184,9 +185,10 @@ class LocalFileSystem:
             )
             raise StateDirectoryRefused(msg)
 
-    # --------------------------------------------------------------------------------------------------------- helpers
+    # ---- helpers -----------------------------------------------------------------------------------------------------
 
-    def _file(self, path: str) -> Path:
+    def _path(self, path: str) -> Path:
+        """Where ``path`` is on the disk."""
         if path.startswith("file:"):
             path = "/" + path.removeprefix("file:").lstrip("/")
         if path.startswith("/"):
@@ -202,15 +204,16 @@ class LocalFileSystem:
         while not folder.is_dir():
             missing.append(folder)
             folder = folder.parent
-        for place in reversed(missing):
-            ours = place == self._root or self._root in place.parents
+        for each in reversed(missing):
+            is_ours = each == self._root or self._root in each.parents
             with suppress(FileExistsError):
-                place.mkdir(mode=0o700 if ours else 0o777)
-            _sync_folder(place.parent)
+                each.mkdir(mode=0o700 if is_ours else 0o777)
+            _sync_folder(each.parent)
 
     def _write_temporary(self, folder: Path, data: bytes) -> Path:
+        """Write and sync a new temporary file."""
         while True:
-            temporary = folder / f"{_TEMPORARY}{os.getpid()}-{next(_counter)}"
+            temporary = folder / f"{_TEMPORARY_PREFIX}{os.getpid()}-{next(_counter)}"
             try:
                 descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             except FileExistsError:  # left behind by a process with the same id, perhaps on another host
@@ -236,13 +239,13 @@ class LocalFileSystem:
 
 
 @contextmanager
-def _translated(file: Path, what: str) -> Iterator[None]:
-    """Turn an ``OSError`` into an error of penstock with the path and the remedy."""
+def _translate_errors(file: Path, what: str) -> Iterator[None]:
+    """Turn an ``OSError`` into a ``PenstockError`` with the path and the remedy; ``what`` is the verb."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        if error.errno in _REFUSED:
+        if error.errno in _REFUSED_ERRNOS:
             msg = f"cannot {what} {file}: {reason}; make the directory writable for this user, or choose another one"
             raise StateDirectoryRefused(msg) from error
         remedy = {errno.ENOSPC: "; free some space", errno.EDQUOT: "; raise the quota"}.get(error.errno or 0, "")
@@ -251,19 +254,19 @@ def _translated(file: Path, what: str) -> Iterator[None]:
 
 
 def _raise_unless_absent(error: OSError) -> None:
-    """Treat a folder that is absent, or disappears while it is walked, as empty."""
+    """Raise an error of ``os.walk``, unless the folder is absent or has disappeared: then it counts as empty."""
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error
 
 
 def _link(temporary: Path, file: Path) -> bool:
-    """Link the temporary file to its name; ``False`` if another file has it."""
+    """Link the temporary file to its final name; ``False`` if another file has that name."""
     try:
         os.link(temporary, file)
     except FileExistsError:
         return False
     except OSError as error:
-        if error.errno in _UNCLEAR:
+        if error.errno in _UNKNOWN_OUTCOME_ERRNOS:
             msg = f"whether {file} was created is not known: {error}"
             raise UnknownOutcome(msg) from error
         raise
@@ -271,7 +274,7 @@ def _link(temporary: Path, file: Path) -> bool:
 
 
 def _sync(descriptor: int) -> None:
-    if sys.platform == "darwin":  # where fsync does not flush the drive's own cache
+    if sys.platform == "darwin":  # fsync does not flush the drive's own cache there
         import fcntl
 
         fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
@@ -289,11 +292,11 @@ def _sync_folder(folder: Path) -> None:
 
 def kind_of(path: Path) -> str:
     """The type of the file system that ``path`` is on, or ``"unknown"``."""
-    best, kind = Path("/"), "unknown"
+    nearest, kind = Path("/"), "unknown"
     with suppress(OSError):
         for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
-            _, place, found, *_ = line.split(" ")
-            mount = Path(place.replace("\\040", " "))
-            if (mount == path or mount in path.parents) and len(mount.parts) >= len(best.parts):
-                best, kind = mount, found
+            _, mount_text, mount_kind, *_ = line.split(" ")
+            mount = Path(mount_text.replace("\\040", " "))  # the kernel escapes a space
+            if (mount == path or mount in path.parents) and len(mount.parts) >= len(nearest.parts):
+                nearest, kind = mount, mount_kind
     return kind

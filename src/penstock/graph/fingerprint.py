@@ -1,4 +1,4 @@
-"""Digests of a graph's steps, so that a saved plan sees changed code."""
+"""Digests of a graph's steps: a start from a saved plan uses them to detect changed code."""
 
 from __future__ import annotations
 
@@ -15,41 +15,42 @@ from typing import Any, Final
 
 from penstock.graph.nodes import CallSite, Graph, Keyed, Node, Read, RowWise, TableRef, Write, is_column
 
-_LIBRARIES: Final = (
+_LIBRARY_PATHS: Final = (
     str(Path(__file__).resolve().parent.parent) + "/",
     sysconfig.get_path("stdlib") + "/",
     "<frozen",
 )
+"""How file names of library code begin, apart from installed packages: penstock's own, and Python's."""
 
 
 def fingerprint(graph: Graph) -> dict[str, str]:
     """Return a digest of each step, by its uid or, for a step without one, by its verb.
 
-    Two processes that read the same code with the same Python get the same digests; moved lines and comments change
-    none. A digest covers the code of a step's functions, their arguments, what they close over, and the plain values
-    and the user's own functions that they use of their modules. Of any other object it covers only the type, and of
-    libraries, penstock among them, only names.
+    Two processes that read the same code with the same Python get the same digests; moved lines and comments do not
+    change them. A digest covers a step's arguments, the code of its functions with their defaults and closures, and
+    the plain values and user functions that these use from their modules. It covers only the type of any other object,
+    and only the names of what comes from libraries, including penstock.
 
     >>> import penstock as ps
-    >>> def made(condition):
+    >>> def digests(condition):
     ...     p = ps.Pipeline("demo")
     ...     p.read("numbers", ps.rate.Source(10)).where(condition).write("even", ps.console.Sink())
     ...     return fingerprint(p.graph())
-    >>> list(made("value > 1"))
+    >>> list(digests("value > 1"))
     ['numbers', 'where', 'even']
-    >>> made("value > 1") == made("value > 1"), made("value > 1") == made("value > 2")
+    >>> digests("value > 1") == digests("value > 1"), digests("value > 1") == digests("value > 2")
     (True, False)
     """
     names: dict[int, str] = {}
     for node in graph.nodes:
         name = _name(node)
-        twins = sum(other == name or other.startswith(f"{name} #") for other in names.values())
-        names[node.id] = f"{name} #{twins + 1}" if twins else name
+        same = sum(other == name or other.startswith(f"{name} #") for other in names.values())
+        names[node.id] = f"{name} #{same + 1}" if same else name
     return {names[node.id]: _digest(node, names) for node in graph.nodes}
 
 
 def changed_steps(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return the differences in words, or an empty list.
+    """Return the differences between two fingerprints in words; an empty list if there are none.
 
     >>> changed_steps({"totals": "a", "out": "b"}, {"totals": "c", "where": "d"})
     ["'totals' was changed", "'where' is new", "'out' is gone"]
@@ -71,15 +72,18 @@ def _name(node: Node) -> str:
 
 def _digest(node: Node, names: Mapping[int, str]) -> str:
     common = {"type": type(node).__name__, "inputs": [[names[ref.node], ref.port] for ref in node.inputs]}
-    seen = _Walk()
-    rest = {field.name: getattr(node, field.name) for field in fields(node)}
+    canonical = _Canonicalizer()
     left_out = ("id", "origin", "inputs", "text")  # the text of a step is for people: its content is in ``build``
-    values = {name: seen.of(value) for name, value in rest.items() if name not in left_out}
-    return sha256(_text({**common, **values}).encode()).hexdigest()[:16]
+    covered = [field.name for field in fields(node) if field.name not in left_out]
+    values = {name: canonical.of(getattr(node, name)) for name in covered}
+    return sha256(_json_text({**common, **values}).encode()).hexdigest()[:16]
 
 
-class _Walk:
-    """Turns values into JSON values, the same in every process; each function and object once."""
+class _Canonicalizer:
+    """Turns values into JSON values that are the same in every process.
+
+    A function or object that comes again is only named, so that cycles end.
+    """
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
@@ -94,11 +98,11 @@ class _Walk:
                 return None
             case Mapping():
                 pairs = [[self.of(key), self.of(item)] for key, item in value.items()]
-                return [type(value).__name__, sorted(pairs, key=_text)]
+                return [type(value).__name__, sorted(pairs, key=_json_text)]
             case list() | tuple():
                 return [type(value).__name__, *map(self.of, value)]
             case set() | frozenset():
-                return [type(value).__name__, *sorted(map(self.of, value), key=_text)]
+                return [type(value).__name__, *sorted(map(self.of, value), key=_json_text)]
             case TableRef():
                 return self.of(value.table)
             case type():
@@ -131,15 +135,15 @@ class _Walk:
             return [*name, value.jsonValue()]
         if is_dataclass(value):
             return [*name, {field.name: self.of(getattr(value, field.name, None)) for field in fields(value)}]
-        if callable(value) and isinstance(getattr(kind, "__call__", None), FunctionType):  # noqa: B004 - its code is asked for
+        if callable(value) and isinstance(getattr(kind, "__call__", None), FunctionType):  # noqa: B004 - its code is needed
             return [*name, self.of(kind.__call__), self.of(getattr(value, "__dict__", None))]
         return name
 
     def _function(self, function: FunctionType) -> object:
-        closed = [self.of(_content(cell)) for cell in function.__closure__ or ()]
-        bound = [closed, self.of(function.__defaults__), self.of(function.__kwdefaults__)]
-        if _is_of_library(function.__code__):
-            wrapped = self.of(getattr(function, "__wrapped__", None))  # a UDF is a function of Spark around the user's
+        closure = [self.of(_cell_content(cell)) for cell in function.__closure__ or ()]
+        bound = [closure, self.of(function.__defaults__), self.of(function.__kwdefaults__)]
+        if _is_library_code(function.__code__):
+            wrapped = self.of(getattr(function, "__wrapped__", None))  # a UDF is Spark's function around the user's
             return ["function", function.__module__, function.__qualname__, *bound, wrapped]
         return ["function", self._code(function.__code__, function.__globals__), *bound]
 
@@ -147,29 +151,29 @@ class _Walk:
         constants = [
             self._code(each, module) if isinstance(each, CodeType) else self.of(each) for each in code.co_consts
         ]
-        used = {name: self._used(module[name]) for name in sorted(code.co_names) if name in module}
+        used = {name: self._module_value(module[name]) for name in sorted(code.co_names) if name in module}
         names = [*code.co_names, "|", *code.co_varnames, "|", *code.co_freevars]
         return [code.co_code.hex(), names, constants, used]
 
-    def _used(self, value: object) -> object:
-        """Return what a name of its module means to a function: the user's functions and plain values by content."""
+    def _module_value(self, value: object) -> object:
+        """A value that code uses from its module: user functions and plain values by content, others by name."""
         if isinstance(value, (bool, int, float, str, bytes, tuple, frozenset)) or value is None:
             return self.of(value)
         wrapped = getattr(value, "__wrapped__", None) if isinstance(value, FunctionType) else None
-        if isinstance(value, FunctionType) and (wrapped is not None or not _is_of_library(value.__code__)):
+        if isinstance(value, FunctionType) and (wrapped is not None or not _is_library_code(value.__code__)):
             return self.of(value)
         return ["other", getattr(value, "__module__", None), getattr(value, "__qualname__", type(value).__qualname__)]
 
 
-def _is_of_library(code: CodeType) -> bool:
+def _is_library_code(code: CodeType) -> bool:
     name = code.co_filename
-    return name.startswith(_LIBRARIES) or "/site-packages/" in name or "/dist-packages/" in name
+    return name.startswith(_LIBRARY_PATHS) or "/site-packages/" in name or "/dist-packages/" in name
 
 
-def _content(cell: Any) -> object:
+def _cell_content(cell: Any) -> object:
     try:
         return cell.cell_contents
-    except ValueError:  # a name that is not bound yet
+    except ValueError:  # the name is not bound yet
         return None
 
 
@@ -177,5 +181,5 @@ def _plain(value: object) -> object:
     return [type(value).__name__, repr(value)]
 
 
-def _text(value: object) -> str:
+def _json_text(value: object) -> str:
     return json.dumps(value, sort_keys=True)

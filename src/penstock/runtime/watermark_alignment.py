@@ -1,4 +1,4 @@
-"""Watermark alignment: a source waits for the slowest of those whose rows meet its own (``max_drift``)."""
+"""Watermark alignment: a source pauses while it is too far ahead of the sources its rows meet (``max_drift``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.graph.nodes import WithWatermark
 from penstock.graph.queries import AlignmentGroup
 
 BATCHES_WITHOUT_TIME: Final = 4
-"""Batches without an event time after which a partition that has rows waiting is taken to have none."""
+"""Number of batches without an event time after which a partition with a backlog is no longer waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,12 +22,12 @@ class ReadPause:
     """What a source leaves out of its next batch.
 
     Attributes:
-        partitions: the partitions that are not read.
-        everything: the source is not polled at all.
-        ahead: what is further ahead than it may be, for people: ``orders/3``, or the source. What only waits for the
-            event times of batches in flight is not among it.
-        by: the slowest partition or source, which those ahead wait for.
-        wake_at: when to ask again if nothing else happens: the slowest may be idle then.
+        partitions: names of the partitions that are not read.
+        everything: whether the source is not polled at all.
+        ahead: qualified names of what is too far ahead, for people: ``orders/3``, or the source. What only waits for
+            the event times of batches in flight is not included.
+        by: qualified name of the slowest partition or source, which those ahead wait for.
+        wake_at: when to ask again if nothing else happens: the next time at which a partition may become idle.
     """
 
     partitions: frozenset[str] = frozenset()
@@ -37,7 +37,7 @@ class ReadPause:
     wake_at: MonotonicTime | None = None
 
     def leaves_out(self, name: str) -> bool:
-        """Whether a partition is not read; the empty name is that of rows that do not say their partition."""
+        """Whether a partition is not read; rows that do not say their partition have the empty name."""
         return self.everything or name in self.partitions
 
 
@@ -46,7 +46,7 @@ NO_PAUSE: Final = ReadPause()
 
 
 def qualified_name(source: str, name: str) -> str:
-    """A partition's name with its source's; the source's own where its rows do not say their partition."""
+    """``source/name``; only the source's uid if ``name`` is empty: its rows do not say their partition."""
     return f"{source}/{name}" if name else source
 
 
@@ -55,7 +55,15 @@ def qualified_name(source: str, name: str) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class PartitionProgress:
-    """A partition's largest event time, how far its last batch took it, and when it was last active."""
+    """How far a partition has been read, in event time.
+
+    Attributes:
+        last_active: when it last had rows or a backlog, or was paused.
+        time: its largest event time, in microseconds; ``None`` before the first.
+        stride: by how much its last batch raised ``time``.
+        is_idle: it holds nobody back.
+        patience: number of further batches in which its first event time is still waited for.
+    """
 
     last_active: MonotonicTime
     time: int | None = None
@@ -69,17 +77,17 @@ class PartitionProgress:
         return self.time is None and self.patience > 0 and not self.is_idle
 
     def observed(self, time: int) -> None:
-        """Take in the largest event time of a batch."""
+        """Take in a batch's largest event time in this partition."""
         if self.time is not None:
             self.stride = max(0, time - self.time)
         self.time = time if self.time is None else max(self.time, time)
 
     def observed_nothing(self, *, has_waiting: bool) -> None:
-        """Note a batch without its event times: rows that are waiting will be in one of the next batches."""
+        """Note a batch without event times of this partition; rows that are waiting come in one of the next batches."""
         self.patience = self.patience - 1 if has_waiting else 0
 
     def may_pass(self, limit: int, in_flight: int) -> bool:
-        """Whether the batches in flight may take it past the limit, if each goes as far as its last one."""
+        """Whether the batches in flight may take it past the limit, if each has the stride of the last one."""
         assert self.time is not None
         return in_flight > 0 and (self.stride is None or self.time + in_flight * self.stride > limit)
 
@@ -89,13 +97,13 @@ class AlignedStreamState:
     """The rows of one source at one ``with_watermark``.
 
     Attributes:
-        with_watermark: the step.
-        source: uid.
+        with_watermark: the step that says which column has the event time.
+        source: uid of the source.
         last_active: when the source last sent a batch.
-        partitions: by name, the progress of each.
-        in_flight: by number, the batches whose event times are not known yet, and when each was polled.
-        has_reported: a first job has observed a batch, or there was nothing to read. Other sources wait for that.
-        is_given_up: the source brought nothing for ``idle_after``, so other sources no longer wait for it.
+        partitions: the progress of each partition, by its name.
+        in_flight: when each batch was polled whose event times are not known yet, by its number.
+        has_reported: a batch was observed, or there was nothing to read. Until then other sources wait.
+        is_given_up: nothing was read for ``idle_after``, so other sources no longer wait for the first report.
     """
 
     with_watermark: WithWatermark
@@ -112,7 +120,7 @@ class AlignedStreamState:
         return not self.has_reported and not self.is_given_up
 
     def mark_idle(self, now: MonotonicTime, pause: ReadPause) -> None:
-        """Mark partitions idle that were quiet for ``idle_after``, unless paused or while batches are in flight."""
+        """Mark partitions idle that were inactive for ``idle_after``, unless paused or while batches are in flight."""
         idle_after = self.with_watermark.idle_after
         may_be_idle = idle_after is not None and not self.in_flight
         for name, partition in self.partitions.items():
@@ -124,7 +132,7 @@ class AlignedStreamState:
             self.is_given_up = True
 
     def idle_times(self, pause: ReadPause) -> Iterator[MonotonicTime]:
-        """When its partitions become idle if nothing comes."""
+        """The times at which its partitions become idle if nothing is read until then."""
         idle_after = self.with_watermark.idle_after
         if idle_after is None or self.in_flight:
             return
@@ -135,7 +143,7 @@ class AlignedStreamState:
                 yield MonotonicTime(partition.last_active + idle_after)
 
     def observed(self, polled: MonotonicTime, times: Mapping[str, int | None], behind: Collection[str]) -> None:
-        """Take in the event times of a batch, as its first job observed them; unnamed partitions are gone."""
+        """Take in a batch's event times by partition; forgets partitions that are not in ``times``."""
         self.partitions = {name: self.partitions.get(name) or PartitionProgress(last_active=polled) for name in times}
         idle_after = self.with_watermark.idle_after
         for name, time in times.items():
@@ -153,6 +161,19 @@ class AlignedStreamState:
 # ---- one group of streams --------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class _PartitionTime:
+    """The event time of a partition; those of one group are ordered by it."""
+
+    time: int
+    source: str
+    partition: str
+
+    @property
+    def name(self) -> str:
+        return qualified_name(self.source, self.partition)
+
+
 class WatermarkAlignment:
     """Decides how far ahead of the slowest stream of a group each source may read.
 
@@ -160,13 +181,13 @@ class WatermarkAlignment:
     ``SourceCoordinator`` and ``SourceOperator``.)
 
     Event times are compared, not watermarks: two streams with different delays still read the same hour. The slowest
-    is the minimum over all partitions that have an event time and are not idle. It is never paused, so one source can
-    always read on. Sources wait for one that has not reported yet until it is idle. They wait for a partition without
-    an event time for :data:`BATCHES_WITHOUT_TIME` batches, if it has rows waiting. What is paused is not idle.
+    partition is the one with the lowest event time of all that are not idle. It is never paused, so one source can
+    always read. A source that has not reported yet is waited for until it is idle. A partition without an event time is
+    waited for during :data:`BATCHES_WITHOUT_TIME` batches, if it has a backlog. A paused partition is not idle.
 
     Far from its limit a partition may have several batches in flight. Once they could take it past the limit, judging
-    by its last batch, it is read one batch at a time. So it is ahead by at most its ``max_drift`` and one batch, or the
-    amount by which its batches have grown.
+    by the stride of its last batch, it is read one batch at a time. So it is ahead by at most its ``max_drift`` plus
+    one batch, or plus the amount by which its batches have grown.
 
     >>> from penstock.graph.nodes import CallSite, WithWatermark
     >>> from penstock.graph.queries import AlignedStream
@@ -193,11 +214,11 @@ class WatermarkAlignment:
 
     @property
     def sources(self) -> frozenset[str]:
-        """The sources whose streams are left in the group."""
+        """Uids of the group's sources that are not done."""
         return frozenset(stream.source for stream in self._streams)
 
     def sent(self, source: str, number: int, now: MonotonicTime) -> None:
-        """Note that a batch of the source is in flight; numbers rise."""
+        """Note that a batch of the source is in flight. Later batches have higher numbers."""
         for stream in self._streams_of(source):
             stream.in_flight[number] = stream.last_active = now
             stream.is_given_up = False
@@ -211,17 +232,17 @@ class WatermarkAlignment:
         *,
         behind: Collection[str] = (),
     ) -> None:
-        """Take in the event times of a batch after its first job, or that no job will run it.
+        """Take in the event times of a batch after its first job, or note that no job will run it.
 
         A batch that takes several routes is observed several times.
 
         Args:
-            with_watermark: id of the ``with_watermark``.
-            source: uid.
-            number: of the batch.
-            times: each partition's largest event time in the batch, if it had any; the empty name where rows do not
-                say their partition. ``None`` if nothing is known.
-            behind: partitions that have rows waiting.
+            with_watermark: id of the step.
+            source: uid of the source.
+            number: number of the batch.
+            times: each partition's largest event time in the batch, if it has any, by name; the empty name if rows do
+                not say their partition. ``None`` if nothing is known.
+            behind: names of the partitions with a backlog.
         """
         for stream in self._streams_of(source):
             if stream.with_watermark.id == with_watermark:
@@ -234,9 +255,9 @@ class WatermarkAlignment:
         """Note that a poll brought no batch.
 
         Args:
-            source: uid.
-            idle: what is not paused will bring nothing for now, or nothing any more.
-            ended: partitions that will bring nothing any more.
+            source: uid of the source.
+            idle: the partitions that are not paused have no rows for now, or will have none any more.
+            ended: names of the partitions that will have no rows any more.
         """
         pause = self._pauses.get(source, NO_PAUSE)
         for stream in self._streams_of(source):
@@ -252,27 +273,28 @@ class WatermarkAlignment:
         """What the source leaves out of its next batch; asked before each poll."""
         for stream in self._streams:
             stream.mark_idle(now, self._pauses.get(stream.source, NO_PAUSE))
-        pause = self._decided(source)
+        pause = self._decide(source)
         self._pauses[source] = pause
         if pause == NO_PAUSE:
             return pause
-        wakes = (at for each in self._streams for at in each.idle_times(self._pauses.get(each.source, NO_PAUSE)))
-        return replace(pause, wake_at=min(wakes, default=None))
+        times = (at for each in self._streams for at in each.idle_times(self._pauses.get(each.source, NO_PAUSE)))
+        return replace(pause, wake_at=min(times, default=None))
 
-    def _decided(self, source: str) -> ReadPause:
+    def _decide(self, source: str) -> ReadPause:
+        """What the source leaves out, by what is known now; without ``wake_at``."""
         streams = self._streams_of(source)
         if any(stream.is_awaited and not stream.in_flight for stream in streams):
-            return NO_PAUSE
-        everything = any(stream.is_awaited for stream in streams)  # one batch at a time until the first is observed
+            return NO_PAUSE  # others wait for its first batch
+        everything = any(stream.is_awaited for stream in streams)  # no second batch until the first is observed
         slowest = self._slowest(source)
         partitions: set[str] = set()
         ahead: set[str] = set()
         for stream in streams:
-            far, waiting = self._beyond(stream, slowest)
-            out = far | waiting
-            everything = everything or (bool(out) and out >= stream.partitions.keys())
-            partitions |= out
-            ahead |= far
+            too_far, uncertain = self._split_ahead(stream, slowest)
+            paused = too_far | uncertain
+            everything = everything or (bool(paused) and paused >= stream.partitions.keys())
+            partitions |= paused
+            ahead |= too_far
         return ReadPause(
             partitions=frozenset(partitions - {""}),
             everything=everything,
@@ -280,26 +302,26 @@ class WatermarkAlignment:
             by=slowest[0].name if ahead else None,
         )
 
-    def _beyond(self, stream: AlignedStreamState, slowest: list[_Unit]) -> tuple[set[str], set[str]]:
+    def _split_ahead(self, stream: AlignedStreamState, slowest: list[_PartitionTime]) -> tuple[set[str], set[str]]:
         """The partitions that are too far ahead, and those that may be once their batches in flight are observed."""
-        far: set[str] = set()
-        waiting: set[str] = set()
+        too_far: set[str] = set()
+        uncertain: set[str] = set()
         max_drift = stream.with_watermark.max_drift
         for name, partition in stream.partitions.items() if max_drift is not None else ():
-            others = (unit.time for unit in slowest if (unit.source, unit.partition) != (stream.source, name))
+            others = (each.time for each in slowest if (each.source, each.partition) != (stream.source, name))
             floor = next(others, None)
             if floor is None or partition.time is None:
                 continue
             if partition.time > floor + (max_drift or 0):
-                far.add(name)
+                too_far.add(name)
             elif partition.may_pass(floor + (max_drift or 0), len(stream.in_flight)):
-                waiting.add(name)
+                uncertain.add(name)
         if slowest and slowest[0].source == stream.source:  # a source with several streams never waits for itself
-            far -= far if slowest[0].partition == "" else {"", slowest[0].partition}
-        return far, waiting
+            too_far -= too_far if slowest[0].partition == "" else {"", slowest[0].partition}
+        return too_far, uncertain
 
-    def _slowest(self, source: str) -> list[_Unit]:
-        """The two slowest units, awaited ones first: a unit that is the slowest itself is compared with the second."""
+    def _slowest(self, source: str) -> list[_PartitionTime]:
+        """The two slowest partitions, awaited ones first; the slowest itself is compared with the second."""
         times: dict[tuple[str, str], int] = {}
         for stream in self._streams:
             if stream.is_awaited and stream.source != source:
@@ -309,38 +331,25 @@ class WatermarkAlignment:
                 if time is not None and not partition.is_idle:
                     key = stream.source, name
                     times[key] = min(times.get(key, time), time)
-        return heapq.nsmallest(2, (_Unit(time, *key) for key, time in times.items()))
+        return heapq.nsmallest(2, (_PartitionTime(time, *key) for key, time in times.items()))
 
     def _streams_of(self, source: str) -> list[AlignedStreamState]:
         return [stream for stream in self._streams if stream.source == source]
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class _Unit:
-    """What can be ahead or behind: a partition of a source."""
-
-    time: int
-    source: str
-    partition: str
-
-    @property
-    def name(self) -> str:
-        return qualified_name(self.source, self.partition)
 
 
 # ---- all groups of an attempt ----------------------------------------------------------------------------------------
 
 
 class AlignmentCoordinator:
-    """The alignment groups of an attempt, shared by the threads of its tasks.
+    """Watermark alignment of all groups of an attempt. Any thread may call.
 
-    Each source asks it before a poll, and each input before it is called idle. Any thread may call.
+    Each source asks :meth:`pause` before a poll. An input's idle time is counted from :meth:`paused_until` on.
 
     Args:
-        groups: of the graph.
+        groups: the alignment groups of the graph.
         now: when the attempt begins.
-        wake: wakes a source's task, by uid.
-        finite: the run ends at what is there at its beginning, so a source with nothing to read never has any again.
+        wake: wakes the task of the source with this uid.
+        finite: the run only reads what is there when it begins, so a source with nothing to read stays idle.
     """
 
     def __init__(
@@ -364,16 +373,17 @@ class AlignmentCoordinator:
         return with_watermark.id in self._steps
 
     def follow(self, batch: Batch, with_watermark: WithWatermark) -> None:
-        """Take in the event times that this step observes in the batch, once its first job has finished."""
+        """Take in the event times that this step observes in the batch, when the first job over it has finished."""
         metrics, source_batch = batch.metrics.get(f"time:{with_watermark.id}"), batch.source_batch
         if metrics is None or source_batch is None:
             return
         partitions = batch.partitions
 
-        def settled() -> None:
+        def take_in() -> None:
             times = None if metrics.value is None else max_event_times(metrics.value, partitions)
             behind = partitions.behind if partitions is not None else frozenset[str]()
-            behind = behind if times is None or "" not in times or not behind else frozenset(("",))
+            if behind and times is not None and "" in times:  # rows do not say their partition
+                behind = frozenset(("",))
             with self._lock:
                 for alignment in self._alignments:
                     alignment.observed(
@@ -381,7 +391,7 @@ class AlignmentCoordinator:
                     )
             self._wake_paused()
 
-        metrics.when_settled(settled)
+        metrics.when_settled(take_in)
 
     def sent(self, source: str, number: int, now: MonotonicTime) -> None:
         """Note that a source has planned a batch."""
@@ -390,7 +400,7 @@ class AlignmentCoordinator:
                 alignment.sent(source, number, now)
 
     def polled_nothing(self, source: str, *, idle: bool, ended: Collection[str] = ()) -> None:
-        """Note that a poll brought no batch; ``idle`` and ``ended`` are the reader's answer."""
+        """Note that a poll brought no batch; see :meth:`WatermarkAlignment.polled_nothing`."""
         with self._lock:
             for alignment in self._alignments:
                 alignment.polled_nothing(source, idle=idle or self._finite, ended=ended)
@@ -405,10 +415,10 @@ class AlignmentCoordinator:
         self._wake_paused()
 
     def pause(self, source: str, now: MonotonicTime) -> ReadPause:
-        """What a source leaves out of its next batch."""
+        """What the source leaves out of its next batch, in all groups together; asked before each poll."""
         with self._lock:
             pauses = [alignment.pause(source, now) for alignment in self._alignments if source in alignment.sources]
-            before, pause = self._pauses.get(source, NO_PAUSE), _combined(pauses)
+            before, pause = self._pauses.get(source, NO_PAUSE), _combine(pauses)
             self._pauses[source] = pause
             if before != NO_PAUSE or pause != NO_PAUSE:
                 names = (*_paused_names(source, before), *_paused_names(source, pause))
@@ -416,7 +426,7 @@ class AlignmentCoordinator:
             return pause
 
     def paused_until(self, sources: Iterable[str], now: MonotonicTime) -> Mapping[str, MonotonicTime]:
-        """Until when each partition (``orders/3``) or whole source was paused: that time does not count as idle."""
+        """When each partition (``orders/3``) or source was last paused; time until then does not count as idle."""
         paused_until: dict[str, MonotonicTime] = {}
         with self._lock:
             for source in sources:
@@ -425,7 +435,7 @@ class AlignmentCoordinator:
         return paused_until
 
     def _wake_paused(self) -> None:
-        """Let paused sources ask again. Called without the lock, since a wake may do anything."""
+        """Let paused sources ask again. Call it without the lock: ``wake`` may take other locks."""
         with self._lock:
             paused = [source for source, pause in self._pauses.items() if pause != NO_PAUSE]
         for source in paused:
@@ -439,8 +449,8 @@ def _paused_names(source: str, pause: ReadPause) -> Iterable[str]:
         yield qualified_name(source, name)
 
 
-def _combined(pauses: Sequence[ReadPause]) -> ReadPause:
-    """The pause of a source in several groups, which waits for all of them."""
+def _combine(pauses: Sequence[ReadPause]) -> ReadPause:
+    """The pause of a source that is in several groups and waits for all of them."""
     if len(pauses) == 1:
         return pauses[0]
     return ReadPause(

@@ -1,4 +1,4 @@
-"""Cached blocks: kept, freed by hand, several as one leaf of a plan."""
+"""Cached blocks: rows kept by local checkpoints, freed explicitly, and joined into one leaf of a plan."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from penstock.spark.session import LeanSession
 
-# Spark's internals are called through py4j. PySpark's public API promises none of this; tests pin it. Classes are asked
-# for by their whole name: with a dot at a time, the JVM looks for a class of each package's name in every jar, for up
-# to half a millisecond each.
+# Spark's internals are called through py4j. PySpark's public API promises none of this; tests pin it. Classes are
+# looked up by their full name: attribute by attribute, the JVM would search every jar for a class named like each
+# package, for up to half a millisecond each.
 
 
 # ---- calls to the JVM ------------------------------------------------------------------------------------------------
@@ -29,27 +29,27 @@ JavaObject: TypeAlias = Any
 
 
 def scala_object(jvm: JavaObject, name: str) -> JavaObject:
-    """Scala's ``object`` of that whole name."""
+    """The Scala ``object`` with this full name."""
     return getattr(getattr(jvm, f"{name}$"), "MODULE$")
 
 
 class ScalaLists:
-    """Makes Scala's lists; its classes are looked up once."""
+    """Makes Scala lists; the classes for this are looked up once."""
 
     def __init__(self, jvm: JavaObject) -> None:
         self.nil = scala_object(jvm, "scala.collection.immutable.Nil")
         self._cons = getattr(jvm, "scala.collection.immutable.$colon$colon")
 
     def __call__(self, items: Sequence[JavaObject]) -> JavaObject:
-        """A list of these."""
-        made = self.nil
+        """A Scala list of ``items``."""
+        result = self.nil
         for item in reversed(items):
-            made = self._cons(item, made)
-        return made
+            result = self._cons(item, result)
+        return result
 
 
 def call_either(call: Callable[..., Any], newer: Sequence[Any], older: Sequence[Any]) -> Any:
-    """Call into Spark with the arguments of its newer releases, or with those of an older one that has others."""
+    """Call into Spark with the arguments of newer releases; if there is no such overload, with those of older ones."""
     try:
         return call(*newer)
     except Exception as error:
@@ -59,13 +59,13 @@ def call_either(call: Callable[..., Any], newer: Sequence[Any], older: Sequence[
 
 
 def frame_of_plan(plan: JavaObject, session: SparkSession) -> DataFrame:
-    """A frame of a plan whose parts are analysed, without a second analysis: all rules would go over a leaf, too."""
+    """A frame of a plan whose parts are analysed. It is not analysed again: every rule would run over its leaves."""
     from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
     jvm: Any = session.sparkContext._jvm  # noqa: SLF001
-    ofrows = getattr(jvm, "org.apache.spark.sql.classic.Dataset").ofRows
+    of_rows = getattr(jvm, "org.apache.spark.sql.classic.Dataset").ofRows
     plan.setAnalyzed()
-    dataset = ofrows(session._jsparkSession, plan)  # noqa: SLF001
+    dataset = of_rows(session._jsparkSession, plan)  # noqa: SLF001
     return ClassicDataFrame(dataset, session)
 
 
@@ -78,92 +78,102 @@ def _internals(frame: DataFrame) -> JavaObject:
     return frame._jdf  # noqa: SLF001
 
 
+def _plan(frame: DataFrame) -> JavaObject:
+    return _internals(frame).logicalPlan()
+
+
 # ---- rows kept as cached blocks --------------------------------------------------------------------------------------
 
-_LOST = ("CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND", "Checkpoint block rdd_")
+_LOST_BLOCK_ERRORS: Final = ("CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND", "Checkpoint block rdd_")
+"""Parts of Spark's messages about a lost block of a local checkpoint: its error class, and its text."""
 
 
 def local_checkpoint(frame: DataFrame) -> DataFrame:
     """Run ``frame`` now, in one job, and keep its rows as cached blocks without lineage.
 
-    Its partitioning is kept. A lost block is an error and never a recomputation. The blocks stay until
-    :func:`free_blocks`; garbage collection would free them only when the JVM happens to collect. Its columns have
-    expression ids of their own: frames that are bound to one plan have the same ids, and Spark would misread a union
-    of them.
+    The result is partitioned as ``frame`` is. A lost block is an error and never a recomputation. The blocks stay until
+    :func:`free_blocks`; garbage collection would free them only when the JVM happens to collect.
+
+    Its columns have new expression ids: all frames bound to one prepared plan have the same ids, and Spark would
+    misread a union of them.
     """
-    return _fresh(frame.localCheckpoint(eager=True), frame.sparkSession)
+    return _with_new_ids(frame.localCheckpoint(eager=True), frame.sparkSession)
 
 
 class LazyCheckpoint:
-    """As :func:`local_checkpoint`, but the first job that reads the rows keeps them.
+    """As :func:`local_checkpoint`, but runs no job of its own: the first job that reads the rows caches them.
 
-    At the end of any job over them Spark makes sure that all partitions are there, and forgets then how they were made.
+    When that job ends, Spark computes the partitions that it did not read, and then cuts the lineage.
 
     Args:
         frame: none of its observed metrics has been read.
-        lean: a session with the settings of the frame's. Keeping rows completes at once all that is observed in the
-            session that asks for it, before anything ran; so the frame's own session must not ask.
+        lean: a session with the same settings as the frame's. ``localCheckpoint`` completes all observations of the
+            session it is called in, even though no job has run yet; so it must not be called in the frame's own.
+
+    Attributes:
+        frame: the rows; the first job over this frame caches them.
     """
 
     def __init__(self, frame: DataFrame, lean: LeanSession) -> None:
         self._session = frame.sparkSession
-        self._run = with_session(frame, lean.session)
-        with lean.planning(self._run):
-            kept = self._run.localCheckpoint(eager=False)
-        self._rows = _internals(kept).logicalPlan().rdd()
-        self.frame: DataFrame = _fresh(kept, self._session)
+        self._observed = with_session(frame, lean.session)
+        with lean.planning(self._observed):
+            kept = self._observed.localCheckpoint(eager=False)
+        self._rdd = _plan(kept).rdd()
+        self.frame: DataFrame = _with_new_ids(kept, self._session)
 
     def finish(self) -> None:
-        """Complete what was observed. Runs a job if none has read the rows."""
-        if not self._rows.isCheckpointed():
-            self._rows.count()
+        """Complete the observed metrics. Runs a job if none has read the rows."""
+        if not self._rdd.isCheckpointed():
+            self._rdd.count()
         manager = cast("Any", self._session)._jsparkSession.observationManager()  # noqa: SLF001
-        manager.tryComplete(_internals(self._run).queryExecution())
+        manager.tryComplete(_internals(self._observed).queryExecution())
 
 
 def can_complete_observations(session: SparkSession) -> bool:
-    """Whether :class:`LazyCheckpoint` can complete what was observed: there is no way to before Spark 4.2."""
+    """Whether :meth:`LazyCheckpoint.finish` works: before Spark 4.2 nothing can complete an observation."""
     major, minor, *_ = session.version.split(".")
     return (int(major), int(minor)) >= (4, 2)
 
 
-def _fresh(kept: DataFrame, session: SparkSession) -> DataFrame:
-    """Checkpointed rows with expression ids of their own."""
-    plan = _internals(kept).logicalPlan()
-    fresh = plan.newInstance()
-    if not fresh.references().isEmpty():  # a leaf that reads nothing
-        fresh = _partitioned_by_own_columns(fresh, session)
-    return frame_of_plan(fresh, session)
+def _with_new_ids(kept: DataFrame, session: SparkSession) -> DataFrame:
+    """Checkpointed rows, with new expression ids for their columns."""
+    leaf = _plan(kept).newInstance()
+    if not leaf.references().isEmpty():  # a leaf has no input: these are columns of the plan that ran
+        leaf = _partitioned_by_own_columns(leaf, session)
+    return frame_of_plan(leaf, session)
 
 
-def _partitioned_by_own_columns(fresh: JavaObject, session: SparkSession) -> JavaObject:
-    """``fresh``, a new instance of the leaf of checkpointed rows, partitioned by its own columns.
+def _partitioned_by_own_columns(leaf: JavaObject, session: SparkSession) -> JavaObject:
+    """A leaf of checkpointed rows, with the columns of its partitioning replaced by its own of the same names.
 
-    Spark gives the leaf the partitioning of the plan that ran, and finds the columns there by all that it knows of
-    them. If analysis and the optimiser know different things of a column, such as whether it may be NULL, that column
-    keeps the id that it had in that plan. A layer that seems to be partitioned by columns that it does not have costs
-    each merge with it an exchange; the merged layer is then partitioned in another way than its neighbours, and costs
-    the next exchange. So the leaf's own columns are found by their names, of which each is there once.
+    Spark gives the leaf the partitioning of the plan that ran, and replaces the columns there that equal one of the
+    leaf's in every property. If analysis and the optimiser disagree about a column, such as whether it may be NULL,
+    that column keeps the id that it had in the plan that ran.
+
+    Then the layer seems to be partitioned by columns that it does not have, and each merge with it needs an exchange.
+    The merged layer is partitioned differently from its neighbours, and the next merge needs another exchange. Column
+    names are unique in a leaf, so they identify the columns.
     """
     jvm: Any = session.sparkContext._jvm  # noqa: SLF001
-    one = getattr(jvm, "scala.collection.immutable.Map$Map1")
-    output, foreign = fresh.output(), fresh.references().toSeq()
-    by_name = {output.apply(place).name(): output.apply(place) for place in range(output.size())}
-    for number in range(foreign.size()):
-        column = foreign.apply(number)
-        own = by_name.get(column.name())
+    map1 = getattr(jvm, "scala.collection.immutable.Map$Map1")
+    output, foreign = leaf.output(), leaf.references().toSeq()
+    own_columns = {output.apply(index).name(): output.apply(index) for index in range(output.size())}
+    for index in range(foreign.size()):
+        column = foreign.apply(index)
+        own = own_columns.get(column.name())
         if own is not None:
-            fresh = fresh.transformExpressions(one(column, own))
-    return fresh
+            leaf = leaf.transformExpressions(map1(column, own))
+    return leaf
 
 
 def free_blocks(frame: DataFrame) -> None:
     """Free the blocks of a frame made by :func:`local_checkpoint`, without waiting. Freeing twice is fine.
 
-    After the end of the Spark context or of the JVM there is nothing to free, and nothing is raised.
+    Does nothing if the Spark context or the JVM has ended: their blocks are gone.
     """
     with _unless_gone(frame):
-        _internals(frame).logicalPlan().rdd().unpersist(False)
+        _plan(frame).rdd().unpersist(False)
 
 
 def free_rows(rows: JavaObject) -> None:
@@ -175,14 +185,14 @@ def free_rows(rows: JavaObject) -> None:
 
 
 def unpersist(frame: DataFrame) -> None:
-    """Free the blocks of a persisted frame; as :func:`free_blocks` if Spark has ended."""
+    """Free the blocks of a persisted frame. Does nothing if Spark has ended, as :func:`free_blocks`."""
     with _unless_gone(frame):
         frame.unpersist()
 
 
 @contextmanager
 def explain_lost_blocks(uid: str) -> Iterator[None]:
-    """Turn the loss of a cached block into an error that restarts the job from durable layers.
+    """Turn the loss of a cached block in this context into an error that restarts the job from durable layers.
 
     Raises:
         LayerMissing: a job inside failed because a block is lost.
@@ -199,12 +209,12 @@ def explain_lost_blocks(uid: str) -> Iterator[None]:
 def is_lost_block(error: BaseException) -> bool:
     """Whether a Spark job failed because a cached block of some layer is gone."""
     text = str(error)
-    return any(sign in text for sign in _LOST)
+    return any(part in text for part in _LOST_BLOCK_ERRORS)
 
 
 @contextmanager
 def _unless_gone(frame: DataFrame) -> Iterator[None]:
-    """Swallow an error only if Spark itself has ended: a clean-up must not hide why."""
+    """Suppress an error if Spark has ended: the clean-up that raised it would hide the error that ended Spark."""
     try:
         yield
     except Exception:
@@ -226,116 +236,118 @@ def _is_gone(session: SparkSession) -> bool:
 
 
 # ---- several frames as one leaf of a plan ----------------------------------------------------------------------------
-# A union of frames is a part of a plan for each of them: Spark optimises each, generates code for each and sends it to
-# each task. One leaf costs the same however many frames are in it.
+# In a union each frame is a branch of the plan: Spark optimises each, generates code for each and sends it to each
+# task. One leaf costs the same however many frames are in it.
 
-_ONE: Final = "SinglePartition"
-_ALONE: Final = re.compile(r"hashpartitioning\(.+, 1\)")
-_PLACED: Final = re.compile(_ONE + r"|hashpartitioning\(.+\)")
+_SINGLE_PARTITION: Final = "SinglePartition"
+_HASHED_INTO_ONE: Final = re.compile(r"hashpartitioning\(.+, 1\)")
+_KNOWN_PLACEMENT: Final = re.compile(_SINGLE_PARTITION + r"|hashpartitioning\(.+\)")
+_EXPRESSION_ID: Final = re.compile(r"#\d+L?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _BlockFacts:
-    """What is asked of a frame once: each answer is a call to the JVM.
+class _CachedLeaf:
+    """The leaf of a frame's cached rows, asked for once a frame: each property takes a call to the JVM.
 
-    ``placement`` says how its rows are partitioned; empty if Spark does not know. In frames with the same columns and
-    the same placement, rows with the same keys are in partitions of the same number.
+    Attributes:
+        plan: the leaf.
+        rdd: its rows.
+        placement: Spark's text of how they are partitioned, without expression ids; empty if that is not known. In
+            frames with the same columns and placement, rows with equal keys are in partitions of the same number.
     """
 
     plan: JavaObject
-    rows: JavaObject
+    rdd: JavaObject
     placement: str
 
 
 class CachedUnion:
-    """Puts cached rows of several frames into one leaf of a plan. Runs no job, copies no row.
-
-    Classes of the JVM are looked up once for a session.
-    """
+    """Joins the cached rows of several frames into one leaf of a plan. Runs no job, copies no row."""
 
     def __init__(self, session: SparkSession) -> None:
         jvm: Any = session.sparkContext._jvm  # noqa: SLF001 - plans have no public way in
         self._session: Any = session._jsparkSession  # noqa: SLF001
-        self._rows = getattr(jvm, "org.apache.spark.sql.execution.LogicalRDD")
-        self._hashing = getattr(jvm, "org.apache.spark.sql.catalyst.plans.physical.HashPartitioning")
-        self._concatenated = getattr(jvm, "org.apache.spark.rdd.UnionRDD")
-        self._by_partition = getattr(jvm, "org.apache.spark.rdd.SQLPartitioningAwareUnionRDD")
+        self._logical_rdd = getattr(jvm, "org.apache.spark.sql.execution.LogicalRDD")
+        self._hash_partitioning = getattr(jvm, "org.apache.spark.sql.catalyst.plans.physical.HashPartitioning")
+        self._union_rdd = getattr(jvm, "org.apache.spark.rdd.UnionRDD")
+        self._partitionwise_union_rdd = getattr(jvm, "org.apache.spark.rdd.SQLPartitioningAwareUnionRDD")
         self._none = scala_object(jvm, "scala.None")
         self._lists = ScalaLists(jvm)
-        self._tag = scala_object(jvm, "scala.reflect.ClassTag").AnyRef()
-        self._one = getattr(jvm, "scala.collection.immutable.Map$Map1")
-        self._facts: WeakKeyDictionary[DataFrame, _BlockFacts] = WeakKeyDictionary()
+        self._class_tag = scala_object(jvm, "scala.reflect.ClassTag").AnyRef()
+        self._map1 = getattr(jvm, "scala.collection.immutable.Map$Map1")
+        self._leaves: WeakKeyDictionary[DataFrame, _CachedLeaf] = WeakKeyDictionary()
         self._partitionings: WeakKeyDictionary[DataFrame, tuple[Any, Any]] = WeakKeyDictionary()
 
     def stacked(self, frames: Sequence[DataFrame]) -> JavaObject | None:
-        """A plan of the rows of frames with the same columns; ``None`` if they are partitioned in different ways.
+        """A plan of the rows of all frames; ``None`` if they are not all partitioned in the same known way.
 
-        Each was made by :func:`local_checkpoint`, or here.
+        Args:
+            frames: with the same columns, each from :func:`local_checkpoint` or of a plan made here.
         """
-        facts = [self._facts_of(frame) for frame in frames]
-        if len(facts) == 1:
-            return facts[0].plan
-        if not facts[0].placement or any(each.placement != facts[0].placement for each in facts):
+        leaves = [self._leaf_of(frame) for frame in frames]
+        first = leaves[0]
+        if len(leaves) == 1:
+            return first.plan
+        if not first.placement or any(leaf.placement != first.placement for leaf in leaves):
             return None
-        columns, partitioning = self._own_partitioning(frames[0], facts[0])
-        rows = self._zipped([each.rows for each in facts], partitioning.numPartitions())
-        return self._leaf(columns, rows, partitioning)
+        columns, partitioning = self._own_partitioning(frames[0], first)
+        rdd = self._zipped([leaf.rdd for leaf in leaves], partitioning.numPartitions())
+        return self._make_leaf(columns, rdd, partitioning)
 
     def side_by_side(self, frames: Sequence[DataFrame], columns: Sequence[str], *, partitions: int) -> JavaObject:
-        """A plan of the rows of frames of one partition each, hashed by ``columns``.
+        """A plan of the rows of frames that have one partition each, as a frame hash-partitioned by ``columns``.
 
         Partition ``p`` consists of the frames ``p``, ``p + partitions`` and so on. The caller guarantees that Spark's
-        hash would have placed each row there. The blocks stay those of the frames.
+        hash would have placed each row there. The plan reads the frames' blocks, and has none of its own.
         """
         plans = [_plan(frame) for frame in frames]
-        by = _internals(frames[0].select(*columns)).queryExecution().analyzed().output()
+        hashed_by = _internals(frames[0].select(*columns)).queryExecution().analyzed().output()
         rdds = [plan.rdd() for plan in plans]
         context = rdds[0].context()
-        stacked = [
-            self._concatenated(context, self._lists(rdds[first : first + partitions]), self._tag)
+        # each has `partitions` partitions: those of the next frames
+        rounds = [
+            self._union_rdd(context, self._lists(rdds[first : first + partitions]), self._class_tag)
             for first in range(0, len(rdds), partitions)
         ]
-        return self._leaf(plans[0].output(), self._zipped(stacked, partitions), self._hashing(by, partitions))
+        partitioning = self._hash_partitioning(hashed_by, partitions)
+        return self._make_leaf(plans[0].output(), self._zipped(rounds, partitions), partitioning)
 
-    def _facts_of(self, frame: DataFrame) -> _BlockFacts:
-        facts = self._facts.get(frame)
-        if facts is None:
+    def _leaf_of(self, frame: DataFrame) -> _CachedLeaf:
+        leaf = self._leaves.get(frame)
+        if leaf is None:
             plan = _plan(frame)
-            text = _ALONE.sub(_ONE, re.sub(r"#\d+L?", "", plan.outputPartitioning().toString()))
-            facts = _BlockFacts(plan=plan, rows=plan.rdd(), placement=text if _PLACED.fullmatch(text) else "")
-            self._facts[frame] = facts
-        return facts
+            text = _EXPRESSION_ID.sub("", plan.outputPartitioning().toString())
+            text = _HASHED_INTO_ONE.sub(_SINGLE_PARTITION, text)
+            leaf = _CachedLeaf(plan=plan, rdd=plan.rdd(), placement=text if _KNOWN_PLACEMENT.fullmatch(text) else "")
+            self._leaves[frame] = leaf
+        return leaf
 
-    def _own_partitioning(self, frame: DataFrame, facts: _BlockFacts) -> tuple[JavaObject, JavaObject]:
-        """A frame's columns, all of them nullable as they may be in another frame, and its partitioning by these.
+    def _own_partitioning(self, frame: DataFrame, leaf: _CachedLeaf) -> tuple[JavaObject, JavaObject]:
+        """A frame's columns, all nullable since they may be so in another frame, and its partitioning by these columns.
 
-        Spark's own partitioning may name a column of which the optimiser knew more, or less; a plan above it would then
-        not find the column.
+        Spark's own partitioning may have a column with another nullability, as the optimiser saw it; a plan above the
+        leaf would not find that column.
         """
         found = self._partitionings.get(frame)
         if found is None:
-            partitioning, output = facts.plan.outputPartitioning(), facts.plan.output()
-            columns = [output.apply(at).withNullability(True) for at in range(output.size())]
-            if partitioning.toString() != _ONE:
+            partitioning, output = leaf.plan.outputPartitioning(), leaf.plan.output()
+            columns = [output.apply(index).withNullability(True) for index in range(output.size())]
+            if partitioning.toString() != _SINGLE_PARTITION:
                 own = {column.exprId().id(): column for column in columns}
-                by = partitioning.references().toSeq()
-                for column in (by.apply(at) for at in range(by.size())):
-                    partitioning = partitioning.transform(self._one(column, own[column.exprId().id()]))
+                references = partitioning.references().toSeq()
+                for column in (references.apply(index) for index in range(references.size())):
+                    partitioning = partitioning.transform(self._map1(column, own[column.exprId().id()]))
             found = self._partitionings[frame] = self._lists(columns), partitioning
         return found
 
     def _zipped(self, rdds: Sequence[JavaObject], partitions: int) -> JavaObject:
-        """One RDD whose partitions join those of the same number of each."""
+        """One RDD whose partition ``p`` has the rows of partition ``p`` of each of ``rdds``."""
         if len(rdds) == 1:
             return rdds[0]
-        return self._by_partition(rdds[0].context(), self._lists(rdds), partitions, self._tag)
+        return self._partitionwise_union_rdd(rdds[0].context(), self._lists(rdds), partitions, self._class_tag)
 
-    def _leaf(self, columns: JavaObject, rows: JavaObject, partitioning: JavaObject) -> JavaObject:
+    def _make_leaf(self, columns: JavaObject, rdd: JavaObject, partitioning: JavaObject) -> JavaObject:
         none = self._none
-        arguments = (columns, rows, partitioning, self._lists.nil, False, none, self._session, none, none)
+        arguments = (columns, rdd, partitioning, self._lists.nil, False, none, self._session, none, none)
         # Spark 4.3 added an argument: whether it is checkpointed
-        return call_either(self._rows, (*arguments, True), arguments)
-
-
-def _plan(frame: DataFrame) -> JavaObject:
-    return _internals(frame).logicalPlan()
+        return call_either(self._logical_rdd, (*arguments, True), arguments)

@@ -31,113 +31,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-# ---- checkpoints and ends of a job -----------------------------------------------------------------------------------
-# Each is seen through whatever crashes and restarts come between.
-
-_NUMBERS: Final = itertools.count(1)
-_MAX_TO_END: Final = 500 * 86_400_000_000
-"""Microseconds that a job may take to end."""  # what is due later will not come
-
-
-def take_checkpoint(job: JobUnderTest, name: str | None, *, wait: bool) -> CheckpointId | None:
-    """Take a checkpoint, pinned if a name is given; returns ``None`` if it is pending, or the job died of it.
-
-    Raises:
-        CheckpointAborted: it was aborted.
-        RequestRefused: the name is taken.
-        HarnessError: the job is dead, or the checkpoint never completes.
-    """
-    while True:
-        request, number = f"test-{next(_NUMBERS)}", job.number
-
-        def ask(_: SteppedAttempt, request: str = request) -> None:
-            at, wall = job.clock.now(), job.clock.wall()
-            event = CheckpointRequested(at=at, wall=wall, request=request, name=name, owner="test")
-            job.requests.submit(event, lambda reply: job.answers.__setitem__(request, reply))
-
-        job.move(ask)
-        if job.number == number:
-            break  # else the job died and began again without the request
-    if not job.is_alive:
-        return None
-    answer = job.answers.get(request)
-    if answer is None:
-        if not wait:
-            return None
-        msg = f"the checkpoint does not complete: {_doing_text(job.running)}"
-        raise HarnessError(msg)
-    if answer.outcome is RequestOutcome.REFUSED:
-        raise RequestRefused(answer.message)
-    if answer.outcome is not RequestOutcome.DONE:
-        raise CheckpointAborted(answer.message)
-    return answer.checkpoint
-
-
-def stop_job(job: JobUnderTest) -> None:
-    """Stop the job in order.
-
-    Raises:
-        HarnessError: it is dead, or does not end.
-    """
-
-    def ask(running: SteppedAttempt) -> None:
-        at, wall = job.clock.now(), job.clock.wall()
-        running.supervisor.request(StopRequested(at=at, wall=wall, request=f"test-{next(_NUMBERS)}"))
-
-    until_over(job, "stop()", ask)
-
-
-def restart_later(job: JobUnderTest, *, is_new: bool) -> None:
-    """Let a restart follow the crash that is armed.
-
-    Raises:
-        HarnessError: no crash is armed, a restart was asked for already, or ``is_new``.
-    """
-    if job.point is None:
-        msg = "the job runs, and no crash is armed: crash(), stop() or end() it first"
-        raise HarnessError(msg)
-    if job.restarts_then or is_new:
-        why = "a new version begins when the job has died" if is_new else "the restart waits for the crash"
-        msg = f"{why}: {job.point.not_reached()}"
-        raise HarnessError(msg)
-    job.restarts_then = True
-
-
-def until_over(job: JobUnderTest, what: str, ask: Callable[[SteppedAttempt], None]) -> None:
-    """Ask each attempt to end and let time pass until the job has ended, or is dead with no restart to follow.
-
-    Raises:
-        HarnessError: the job is dead, or does not end.
-    """
-    asked_attempt, latest = -1, job.clock.now() + _MAX_TO_END
-    while True:
-        if job.number != asked_attempt:
-            asked_attempt = job.number
-            job.move(ask)
-        if not job.is_alive:
-            return
-        if job.number != asked_attempt:
-            continue  # the job died and began again
-        due = job.running.next_due
-        if due is None or due > latest:
-            msg = f"{what} does not come to its end: {_doing_text(job.running)}"
-            raise HarnessError(msg)
-        job.move(lambda running, due=due: running.advance_to(due))  # type: ignore[misc]
-
-
-def _doing_text(running: SteppedAttempt) -> str:
-    return "; ".join(f"'{task}' is {doing}" for task, doing in running.doing.items())
-
-
 # ---- output of a pipeline --------------------------------------------------------------------------------------------
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _ROLES: Final = ("source", "sink")
-_LAST: Final = datetime.max.replace(tzinfo=timezone.utc)
+_END_OF_TIME: Final = datetime.max.replace(tzinfo=timezone.utc)
 
 
 class Outcome:
-    """The output of a pipeline under test; sources, steps and sinks are addressed by their uid.
+    """The output of a pipeline under test: rows, watermarks, counters, facts. Steps and sinks are addressed by uid.
 
     Attributes:
         facts: everything that the runtime reported, in order.
@@ -151,7 +53,7 @@ class Outcome:
     def rows(self, uid: str, *columns: str) -> list[Row]:
         """Return the published rows of a sink as dictionaries; times are ``datetime`` in UTC.
 
-        They come checkpoint by checkpoint, those of one checkpoint sorted by their columns from left to right.
+        They are in the order of their checkpoints, and within one sorted by their columns from left to right.
 
         Args:
             uid: of the sink; side outputs are sinks like any other.
@@ -160,15 +62,15 @@ class Outcome:
         Raises:
             HarnessError: there is no such sink or column.
         """
-        return _chosen(self._stand_ins.sink(uid).rows, columns, uid)
+        return _select_columns(self._stand_ins.sink(uid).rows, columns, uid)
 
     def staged(self, uid: str, *columns: str) -> list[Row]:
-        """Return the rows that a sink has written and not published, sorted: their checkpoint is not complete.
+        """Return the rows that a sink has written but not published, sorted; their checkpoint is not complete yet.
 
         Raises:
             HarnessError: there is no such sink or column.
         """
-        return _chosen(self._stand_ins.sink(uid).staged, columns, uid)
+        return _select_columns(self._stand_ins.sink(uid).staged, columns, uid)
 
     def watermark(self, uid: str) -> datetime | None:
         """Return the watermark of a step or sink, in UTC.
@@ -187,11 +89,11 @@ class Outcome:
             raise HarnessError(msg)
         at = self._watermarks.get(uid, MIN_WATERMARK)
         if at in (MIN_WATERMARK, MAX_WATERMARK):
-            return None if at == MIN_WATERMARK else _LAST
+            return None if at == MIN_WATERMARK else _END_OF_TIME
         return _EPOCH + timedelta(microseconds=at)
 
     def counters(self, uid: str) -> dict[str, int]:
-        """Return what a step has counted (``late``, ``fired`` …), by name. Rows redone after a restart count again.
+        """Return a step's counters (``late``, ``fired`` …) by name. Rows read again after a restart count again.
 
         Raises:
             HarnessError: there is no such step.
@@ -203,15 +105,16 @@ class Outcome:
         return {name: amount for (step, name), amount in self.report().counters.items() if step == uid}
 
     def report(self) -> Report:
-        """Return the sums so far, as :meth:`penstock.Job.report` does."""
-        uids = {role: frozenset(uid for uid, of in self._stand_ins.roles.items() if of == role) for role in _ROLES}
+        """Return the totals so far, as :meth:`penstock.Job.report` does."""
+        roles = self._stand_ins.roles
+        uids = {role: frozenset(uid for uid in roles if roles[uid] == role) for role in _ROLES}
         collector = ReportCollector(sources=uids["source"], sinks=uids["sink"])
         for fact in self.facts:
             collector(fact)
         return collector.report()
 
-    def _take(self, fact: Fact) -> None:
-        """The listener of every attempt."""
+    def _on_fact(self, fact: Fact) -> None:
+        """Take a fact in: the listener of every attempt."""
         self.facts.append(fact)
         if isinstance(fact, JobStarted):
             self._watermarks.clear()  # each task announces what it was restored with
@@ -219,7 +122,7 @@ class Outcome:
             self._watermarks[fact.task] = fact.at
 
 
-def _chosen(rows: list[Row], columns: Sequence[str], uid: str) -> list[Row]:
+def _select_columns(rows: list[Row], columns: Sequence[str], uid: str) -> list[Row]:
     if not columns:
         return rows
     for row in rows[:1]:
@@ -232,27 +135,27 @@ def _chosen(rows: list[Row], columns: Sequence[str], uid: str) -> list[Row]:
 
 
 # ---- run -------------------------------------------------------------------------------------------------------------
-# Everything between the scripted sources and the collecting sinks is the product itself, with its log and its state in
-# a temporary directory, stepped on the calling thread.
+# Between the scripted sources and the collecting sinks the code is the one that runs in production, with its log and
+# its state in a temporary directory, stepped on the calling thread.
 
-_NO_PERIODIC: Final = "1000 days"
-"""Interval of periodic checkpoints by default: a test takes its checkpoints itself."""
+_NO_PERIODIC_CHECKPOINTS: Final = "1000 days"
+"""Default interval of checkpoints: so long that a test only has those that it takes itself."""
 
 
 def run(
     pipeline: PipelineDefinition, spark: SparkSession, *, clock: ManualClock | None = None, **settings: object
 ) -> PipelineRun:
-    """Return a pipeline to be tested, for a ``with`` block; its function stays, its sources and sinks are replaced.
+    """Return a run of the pipeline under test, for a ``with`` block: its steps run on scripted sources and sinks.
 
-    Scripted sources of the same columns replace its sources, collecting sinks its sinks; their uids stay. Nothing
-    outside is touched, only tables of ``p.table`` are read. No thread is started and nothing waits. Time only moves by
-    :meth:`PipelineRun.advance`, and all that can be done is done when a method returns.
+    Scripted sources with the same columns replace its sources, and collecting sinks replace its sinks; the uids stay.
+    No outside system is touched, except that tables of ``p.table`` are read. No thread is started and nothing waits.
+    Time only moves by :meth:`PipelineRun.advance`. When a method returns, everything that could be done is done.
 
     Args:
-        pipeline: what ``@ps.pipeline`` made.
+        pipeline: a function decorated with ``@ps.pipeline``.
         spark: a classic session; it is left as it was.
-        clock: begins at 2026-01-01 00:00 UTC unless given.
-        settings: as of :class:`penstock.Job`; the environment is not read, and periodic checkpoints are taken only if
+        clock: by default a new one that starts at 2026-01-01 00:00 UTC.
+        settings: as for :class:`penstock.Job`; the environment is not read, and periodic checkpoints are taken only if
             ``checkpoint_every`` is given.
 
     Raises:
@@ -274,10 +177,10 @@ def run(
 
 
 class PipelineRun(Outcome):
-    """A pipeline under test. Made by :func:`run`; sources, steps and sinks are addressed by their uid.
+    """A pipeline under test, made by :func:`run`. Sources, steps and sinks are addressed by their uid.
 
     Attributes:
-        clock: time of the job.
+        clock: the clock of the job.
         facts: everything that the runtime reported, in order.
     """
 
@@ -288,8 +191,8 @@ class PipelineRun(Outcome):
         self.clock = clock
         self._pipeline = pipeline
         self._spark = spark
-        self._settings = read_settings({"checkpoint_every": _NO_PERIODIC, **settings}, environment={})
-        self._job = JobUnderTest(spark, self._settings, clock, self._take)
+        self._settings = read_settings({"checkpoint_every": _NO_PERIODIC_CHECKPOINTS, **settings}, environment={})
+        self._job = JobUnderTest(spark, self._settings, clock, self._on_fact)
 
     def __enter__(self) -> Self:
         try:
@@ -307,12 +210,12 @@ class PipelineRun(Outcome):
         if message is not None and error is None:
             raise AssertionError(message)
 
-    # ---- what goes in ------------------------------------------------------------------------------------------------
+    # ---- input and time ----------------------------------------------------------------------------------------------
 
     def send(self, uid: str, rows: Iterable[object] | DataFrame) -> None:
-        """Let a source read rows as one batch in this order (``max_rows_per_batch`` may cut it), and process them.
+        """Let a source read these rows in order, as one batch unless ``max_rows_per_batch`` cuts it, and process them.
 
-        While the job is dead the rows wait for the restart, as in a topic.
+        If the job is dead, the rows wait for the restart, as they would in a topic.
 
         Args:
             uid: of the source.
@@ -322,14 +225,14 @@ class PipelineRun(Outcome):
 
         Raises:
             HarnessError: there is no such source, or it has ended.
-            SchemaMismatch: a row does not fit; with its column and value.
-            PenstockError: the job failed because of them.
+            SchemaMismatch: a row does not fit; the message has the column and value.
+            PenstockError: the job failed because of these rows.
         """
         self._stand_ins.source(uid).send(rows)
         self._wake(uid)
 
     def idle(self, uid: str) -> None:
-        """Make a source idle: until its next rows it holds no watermark back. Raises as :meth:`send`."""
+        """Make a source idle: it holds back no watermark until its next rows. Raises as :meth:`send` does."""
         self.send(uid, [Idle()])
 
     def hold(self, uid: str) -> None:
@@ -344,7 +247,7 @@ class PipelineRun(Outcome):
         self._job.move(lambda running: running.hold(uid, is_held=True))
 
     def release(self, uid: str) -> None:
-        """Let a source that was held go on.
+        """Let a held source continue.
 
         Raises:
             HarnessError: there is no such source.
@@ -354,10 +257,10 @@ class PipelineRun(Outcome):
         self._job.move(lambda running: running.hold(uid, is_held=False))
 
     def advance(self, duration: str) -> None:
-        """Let time pass, such as ``"5 seconds"``, and everything happen that is due: timers, idleness, checkpoints.
+        """Move time by e.g. ``"5 seconds"``, and run everything that falls due: timers, idleness, checkpoints.
 
         Raises:
-            GraphError: it is not a length of time.
+            GraphError: ``duration`` is not a length of time.
             PenstockError: the job failed meanwhile.
         """
         target = MonotonicTime(self.clock.now() + parse_duration("duration", duration))
@@ -369,17 +272,17 @@ class PipelineRun(Outcome):
     # ---- checkpoints and the end -------------------------------------------------------------------------------------
 
     def checkpoint(self, *, wait: bool = True) -> CheckpointId | None:
-        """Take a checkpoint; when this returns it is in the log and its output is published.
+        """Take a checkpoint: when this returns, it is in the log and its output is published.
 
         Args:
-            wait: ``False`` asks for it and leaves it pending if a source is held; returns ``None``.
+            wait: with ``False``, a checkpoint that a held source keeps pending is no error; returns ``None`` then.
 
         Returns:
-            Its number; ``None`` if the armed crash has happened and no restart was asked for.
+            Its number; ``None`` if the job died at the armed crash and no restart was asked for.
 
         Raises:
-            CheckpointAborted: it was aborted; with the reason.
-            HarnessError: the job is dead, or a task never reaches the checkpoint; with what each is doing.
+            CheckpointAborted: it was aborted; the message has the reason.
+            HarnessError: the job is dead, or a task never reaches the checkpoint; the message says what each is doing.
         """
         return take_checkpoint(self._job, None, wait=wait)
 
@@ -395,24 +298,24 @@ class PipelineRun(Outcome):
         return take_checkpoint(self._job, check_savepoint_name(name), wait=True)
 
     def stop(self) -> None:
-        """Stop the job in order: a last checkpoint, its output published. Windows stay open; :meth:`restart` goes on.
+        """Stop the job in order: take a last checkpoint, publish its output. Windows stay open for :meth:`restart`.
 
         Raises:
             PenstockError: the job failed instead.
-            HarnessError: the job is dead, or cannot stop; with what each task is doing.
+            HarnessError: the job is dead, or cannot stop; the message says what each task is doing.
         """
         stop_job(self._job)
 
     def end(self) -> None:
-        """End all sources: every window fires, a last checkpoint is taken, everything is published, the job ends.
+        """End all sources, and with them the job: every window fires, a last checkpoint is taken, all is published.
 
-        Time moves forward if that is needed.
+        Moves time forward as far as that needs.
 
         Raises:
             PenstockError: the job failed instead.
-            HarnessError: the job is dead, or cannot end; with what each task is doing.
+            HarnessError: the job is dead, or cannot end; the message says what each task is doing.
         """
-        _ = self._job.running
+        _ = self._job.running  # raises if the job is dead
         for source in self._stand_ins.sources.values():
             if not source.has_ended:
                 source.send([End()])
@@ -423,22 +326,22 @@ class PipelineRun(Outcome):
     def crash(self, at: str | None = None, *, hit: int = 1) -> None:
         """Kill the job as if its process were killed: now, or when it reaches a failpoint.
 
-        What was only in memory is gone, and nothing is cleaned up. Call :meth:`restart` next. If that is called
-        *before* the point is reached, the restart follows as soon as the job has died there, and the method in which
-        that happens goes on. A point that is never reached fails the test at the end of the ``with`` block.
+        What was only in memory is lost, and nothing is cleaned up. Call :meth:`restart` next. If that is called
+        *before* the failpoint is reached, the job restarts as soon as it has died there, and the method in which it
+        died continues. A failpoint that is never reached fails the test at the end of the ``with`` block.
 
         Args:
             at: one of :data:`penstock.failpoints.FAILPOINTS`, for example ``"checkpoint.manifest.written"``.
-            hit: die when the point is reached for the ``hit``-th time from now on.
+            hit: die when the failpoint is reached for the ``hit``-th time from now on.
 
         Raises:
-            HarnessError: there is no such point (with the nearest name), another crash still waits, or the job is dead
-                and no point was given.
+            HarnessError: there is no such failpoint (the message has the nearest name), another crash is still armed,
+                or the job is dead and ``at`` was not given.
         """
         if at is not None:
             self._job.arm(at, hit=hit)
             return
-        _ = self._job.running
+        _ = self._job.running  # raises if the job is dead
         self._job.die("it was crashed; restart() is next")
 
     def restart(
@@ -448,16 +351,16 @@ class PipelineRun(Outcome):
         allow_non_restored_state: bool = False,
         rename: Mapping[str, str] | None = None,
     ) -> None:
-        """Begin again, as a new process would, from what is durable.
+        """Start the job again from what is durable, as a new process would.
 
         Args:
-            pipeline: a new version of the pipeline, to see that it takes over the state of the old one. Rows that were
-                sent and are read again are taken by the columns that its sources have now.
-            allow_non_restored_state: leave state unused whose step the pipeline no longer has.
-            rename: by old uid, the new one of a step; what was sent to a source is read again under its new uid.
+            pipeline: a new version of the pipeline, to test that it takes over the state of the old one. Rows that are
+                read again get the columns that its sources have now.
+            allow_non_restored_state: ignore state of steps that the pipeline no longer has.
+            rename: old uid to new uid of a step or source; rows sent to a source are read again under its new uid.
 
         Raises:
-            HarnessError: the job runs and no crash is armed, an armed one was never reached, or the new pipeline has
+            HarnessError: the job runs and no crash is armed, an armed crash has not happened, or the new pipeline has
                 another name.
             PenstockError: the recovery failed.
         """
@@ -488,17 +391,115 @@ class PipelineRun(Outcome):
 
     def _set_pipeline(self, pipeline: PipelineDefinition) -> None:
         try:
-            self._job.set_graph(self._graph(pipeline))
+            self._job.set_graph(self._build_graph(pipeline))
         except BaseException:
             if pipeline is not self._pipeline:
-                self._graph(self._pipeline)  # the stand-ins are those of the old version again
+                self._build_graph(self._pipeline)  # makes the stand-ins of the old version again
             raise
         self._pipeline = pipeline
 
-    def _graph(self, pipeline: PipelineDefinition) -> Graph:
+    def _build_graph(self, pipeline: PipelineDefinition) -> Graph:
         with self._job.own_thread():
             return self._stand_ins.graph(pipeline, self._job.spark, mode=self._settings.mode)
 
     def _wake(self, uid: str) -> None:
         if self._job.is_alive:
             self._job.move(lambda running: running.wake(uid))
+
+
+# ---- checkpoints and ends of a job -----------------------------------------------------------------------------------
+# If a crash and its restart come in between, the new attempt is asked again.
+
+_request_numbers: Final = itertools.count(1)
+_MAX_TIME_TO_END: Final = 500 * 86_400_000_000
+"""Microseconds that a job may take to end."""  # timers due later, as the periodic checkpoint by default, do not count
+
+
+def take_checkpoint(job: JobUnderTest, name: str | None, *, wait: bool) -> CheckpointId | None:
+    """Take a checkpoint, pinned if a name is given; returns ``None`` if it is pending, or the job died meanwhile.
+
+    Raises:
+        CheckpointAborted: it was aborted.
+        RequestRefused: the name is taken.
+        HarnessError: the job is dead, or the checkpoint never completes.
+    """
+    while True:
+        request, attempt = f"test-{next(_request_numbers)}", job.number
+
+        def ask(_: SteppedAttempt, request: str = request) -> None:
+            at, wall = job.clock.now(), job.clock.wall()
+            event = CheckpointRequested(at=at, wall=wall, request=request, name=name, owner="test")
+            job.requests.submit(event, lambda reply: job.answers.__setitem__(request, reply))
+
+        job.move(ask)
+        if job.number == attempt:
+            break  # otherwise the job died and restarted: the new attempt does not know the request
+    if not job.is_alive:
+        return None
+    answer = job.answers.get(request)
+    if answer is None:
+        if not wait:
+            return None
+        msg = f"the checkpoint does not complete: {_describe_tasks(job.running)}"
+        raise HarnessError(msg)
+    if answer.outcome is RequestOutcome.REFUSED:
+        raise RequestRefused(answer.message)
+    if answer.outcome is not RequestOutcome.DONE:
+        raise CheckpointAborted(answer.message)
+    return answer.checkpoint
+
+
+def stop_job(job: JobUnderTest) -> None:
+    """Stop the job in order.
+
+    Raises:
+        HarnessError: it is dead, or does not end.
+    """
+
+    def ask(running: SteppedAttempt) -> None:
+        at, wall = job.clock.now(), job.clock.wall()
+        running.supervisor.request(StopRequested(at=at, wall=wall, request=f"test-{next(_request_numbers)}"))
+
+    until_over(job, "stop()", ask)
+
+
+def restart_later(job: JobUnderTest, *, is_new: bool) -> None:
+    """Have the job restarted as soon as it dies at the armed crash.
+
+    Raises:
+        HarnessError: no crash is armed, a restart was asked for already, or ``is_new``.
+    """
+    if job.point is None:
+        msg = "the job runs, and no crash is armed: crash(), stop() or end() it first"
+        raise HarnessError(msg)
+    if job.restarts_then or is_new:
+        why = "a new version begins when the job has died" if is_new else "the restart waits for the crash"
+        msg = f"{why}: {job.point.not_reached()}"
+        raise HarnessError(msg)
+    job.restarts_then = True
+
+
+def until_over(job: JobUnderTest, what: str, ask: Callable[[SteppedAttempt], None]) -> None:
+    """Ask each attempt to end, and let time pass until the job has ended, or has died without a restart to follow.
+
+    Raises:
+        HarnessError: the job is dead, or does not end.
+    """
+    asked_attempt, latest = -1, job.clock.now() + _MAX_TIME_TO_END
+    while True:
+        if job.number != asked_attempt:
+            asked_attempt = job.number
+            job.move(ask)
+        if not job.is_alive:
+            return
+        if job.number != asked_attempt:
+            continue  # the job died and restarted: ask the new attempt
+        due = job.running.next_due
+        if due is None or due > latest:
+            msg = f"{what} does not come to its end: {_describe_tasks(job.running)}"
+            raise HarnessError(msg)
+        job.move(lambda running, due=due: running.advance_to(due))  # type: ignore[misc]
+
+
+def _describe_tasks(running: SteppedAttempt) -> str:
+    return "; ".join(f"'{task}' is {doing}" for task, doing in running.doing.items())
