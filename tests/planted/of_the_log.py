@@ -122,7 +122,7 @@ def _(put):
     from penstock.filesystem.local import LocalFileSystem
 
     def create(self, path, data):
-        place = self._at(path)
+        place = self._path(path)
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
             handle = os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY)

@@ -13,7 +13,7 @@ from penstock.errors import InternalError
 
 
 class JobState(str, Enum):
-    """The states of a job. A stopped job is not started again: a new one is made (mission rows S1, S2, S6)."""
+    """The states of a job. A stopped job is not started again: a new one is made."""
 
     CREATED = "created"
     """Nothing was touched: no claim, no Spark job."""
