@@ -183,7 +183,7 @@ class FakeAnalysis:
     def source(self, node: Read) -> Any:
         return node.source
 
-    def segment(self, node: Node, steps: Sequence[Any], *, is_root: bool = True) -> Any:
+    def chain(self, node: Node, steps: Sequence[Any], *, is_root: bool = True) -> Any:
         def rewrite(batch: Batch) -> Batch:
             measures = dict(batch.metrics)
             rows: Any = batch.frame
