@@ -46,7 +46,7 @@ class Probe:
         """Write what was entered, and begin again."""
         entered, self._entered = self._entered, {}
         rows = [
-            (file.removeprefix(PACKAGE).removesuffix(".py").removesuffix("/__init__"), function, thread)
+            (file.removeprefix(PACKAGE).removesuffix(".py"), function, thread)
             for file, (function, thread) in entered.items()
         ]
         made = self._folder / f"{name}.new"
