@@ -208,11 +208,6 @@ def validate_mode(graph: Graph, best: Guarantee) -> None:
             raise GraphError(msg, uid=node.uid, where=str(node.origin))
 
 
-def guarantee_of(graph: Graph, node: Write) -> Guarantee:
-    """Return the guarantee of a sink's rows: the weakest of the sink and its sources."""
-    return weakest_guarantee(graph, node)[0]
-
-
 def weakest_guarantee(graph: Graph, node: Write, mode: Guarantee = Guarantee.EXACTLY_ONCE) -> tuple[Guarantee, str]:
     """Return the guarantee of a sink's rows in a job of this mode, and the part that limits it."""
     found = [(node.sink.guarantee, "the sink")]
