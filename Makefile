@@ -57,7 +57,7 @@ imports: $(INSTALLED) ## who may import whom
 	@PYTHONPATH=tests $(BIN)/lint-imports --no-logo --no-cache
 
 ##@ Test
-.PHONY: test test-core test-long test-nightly mission torture replay exhaust planted coverage-simulation torture-windows torture-files \
+.PHONY: test test-core test-long test-nightly mission torture replay exhaust planted mutants coverage-simulation torture-windows torture-files \
         torture-kafka ways newcomer
 test: $(INSTALLED) $(CLASSES) ## what each change must pass, in ten minutes; TESTS="tests/spark -k join" runs some
 	@$(WITH_JAVA) tools/test.sh $(or $(TESTS),$(BOTH_CORES) -m "not long and not nightly" tests)
@@ -85,6 +85,9 @@ exhaust: $(INSTALLED) ## every schedule of small simulated worlds; larger ones f
 
 planted: $(INSTALLED) ## take each rule away and see who notices; BUGS="L3 R4" tries some
 	@cd tests && ../$(BIN)/python -m planted.run $(BUGS)
+
+mutants: $(INSTALLED) $(CLASSES) ## a hundred small bugs in the data side, and the test that finds each; ARGS="state-034 …" tries some
+	@cd tests && java=$$(../tools/find-java.sh) && JAVA_HOME="$$java" ../$(BIN)/python -m mutants.run $(ARGS)
 
 coverage-simulation: $(INSTALLED) ## branches of runtime/ and checkpoint/ that SEEDS=1000 stories take; fails below 95 %
 	@cd tests && COVERAGE_FILE=/tmp/.coverage-simulation ../$(BIN)/python -m simulation.coverage $(or $(SEEDS),1000)
