@@ -3,8 +3,8 @@
 python -m mutants.run [--seconds 120] [--trace FOLDER] [ids…]
 
 A trace tells which tests pass which lines, and how long each takes: it is a run of `make test` and `make test-long`
-under coverage. Without `--trace` it is made first, in half an hour. The tests of `make test` are asked first, then those
-of `make test-long`, cheapest first, and of each tier as many as take `--seconds` together.
+under coverage. Without `--trace` it is made first, in half an hour. The tests of `make test` are asked first, then
+those of `make test-long`, cheapest first, and of each tier as many as take `--seconds` together.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def read_trace(folder: Path) -> Trace:
     data.read()
     seconds = {
         f"{case.attrib['file']}::{case.attrib['name']}": float(case.attrib["time"])
-        for case in ElementTree.parse(folder / "tests.xml").iter("testcase")  # noqa: S314 - written by our own pytest
+        for case in ElementTree.parse(folder / "tests.xml").iter("testcase")
         if "file" in case.attrib
     }
     return Trace(data, seconds)
