@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from core.runtime_fakes import Clock, KeepingWork, NotingShell, drained, marked, output_to, rows
-from penstock.clock import MonotonicTime
-from penstock.elements import Barrier, Batch, ObservedMetrics, SourceBatch, SourcePartitions, WatermarkStatus
+from penstock.clock import EventTime, MonotonicTime
+from penstock.elements import Barrier, Batch, ObservedMetrics, SourceBatch, SourcePartitions, Watermark, WatermarkStatus
 from penstock.handles import CheckpointId
 from penstock.runtime.channels import Channel
 from penstock.runtime.inputs import Inputs
@@ -179,3 +179,18 @@ def test_how_long_a_batch_stood_in_the_queue_says_nothing_of_partitions_that_it_
     bench.sources[0].put(of(450, p=70, q=6))
     bench.at(460)
     assert bench.inputs.valve.at == 6
+
+
+def test_what_becomes_known_when_a_batch_is_through_is_told_at_once() -> None:
+    bench = Bench()
+    bench.sources[0].put(of(0, p=50, q=5))
+    bench.at(0)
+    bench.sink_is_through()
+    bench.at(0)
+    without_times = Batch(frame=[], sequence=2, source_batch=SourceBatch("t", 2, MonotonicTime(150)))
+    bench.sources[0].put(without_times)
+    bench.at(150)
+    bench.sink_is_through()
+    bench.at(150)
+    assert bench.inputs.valve.at == 50, "the source was asked at 150, and the second partition had nothing"
+    assert drained(bench.sink) == [Watermark(at=EventTime(50))], "nobody would wake the step to tell it"

@@ -67,7 +67,6 @@ class IntReader:
         count = min(count, limits.rows or count)
         before, self._at = self._at, min(self._end, self._at + count)
         world.judge_first_read(self._process, source.number)
-        self._process.times.read(source.number, self._at, now)
         alone = (before + source.number) % 3 == 0  # read on when it is through, not ahead of it
         return PlannedBatch(plan=(before, self._at), rows=self._at - before, takes_all=alone)
 
@@ -89,6 +88,8 @@ class IntReader:
         return pace.interval if isinstance(pace, Every) and self._until is Until.STOPPED else None
 
     def frame(self, plan: Any) -> Any:
+        # Counted here and not when polled: a source that ended in an earlier run may be polled, and its rows refused.
+        self._process.times.read(self._source.number, plan[1], self._source.world.now())
         return tuple((self._source.number, row, 0) for row in range(*plan))
 
     def position(self) -> Position:

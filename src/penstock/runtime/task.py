@@ -286,6 +286,8 @@ class StepTask:
             wake = _earlier(wake, wait)
         if self._output.is_drained:
             wake = _earlier(wake, self._inputs.acknowledge(now))
+            self._advance()  # what became idle by that is told now: nothing else may wake the task
+            self._forward_status()
         aligning = self._barriers.aligning
         self.doing = "idle" if aligning is None else f"aligning checkpoint {aligning}"
         return StepResult(wake_at=wake)
