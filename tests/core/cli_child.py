@@ -35,7 +35,7 @@ class Child:
             self.over.wait()
         requests = StopListener(at_once=lambda: os._exit(130), notify=self.note)
         if self.word != "unborn":
-            requests.running()
+            requests.report_running()
         self.note(" ".join(["start", str(os.getpid()), *self.words]))
         if self.word == "wait":
             requests.bind((lambda: self.note("asked")) if "slow" in self.words else self.over.set)

@@ -17,7 +17,7 @@ from simulation.outside import EpochCommitter
 
 @bug("S1", "a commit that must be retried is overtaken by the next")
 def _(put):
-    real = CommitQueue.returned
+    real = CommitQueue.record_outcome
 
     def returned(self, uid, checkpoint, outcome, at):
         queue = self._queues.get(uid)
@@ -26,18 +26,18 @@ def _(put):
             return [self._commit(queue)]
         return real(self, uid, checkpoint, outcome, at)
 
-    put(CommitQueue, "returned", returned)
+    put(CommitQueue, "record_outcome", returned)
 
 
 @bug("S1-unknown", "a commit of unknown outcome is taken for done")
 def _(put):
-    real = CommitQueue.returned
+    real = CommitQueue.record_outcome
 
     def returned(self, uid, checkpoint, outcome, at):
         done = CommitOutcome.DONE if outcome is CommitOutcome.UNKNOWN else outcome
         return real(self, uid, checkpoint, done, at)
 
-    put(CommitQueue, "returned", returned)
+    put(CommitQueue, "record_outcome", returned)
 
 
 @bug("S2", "output prepared for an aborted checkpoint is dropped")

@@ -14,7 +14,7 @@ from penstock.errors import DecodeError, SchemaMismatch
 from penstock.facts import BatchDone, RowsRead, WatermarkAdvanced
 from penstock.formats import text
 from penstock.graph.nodes import ParseJson
-from penstock.graph.queries import is_pushed_down, pushed_down_parse
+from penstock.graph.queries import pushed_down_parse
 from penstock.interfaces.source import DECODED_RECORD, UNDECODED_METRIC
 from spark.job_kit import Watch
 from spark.json_source import Bytes, DecodedBytes
@@ -214,7 +214,7 @@ def test_it_is_left_to_spark_where_others_want_the_text_or_the_source_cannot(spa
     def of(source, **steps):
         analysis, graph, _ = analysed(spark, source, **steps)
         parse = next(node for node in graph.nodes if isinstance(node, ParseJson))
-        return analysis.source(graph.nodes[0]), is_pushed_down(graph, parse)
+        return analysis.source(graph.nodes[0]), pushed_down_parse(graph, graph.nodes[0]) is parse
 
     source = DecodedBytes(())
     decoding, is_pushed = of(source)

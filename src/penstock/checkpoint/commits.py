@@ -117,7 +117,9 @@ class CommitQueue:
             queue.items.append(item)
         return [self._commit(queue) for _, queue in sorted(queues.items()) if queue.is_at_rest]
 
-    def returned(self, uid: str, checkpoint: CheckpointId, outcome: CommitOutcome, at: MonotonicTime) -> list[Effect]:
+    def record_outcome(
+        self, uid: str, checkpoint: CheckpointId, outcome: CommitOutcome, at: MonotonicTime
+    ) -> list[Effect]:
         """Take in the outcome of a commit; returns the commit of the next item, or the timer of the next try.
 
         Raises:

@@ -296,7 +296,7 @@ class StopListener:
         if is_requested:
             in_order()
 
-    def running(self) -> None:
+    def report_running(self) -> None:
         """Report to the parent that the sources have started."""
         if self._lifeline is not None:
             try:

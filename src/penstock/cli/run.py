@@ -371,7 +371,7 @@ class _Runner:
             self._has_started = True  # from now on LiveOutput shows the progress line; there is one at a time
             self._progress.off()
             self._jvm_watch.begin()
-            self._stop_listener.running()
+            self._stop_listener.report_running()
         if self._live is not None:
             self._live(fact)
 

@@ -14,8 +14,8 @@ from penstock.elements import Batch, ObservedMetrics, RefCount, SourcePartitions
 from penstock.errors import InternalError, assert_never
 from penstock.graph.nodes import BAD_PORT, ParseJson, RowWise, WithWatermark
 from penstock.interfaces.source import UNDECODED_METRIC
-from penstock.spark.blocks import JavaObject
-from penstock.spark.plans import ObservationSpec, PlanLeaf, java_schema, logical_plan
+from penstock.spark.blocks import JavaObject, logical_plan
+from penstock.spark.plans import ObservationSpec, PlanLeaf, java_schema
 from penstock.spark.session import parse_type
 
 if TYPE_CHECKING:
@@ -90,10 +90,6 @@ class StepChain:
         return self._compiled[False].schema
 
     def __call__(self, batch: Batch) -> Batch:
-        """Rewrite a batch; see :meth:`apply`."""
-        return self.apply(batch)
-
-    def apply(self, batch: Batch) -> Batch:
         """Rewrite a batch. Its ref counts then include those of the tables it joins."""
         snapshots = self._acquire_tables()
         whole = True in self._inputs and self._is_whole(batch)

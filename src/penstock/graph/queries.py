@@ -47,12 +47,6 @@ def pushed_down_parse(graph: Graph, node: Read) -> ParseJson | None:
     return only if isinstance(only, ParseJson) else None
 
 
-def is_pushed_down(graph: Graph, node: ParseJson) -> bool:
-    """Return whether a source is asked to do a ``parse_json``. It may decline, because of the types."""
-    before = graph.node(node.inputs[0].node)
-    return isinstance(before, Read) and pushed_down_parse(graph, before) is node
-
-
 # --------------------------------------------------------------------------------------------- what a stream depends on
 
 

@@ -78,7 +78,8 @@ def _internals(frame: DataFrame) -> JavaObject:
     return frame._jdf  # noqa: SLF001
 
 
-def _plan(frame: DataFrame) -> JavaObject:
+def logical_plan(frame: DataFrame) -> JavaObject:
+    """The logical plan of a frame, as it was built."""
     return _internals(frame).logicalPlan()
 
 
@@ -119,7 +120,7 @@ class LazyCheckpoint:
         self._observed = with_session(frame, lean.session)
         with lean.planning(self._observed):
             kept = self._observed.localCheckpoint(eager=False)
-        self._rdd = _plan(kept).rdd()
+        self._rdd = logical_plan(kept).rdd()
         self.frame: DataFrame = _with_new_ids(kept, self._session)
 
     def finish(self) -> None:
@@ -138,7 +139,7 @@ def can_complete_observations(session: SparkSession) -> bool:
 
 def _with_new_ids(kept: DataFrame, session: SparkSession) -> DataFrame:
     """Checkpointed rows, with new expression ids for their columns."""
-    leaf = _plan(kept).newInstance()
+    leaf = logical_plan(kept).newInstance()
     if not leaf.references().isEmpty():  # a leaf has no input: these are columns of the plan that ran
         leaf = _partitioned_by_own_columns(leaf, session)
     return frame_of_plan(leaf, session)
@@ -173,7 +174,7 @@ def free_blocks(frame: DataFrame) -> None:
     Does nothing if the Spark context or the JVM has ended: their blocks are gone.
     """
     with _unless_gone(frame):
-        _plan(frame).rdd().unpersist(False)
+        logical_plan(frame).rdd().unpersist(False)
 
 
 def free_rows(rows: JavaObject) -> None:
@@ -300,7 +301,7 @@ class CachedUnion:
         Partition ``p`` consists of the frames ``p``, ``p + partitions`` and so on. The caller guarantees that Spark's
         hash would have placed each row there. The plan reads the frames' blocks, and has none of its own.
         """
-        plans = [_plan(frame) for frame in frames]
+        plans = [logical_plan(frame) for frame in frames]
         hashed_by = _internals(frames[0].select(*columns)).queryExecution().analyzed().output()
         rdds = [plan.rdd() for plan in plans]
         context = rdds[0].context()
@@ -315,7 +316,7 @@ class CachedUnion:
     def _leaf_of(self, frame: DataFrame) -> _CachedLeaf:
         leaf = self._leaves.get(frame)
         if leaf is None:
-            plan = _plan(frame)
+            plan = logical_plan(frame)
             text = _EXPRESSION_ID.sub("", plan.outputPartitioning().toString())
             text = _HASHED_INTO_ONE.sub(_SINGLE_PARTITION, text)
             leaf = _CachedLeaf(plan=plan, rdd=plan.rdd(), placement=text if _KNOWN_PLACEMENT.fullmatch(text) else "")

@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.elements import ObservedMetrics
-from penstock.spark.blocks import CachedUnion, JavaObject, ScalaLists, call_either, frame_of_plan, scala_object
+from penstock.spark.blocks import (
+    CachedUnion,
+    JavaObject,
+    ScalaLists,
+    call_either,
+    frame_of_plan,
+    logical_plan,
+    scala_object,
+)
 from penstock.spark.session import parse_type
 from penstock.spark.sql import quote_identifier
 
@@ -26,11 +34,6 @@ if TYPE_CHECKING:
 def analyzed_plan(frame: DataFrame) -> JavaObject:
     """The analysed plan of a frame."""
     return cast("Any", frame)._jdf.queryExecution().analyzed()  # noqa: SLF001 - plans have no public way in
-
-
-def logical_plan(frame: DataFrame) -> JavaObject:
-    """The logical plan of a frame, as it was built."""
-    return cast("Any", frame)._jdf.logicalPlan()  # noqa: SLF001 - plans have no public way in
 
 
 def optimized_plan(frame: DataFrame) -> JavaObject:

@@ -12,9 +12,9 @@ from penstock.errors import GraphError, InternalError
 from penstock.facts import RowsLate
 from penstock.interfaces.operator import LATE_PORT, MAIN_PORT, Collector, DeferredBatch, OperatorContext
 from penstock.operators.windows.frames import BY_PARTITION, FIRST, LARGEST_PARTITION, LAST, WantedFigures, figures_of
-from penstock.spark.blocks import JavaObject, can_complete_observations
+from penstock.spark.blocks import JavaObject, can_complete_observations, logical_plan
 from penstock.spark.plan_check import PlanCheck
-from penstock.spark.plans import PlanPreparer, PreparedPlan, analyzed_plan, logical_plan, observe_columns
+from penstock.spark.plans import PlanPreparer, PreparedPlan, analyzed_plan, observe_columns
 from penstock.spark.session import LeanSession
 from penstock.spark.sql import nullable
 from penstock.state.layers import STATS, LayerLabel, LazyLayer

@@ -14,8 +14,8 @@ from penstock.operators.windows.emitter import WindowEmitter
 from penstock.operators.windows.ingest import BatchIntake, DeferredLayers, LayerQueries, PreAggregation
 from penstock.operators.windows.results import ResultQueries
 from penstock.operators.windows.sessions import SessionEmitter, SessionFrames, SessionResults
-from penstock.spark.blocks import unpersist
-from penstock.spark.plans import PlanPreparer, logical_plan
+from penstock.spark.blocks import logical_plan, unpersist
+from penstock.spark.plans import PlanPreparer
 from penstock.spark.session import state_session
 from penstock.state.compaction import Compaction, plan_memory_compaction
 from penstock.state.durable import DurableLayers, PendingLayers
