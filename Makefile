@@ -58,7 +58,7 @@ imports: $(INSTALLED) ## who may import whom
 
 ##@ Test
 .PHONY: test test-core test-long test-nightly mission torture replay exhaust planted mutants coverage-simulation torture-windows torture-files \
-        torture-kafka ways newcomer
+        torture-kafka ways newcomer messages
 test: $(INSTALLED) $(CLASSES) ## what each change must pass, in ten minutes; TESTS="tests/spark -k join" runs some
 	@$(WITH_JAVA) tools/test.sh $(or $(TESTS),$(BOTH_CORES) -m "not long and not nightly" tests)
 
@@ -103,6 +103,9 @@ torture-kafka: $(INSTALLED) ## the same to a Kafka-to-files job, and to its brok
 
 ways: $(INSTALLED) ## trace a row, a barrier, a restart and a savepoint through a running job, against docs/architecture.md
 	@$(WITH_JAVA) $(BIN)/python tools/ways.py
+
+messages: $(INSTALLED) ## every error message and help text of the package, to be read in one go
+	@$(BIN)/python tools/messages.py $(ARGS)
 
 newcomer: $(INSTALLED) ## a new user's first minutes: wheel, init, test, run, kill -9, run; ARGS=--download gets all by pip
 	@$(WITH_JAVA) PYTHONPATH=tests $(BIN)/python tests/crash/newcomer.py $(ARGS)
