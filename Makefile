@@ -111,7 +111,7 @@ newcomer: $(INSTALLED) ## a new user's first minutes: wheel, init, test, run, ki
 	@$(WITH_JAVA) PYTHONPATH=tests $(BIN)/python tests/crash/newcomer.py $(ARGS)
 
 ##@ Measure
-.PHONY: bench-windows bench-checkpoint bench-kafka bench-latency soak
+.PHONY: bench-windows bench-checkpoint bench-kafka bench-latency bench-files soak
 bench-windows: $(INSTALLED) ## windows against Structured Streaming and a plain Spark job, side by side; ARGS=…
 	@$(WITH_JAVA) $(BIN)/python bench/windows.py $(ARGS)
 
@@ -123,6 +123,9 @@ bench-kafka: $(INSTALLED) ## a backlog on a real broker, counted in windows, aga
 
 bench-latency: $(INSTALLED) ## from append to sink on a live topic, against Structured Streaming; ARGS=…
 	@$(WITH_JAVA) $(BIN)/python bench/latency.py $(ARGS)
+
+bench-files: $(INSTALLED) ## many small files and one big one, against Structured Streaming's file source; ARGS=…
+	@$(WITH_JAVA) $(BIN)/python bench/files.py $(ARGS)
 
 soak: $(INSTALLED) ## MINUTES=10 of windows that open and close: does anything grow?
 	@$(WITH_JAVA) $(BIN)/python bench/soak.py --minutes $(or $(MINUTES),10)

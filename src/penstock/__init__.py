@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from penstock.admin.state_read import read_state
     from penstock.admin.state_write import write_state
     from penstock.api.pipeline import Pipeline, PipelineDefinition, pipeline
+    from penstock.api.preview import show
     from penstock.api.stream import GroupedStream, Stream, WindowedResult
     from penstock.connectors import console, files, generator, kafka, memory, rate
     from penstock.errors import (
@@ -66,6 +67,7 @@ __all__ = [
     "read_state",
     "session",
     "shadow",
+    "show",
     "sliding",
     "testing",
     "tumbling",
@@ -103,6 +105,7 @@ _HOMES: Final = {
     "read_state": "penstock.admin.state_read",
     "session": "penstock.operators.windows.assigners",
     "shadow": "penstock.admin.shadow",
+    "show": "penstock.api.preview",
     "sliding": "penstock.operators.windows.assigners",
     "tumbling": "penstock.operators.windows.assigners",
     "when_ready": "penstock.graph.nodes",

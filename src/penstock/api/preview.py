@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeAlias, cast
 
+from penstock.clock import SystemClock, sleep
 from penstock.compiler.analysis import analyze
 from penstock.compiler.steps import explain_build_errors
 from penstock.errors import GraphError
@@ -27,6 +29,7 @@ from penstock.graph.nodes import (
     describe_step,
 )
 from penstock.graph.queries import ancestors
+from penstock.interfaces.source import NoData, PlannedBatch, ReadLimit, SourceContext, Until
 from penstock.spark.session import current_session
 
 if TYPE_CHECKING:
@@ -87,15 +90,79 @@ def preview(graph: Graph, ref: PortRef, rows: PreviewRows | Mapping[str, Preview
         GraphError: a keyed step is on the way, or the rows do not fit the source.
     """
     spark = local_session()
+    by_uid = _by_uid(rows, _sources(graph, ref))
+
+    def read(node: Read) -> DataFrame:
+        schema = node.source.schema(spark)
+        values = [_values(row, schema.fieldNames()) for row in by_uid[node.uid]]
+        return spark.createDataFrame(values, schema)
+
+    return _frame(graph, ref, spark, read)
+
+
+def show(stream: Previewable, *, rows: int = 20, timeout: float = 30.0) -> None:
+    """Print what a stream's steps make of the first rows that its sources have now; nothing of the job runs.
+
+    Each source is read from its beginning, up to ``rows`` rows: no position is kept, and nothing is published.
+
+    Args:
+        stream: of stateless steps; a window needs more than the first rows: test it with ``ps.testing.run``.
+        rows: most rows of each source, and of what is printed.
+        timeout: seconds to wait for the first rows of a source, such as those of a topic.
+
+    Raises:
+        GraphError: a keyed step is on the way, or ``rows`` is not at least 1.
+        SourceUnavailable: a source cannot be read.
+
+    >>> import penstock as ps
+    >>> numbers = ps.Pipeline("demo").read("n", ps.rate.Source(rows_per_second=100, limit=3))
+    >>> ps.show(numbers.select("value * 2 AS twice"), rows=2)  # doctest: +NORMALIZE_WHITESPACE
+    +-----+
+    |twice|
+    +-----+
+    |0    |
+    |2    |
+    +-----+
+    """
+    if not isinstance(rows, int) or rows < 1:
+        msg = f"show() needs a whole number of rows of at least 1, not {rows!r}"
+        raise GraphError(msg)
+    spark = local_session()
+    graph = stream.pipeline.graph()
+    with ExitStack() as readers:
+        frame = _frame(graph, stream.ref, spark, lambda node: _first_rows(node, spark, rows, timeout, readers))
+        frame.limit(rows).show(rows, truncate=False)
+
+
+def _first_rows(node: Read, spark: SparkSession, rows: int, timeout: float, readers: ExitStack) -> DataFrame:
+    """The first rows of a source; its reader is closed with the stack."""
+    reader = node.source.open(SourceContext(uid=node.uid, spark=spark, until=Until.CAUGHT_UP), None)
+    readers.callback(reader.close)
+    clock = SystemClock()
+    until = clock.now() + int(timeout * 1_000_000)
+    while True:
+        poll = reader.poll(now=clock.now(), wall=clock.wall(), limits=ReadLimit(rows=rows))
+        if isinstance(poll, PlannedBatch):
+            return cast("DataFrame", reader.frame(poll.plan)).limit(rows)
+        if not isinstance(poll, NoData) or poll.wake_at > until:
+            return spark.createDataFrame([], node.source.schema(spark))
+        sleep(max(0, poll.wake_at - clock.now()) / 1_000_000)
+
+
+def _sources(graph: Graph, ref: PortRef) -> list[Read]:
     wanted = ancestors(graph, ref)
-    sources = [node for node in graph.nodes if node.id in wanted and isinstance(node, Read)]
-    by_uid = _by_uid(rows, sources)
+    return [node for node in graph.nodes if node.id in wanted and isinstance(node, Read)]
+
+
+def _frame(graph: Graph, ref: PortRef, spark: SparkSession, read: Callable[[Read], DataFrame]) -> DataFrame:
+    """The rows of an output; ``read`` gives those of each source."""
+    wanted = ancestors(graph, ref)
     analyze(graph, spark, only=ref).close()
     frames: dict[PortRef, DataFrame] = {}
     for node in graph.nodes:
         if node.id in wanted:
             with explain_build_errors(node):
-                _visit(node, frames, by_uid, spark)
+                _visit(node, frames, read, spark)
     return frames[ref]
 
 
@@ -114,14 +181,12 @@ def _by_uid(rows: PreviewRows | Mapping[str, PreviewRows], sources: Sequence[Rea
 
 
 def _visit(
-    node: Node, frames: dict[PortRef, DataFrame], by_uid: Mapping[str, PreviewRows], spark: SparkSession
+    node: Node, frames: dict[PortRef, DataFrame], read: Callable[[Read], DataFrame], spark: SparkSession
 ) -> None:
     here = PortRef(node.id)
     match node:
         case Read():
-            schema = node.source.schema(spark)
-            values = [_values(row, schema.fieldNames()) for row in by_uid[node.uid]]
-            frames[here] = spark.createDataFrame(values, schema)
+            frames[here] = read(node)
         case RowWise():
             tables = [spark.sql(table.query) for table in node.tables]
             frames[here] = cast("DataFrame", node.build(frames[node.inputs[0]], *tables))
@@ -136,7 +201,7 @@ def _visit(
             frames[here] = first
         case Keyed() | Write():
             step = describe_step(node)
-            msg = f"preview() shows stateless steps only, and {step} keeps state: test it with ps.testing.run"
+            msg = f"preview() and show() take stateless steps only, and {step} keeps state: use ps.testing.run"
             raise GraphError(msg)
 
 

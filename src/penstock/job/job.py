@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from html import escape
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -343,6 +344,15 @@ class Job:
         self._is_stop_requested = False
         self._lock = threading.Lock()
         self._stop_timeout = StopTimeout(self._clock, self._over.wait, self._give_up)
+
+    def __repr__(self) -> str:
+        """Its name, its state directory and its numbers so far."""
+        return f"<Job {self.name} on {self._state}: {self.report()}>"
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks, with a table."""
+        place = f"<b>Job {escape(self.name)}</b> on {escape(self._state)}"
+        return f"<div>{place}{self.report()._repr_html_()}</div>"
 
     @property
     def state(self) -> JobState:

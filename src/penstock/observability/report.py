@@ -7,8 +7,10 @@ import threading
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from html import escape
 
-from penstock.clock import EventTime
+from penstock.clock import MAX_WATERMARK, EventTime
 from penstock.facts import (
     BatchDone,
     BatchRead,
@@ -32,7 +34,7 @@ from penstock.handles import CheckpointId
 log = logging.getLogger("penstock")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Report:
     """The sums of one run, restarts included. Rows of batches that were redone after a restart count again.
 
@@ -73,6 +75,84 @@ class Report:
     watermarks: Mapping[str, EventTime] = field(default_factory=dict)
     held_by: Mapping[str, str] = field(default_factory=dict)
     last_failure: str | None = None
+
+    def __str__(self) -> str:
+        """A summary line, and a line for each source, step and sink."""
+        rows = _rows(self)
+        widths = [max((len(row[place]) for row in rows), default=0) for place in range(2)]
+        lines = [f"  {kind:{widths[0]}}  {uid:{widths[1]}}  {text}".rstrip() for kind, uid, text in rows]
+        return "\n".join([_summary(self), *lines])
+
+    def __repr__(self) -> str:
+        """The same as ``str(report)``: what a notebook or a prompt shows."""
+        return f"Report: {self}"
+
+    def _repr_html_(self) -> str:
+        """A table, for notebooks."""
+        rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in _rows(self))
+        return f"<div><b>{escape(_summary(self))}</b><table>{rows}</table></div>"
+
+
+# ---- a report for people ---------------------------------------------------------------------------------------------
+
+
+def _summary(report: Report) -> str:
+    """One line about the run as a whole."""
+    newest = f", the newest is {report.last_checkpoint}" if report.last_checkpoint is not None else ""
+    parts = [report.state, f"{report.checkpoints:,} checkpoints{newest}"]
+    if report.failed_checkpoints:
+        parts.append(f"{report.failed_checkpoints:,} failed")
+    if report.restarts:
+        parts.append(f"{report.restarts:,} restarts")
+    if report.restored is not None:
+        parts.append(f"continued from checkpoint {report.restored}")
+    return "; ".join(parts)
+
+
+def _rows(report: Report) -> list[tuple[str, str, str]]:
+    """Kind, uid and words for each source, step and sink, and for the last failure."""
+    sources = [("source", uid, _of_source(report, uid)) for uid in sorted({*report.rows_read, *report.batches})]
+    sinks = {*report.rows_written, *report.published}
+    steps = sorted({*report.watermarks, *(uid for uid, _ in report.counters)} - {uid for _, uid, _ in sources} - sinks)
+    rows = [*sources, *(("step", uid, _of_step(report, uid)) for uid in steps)]
+    rows += [("sink", uid, _of_sink(report, uid)) for uid in sorted(sinks)]
+    if report.last_failure:
+        rows.append(("failure", "", report.last_failure))
+    return rows
+
+
+def _of_source(report: Report, uid: str) -> str:
+    text = f"{report.rows_read.get(uid, 0):,} rows in {report.batches.get(uid, 0):,} batches"
+    lag = report.lag.get(uid)
+    if lag is None:
+        return text
+    behind = "" if lag.seconds is None else f", {lag.seconds:,.1f} s behind"
+    return f"{text}; {lag.rows:,} rows wait{behind}"
+
+
+def _of_step(report: Report, uid: str) -> str:
+    words = [f"event time {_moment(report.watermarks[uid])}"] if uid in report.watermarks else []
+    if uid in report.held_by:
+        words.append(f"held back by {report.held_by[uid]}")
+    words += [f"{amount:,} {name}" for (step, name), amount in sorted(report.counters.items()) if step == uid]
+    return "; ".join(words)
+
+
+def _of_sink(report: Report, uid: str) -> str:
+    return f"{report.rows_written.get(uid, 0):,} rows; output of {report.published.get(uid, 0):,} checkpoints published"
+
+
+def _moment(at: EventTime) -> str:
+    """An event time for people, in UTC."""
+    if at >= MAX_WATERMARK:
+        return "at its end"
+    try:
+        return f"{datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=at):%Y-%m-%d %H:%M:%S} UTC"
+    except OverflowError:
+        return "not known"
+
+
+# ---- summing up ------------------------------------------------------------------------------------------------------
 
 
 class ReportCollector:
