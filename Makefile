@@ -131,7 +131,15 @@ soak: $(INSTALLED) ## MINUTES=10 of windows that open and close: does anything g
 	@$(WITH_JAVA) $(BIN)/python bench/soak.py --minutes $(or $(MINUTES),10)
 
 ##@ Keep
-.PHONY: lock clean
+.PHONY: docs lock clean
+docs: .venv/.docs-installed ## build/site: these pages and a reference made of docstrings, with search; ARGS=serve shows them
+	@NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs $(or $(ARGS),build --quiet)
+
+.venv/.docs-installed: $(INSTALLED) requirements/docs.txt
+	@$(BIN)/python -m venv --clear .venv/docs
+	@.venv/docs/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/docs.txt
+	@touch $@
+
 lock: ## pin requirements/*.in anew, for every supported Python
 	@tools/lock.sh
 
