@@ -90,6 +90,7 @@ RUN_BY = {
     "cli.md": "spark/test_command_docs.py",
     "crash-tutorial.md": "test_docs.py spark/test_command_docs.py",
     "dead-letters.md": "spark/test_dead_letter_docs.py",
+    "index.md": "test_docs.py",
     "doctor.md": "core/test_doctor_docs.py",
     "json.md": "core/test_json_language.py",
     "operating.md": "core/test_cli_looking.py",
@@ -127,6 +128,7 @@ TARGETS = {
     "bench-kafka": "as above",
     "bench-latency": "as above",
     "soak": "spark/test_bench_short.py",
+    "docs": "core/test_docs_site.py",
 }
 """What is run of each target that the README names: a test, or why it is not in this run."""
 
@@ -159,6 +161,12 @@ def test_what_is_said_not_to_be_run_is_still_there_and_each_target_too() -> None
     assert [name for name in named if not re.search(rf"^{name}:", makefile, re.MULTILINE)] == []
     tests = [name for name in TARGETS.values() if name.endswith(".py")]
     assert [name for name in tests if not (ROOT / "tests" / name).exists()] == []
+
+
+def test_the_site_begins_with_lines_of_the_readme() -> None:
+    readme, index = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/index.md"))
+    begun = re.findall(r"```\n(.*?)```", index, flags=re.DOTALL)[0].splitlines()
+    assert [line for line in begun if line not in readme] == []
 
 
 @pytest.mark.spark
