@@ -1,6 +1,6 @@
 """Plants each mutant in a copy of the package and runs the tests that pass its line; prints which test found it.
 
-python -m mutants.run [--seconds 120] [--trace FOLDER] [ids…]
+python -m mutants.run [--seconds 120] [--trace FOLDER] [--inner] [ids…]
 
 A trace tells which tests pass which lines, and how long each takes: it is a run of `make test` and `make test-long`
 under coverage. Without `--trace` it is made first, in half an hour. The tests of `make test` are asked first, then
@@ -34,7 +34,7 @@ import tiers  # noqa: E402
 from mutants.mutant import PACKAGE, Mutant, read_list  # noqa: E402
 
 WORKERS = 2
-SUITE = ["-n", str(WORKERS), "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not nightly", "tests"]
+BOTH_CORES = ["-n", str(WORKERS), "--dist", "loadfile", "--no-loadscope-reorder"]
 TIERS = ("test", "test-long")
 
 
@@ -64,11 +64,12 @@ class Trace:
             yield test
 
 
-def record(folder: Path) -> None:
-    """Run both tiers under coverage, and leave their trace in the folder."""
+def record(folder: Path, *, inner: bool) -> None:
+    """Run both tiers under coverage, or the inner one, and leave their trace in the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     watch = [f"--cov={PACKAGE}", "--cov-context=test", "--cov-report=", f"--junitxml={folder / 'tests.xml'}"]
-    ran = _pytest([*watch, "-o", "junit_family=xunit1", *SUITE], COVERAGE_FILE=str(folder / "coverage"))
+    which = [*BOTH_CORES, "-m", "not long and not nightly" if inner else "not nightly", "tests"]
+    ran = _pytest([*watch, "-o", "junit_family=xunit1", *which], COVERAGE_FILE=str(folder / "coverage"))
     if ran.returncode:
         msg = "Mutants say nothing while tests fail without them:\n" + ran.stdout[-4000:]
         raise SystemExit(msg)
@@ -131,14 +132,15 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=120, help="of tests of each tier, for one mutant")
     parser.add_argument("--trace", type=Path, help="a folder with a trace; it is made there if it is not")
+    parser.add_argument("--inner", action="store_true", help="ask the tests of make test only")
     parser.add_argument("ids", nargs="*")
     asked = parser.parse_args()
     mutants = read_list()
     with tempfile.TemporaryDirectory(prefix="penstock-mutants-") as scratch:
         folder = asked.trace or Path(scratch)
         if not (folder / "tests.xml").exists():
-            print("tracing which tests pass which lines: half an hour", flush=True)
-            record(folder)
+            print("tracing which tests pass which lines: as long as these tests take", flush=True)
+            record(folder, inner=asked.inner)
         trace = read_trace(folder)
         homes: Queue[Path] = Queue()
         for number in range(WORKERS):
