@@ -199,6 +199,7 @@ def test_sql_takes_exactly_one_stream_and_every_part_by_name():
         "but 'c' is 'countries'": lambda p: p.sql("{n} {c}", n=numbers(p), c="countries"),
         "table 'c' is declared twice": lambda p: (p.table("c", table), p.table("c", table)),
         "refresh 'often'": lambda p: p.table("c", table, refresh="often"),
+        "on_error is 'ignore', but must be 'fail' or 'keep'": lambda p: p.table("c", table, on_error="ignore"),
     }
     for message, make in cases.items():
         assert message in refused(make)

@@ -14,10 +14,9 @@ from penstock.compiler.steps import (
     StepCompiler,
     columns_used,
     explain_build_errors,
-    explain_table_errors,
     tables_of,
 )
-from penstock.compiler.tables import StaticTables
+from penstock.compiler.tables import StaticTables, explain_table_errors
 from penstock.errors import GraphError, SchemaMismatch, assert_never
 from penstock.formats import text
 from penstock.graph.nodes import (
@@ -127,6 +126,10 @@ class Analysis:
         used = columns_used(self._steps.editor, compiled)
         partition_column = source.partition_column if isinstance(source, SupportsPartitions) else None
         return source.only(used if partition_column is None else used | {partition_column})
+
+    def read_tables_again(self) -> None:
+        """Have the static tables read again when they are next used: by the steps of the next attempt."""
+        self.tables.expire()
 
     def close(self) -> None:
         """Release the static tables."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
-from penstock.compiler.tables import StaticTables, TableSnapshot
+from penstock.compiler.tables import StaticTables, TableSnapshot, first_line, quiet_analysis
 from penstock.errors import GraphError, PenstockError, SchemaMismatch, UserFunctionError, did_you_mean
 from penstock.formats import text
-from penstock.graph.nodes import BAD_PORT, CallSite, Node, ParseJson, RowWise, WithWatermark, describe_step, raised_at
+from penstock.graph.nodes import BAD_PORT, Node, ParseJson, RowWise, WithWatermark, describe_step, raised_at
 from penstock.interfaces.source import DECODED_RECORD
 from penstock.spark.blocks import JavaObject
 from penstock.spark.plan_check import JobWatch, PlanCheck
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 # ----------------------------------------------------------------------------------------- errors while a step is built
 
-_LOGGERS: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 _COLUMNS_SHOWN: Final = 20
 
 
@@ -49,7 +48,7 @@ _COLUMNS_SHOWN: Final = 20
 def explain_build_errors(node: Node, columns: Sequence[str] = ()) -> Iterator[None]:
     """Turn errors raised within the block into errors that name the step, the user's line and the nearest columns."""
     try:
-        with _quiet():
+        with quiet_analysis():
             yield
     except PenstockError as error:
         error.where = error.where or str(node.origin)
@@ -69,8 +68,8 @@ def _explained(error: Exception, node: Node, columns: Sequence[str]) -> Penstock
         missing = _missing_column(error)
         if missing is not None:
             return SchemaMismatch(f"{describe_step(node)}: {_no_column(missing, columns)}{place}", uid=uid, where=where)
-        return GraphError(f"{describe_step(node)}: {_first_line(error)}{place}", uid=uid, where=where)
-    msg = f"{describe_step(node)} raised {type(error).__name__}: {_first_line(error)}{place}"
+        return GraphError(f"{describe_step(node)}: {first_line(error)}{place}", uid=uid, where=where)
+    msg = f"{describe_step(node)} raised {type(error).__name__}: {first_line(error)}{place}"
     return UserFunctionError(msg, uid=uid, where=where)
 
 
@@ -87,47 +86,6 @@ def _no_column(name: str, columns: Sequence[str]) -> str:
     meant = did_you_mean(name.rpartition(".")[2], columns, most=3, otherwise="") or ";"
     shown = ", ".join(columns[:_COLUMNS_SHOWN]) + (", …" if len(columns) > _COLUMNS_SHOWN else "")
     return f"there is no column {name!r}{meant} there are {shown}" if columns else f"there is no column {name!r}"
-
-
-def _first_line(error: Exception) -> str:
-    """Without Spark's codes and the plan that follows."""
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    first = lines[0] if lines else "no message"
-    return re.sub(r"\s*SQLSTATE: \w+", "", re.sub(r"^\[[A-Z_.0-9]+\]\s*", "", first)).strip(" ;")[:500]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence PySpark's loggers on this thread: they print the JVM's whole trace of each failed analysis."""
-    from pyspark.logger import PySparkLogger
-
-    thread = threading.get_ident()
-
-    def passes(record: logging.LogRecord) -> bool:
-        return record.thread != thread
-
-    loggers: list[logging.Logger] = [PySparkLogger.getLogger(name) for name in _LOGGERS]
-    for logger in loggers:
-        logger.addFilter(passes)
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeFilter(passes)
-
-
-@contextmanager
-def explain_table_errors(name: str, origin: CallSite) -> Iterator[None]:
-    """Turn errors raised within the block into errors that name the table and the user's line."""
-    try:
-        with _quiet():
-            yield
-    except PenstockError as error:
-        error.where = error.where or str(origin)
-        raise
-    except Exception as error:
-        msg = f"table {name!r} cannot be read: {_first_line(error)}"
-        raise GraphError(msg, where=str(origin)) from error
 
 
 # ----------------------------------------------------------------------------------------------------- compiling a step

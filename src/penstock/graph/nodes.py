@@ -133,12 +133,16 @@ class PortRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A static table that row-wise steps may join: a SQL query, read again every ``refresh`` microseconds."""
+    """A static table that row-wise steps may join: a SQL query, read again every ``refresh`` microseconds.
+
+    ``on_error`` is ``fail``, or ``keep``: a table that cannot be read again keeps the content that was read last.
+    """
 
     name: str
     query: str
     refresh: int | None
     origin: CallSite
+    on_error: str = "fail"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

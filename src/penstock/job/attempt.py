@@ -97,6 +97,8 @@ class Attempt:
         """Claim, recover and build; the supervisor has yet to begin. After a failure the built tasks are closed."""
         owned = self._claim()
         recovery = self._recover(owned)
+        if self._number > 1:
+            self._env.analysis.read_tables_again()
         builder = self._build(owned, recovery)
         try:
             failpoint("recovery.restored")
