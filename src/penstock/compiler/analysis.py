@@ -121,7 +121,7 @@ class Analysis:
         schema, _ = self._input(node, steps)
         compiled: list[CompiledStep] = []
         for step in steps:
-            compiled += self._compiled(step, schema)
+            compiled += self._compiled(step, schema, says_place=False)
             schema = compiled[-1].schema
         used = columns_used(self._steps.editor, compiled)
         partition_column = source.partition_column if isinstance(source, SupportsPartitions) else None
@@ -208,13 +208,15 @@ class Analysis:
     def _built(self, step: StatelessStep, schema: StructType) -> CompiledStep:
         return self._compiled(step, schema)[-1]
 
-    def _compiled(self, step: StatelessStep, schema: StructType) -> tuple[CompiledStep, ...]:
+    def _compiled(
+        self, step: StatelessStep, schema: StructType, *, says_place: bool = True
+    ) -> tuple[CompiledStep, ...]:
         snapshots = {}
         for table in tables_of(step):
             with explain_table_errors(table.name, table.origin):
                 snapshots[table.name] = self.tables.acquire(table)
         try:
-            return self._steps.compile(step, schema, snapshots)
+            return self._steps.compile(step, schema, snapshots, says_place=says_place)
         finally:
             for snapshot in snapshots.values():
                 snapshot.lease.release()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -141,25 +139,36 @@ class StepCompiler:
         self.decoded: set[int] = set()
         """The ``parse_json`` steps whose source decodes: it sends records (``DECODED_RECORD``) with its rows."""
         self._lock = threading.RLock()
-        self._made: dict[tuple[int, str, bool], tuple[tuple[int, ...], tuple[CompiledStep, ...]]] = {}
+        self._made: dict[tuple[int, str, bool, bool], tuple[tuple[int, ...], tuple[CompiledStep, ...]]] = {}
 
     def compile(
-        self, step: StatelessStep, schema: StructType, snapshots: Mapping[str, TableSnapshot], *, whole: bool = False
+        self,
+        step: StatelessStep,
+        schema: StructType,
+        snapshots: Mapping[str, TableSnapshot],
+        *,
+        whole: bool = False,
+        says_place: bool = True,
     ) -> tuple[CompiledStep, ...]:
         """Return the compiled parts of a step for these input columns; each but the last ends in an observation.
 
         ``whole``: for batches whose records were all decoded by the source, so that nothing is left to decode.
+        ``says_place``: the error of a bad record says where it came from, which needs columns.
         """
         node = step if isinstance(step, (RowWise, ParseJson, WithWatermark)) else step.node
         whole = whole and node.id in self.decoded
-        key = (node.id, "" if step is node else cast("PortSelection", step).port, whole)
+        is_placeless = not says_place and isinstance(step, ParseJson) and not whole
+        key = (node.id, "" if step is node else cast("PortSelection", step).port, whole, is_placeless)
         used = tuple(snapshots[table.name].rdd for table in tables_of(step))
         with self._lock:
             made = self._made.get(key)
             if made is None or made[0] != used:
                 with explain_build_errors(node, schema.fieldNames()):
-                    make = self._make_whole if whole else self._make
-                    made = (used, make(step, nullable_columns(schema), snapshots))
+                    if is_placeless:
+                        made = (used, self._parse(cast("ParseJson", step), nullable_columns(schema), says_place=False))
+                    else:
+                        make = self._make_whole if whole else self._make
+                        made = (used, make(step, nullable_columns(schema), snapshots))
                 self._made[key] = made
             return made[1]
 
@@ -214,14 +223,15 @@ class StepCompiler:
             raise UserFunctionError(msg)
         return cast("DataFrame", built)
 
-    def _parse(self, node: ParseJson, schema: StructType) -> tuple[CompiledStep, ...]:
+    def _parse(self, node: ParseJson, schema: StructType, *, says_place: bool = True) -> tuple[CompiledStep, ...]:
         record = text.struct_type(self.spark, node.schema)
         done = DECODED_RECORD if node.id in self.decoded else None
         text.parsed_schema(_without(schema, done), node.column, record)
         leaf = self.editor.new_leaf(schema)
         decoded = text.decode_json(leaf.frame, node.column, record, done=done)
         if node.on_error == "fail":
-            return (_compiled(leaf, text.failfast(decoded, node.column)),)
+            place = text.place_of(schema.fieldNames()) if says_place else None
+            return (_compiled(leaf, text.failfast(decoded, node.column, place=place or "NULL")),)
         measure, figure = node.bad_rows
         observation = observe_sql(decoded, measure, {figure: f"count_if({text.REASON} IS NOT NULL)"})
         wide = _compiled(leaf, decoded, observation)
