@@ -53,10 +53,10 @@ def test_the_table_shows_each_checkpoint_and_the_restore_point(state):
 
     assert said.code == 0
     assert [line.rstrip() for line in said.out.splitlines()] == [
-        "   id  kind      completed               took   new  total  outputs  open  status",
-        "    0  periodic  2026-01-01 12:00:00Z  0.25 s  +0 B    0 B        0     0  condemned",
-        "    1  periodic  2026-01-01 12:00:01Z  0.25 s  +3 B    3 B        0     0  restorable pinned:before-v2",
-        "→   2  periodic  2026-01-01 12:00:02Z  0.25 s  +6 B    9 B        1     1  restorable",
+        "   id  kind      completed               took   new  state  total  outputs  open  status",
+        "    0  periodic  2026-01-01 12:00:00Z  0.25 s  +0 B    0 B    0 B        0     0  condemned",
+        "    1  periodic  2026-01-01 12:00:01Z  0.25 s  +3 B    3 B    3 B        0     0  restorable pinned:before-v2",
+        "→   2  periodic  2026-01-01 12:00:02Z  0.25 s  +6 B    6 B    9 B        1     1  restorable",
         f"{job_of(state)}: running, or ended without a last word · generation 0 · the next start continues "
         "checkpoint 2 (→) · 1 output not known to be published",
     ]
@@ -84,6 +84,7 @@ def test_the_document_has_a_versioned_schema(state):
         "completed": NOON + 2 * SECOND + 250_000,
         "took_seconds": 0.25,
         "new_bytes": 6,
+        "state_bytes": 6,
         "bytes": 9,
         "output_count": 1,
         "open_count": 1,

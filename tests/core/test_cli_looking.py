@@ -99,6 +99,8 @@ def test_all_commands_tell_the_numbers_of_the_report(state):
     assert run["put_aside"] == documents["late"]["put_aside"]
     assert {each["step"]: each["rows"] for each in run["put_aside"]} == {"totals": 7, "parse_json value": 2}
     bytes = documents["list"]["jobs"][0]["state_bytes"]
+    checkpoints = json.loads(of(state, "checkpoints", "orders", "--json").out)["checkpoints"]
+    assert [each["state_bytes"] for each in checkpoints if each["is_restore_point"]] == [bytes]
     assert bytes == documents["status"]["state_bytes"] == documents["checkpoint"]["state_bytes"]
     assert bytes == sum(each["bytes"] for each in documents["status"]["steps"])
     owned = {each["owner"]: each for each in documents["gc"]["sums"]}

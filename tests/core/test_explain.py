@@ -1,9 +1,11 @@
 """Whatever was raised, said as one of our errors: whose fault it is, and whether a retry can help."""
 
 import errno
+import inspect
 
 import pytest
 
+import penstock as ps
 from penstock.errors import (
     EngineDied,
     EngineFailed,
@@ -59,6 +61,59 @@ def test_each_failure_is_told_as_what_it_is(
     assert type(told) is kind
     assert told.retry is retry
     assert words in str(told)
+
+
+DIVISION = """[DIVIDE_BY_ZERO] Division by zero. Use `try_divide` to tolerate it. SQLSTATE: 22012
+== SQL (line 1, position 1) ==
+{sql}
+{carets}
+"""
+
+
+def failed(sql: str, part: str) -> SparkError:
+    """What Spark says of a part of an expression."""
+    return SparkError(DIVISION.format(sql=sql, carets=" " * sql.index(part) + "^" * len(part)))
+
+
+@ps.pipeline("shop")
+def shop(p: ps.Pipeline) -> None:
+    read = p.read("orders", ps.rate.Source(rows_per_second=1))
+    line["select"] = inspect.currentframe().f_lineno + 1
+    made = read.select("at", "value / (value - 7) AS share", "CAST(value AS INT)").with_watermark("at", delay="1 s")
+    mean = ps.agg.sum("1 / share").where("2 div share > 1").alias("n")
+    line["agg"] = inspect.currentframe().f_lineno + 1
+    totals = made.group_by(ps.tumbling("1 minute")).agg("totals", mean)
+    totals.write("out", ps.memory.Sink())
+
+
+line: dict[str, int] = {}
+
+
+@pytest.mark.parametrize(
+    ("sql", "part", "verb", "step"),
+    [
+        ("value / (value - 7) AS share", "value / (value - 7)", "select", "select at, value"),
+        ("1 / share", "1 / share", "agg", "'totals'"),
+        ("2 div share > 1", "2 div share", "agg", "'totals'"),
+    ],
+)
+def test_an_expression_that_fails_is_told_with_its_step_and_line(sql: str, part: str, verb: str, step: str) -> None:
+    graph = shop.graph()
+    told = str(to_penstock_error(failed(sql, part), graph))
+
+    assert told.startswith(f"{part!r} in {step}")
+    assert f" at tests/core/test_explain.py:{line[verb]} cannot be computed: [DIVIDE_BY_ZERO] Division by zero" in told
+
+
+def test_an_expression_of_nobodys_text_is_told_as_spark_says_it() -> None:
+    by_column = DIVISION.partition("==")[0] + '== DataFrame ==\n"div" was called from\n/srv/shop.py:31\n'
+    graph = shop.graph()
+
+    assert str(to_penstock_error(SparkError(by_column), graph)).startswith(
+        "'div' at /srv/shop.py:31 cannot be computed: "
+    )
+    for error in (failed("nothing / known", "nothing / known"), failed("share", "share"), SparkError(DIVISION)):
+        assert str(to_penstock_error(error, graph)).startswith("an expression of the pipeline cannot be computed: [DIV")
 
 
 def test_ours_stays_as_it_is() -> None:

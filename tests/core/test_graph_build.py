@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import subprocess
 import sys
@@ -176,7 +177,10 @@ def test_what_methods_take_is_checked_where_it_is_given():
         "union() was given one stream twice": lambda s: s.union(s),
         "is the event time that the watermark": lambda s: s.with_watermark("at", delay="1 s").drop("at"),
         "write() needs a sink": lambda s: s.write("out", "files"),
-        "needs exactly one window": lambda s: s.with_watermark("at", delay="1 s").group_by("value"),
+        "needs exactly one window": lambda s: s.group_by("value", ps.tumbling("1 s"), ps.tumbling("2 s")),
+        "group_by('value') has no window, which says when a result is complete. For one result over all rows write "
+        ".group_by('value', ps.global_window()), for": lambda s: s.group_by("value"),
+        "write .group_by(ps.global_window())": lambda s: s.group_by(),
         "use one of ps.agg.": lambda s: (
             s.with_watermark("at", delay="1 s").group_by(ps.tumbling("1 h")).agg("n", "count(1)")
         ),
@@ -195,9 +199,66 @@ def test_sql_takes_exactly_one_stream_and_every_part_by_name():
         "but 'c' is 'countries'": lambda p: p.sql("{n} {c}", n=numbers(p), c="countries"),
         "table 'c' is declared twice": lambda p: (p.table("c", table), p.table("c", table)),
         "refresh 'often'": lambda p: p.table("c", table, refresh="often"),
+        "on_error is 'ignore', but must be 'fail' or 'keep'": lambda p: p.table("c", table, on_error="ignore"),
     }
     for message, make in cases.items():
         assert message in refused(make)
+
+
+SPARKS_NAMES = {
+    "filter": "where",
+    "groupBy": "group_by",
+    "withColumn": "with_column",
+    "withColumns": "with_columns",
+    "withWatermark": "with_watermark",
+    "selectExpr": "select",
+    "writeStream": "write",
+    "unionByName": "union",
+    "printSchema": "print_schema",
+}
+
+
+@pytest.mark.parametrize("name", SPARKS_NAMES)
+def test_a_method_of_sparks_on_a_stream_is_answered_with_ours(name):
+    stream = numbers(ps.Pipeline("demo"))
+    ours = SPARKS_NAMES[name]
+
+    with pytest.raises(AttributeError, match=rf"^a Stream has no '{name}'; write \.{ours}\(.*\)") as caught:
+        getattr(stream, name)
+
+    assert callable(getattr(stream, ours))
+    assert (caught.value.name, caught.value.obj) == (name, stream)
+    assert not hasattr(stream, name)
+
+
+def test_what_no_stream_can_do_is_answered_with_the_way_to_do_it():
+    stream = numbers(ps.Pipeline("demo"))
+    for name, told in (
+        ("join", r"p\.table\(.*p\.sql\("),
+        ("dropDuplicates", r"\.group_by\(.*ps\.agg\.first"),
+        ("agg", r"\.group_by\(ps\.global_window\(\)\)\.agg\("),
+        ("with_colum", "did you mean 'with_column'"),
+        ("surely_not", "^a Stream has no 'surely_not'; it has add, dead_letter, drop, group_by"),
+    ):
+        with pytest.raises(AttributeError, match=told):
+            getattr(stream, name)
+    grouped = stream.with_watermark("at", delay="1 s").group_by("value", ps.tumbling("1 minute"))
+    with pytest.raises(AttributeError, match=r"has no 'count'; write \.agg\(\"a-uid\", ps\.agg\.count\(\)\)"):
+        grouped.count()
+
+
+def test_a_stream_is_copied_like_any_object_and_private_names_are_none_of_sparks():
+    stream = numbers(ps.Pipeline("demo"))
+
+    assert copy.copy(stream).ref == stream.ref
+    assert not hasattr(stream, "__len__")
+    with pytest.raises(AttributeError, match="'Stream' object has no attribute '_jdf'"):
+        _ = stream._jdf
+
+
+def test_a_name_of_sparks_in_a_pipeline_is_refused_with_the_line():
+    told = refused(lambda p: numbers(p).filter("value > 1"), ps.UserFunctionError)
+    assert "AttributeError: a Stream has no 'filter'; write .where(" in told
 
 
 def test_a_stream_of_another_pipeline_is_refused():

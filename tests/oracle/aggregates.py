@@ -65,7 +65,7 @@ def session_query(view: str, names: Iterable[str] = tuple(EXPECTED), *, seconds:
     """One row for each user and session with a gap of so many seconds, with the results named."""
     gap = f"INTERVAL {seconds} SECONDS"
     by_time = "OVER (PARTITION BY user ORDER BY at)"
-    begins = f"SELECT *, CASE WHEN at < lag(at) {by_time} + {gap} THEN 0 ELSE 1 END AS begins FROM {view}"
+    begins = f"SELECT *, CASE WHEN at <= lag(at) {by_time} + {gap} THEN 0 ELSE 1 END AS begins FROM {view}"
     numbered = f"SELECT *, sum(begins) {by_time} AS session FROM ({begins})"
     window = f"min(at) AS window_start, max(at) + {gap} AS window_end"
     return f"SELECT user, {window}, {_columns(names)} FROM ({numbered}) GROUP BY user, session"

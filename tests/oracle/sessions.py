@@ -1,7 +1,8 @@
 """What a step with sessions must send, row by row of its input and step by step of event time, by joins in DuckDB.
 
-Knows nothing of penstock. A moment is covered if some row of the key is at or before it and less than its gap away: a
-session begins with a row before which nothing covers, and ends at the first moment after it that nothing covers.
+Knows nothing of penstock. A row covers the moments from its own to one gap later, both included, as in Spark's
+``session_window`` and Flink's session windows: a session begins with a row that no earlier row covers, and ends at the
+last moment that its rows cover.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ _SESSIONS = """
     WITH begins AS (
         SELECT DISTINCT "user", "at" AS s FROM kept k WHERE NOT EXISTS (
             SELECT 1 FROM kept r
-            WHERE r."user" IS NOT DISTINCT FROM k."user" AND r."at" < k."at" AND r."at" + r.gap > k."at"
+            WHERE r."user" IS NOT DISTINCT FROM k."user" AND r."at" < k."at" AND r."at" + r.gap >= k."at"
         )
     ), ends AS (
         SELECT DISTINCT "user", "at" + gap AS e FROM kept k WHERE NOT EXISTS (
             SELECT 1 FROM kept r
-            WHERE r."user" IS NOT DISTINCT FROM k."user" AND r."at" < k."at" + k.gap AND r."at" + r.gap > k."at" + k.gap
+            WHERE r."user" IS NOT DISTINCT FROM k."user"
+            AND r."at" <= k."at" + k.gap AND r."at" + r.gap > k."at" + k.gap
         )
     ), sessions AS (
         SELECT b."user", s, min(e) AS e FROM begins b JOIN ends n ON b."user" IS NOT DISTINCT FROM n."user" AND e > s

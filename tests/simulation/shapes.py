@@ -183,6 +183,9 @@ class FakeAnalysis:
     def source(self, node: Read) -> Any:
         return node.source
 
+    def read_tables_again(self) -> None:
+        """There are none."""
+
     def chain(self, node: Node, steps: Sequence[Any], *, is_root: bool = True) -> Any:
         def rewrite(batch: Batch) -> Batch:
             measures = dict(batch.metrics)

@@ -38,9 +38,42 @@ def test_split_keeps_good_columns_on_one_side_and_whole_bad_rows_on_the_other(fr
     told = {row.key: (row.value, row._error) for row in bad.collect()}
     assert told[2] == (None, "null value")
     assert told[3][0] == '{"id": "x"}'
-    assert told[3][1].startswith("malformed JSON, or a field that is not of its declared type (struct<id:bigint,at:t")
-    assert told[3][1].endswith('{"id": "x"}')
+    assert told[3][1] == 'field \'id\' is not of its declared type bigint: {"id": "x"}'
+    assert told[4][1] == "malformed JSON: "
+    assert told[6][1] == 'malformed JSON, or a field that is not of its declared type: {"id": 2} {"id": 3}'
     assert sorted(told) == [2, 3, 4, 6]
+
+
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [
+        ('{"id": 1, "at": "soon", "user": null}', "field 'at' is not of its declared type timestamp"),
+        (
+            '{"id": 1.5, "at": "soon", "more": 1}',
+            "field 'id' is not of its declared type bigint, field 'at' is not of its declared type timestamp",
+        ),
+        ('{"id": 1, "place": {"x": "east"}}', "malformed JSON, or a nested field that is not of its declared type"),
+        ('{"id": 1, "place": 7}', "field 'place' is not of its declared type struct<x:int>"),
+        ('{"id": 1, "a b": "c"}', "field 'a b' is not of its declared type int"),
+        ('{"id": 1', "malformed JSON"),
+        ("[1]", "malformed JSON"),
+    ],
+)
+def test_the_field_that_is_wrong_is_named(spark, record, told):
+    schema = text.struct_type(spark, "id LONG, at TIMESTAMP, user STRING, place STRUCT<x: INT>, `a b` INT")
+    frame = spark.createDataFrame([(record,)], "value STRING")
+    (row,) = text.malformed(text.decode_json(frame, "value", schema)).collect()
+    assert row._error == f"{told}: {record}"
+
+
+def test_the_place_of_a_row_is_its_offset_or_its_file(spark):
+    row = "'orders' AS topic, 3 AS partition, 17L AS offset, '/in/a.txt' AS _file"
+    told = [
+        spark.sql(f"SELECT {text.place_of(names)} FROM (SELECT {row})").first()[0]
+        for names in (["value", "topic", "partition", "offset"], ["_file", "offset"])
+    ]
+    assert told == ["orders/3, offset 17", "/in/a.txt"]
+    assert text.place_of(["value", "offset"]) is None
 
 
 def test_every_side_decodes_once_whatever_is_done_with_it(frame, schema):
@@ -67,7 +100,7 @@ def test_fail_names_the_place_and_the_text(frame, schema):
         text.failfast(decoded, "value", place="concat('key ', key)").count()
     explained = text.explain(failure.value)
     assert isinstance(explained, DecodeError)
-    assert str(explained).startswith("key 3: malformed JSON")
+    assert str(explained).startswith("key 3: field 'id' is not of its declared type bigint: {")
     assert text.explain(ValueError("penstock.decode: no")) is None
 
 
@@ -98,7 +131,7 @@ def test_the_reason_is_text_whatever_the_bytes(spark, schema):
     frame = spark.sql("SELECT X'7bff7d' AS value")
     (row,) = text.malformed(text.decode_json(frame, "value", schema)).toArrow().to_pylist()
     assert row["value"] == b"{\xff}"
-    assert row["_error"].endswith("): {\ufffd}")
+    assert row["_error"] == "malformed JSON: {\ufffd}"
 
 
 def test_names_that_would_stand_twice_are_refused(spark, frame, schema):

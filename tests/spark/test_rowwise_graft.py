@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import shutil
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from penstock.compiler.chain import StepChain
 from penstock.compiler.steps import StepCompiler
 from penstock.compiler.tables import StaticTables
 from penstock.elements import Batch, ObservedMetrics
-from penstock.errors import InternalError
+from penstock.errors import InternalError, SourceUnavailable
 from penstock.graph.nodes import BAD_PORT, ParseJson, Read
 from penstock.handles import Guarantee
 from penstock.spark.plans import PlanEditor, PlanObserver, analyzed_plan, observe_sql
@@ -202,6 +203,75 @@ def test_a_table_is_read_again_when_due_and_freed_with_its_last_batch(spark):
     kept = persistent(spark) - before
     first.release()
     assert len(kept - persistent(spark)) == 1
+
+
+def rewritten(spark, folder, **options):
+    """A segment that joins a table of files, its clock, and what rewrites the table."""
+    clock = _Clock()
+
+    def write(country):
+        frame = spark.createDataFrame([("u1", country)], "user string, country string")
+        frame.coalesce(1).write.mode("overwrite").parquet(str(folder))
+
+    def describe(s, p, c):
+        table = p.table("lake", f"SELECT * FROM parquet.`{folder}`", refresh="1 minute", **options)
+        return p.sql("SELECT id, country FROM {o} JOIN {t} USING (user)", o=s, t=table)
+
+    write("old")
+    segment, _ = compiled(spark, describe, clock)
+    return segment, clock, write
+
+
+def test_a_table_that_is_rewritten_just_now_is_a_failure_from_outside_that_names_it(spark, tmp_path):
+    segment, clock, write = rewritten(spark, tmp_path / "lake")
+    clock.at += 60_000_000
+    shutil.rmtree(tmp_path / "lake")
+    for _ in range(2):
+        with pytest.raises(
+            SourceUnavailable, match=r"table 'lake' cannot be read again: Path does not exist"
+        ) as caught:
+            segment(batch_of(frame_of(spark)))
+        assert caught.value.retry
+        assert "test_rowwise_graft.py:" in str(caught.value)
+    write("new")
+    assert rows(segment(batch_of(frame_of(spark))).frame) == [(1, "new")]
+
+
+def test_a_table_may_keep_what_was_read_last_while_it_is_rewritten(spark, tmp_path, caplog):
+    segment, clock, write = rewritten(spark, tmp_path / "lake", on_error="keep")
+    shutil.rmtree(tmp_path / "lake")
+    for _ in range(2):
+        clock.at += 60_000_000
+        batch = segment(batch_of(frame_of(spark)))
+        assert rows(batch.frame) == [(1, "old")]
+        batch.release()
+    assert [record.levelname for record in caplog.records if "table 'lake'" in record.message] == ["WARNING"] * 2
+    write("new")
+    clock.at += 59_000_000
+    assert rows(segment(batch_of(frame_of(spark))).frame) == [(1, "old")], "the last try was 59 seconds ago"
+    clock.at += 1_000_000
+    assert rows(segment(batch_of(frame_of(spark))).frame) == [(1, "new")]
+
+
+def test_files_of_a_table_that_go_after_it_was_read_fail_no_batch(spark, tmp_path):
+    segment = rewritten(spark, tmp_path / "lake")[0]
+    shutil.rmtree(tmp_path / "lake")
+    assert rows(segment(batch_of(frame_of(spark))).frame) == [(1, "old")]
+
+
+def test_tables_are_read_again_in_the_next_attempt_since_their_blocks_may_be_lost(spark, tmp_path):
+    write = rewritten(spark, tmp_path / "lake")[2]
+    p = ps.Pipeline("demo")
+    table = p.table("t", f"SELECT * FROM parquet.`{tmp_path / 'lake'}`")
+    p.sql("SELECT id, country FROM {o} JOIN {t} USING (user)", o=p.read("lines", _Lines()), t=table)
+    graph = p.graph()
+    analysis = analyze(graph, spark, clock=_Clock())
+    write("new")
+    for expected in ("old", "new"):
+        segment = analysis.chain(graph.nodes[0], graph.nodes[1:])
+        assert rows(segment(batch_of(frame_of(spark))).frame) == [(1, expected)]
+        analysis.read_tables_again()
+    analysis.close()
 
 
 def test_measures_tell_rows_bad_records_and_event_time_by_the_way(spark):

@@ -96,7 +96,7 @@ def test_the_clock_goes_on_for_sessions_of_processing_time_while_the_job_does_no
         t.advance("29 seconds")
         t.restart()
         t.send("clicks", [{"user": "a"}])
-        t.advance("32 seconds")  # sent at steps of three
+        t.advance("33 seconds")  # sent after steps of three
         t.checkpoint()
         assert told(t) == [("a", 94, 4), ("b", 30, 1), ("b", 30, 1)]
         t.end()

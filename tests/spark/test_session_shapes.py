@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import functions as F
 
 from penstock.clock import MAX_WATERMARK
 from penstock.errors import StateIncompatible
 from penstock.interfaces.operator import MAIN_PORT
 from penstock.operators import aggregates as agg
+from penstock.operators.windows import sessions
 from penstock.operators.windows.aggregate import WindowAggregate
 from penstock.operators.windows.assigners import session, tumbling
 from penstock.operators.windows.emit_strategy import ON_WINDOW_CLOSE, EmitStrategy
+from penstock.operators.windows.sessions import number_sessions
 from penstock.state import parquet
 from penstock.state.compaction import Compaction
 from window_harness import Rig, counted, deliver, exchanges, persistent
@@ -209,7 +212,8 @@ def test_results_are_sent_and_event_time_passed_on_in_steps_of_a_tenth_of_the_ga
     told = [rig.operator.advance(micros, emit=rig._emit) for micros in (11 * SECOND + 1, 12 * SECOND - 1)]
     assert told == [11 * SECOND, 11 * SECOND]
     assert [row[0] for row in rig.take(MAIN_PORT)] == ["a"]
-    assert rig.operator.advance(12 * SECOND, emit=rig._emit) == 12 * SECOND
+    assert rig.operator.advance(12 * SECOND, emit=rig._emit) == 11 * SECOND, "a row at 12 would prolong that of b"
+    assert rig.operator.advance(12 * SECOND + 1, emit=rig._emit) == 12 * SECOND
     assert [row[0] for row in rig.take(MAIN_PORT)] == ["b"]
     rig.operator.close()
 
@@ -217,6 +221,75 @@ def test_results_are_sent_and_event_time_passed_on_in_steps_of_a_tenth_of_the_ga
 def came(rig: Rig) -> list[tuple[object, ...]]:
     """Who, from which second to which, and the sum."""
     return [(who, int(start.timestamp()), int(end.timestamp()), x) for who, start, end, x, *_ in rig.take()]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_row_exactly_a_gap_after_the_last_prolongs_the_session(spark, tmp_path, together):
+    """Whatever batch brings it, before and after a restart, even if the watermark is at the end already."""
+    rig = rig_of(spark, tmp_path, "final")
+    if together:
+        rig.process(rows(0, 10, 20))
+    else:
+        rig.process(rows(0))
+        rig.advance(10 * SECOND)
+        rig.process(rows(10))
+        rig = rig.again(rig.checkpoint())
+        rig.advance(20 * SECOND)
+        rig.process(rows(20))
+    rig.advance(30 * SECOND)
+    assert came(rig) == []
+    rig.advance(30 * SECOND + 1)
+    assert came(rig) == [("a", 0, 30, 30)]
+    rig.operator.close()
+
+
+def test_spark_and_penstock_begin_sessions_at_the_same_rows(spark, tmp_path):
+    seconds = [0, 10, 20, 31, 40, 50, 61]
+    frame = spark.createDataFrame([(n,) for n in seconds], "n LONG").selectExpr("n", "timestamp_seconds(n) AS at")
+    by_spark = frame.groupBy(F.session_window("at", "10 seconds").alias("w")).agg(F.sum("n").alias("x"))
+    expected = by_spark.selectExpr("unix_seconds(w.start)", "unix_seconds(w.end)", "x").collect()
+    rig = rig_of(spark, tmp_path, "final")
+    rig.process(rows(*seconds))
+    rig.advance(MAX_WATERMARK)
+    assert [row[1:] for row in came(rig)] == sorted(map(tuple, expected))
+    rig.operator.close()
+
+
+def test_a_row_at_the_end_of_a_closed_session_begins_another(spark, tmp_path):
+    rig = rig_of(spark, tmp_path, "final")
+    rig.process(rows(0))
+    rig.advance(10 * SECOND + 1)
+    assert came(rig) == [("a", 0, 10, 0)]
+    rig.process(rows(10))
+    rig = rig.again(rig.checkpoint())
+    rig.process(rows(15))
+    rig.advance(MAX_WATERMARK)
+    assert came(rig) == [("a", 10, 25, 25)]
+    rig.operator.close()
+
+
+def apart(frame, keys, start, end, **more):
+    """Number sessions as before those that touch became one."""
+    earlier = frame.withColumns({"true_end": F.col(end), end: F.expr(f"{end} - INTERVAL '0.000001' SECOND")})
+    found = number_sessions(earlier, keys, start, end, **more)
+    return found.withColumn(end, F.col("true_end")).drop("true_end")
+
+
+def test_open_sessions_that_touch_in_older_state_become_one_and_lose_nothing(spark, tmp_path):
+    with pytest.MonkeyPatch.context() as older:
+        older.setattr(sessions, "number_sessions", apart)
+        rig = rig_of(spark, tmp_path, "final")
+        rig.process([*rows(0, 10), *rows(3, user="b")])
+        handle = rig.checkpoint()
+        assert [layer.rows for layer in handle.layers] == [3]
+        rig.operator.close()
+    rig = rig_of(spark, tmp_path, "final", restored=handle, generation=2)
+    rig.advance(14 * SECOND)
+    assert came(rig) == [("b", 3, 13, 3)]
+    rig = rig.again(rig.checkpoint())
+    rig.advance(MAX_WATERMARK)
+    assert came(rig) == [("a", 0, 20, 10)]
+    rig.operator.close()
 
 
 def test_state_merged_without_new_rows_is_in_the_next_checkpoint(spark, tmp_path):

@@ -46,7 +46,8 @@ class Checkpoint:
         triggered: when it was begun.
         completed: when it was complete.
         new_bytes: size of the files that no earlier checkpoint of the log names.
-        bytes: size of all files that it needs.
+        state_bytes: size of the files of state that it needs; the status of a job shows it of the restore point.
+        bytes: size of all files that it needs: those of state, and of outputs that were open.
         outputs: number of outputs that its sinks handed over.
         open: how many of them are not known to be published.
         is_restorable: it is not condemned.
@@ -62,6 +63,7 @@ class Checkpoint:
     triggered: WallTime
     completed: WallTime
     new_bytes: int
+    state_bytes: int
     bytes: int
     outputs: int
     open: int
@@ -94,6 +96,7 @@ def checkpoints_of(history: History) -> tuple[Checkpoint, ...]:
                 triggered=manifest.triggered,
                 completed=manifest.completed,
                 new_bytes=sum(file.length for file in files if file.path not in seen),
+                state_bytes=manifest.state_bytes,
                 bytes=sum(file.length for file in files),
                 outputs=sum(item.checkpoint == key for item in manifest.open),
                 open=open_now.count(key),
@@ -204,8 +207,7 @@ class JobStatus:
     def state_bytes(self) -> Mapping[str, int]:
         """Bytes of the layers of each step that keeps state, as of the restore point."""
         manifest = self.history.restore_point
-        tasks = manifest.tasks if manifest is not None else ()
-        return {task.task: task.state.bytes for task in tasks if task.state is not None}
+        return manifest.state_bytes_by_step if manifest is not None else {}
 
 
 def job_status(job: JobDirectory) -> JobStatus:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from penstock.api.arguments import check_pace, check_pipeline_name, check_same
+from penstock.api.arguments import check_choice, check_pace, check_pipeline_name, check_same
 from penstock.api.stream import Stream
 from penstock.clock import parse_duration
 from penstock.errors import GraphError, PenstockError, UserFunctionError
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from penstock.interfaces.source import Source
 
+OnTableError = Literal["fail", "keep"]
 _FIELD = re.compile(r"\{(\w+)")
 
 
@@ -70,14 +71,17 @@ class Pipeline:
         check_pace(pace, uid, origin)
         return self.add(lambda number: Read(id=number, origin=origin, uid=uid, source=source, pace=pace))
 
-    def table(self, name: str, query: str, *, refresh: str | None = None) -> TableRef:
+    def table(self, name: str, query: str, *, refresh: str | None = None, on_error: OnTableError = "fail") -> TableRef:
         """Declare a static table that row-wise steps may join.
 
         Args:
             name: of the table, as messages show it.
             query: SQL that reads it, for example ``"SELECT * FROM lake.countries"``.
             refresh: the age at which the table is read again, for example ``"10 minutes"``. Without it, the table is
-                read once, when the job starts.
+                read when the job starts, and again only when it restarts after a failure.
+            on_error: what happens if the table cannot be read again, as while another job rewrites it. ``"fail"``: the
+                job restarts by its restart strategy, as after any failure from outside. ``"keep"``: a warning is
+                logged, its rows stay those that were read last, and it is read again after ``refresh``.
 
         >>> import penstock as ps
         >>> ps.Pipeline("demo").table("countries", "SELECT 'DE' AS country", refresh="10 minutes")
@@ -88,7 +92,10 @@ class Pipeline:
             msg = f"table {name!r} is declared twice, before at {self._tables[name].origin}; give it another name"
             raise GraphError(msg, where=str(origin))
         micros = None if refresh is None else parse_duration("refresh", refresh, least=1)
-        self._tables[name] = Table(name=check_name("table", name), query=query, refresh=micros, origin=origin)
+        check_choice("on_error", on_error, get_args(OnTableError), origin)
+        self._tables[name] = Table(
+            name=check_name("table", name), query=query, refresh=micros, origin=origin, on_error=on_error
+        )
         return TableRef(self, self._tables[name])
 
     def sql(self, query: str, **parts: Stream | TableRef) -> Stream:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast, get_args, overload
 
+from penstock.api import spark_names
 from penstock.api.arguments import (
     check_choice,
     check_column_name,
@@ -156,11 +157,13 @@ OnError = Literal["fail", "split", "null"]
 GuaranteeName = Literal["at-most-once", "at-least-once", "exactly-once"]
 
 
-class Stream(Previewable):
+class Stream(spark_names.AnswersSparkNames, Previewable):
     """An unbounded stream of rows. Immutable: methods return new streams.
 
     Columns are given as SQL text or as Spark's ``Column``. A text is an expression everywhere: ``"amount * 2 AS x"``.
     """
+
+    _spark_names = spark_names.STREAM
 
     def __init__(self, pipeline: GraphBuilder, ref: PortRef, *, time: str | None = None) -> None:
         super().__init__(pipeline, ref)
@@ -409,8 +412,10 @@ WINDOW_END: Final = "window_end"
 _NAME: Final = re.compile(r"[A-Za-z_]\w*|`[^`]+`")
 
 
-class GroupedStream:
+class GroupedStream(spark_names.AnswersSparkNames):
     """A stream, the columns and the window that its rows are grouped by."""
+
+    _spark_names = spark_names.GROUPED
 
     def __init__(self, stream: Stream, keys: tuple[tuple[str, str | Column], ...], window: Window, time: str) -> None:
         self._stream = stream
@@ -511,8 +516,16 @@ def group_stream(stream: Stream, keys: tuple[str | Column | Window, ...], origin
     """
     where = str(origin)
     windows = [key for key in keys if _is_window(key)]
-    if len(windows) != 1:
+    if len(windows) > 1:
         msg = f'group_by() needs exactly one window such as ps.tumbling("1 minute"), got {len(windows)}'
+        raise GraphError(msg, where=where)
+    if not windows:
+        columns_text = "".join(f"{column_text(key)!r}, " for key in keys)
+        msg = (
+            f"group_by({columns_text[:-2]}) has no window, which says when a result is complete. For one result over "
+            f"all rows write .group_by({columns_text}ps.global_window()), for one a minute "
+            f'.group_by({columns_text}ps.tumbling("1 minute"))'
+        )
         raise GraphError(msg, where=where)
     window = cast("Window", windows[0])
     if stream.time is None and isinstance(window, (CountWindow, GlobalWindow)):

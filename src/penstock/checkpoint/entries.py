@@ -174,6 +174,15 @@ class Manifest:
         return sum(file.length for file in self.state_files)
 
     @property
+    def state_bytes_by_step(self) -> Mapping[str, int]:
+        """Bytes of the files of state of each step that keeps state; together they are :attr:`state_bytes`."""
+        return {
+            task.task: sum(file.length for file in _once(task.state.files))
+            for task in self.tasks
+            if task.state is not None
+        }
+
+    @property
     def files(self) -> tuple[FileRef, ...]:
         """Every file that its restore and the commits of its outputs read, once."""
         return _once(chain(self.state_files, (file for item in self.open for file in item.files)))

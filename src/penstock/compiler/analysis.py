@@ -14,10 +14,9 @@ from penstock.compiler.steps import (
     StepCompiler,
     columns_used,
     explain_build_errors,
-    explain_table_errors,
     tables_of,
 )
-from penstock.compiler.tables import StaticTables
+from penstock.compiler.tables import StaticTables, explain_table_errors
 from penstock.errors import GraphError, SchemaMismatch, assert_never
 from penstock.formats import text
 from penstock.graph.nodes import (
@@ -122,11 +121,15 @@ class Analysis:
         schema, _ = self._input(node, steps)
         compiled: list[CompiledStep] = []
         for step in steps:
-            compiled += self._compiled(step, schema)
+            compiled += self._compiled(step, schema, says_place=False)
             schema = compiled[-1].schema
         used = columns_used(self._steps.editor, compiled)
         partition_column = source.partition_column if isinstance(source, SupportsPartitions) else None
         return source.only(used if partition_column is None else used | {partition_column})
+
+    def read_tables_again(self) -> None:
+        """Have the static tables read again when they are next used: by the steps of the next attempt."""
+        self.tables.expire()
 
     def close(self) -> None:
         """Release the static tables."""
@@ -205,13 +208,15 @@ class Analysis:
     def _built(self, step: StatelessStep, schema: StructType) -> CompiledStep:
         return self._compiled(step, schema)[-1]
 
-    def _compiled(self, step: StatelessStep, schema: StructType) -> tuple[CompiledStep, ...]:
+    def _compiled(
+        self, step: StatelessStep, schema: StructType, *, says_place: bool = True
+    ) -> tuple[CompiledStep, ...]:
         snapshots = {}
         for table in tables_of(step):
             with explain_table_errors(table.name, table.origin):
                 snapshots[table.name] = self.tables.acquire(table)
         try:
-            return self._steps.compile(step, schema, snapshots)
+            return self._steps.compile(step, schema, snapshots, says_place=says_place)
         finally:
             for snapshot in snapshots.values():
                 snapshot.lease.release()

@@ -174,7 +174,7 @@ class StepChain:
             raise InternalError(msg, where=str(_origin(self._steps)))
 
     def _acquire_tables(self) -> tuple[TableSnapshot, ...]:
-        return tuple(self._compiler.tables.acquire(table) for table in self._tables)
+        return self._compiler.tables.acquire_all(self._tables)
 
     def _current(self, snapshots: tuple[TableSnapshot, ...], *, whole: bool) -> _Compiled:
         with self._lock:

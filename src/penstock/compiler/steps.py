@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,10 +9,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
-from penstock.compiler.tables import StaticTables, TableSnapshot
+from penstock.compiler.tables import StaticTables, TableSnapshot, first_line, quiet_analysis
 from penstock.errors import GraphError, PenstockError, SchemaMismatch, UserFunctionError, did_you_mean
 from penstock.formats import text
-from penstock.graph.nodes import BAD_PORT, CallSite, Node, ParseJson, RowWise, WithWatermark, describe_step, raised_at
+from penstock.graph.nodes import BAD_PORT, Node, ParseJson, RowWise, WithWatermark, describe_step, raised_at
 from penstock.interfaces.source import DECODED_RECORD
 from penstock.spark.blocks import JavaObject
 from penstock.spark.plan_check import JobWatch, PlanCheck
@@ -41,7 +39,6 @@ if TYPE_CHECKING:
 
 # ----------------------------------------------------------------------------------------- errors while a step is built
 
-_LOGGERS: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 _COLUMNS_SHOWN: Final = 20
 
 
@@ -49,7 +46,7 @@ _COLUMNS_SHOWN: Final = 20
 def explain_build_errors(node: Node, columns: Sequence[str] = ()) -> Iterator[None]:
     """Turn errors raised within the block into errors that name the step, the user's line and the nearest columns."""
     try:
-        with _quiet():
+        with quiet_analysis():
             yield
     except PenstockError as error:
         error.where = error.where or str(node.origin)
@@ -69,8 +66,8 @@ def _explained(error: Exception, node: Node, columns: Sequence[str]) -> Penstock
         missing = _missing_column(error)
         if missing is not None:
             return SchemaMismatch(f"{describe_step(node)}: {_no_column(missing, columns)}{place}", uid=uid, where=where)
-        return GraphError(f"{describe_step(node)}: {_first_line(error)}{place}", uid=uid, where=where)
-    msg = f"{describe_step(node)} raised {type(error).__name__}: {_first_line(error)}{place}"
+        return GraphError(f"{describe_step(node)}: {first_line(error)}{place}", uid=uid, where=where)
+    msg = f"{describe_step(node)} raised {type(error).__name__}: {first_line(error)}{place}"
     return UserFunctionError(msg, uid=uid, where=where)
 
 
@@ -87,47 +84,6 @@ def _no_column(name: str, columns: Sequence[str]) -> str:
     meant = did_you_mean(name.rpartition(".")[2], columns, most=3, otherwise="") or ";"
     shown = ", ".join(columns[:_COLUMNS_SHOWN]) + (", …" if len(columns) > _COLUMNS_SHOWN else "")
     return f"there is no column {name!r}{meant} there are {shown}" if columns else f"there is no column {name!r}"
-
-
-def _first_line(error: Exception) -> str:
-    """Without Spark's codes and the plan that follows."""
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    first = lines[0] if lines else "no message"
-    return re.sub(r"\s*SQLSTATE: \w+", "", re.sub(r"^\[[A-Z_.0-9]+\]\s*", "", first)).strip(" ;")[:500]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence PySpark's loggers on this thread: they print the JVM's whole trace of each failed analysis."""
-    from pyspark.logger import PySparkLogger
-
-    thread = threading.get_ident()
-
-    def passes(record: logging.LogRecord) -> bool:
-        return record.thread != thread
-
-    loggers: list[logging.Logger] = [PySparkLogger.getLogger(name) for name in _LOGGERS]
-    for logger in loggers:
-        logger.addFilter(passes)
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeFilter(passes)
-
-
-@contextmanager
-def explain_table_errors(name: str, origin: CallSite) -> Iterator[None]:
-    """Turn errors raised within the block into errors that name the table and the user's line."""
-    try:
-        with _quiet():
-            yield
-    except PenstockError as error:
-        error.where = error.where or str(origin)
-        raise
-    except Exception as error:
-        msg = f"table {name!r} cannot be read: {_first_line(error)}"
-        raise GraphError(msg, where=str(origin)) from error
 
 
 # ----------------------------------------------------------------------------------------------------- compiling a step
@@ -183,25 +139,36 @@ class StepCompiler:
         self.decoded: set[int] = set()
         """The ``parse_json`` steps whose source decodes: it sends records (``DECODED_RECORD``) with its rows."""
         self._lock = threading.RLock()
-        self._made: dict[tuple[int, str, bool], tuple[tuple[int, ...], tuple[CompiledStep, ...]]] = {}
+        self._made: dict[tuple[int, str, bool, bool], tuple[tuple[int, ...], tuple[CompiledStep, ...]]] = {}
 
     def compile(
-        self, step: StatelessStep, schema: StructType, snapshots: Mapping[str, TableSnapshot], *, whole: bool = False
+        self,
+        step: StatelessStep,
+        schema: StructType,
+        snapshots: Mapping[str, TableSnapshot],
+        *,
+        whole: bool = False,
+        says_place: bool = True,
     ) -> tuple[CompiledStep, ...]:
         """Return the compiled parts of a step for these input columns; each but the last ends in an observation.
 
         ``whole``: for batches whose records were all decoded by the source, so that nothing is left to decode.
+        ``says_place``: the error of a bad record says where it came from, which needs columns.
         """
         node = step if isinstance(step, (RowWise, ParseJson, WithWatermark)) else step.node
         whole = whole and node.id in self.decoded
-        key = (node.id, "" if step is node else cast("PortSelection", step).port, whole)
+        is_placeless = not says_place and isinstance(step, ParseJson) and not whole
+        key = (node.id, "" if step is node else cast("PortSelection", step).port, whole, is_placeless)
         used = tuple(snapshots[table.name].rdd for table in tables_of(step))
         with self._lock:
             made = self._made.get(key)
             if made is None or made[0] != used:
                 with explain_build_errors(node, schema.fieldNames()):
-                    make = self._make_whole if whole else self._make
-                    made = (used, make(step, nullable_columns(schema), snapshots))
+                    if is_placeless:
+                        made = (used, self._parse(cast("ParseJson", step), nullable_columns(schema), says_place=False))
+                    else:
+                        make = self._make_whole if whole else self._make
+                        made = (used, make(step, nullable_columns(schema), snapshots))
                 self._made[key] = made
             return made[1]
 
@@ -256,14 +223,15 @@ class StepCompiler:
             raise UserFunctionError(msg)
         return cast("DataFrame", built)
 
-    def _parse(self, node: ParseJson, schema: StructType) -> tuple[CompiledStep, ...]:
+    def _parse(self, node: ParseJson, schema: StructType, *, says_place: bool = True) -> tuple[CompiledStep, ...]:
         record = text.struct_type(self.spark, node.schema)
         done = DECODED_RECORD if node.id in self.decoded else None
         text.parsed_schema(_without(schema, done), node.column, record)
         leaf = self.editor.new_leaf(schema)
         decoded = text.decode_json(leaf.frame, node.column, record, done=done)
         if node.on_error == "fail":
-            return (_compiled(leaf, text.failfast(decoded, node.column)),)
+            place = text.place_of(schema.fieldNames()) if says_place else None
+            return (_compiled(leaf, text.failfast(decoded, node.column, place=place or "NULL")),)
         measure, figure = node.bad_rows
         observation = observe_sql(decoded, measure, {figure: f"count_if({text.REASON} IS NOT NULL)"})
         wide = _compiled(leaf, decoded, observation)

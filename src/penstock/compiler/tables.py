@@ -1,19 +1,78 @@
-"""Static tables that row-wise steps join: read when first used, kept, and read again when due."""
+"""Static tables that row-wise steps join: read, kept, read again when due; errors of reading them."""
 
 from __future__ import annotations
 
+import logging
+import re
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.clock import MonotonicTime
 from penstock.elements import RefCount
-from penstock.spark.blocks import free_rows
+from penstock.errors import GraphError, PenstockError, SourceUnavailable
+from penstock.spark.blocks import free_rows, is_gone
 from penstock.spark.plans import analyzed_plan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+log: Final = logging.getLogger("penstock")
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+
+_LOGGERS: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error, without Spark's codes and the plan that follows."""
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    first = lines[0] if lines else "no message"
+    return re.sub(r"\s*SQLSTATE: \w+", "", re.sub(r"^\[[A-Z_.0-9]+\]\s*", "", first)).strip(" ;")[:500]
+
+
+@contextmanager
+def quiet_analysis() -> Iterator[None]:
+    """Silence PySpark's loggers on this thread: they print the JVM's whole trace of each failed analysis."""
+    from pyspark.logger import PySparkLogger
+
+    thread = threading.get_ident()
+
+    def passes(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    loggers: list[logging.Logger] = [PySparkLogger.getLogger(name) for name in _LOGGERS]
+    for logger in loggers:
+        logger.addFilter(passes)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(passes)
+
+
+@contextmanager
+def explain_table_errors(name: str, origin: object) -> Iterator[None]:
+    """Turn errors raised within the block into errors that name the table and the user's line."""
+    from pyspark.errors import AnalysisException, ParseException
+
+    try:
+        with quiet_analysis():
+            yield
+    except PenstockError as error:
+        error.where = error.where or str(origin)
+        raise
+    except (AnalysisException, ParseException) as error:
+        msg = f"table {name!r} cannot be read: {first_line(error)}"
+        raise GraphError(msg, where=str(origin)) from error
+    except Exception as error:
+        msg = f"table {name!r} cannot be read now: {first_line(error)}"
+        raise SourceUnavailable(msg, where=str(origin)) from error
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
 
 
 class TableDefinition(Protocol):
@@ -34,6 +93,16 @@ class TableDefinition(Protocol):
         """The microseconds after which the table is read again, or ``None``."""
         ...
 
+    @property
+    def on_error(self) -> str:
+        """What to do if the table cannot be read again: ``fail``, or ``keep`` what was read last."""
+        ...
+
+    @property
+    def origin(self) -> object:
+        """The user's file and line that declare the table."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSnapshot:
@@ -43,19 +112,19 @@ class TableSnapshot:
         name: of the table.
         frame: its content.
         rdd: the number of its RDD, by which an analysed plan is seen to read it.
-        at: when it was read.
+        at: when it was read; ``None`` if it is to be read again in any case.
         lease: counts the batches that may still run it; the last release frees its blocks.
     """
 
     name: str
     frame: DataFrame
     rdd: int
-    at: MonotonicTime
+    at: MonotonicTime | None
     lease: RefCount
 
 
 class StaticTables:
-    """The tables of one job. Without a clock no table is read again."""
+    """The tables of one job. Without a clock nothing will run: no table is read again, and no job reads one."""
 
     def __init__(self, spark: SparkSession, now: Callable[[], MonotonicTime] | None = None) -> None:
         self._spark = spark
@@ -64,17 +133,38 @@ class StaticTables:
         self._snapshots: dict[str, TableSnapshot] = {}
 
     def acquire(self, table: TableDefinition) -> TableSnapshot:
-        """Return the current snapshot of a table. The caller releases its ``lease`` when no batch runs it any more."""
+        """Return the current snapshot of a table. The caller releases its ``lease`` when no batch runs it any more.
+
+        Raises:
+            SourceUnavailable: the table is due to be read again and cannot be, as while another job rewrites it.
+        """
         with self._lock:
             snapshot = self._snapshots.get(table.name)
             now = self._now() if self._now is not None else MonotonicTime(0)
-            if snapshot is None or self._is_due(table, snapshot, now):
-                if snapshot is not None:
-                    snapshot.lease.release()
+            if snapshot is None:
                 snapshot = self._read(table, now)
-                self._snapshots[table.name] = snapshot
+            elif self._is_due(table, snapshot, now):
+                snapshot = self._read_again(table, snapshot, now)
+            self._snapshots[table.name] = snapshot
             snapshot.lease.retain(1)
             return snapshot
+
+    def acquire_all(self, tables: Iterable[TableDefinition]) -> tuple[TableSnapshot, ...]:
+        """Return the current snapshots of some tables, or none of them: see :meth:`acquire`."""
+        acquired: list[TableSnapshot] = []
+        try:
+            for table in tables:
+                acquired.append(self.acquire(table))  # noqa: PERF401 - it has those before a failure
+        except BaseException:
+            for snapshot in acquired:
+                snapshot.lease.release()
+            raise
+        return tuple(acquired)
+
+    def expire(self) -> None:
+        """Have each table read again when it is next used: the blocks of its content may be lost."""
+        with self._lock:
+            self._snapshots = {name: replace(snapshot, at=None) for name, snapshot in self._snapshots.items()}
 
     def close(self) -> None:
         """Release all tables; a table that a batch still needs is freed with that batch."""
@@ -84,12 +174,32 @@ class StaticTables:
             snapshot.lease.release()
 
     def _is_due(self, table: TableDefinition, snapshot: TableSnapshot, now: MonotonicTime) -> bool:
+        if snapshot.at is None:
+            return True
         return table.refresh is not None and now - snapshot.at >= table.refresh
 
+    def _read_again(self, table: TableDefinition, last: TableSnapshot, now: MonotonicTime) -> TableSnapshot:
+        """The content as it is now; if it cannot be read, and the table is to be kept then, what was read last."""
+        try:
+            with quiet_analysis():
+                snapshot = self._read(table, now)
+        except Exception as error:
+            if is_gone(self._spark):
+                raise
+            msg = f"table {table.name!r} cannot be read again: {first_line(error)}"
+            if table.on_error == "keep":
+                log.warning("%s: %s; its rows are still those that were read last", table.origin, msg)
+                return replace(last, at=now)
+            msg = f'{msg}; with on_error="keep" its rows would be those that were read last'
+            raise SourceUnavailable(msg, where=str(table.origin)) from error
+        last.lease.release()
+        return snapshot
+
     def _read(self, table: TableDefinition, now: MonotonicTime) -> TableSnapshot:
-        # A lazy local checkpoint cuts the table off from its query: every batch sees the same content until the next
-        # reading, and the plan is a leaf that the plan check recognises.
-        frame = self._spark.sql(table.query).localCheckpoint(eager=False)
+        # A local checkpoint cuts the table off from its query: every batch sees the same content until the next
+        # reading, and the plan is a leaf that the plan check recognises. A job reads it at once: read by the job of a
+        # batch, a file that is gone by then would look like a failure of that batch.
+        frame = self._spark.sql(table.query).localCheckpoint(eager=self._now is not None)
         rows = analyzed_plan(frame).rdd()
         return TableSnapshot(
             name=table.name, frame=frame, rdd=rows.id(), at=now, lease=RefCount(lambda: free_rows(rows))

@@ -14,7 +14,7 @@ from penstock.errors import DecodeError, GraphError, SchemaMismatch
 from penstock.spark.session import parse_ddl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
@@ -29,6 +29,12 @@ DECODE_MARK: Final = "penstock.decode:"
 """Precedes the JSON that describes a bad record, in the text of an exception."""
 MAX_SHOWN_CHARS: Final = 300
 """Characters of a bad record that an error shows."""
+_MAX_TYPE_CHARS: Final = 80
+"""Characters of a declared type that an error shows."""
+_PATH: Final = ("$['", "']")
+"""Around the name of a field, as ``get_json_object`` takes it."""
+_FIELD: Final = "field '"
+_NOT_OF_TYPE: Final = "' is not of its declared type "
 _CORRUPT = "_penstock_corrupt"
 _RESERVED = frozenset(
     {"mode", "columnnameofcorruptrecord", "lineseparator", "linesep", "multiline", "encoding", "charset"}
@@ -154,11 +160,42 @@ def _reason(column: str, record: str, corrupt: str, what: str, schema: StructTyp
     valid = f"make_valid_utf8({text})"  # for the message; the column keeps bytes that are no text
     clipped = f"concat(left({valid}, {MAX_SHOWN_CHARS}), '…')"
     shown = f"CASE WHEN length({text}) > {MAX_SHOWN_CHARS} THEN {clipped} ELSE {valid} END"
-    problem = string_literal(
-        f"malformed {what}, or a field that is not of its declared type ({schema.simpleString()}): "
-    )
-    bad = f"WHEN {record} IS NULL OR {corrupt} IS NOT NULL THEN concat({problem}, {shown})"
+    if what == "JSON":
+        problem = _json_problem(text, record, schema)
+    else:
+        problem = string_literal(
+            f"malformed {what}, or a field that is not of its declared type ({schema.simpleString()})"
+        )
+    bad = f"WHEN {record} IS NULL OR {corrupt} IS NOT NULL THEN concat({problem}, ': ', {shown})"
     return f"CASE WHEN {value} IS NULL THEN 'null value' {bad} END"
+
+
+def _json_problem(text: str, record: str, schema: StructType) -> str:
+    """SQL for what is wrong with a bad JSON record: the fields that the text has and the record lacks.
+
+    Only bad records compute it. Spark keeps the good fields of a record that is well-formed.
+    """
+    declared = ", ".join(
+        f"named_struct('n', {string_literal(f.name)}, 't', {string_literal(_clipped_type(f.dataType))})"
+        for f in schema.fields
+    )
+    there = f"array_contains(json_object_keys({text}), field.n)"
+    path = f"concat({string_literal(_PATH[0])}, field.n, {string_literal(_PATH[1])})"
+    lost = f"NOT array_contains(json_object_keys(to_json({record})), field.n)"
+    is_wrong = f"{there} AND get_json_object({text}, {path}) IS NOT NULL AND {lost}"
+    wrong = f"filter(array({declared}), field -> {is_wrong})"
+    named = f"transform({wrong}, field -> concat(field.n, {string_literal(_NOT_OF_TYPE)}, field.t))"
+    return (
+        f"CASE WHEN json_object_keys({text}) IS NULL THEN 'malformed JSON' "
+        f"WHEN {record} IS NULL THEN 'malformed JSON, or a field that is not of its declared type' "
+        f"WHEN size({wrong}) = 0 THEN 'malformed JSON, or a nested field that is not of its declared type' "
+        f"ELSE concat({string_literal(_FIELD)}, array_join({named}, {string_literal(', ' + _FIELD)})) END"
+    )
+
+
+def _clipped_type(kind: DataType) -> str:
+    shown = kind.simpleString()
+    return shown if len(shown) <= _MAX_TYPE_CHARS else f"{shown[: _MAX_TYPE_CHARS - 1]}…"
 
 
 def drop_malformed(decoded: DataFrame, column: str) -> DataFrame:
@@ -207,6 +244,14 @@ def _opened(decoded: DataFrame, records: str, column: str, *, drop_others: bool 
     return rows.drop(_CORRUPT) if _CORRUPT in rows.columns else rows
 
 
+def place_of(columns: Iterable[str]) -> str | None:
+    """SQL for where a row came from, as far as its columns say: ``orders/3, offset 17``, or a file."""
+    known = set(columns)
+    if known.issuperset(("topic", "partition", "offset")):
+        return "concat(CAST(topic AS STRING), '/', CAST(partition AS STRING), ', offset ', CAST(offset AS STRING))"
+    return "CAST(_file AS STRING)" if "_file" in known else None
+
+
 def parsed_schema(rows: StructType, column: str, record: StructType) -> StructType:
     """Columns after a parse: those of ``rows`` without ``column``, then those of ``record``.
 
@@ -233,7 +278,7 @@ def parsed_schema(rows: StructType, column: str, record: StructType) -> StructTy
 def explain(exception: BaseException) -> DecodeError | None:
     """The error of a Spark job that failed because of a bad record; ``None`` for other failures."""
     for details in parse_marked(exception, DECODE_MARK):
-        place = details.get("place") or "a payload"
+        place = details.get("place") or "a row"
         remedy = details.get("remedy") or (
             "to keep such rows aside instead of failing, read them as text and use "
             "parse_json('value', schema, on_error='split')"

@@ -133,12 +133,16 @@ class PortRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A static table that row-wise steps may join: a SQL query, read again every ``refresh`` microseconds."""
+    """A static table that row-wise steps may join: a SQL query, read again every ``refresh`` microseconds.
+
+    ``on_error`` is ``fail``, or ``keep``: a table that cannot be read again keeps the content that was read last.
+    """
 
     name: str
     query: str
     refresh: int | None
     origin: CallSite
+    on_error: str = "fail"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,7 +304,7 @@ def call_site() -> CallSite:
         frame = frame.f_back
     if frame is None:
         return CallSite("<unknown>", 0)
-    return CallSite(_short(frame.f_code.co_filename), frame.f_lineno)
+    return CallSite(short_path(frame.f_code.co_filename), frame.f_lineno)
 
 
 def raised_at(error: BaseException) -> str | None:
@@ -310,7 +314,7 @@ def raised_at(error: BaseException) -> str | None:
     while trace is not None:
         code = trace.tb_frame.f_code
         if not code.co_filename.startswith(_PACKAGE) and not any(part in code.co_filename for part in _FOREIGN):
-            place = f"{_short(code.co_filename)}:{trace.tb_lineno} in {code.co_name}"
+            place = f"{short_path(code.co_filename)}:{trace.tb_lineno} in {code.co_name}"
         trace = trace.tb_next
     return place
 
@@ -318,10 +322,10 @@ def raised_at(error: BaseException) -> str | None:
 def defined_at(function: object) -> str | None:
     """Return ``shop.py:12``, where a function is defined, or ``None`` if it has no code of its own."""
     code = getattr(function, "__code__", None)
-    return f"{_short(code.co_filename)}:{code.co_firstlineno}" if code is not None else None
+    return f"{short_path(code.co_filename)}:{code.co_firstlineno}" if code is not None else None
 
 
-def _short(file: str) -> str:
+def short_path(file: str) -> str:
     """Return a path relative to the current folder, if it is below it."""
     try:
         return str(Path(file).relative_to(Path.cwd()))

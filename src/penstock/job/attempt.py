@@ -81,7 +81,7 @@ class Attempt:
             self._env.requests.attempt_started(self._running_attempt(parts))
             return self.supervisor.run(parts)
         except Exception as raised:
-            error = as_fence_if_superseded(to_penstock_error(raised), self._owned)
+            error = as_fence_if_superseded(to_penstock_error(raised, self._env.analysis.graph), self._owned)
             self._env.requests.attempt_ended(error)
             if error is raised:
                 raise
@@ -97,6 +97,8 @@ class Attempt:
         """Claim, recover and build; the supervisor has yet to begin. After a failure the built tasks are closed."""
         owned = self._claim()
         recovery = self._recover(owned)
+        if self._number > 1:
+            self._env.analysis.read_tables_again()
         builder = self._build(owned, recovery)
         try:
             failpoint("recovery.restored")
@@ -204,7 +206,7 @@ class Attempt:
                 leftovers=lambda: self._leftovers(owned),
             ),
             publish=lambda item: self._committer(item).commit(item),
-            explain=to_penstock_error,
+            explain=partial(to_penstock_error, graph=env.analysis.graph),
             cancel=pools.cancel,
             background=pools.background("clean-up"),
             snapshot=pools.snapshot,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Iterator
 from typing import Final
 
 from penstock.errors import (
@@ -15,17 +16,27 @@ from penstock.errors import (
     StorageFailed,
     UserFunctionError,
 )
+from penstock.graph.nodes import Graph, Keyed, Node, RowWise, describe_step, short_path
+from penstock.operators.windows.aggregate import WindowAggregate
 
 _WRITE_REFUSED: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE})
 _WRITE_REFUSED_TEXT: Final = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system")
 _CONTEXT_STOPPED: Final = re.compile(r"stopped SparkContext|SparkContext was shut down|SparkContext has been shutdown")
 _USER_SQLSTATE: Final = re.compile(r"SQLSTATE: (?:22|42)\w{3}")
 """22: an expression cannot be computed for a row; 42: a plan is wrong. Both fail again after a retry."""
+_SQL_CONTEXT: Final = re.compile(r"== SQL[^\n]*\(line \d+, position \d+\) ==\n((?:[^\n]*\n *\^+ *(?:\n|$))+)")
+"""Spark's context of an expression that failed: lines of the SQL text, each with carets below what failed."""
+_CALL_CONTEXT: Final = re.compile(r'== DataFrame ==\n"([^"\n]*)" was called from\n([^\n]+):(\d+)')
+"""The same where no SQL text made the expression: the function of a Column, and the line that called it."""
 _PYTHON_FRAME: Final = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
-def to_penstock_error(error: BaseException) -> PenstockError:
+def to_penstock_error(error: BaseException, graph: Graph | None = None) -> PenstockError:
     """The exception as a :class:`PenstockError`; the caller chains the original.
+
+    Args:
+        error: any exception.
+        graph: of the job, if it is known. The steps whose SQL failed are named, with their lines.
 
     >>> to_penstock_error(OSError(28, "No space left on device")).retry
     True
@@ -40,7 +51,7 @@ def to_penstock_error(error: BaseException) -> PenstockError:
         or _lost_block_error(error)
         or _connector_error(error)
         or _function_error(error, text)
-        or _sql_error(text)
+        or _sql_error(text, graph)
     )
     if known is not None:
         return known
@@ -108,10 +119,51 @@ def _python_failure(text: str) -> str:
     return place + (own[-1] if own else _first_line(text))[:400]
 
 
-def _sql_error(text: str) -> PenstockError | None:
+def _sql_error(text: str, graph: Graph | None) -> PenstockError | None:
     if not _USER_SQLSTATE.search(text):
         return None
-    return UserFunctionError(f"an expression of the pipeline cannot be computed: {_first_line(text)}")
+    reason = f"cannot be computed: {_first_line(text)}"
+    for line, fragment in _failed_sql(text):
+        steps = _steps_with(line, graph) or _steps_with(fragment, graph)
+        if steps:
+            places = " or ".join(f"{describe_step(step)} at {step.origin}" for step in steps)
+            return UserFunctionError(f"{fragment!r} in {places} {reason}")
+    called = _CALL_CONTEXT.search(text)
+    if called is not None:
+        return UserFunctionError(f"{called[1]!r} at {short_path(called[2].strip())}:{called[3]} {reason}")
+    return UserFunctionError(f"an expression of the pipeline {reason}")
+
+
+def _failed_sql(text: str) -> Iterator[tuple[str, str]]:
+    """The lines of SQL that an error's contexts show, and what of them failed; blanks count as one."""
+    for context in _SQL_CONTEXT.finditer(text):
+        lines = context[1].splitlines()
+        pairs = list(zip(lines[::2], lines[1::2], strict=False))
+        failed = " ".join(line[carets.index("^") : len(carets.rstrip())] for line, carets in pairs)
+        yield _even(" ".join(line for line, _ in pairs)), _even(failed)
+
+
+def _steps_with(sql: str, graph: Graph | None) -> list[Node]:
+    """The steps whose text, as the user wrote it, has this SQL in it; none for a mere name."""
+    if graph is None or sql.replace("`", "").isidentifier():
+        return []
+    return [node for node in graph.nodes if any(sql in _even(text) for text in _texts(node))]
+
+
+def _texts(node: Node) -> Iterator[str]:
+    if isinstance(node, RowWise):
+        yield node.text
+    elif isinstance(node, Keyed) and isinstance(node.spec, WindowAggregate):
+        spec = node.spec
+        parts = [expression for _, expression in spec.keys]
+        for aggregate in spec.aggregates:
+            parts += [*aggregate.of, *aggregate.conditions, *(() if aggregate.by is None else (aggregate.by,))]
+        parts.append(getattr(spec.window, "by", None) or "")
+        yield from (part for part in parts if isinstance(part, str))
+
+
+def _even(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _is_spark(error: BaseException) -> bool:

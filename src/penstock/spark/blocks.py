@@ -219,11 +219,11 @@ def _unless_gone(frame: DataFrame) -> Iterator[None]:
     try:
         yield
     except Exception:
-        if not _is_gone(frame.sparkSession):
+        if not is_gone(frame.sparkSession):
             raise
 
 
-def _is_gone(session: SparkSession) -> bool:
+def is_gone(session: SparkSession) -> bool:
     """Whether the session's context was stopped or its JVM does not answer."""
     from py4j.protocol import Py4JError
 

@@ -185,7 +185,8 @@ class Stack:
         self._lock = threading.Lock()
         self._layers: list[Layer] = []
         self._loader = restored
-        self._is_whole = restored is None or len(restored.expected.refs) == 1
+        # A durable layer that an older penstock wrote may have sessions of one key that touch, and are one now.
+        self._is_whole = restored is None
         self._least = restored.expected.first_end if restored else MAX_WATERMARK
         self._horizon: int = horizon
         self._durable = 0

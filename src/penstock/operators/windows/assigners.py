@@ -137,8 +137,9 @@ class GlobalWindow:
 
 
 # ---- session windows -------------------------------------------------------------------------------------------------
-# Each row opens a session of its own, from its time to its time and the gap. Sessions of one key that overlap are one.
-# So a session is known only when nothing can come that would prolong it.
+# Each row opens a session of its own, from its time to its time and the gap. Sessions of one key that overlap or touch
+# are one, as in Spark and Flink. So a session is known only when nothing can come that would prolong it: a row at its
+# very end would.
 
 _MINUTE: Final = 60_000_000
 _SECOND: Final = 1_000_000
@@ -192,18 +193,22 @@ class SessionWindow:
         return closed
 
     def after(self, moment: int) -> int:
-        """See :meth:`Window.after`: an upper bound, since rows decide when sessions end."""
-        return self.bound(moment) + self.grid
+        """The first moment after ``moment`` at which sessions are sent; rows decide whether one ends then."""
+        return self.bound(moment) + self.grid + 1
 
     def bound(self, watermark: int) -> int:
-        """The bound up to which sessions are sent and closed under a watermark.
+        """The bound up to which sessions are sent and closed under a watermark; it is below the watermark.
+
+        At the watermark itself rows may still come, and would prolong a session that ends there.
 
         >>> SessionWindow(gap=1_000_000).bound(1_234_567), SessionWindow(gap=10).bound(MAX_WATERMARK) == MAX_WATERMARK
         (1200000, True)
+        >>> SessionWindow(gap=100).bound(20), SessionWindow(gap=100).bound(21)
+        (10, 20)
         """
         if watermark in (MIN_WATERMARK, MAX_WATERMARK):
             return watermark
-        return max(floor(watermark, self.grid, 0), MIN_WATERMARK)
+        return max(floor(watermark - 1, self.grid, 0), MIN_WATERMARK)
 
     def describe(self) -> str:
         """See :meth:`Window.describe`."""
@@ -329,7 +334,7 @@ def session(
 ) -> Window:
     """Sessions: rows of a key that follow one another within ``gap`` are one window, however long it gets.
 
-    It starts with its first row and ends ``gap`` after its last one; a row at that very moment begins another. A row is
+    It starts with its first row and ends ``gap`` after its last one; a row at that very moment prolongs it. A row is
     late if it came, alone, to a session that is closed already; one that is not is joined to what is still there.
 
     Sessions are sent when time passes a multiple of a tenth of the gap, at most of a minute (of a second, with

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
 
 # ---- layers of sessions ----------------------------------------------------------------------------------------------
-# Layers hold sessions, or parts of them: of each key, stretches of time that do not overlap within a layer. They may
-# overlap with those of another layer, and are then one session. A running maximum over a key's stretches in order of
-# their starts finds those that are one, whatever their number. Sessions that end at or before the horizon are closed
-# and can be left out first, since all layers are merged into one before the horizon rises.
+# Layers hold sessions, or parts of them: of each key, stretches of time that neither overlap nor touch within a layer.
+# They may overlap with those of another layer, or touch them, and are then one session. A running maximum over a key's
+# stretches in order of their starts finds those that are one, whatever their number. Sessions that end at or before the
+# horizon are closed and are left out first, since all layers are merged into one before the horizon rises. So a closed
+# session never becomes one with a session that begins at its end.
 
 KIND: Final = "sessions/1"
 SESSION: Final = f"{INTERNAL}session"
@@ -56,7 +57,7 @@ def number_sessions(
     by_start = Window.partitionBy(*groups).orderBy(quote_identifier(start))
     ends = F.expr(f"CASE WHEN {among} THEN {quote_identifier(end)} END")
     before = F.max(ends).over(by_start.rowsBetween(Window.unboundedPreceding, -1))
-    goes_on = f"{quote_identifier(start)} < {_MAX_END_BEFORE} OR unix_micros({_MAX_END_BEFORE}) = {MAX_WATERMARK}L"
+    goes_on = f"{quote_identifier(start)} <= {_MAX_END_BEFORE}"
     begins = F.expr(f"CASE WHEN NOT ({among}) OR {goes_on} THEN 0 ELSE 1 END")
     number = F.sum(begins).over(by_start.rowsBetween(Window.unboundedPreceding, Window.currentRow))
     found = frame.withColumn(_MAX_END_BEFORE, before)

@@ -322,7 +322,7 @@ def check_rows(table: StateTable, rows: DataFrame, *, horizon: int) -> None:
 
     Raises:
         SchemaMismatch: bounds are NULL, the wrong way round or not of the step's windows; a window is closed; two rows
-            have one key and window; sessions of one key overlap. The message has the first such rows.
+            have one key and window; sessions of one key overlap or touch. The message has the first such rows.
     """
     layers_format = table.layers_format
     for condition, what in _conditions(table, horizon):
@@ -333,7 +333,7 @@ def check_rows(table: StateTable, rows: DataFrame, *, horizon: int) -> None:
         together = ", ".join((*layers_format.keys, layers_format.start, layers_format.end))
         if isinstance(table.frames.window, CountWindow):
             together = ", ".join(layers_format.keys) or "it all"
-        msg = f"{count - merged} of {count} rows have the key and window of another ({together}), or overlap with it"
+        msg = f"{count - merged} of {count} rows have the key and window of another ({together}), or touch it"
         raise SchemaMismatch(msg, uid=layers_format.uid)
 
 
