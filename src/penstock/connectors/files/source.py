@@ -372,7 +372,7 @@ class Source:
         values: dict[str, object] = {
             "path": os.path.abspath(path.removeprefix("file://")),
             "content": FileFormat(
-                format=format, options=text.check_options(decoder_options), header=header, with_file=with_file
+                format=format, options=text.check_options(decoder_options, format), header=header, with_file=with_file
             ),
             "declared": schema,
             "pattern": pattern,
