@@ -1,6 +1,7 @@
 """What a running job prints: golden lines off a terminal, no control codes there, one line of now on a terminal."""
 
 import io
+import logging
 import time
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import pytest
 from core.cli_kit import Terminal
 from penstock.cli.live import LiveOutput
 from penstock.cli.output import Output
+from penstock.cli.run import _ToOutput
 from penstock.cli.words import size
 from penstock.facts import (
     BatchDone,
@@ -86,6 +88,14 @@ def test_a_run_reads_as_plain_lines():
         "12:00:05 restarting in 1.5 s: a Spark job failed",
         "orders: stopped · 1,204 rows read · 12 written · 4 late · 2 checkpoints",
     ]
+
+
+def test_a_restart_is_printed_once_though_it_is_logged_too():
+    stream = io.StringIO()
+    handler = _ToOutput(Output(err=stream))
+    for extra in ({"is_fact": True}, {}):
+        handler.emit(logging.makeLogRecord({"msg": f"attempt failed {extra}", "levelno": logging.WARNING, **extra}))
+    assert stream.getvalue() == "penstock: attempt failed {}\n"
 
 
 def test_the_header_says_how_old_the_checkpoint_is_and_what_is_not_simply_taken_over():

@@ -7,11 +7,14 @@ import pytest
 
 import penstock as ps
 from penstock.errors import (
+    DecodeError,
     EngineDied,
     EngineFailed,
     InternalError,
     LayerMissing,
     PenstockError,
+    SourceChanged,
+    SourceUnavailable,
     StorageFailed,
     UserFunctionError,
 )
@@ -39,6 +42,21 @@ ZeroDivisionError: division by zero
 """
 
 
+JAVA = """An error occurred while calling o1.save.
+: org.apache.spark.SparkException: Job aborted: lost
+\tat org.apache.spark.Somewhere.run(Somewhere.scala:1)
+Caused by: java.io.IOException: Mkdirs failed
+\tat org.apache.hadoop.fs.ChecksumFileSystem.create(ChecksumFileSystem.java:1)
+"""
+READ = "An error occurred while calling o1.x.\n: org.apache.spark.SparkException: [FAILED_READ_FILE.{}] {}\n\tat a.B\n"
+NO_HINT = "Encountered error while reading file file:///in/{}. SQLSTATE: KD001"
+CUT_SHORT = READ.format("NO_HINT", NO_HINT.format("a.json.gz")) + "Caused by: java.io.EOFException: Unexpected end\n"
+BROKEN_DISK = READ.format("NO_HINT", NO_HINT.format("a.json")) + "Caused by: java.io.IOException: Input/output error\n"
+UNREADABLE = READ.format("FILE_NOT_EXIST", "Encountered error while reading file file:///in/a%20b.json. File does not")
+UNREADABLE += "Caused by: java.io.FileNotFoundException: /in/a b.json (Permission denied)\n"
+VANISHED = READ.format("FILE_NOT_EXIST", "Encountered error while reading file file:///in/a.json. File does not exist.")
+
+
 @pytest.mark.parametrize(
     ("raised", "kind", "retry", "words"),
     [
@@ -51,6 +69,11 @@ ZeroDivisionError: division by zero
         (PythonException(TRACE), UserFunctionError, False, "shop.py:12 in add_tax: ZeroDivisionError"),
         (SparkError("[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012"), UserFunctionError, False, "DIVIDE_BY_ZERO"),
         (SparkError("Job aborted: executor lost"), EngineFailed, True, "executor lost"),
+        (SparkError(JAVA), EngineFailed, True, "Job aborted: lost (caused by java.io.IOException: Mkdirs failed)"),
+        (SparkError(UNREADABLE), SourceUnavailable, True, "'/in/a b.json' cannot be read (Permission denied)"),
+        (SparkError(BROKEN_DISK), SourceUnavailable, True, "'/in/a.json' cannot be read (java.io.IOException: Input/"),
+        (SparkError(CUT_SHORT), DecodeError, False, "'/in/a.json.gz' is damaged or was not written to its end"),
+        (SparkError(VANISHED), SourceChanged, False, "vanished"),
         (KeyError("x"), InternalError, False, "please report"),
     ],
 )

@@ -17,6 +17,7 @@ from penstock.connectors.files.listing import (
     FilesPosition,
     decode,
     encode,
+    file_changed,
     is_finished,
     plan_next,
     reconcile,
@@ -91,6 +92,20 @@ def test_what_cannot_be_cut_is_whole():
 def test_gone_files_are_forgotten_once_they_are_fully_read():
     progress = FilesPosition(done={"kept": FileSignature(1, 1), "gone": FileSignature(1, 1)})
     assert reconcile({"kept": FileSignature(1, 1)}, progress).done == {"kept": FileSignature(1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("when", "now", "remedy"),
+    [
+        ("was read", FileSignature(1, 2), "move it away for good"),
+        ("was read", FileSignature(1, 2), "its time included"),
+        ("was planned", FileSignature(2, 2), "start the job again"),
+        ("was listed at the first start", None, "without bounded"),
+        ("is partly read", None, "Put it back"),
+    ],
+)
+def test_the_error_for_a_changed_file_names_the_remedy_that_repeats_nothing(when, now, remedy):
+    assert remedy in str(file_changed("f", FileSignature(1, 1), now, when))
 
 
 @pytest.mark.parametrize("now", [FileSignature(2, 1), FileSignature(1, 2)])

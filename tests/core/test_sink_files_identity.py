@@ -1,9 +1,9 @@
-"""Whose output lies in a target: a state directory that was lost must not publish its input again (rule S4)."""
+"""What a target must be. A state directory that was lost must not publish its input again (rule S4)."""
 
 import pytest
 
 from penstock.connectors.files import sink
-from penstock.errors import SinkIdentityConflict, StorageFailed
+from penstock.errors import GraphError, SinkIdentityConflict, StateDirectoryRefused, StorageFailed
 from penstock.filesystem.local import LocalFileSystem
 from penstock.handles import Generation
 from penstock.interfaces.sink import SinkContext
@@ -93,3 +93,37 @@ def test_what_the_sink_staged_under_an_older_uid_is_found_by_the_clean_up_and_wh
 
     found = [path for folder in folders for path in LocalFileSystem(tmp_path / "state").list(folder)]
     assert found == [str(old)]
+
+
+def test_a_target_in_whose_place_a_file_is_is_refused_before_the_first_row(open_writer, tmp_path):
+    (tmp_path / "out").write_text("")
+
+    with pytest.raises(StateDirectoryRefused, match=rf"{tmp_path}/out: Not a directory\): a file stands") as refused:
+        open_writer("mine")
+
+    assert (refused.value.retry, refused.value.uid) == (False, "totals-out")
+
+
+def test_a_target_that_cannot_be_written_is_refused_before_the_first_row(open_writer, tmp_path, monkeypatch):
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr("penstock.connectors.files.sink.os.access", lambda path, _mode: path != str(tmp_path / "out"))
+
+    with pytest.raises(StateDirectoryRefused, match=rf"{tmp_path}/out: Permission denied\): give this user the right"):
+        open_writer("mine")
+
+
+@pytest.mark.parametrize(
+    ("format", "option", "hint"),
+    [
+        ("parquet", "compresion", "did you mean 'compression'"),
+        ("json", "header", "no effect when json is written"),
+        ("csv", "inferSchema", "no effect when csv is written"),
+    ],
+)
+def test_an_option_without_effect_is_refused(format, option, hint):
+    with pytest.raises(GraphError, match=f"option '{option}' .*{hint}"):
+        sink.Sink("out", format=format, options={option: "x"})
+
+
+def test_settings_of_hadoop_and_parquet_are_taken():
+    sink.Sink("out", options={"parquet.block.size": 1024, "Compression": "zstd"})

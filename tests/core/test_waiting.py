@@ -13,7 +13,7 @@ from penstock.connectors.kafka.offsets import KafkaPosition as Offsets
 from penstock.connectors.kafka.offsets import encode as encode_offsets
 from penstock.connectors.kafka.source import Source as Kafka
 from penstock.connectors.rate import Source as Rate
-from penstock.errors import ConnectorError, SourceChanged, SourceUnavailable, StateIncompatible
+from penstock.errors import ConnectorError, GraphError, SourceChanged, SourceUnavailable, StateIncompatible
 from penstock.handles import Position
 from penstock.interfaces.source import SupportsBacklog
 
@@ -66,6 +66,8 @@ def test_what_a_start_would_stumble_over_is_raised(folder, tmp_path):
     with pytest.raises(SourceChanged, match=r"file 'a\.txt' was read"):
         Files(folder, format="text").backlog(position)
     with pytest.raises(SourceUnavailable, match="cannot be listed"):
+        Files(tmp_path / "nowhere", format="text").backlog(position)
+    with pytest.raises(GraphError, match=r"'\S+/nowhere' does not exist"):
         Files(tmp_path / "nowhere", format="text").backlog(None)
     with pytest.raises(StateIncompatible, match="rate/1"):
         Files(folder, format="text").backlog(Position(kind="rate/1", detail={}))

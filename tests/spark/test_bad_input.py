@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import penstock as ps
+from penstock.cli.output import ExitCode, exit_code_of
 from penstock.errors import (
     CheckpointUnreadable,
     DecodeError,
@@ -18,7 +20,7 @@ from penstock.errors import (
     StateIncompatible,
     StorageFailed,
 )
-from penstock.facts import BatchDone, CheckpointFailed, Counted
+from penstock.facts import BatchDone, CheckpointFailed, Counted, Published, Restarting
 from penstock.failpoints import armed
 from spark.job_kit import Watch, drop, published
 
@@ -89,6 +91,64 @@ def test_a_malformed_row_ends_the_job_with_its_file_and_text_and_loses_nothing(
     drop(tmp_path / "in", "b.json", rows(5))
     ps.Job(copying(tmp_path, bounded=False), state=tmp_path / "state", spark=spark).run(until="caught-up")
     assert len(published(tmp_path / "out")) == 5
+
+
+def test_an_input_that_is_not_mounted_at_a_start_is_waited_for_and_read_once(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    drop(tmp_path / "in", "a.json", rows(2))
+    watch = Watch()
+    ps.Job(copying(tmp_path, bounded=False), state=tmp_path / "state", spark=spark).run(until="caught-up")
+    (tmp_path / "in").rename(tmp_path / "mounted")
+    (tmp_path / "in").mkdir()
+
+    job = ps.Job(copying(tmp_path, bounded=False), state=tmp_path / "state", spark=spark, listener=watch)
+    job.start(until="caught-up")
+    cause = watch.wait_for(Restarting).cause
+    assert "'a.json'" in cause
+    assert "Mount it again" in cause
+    assert [record.getMessage() for record in caplog.records if "attempt 1 failed" in record.getMessage()] == [
+        f"job copy: attempt 1 failed, the next one begins in {watch.of(Restarting)[0].delay_ms / 1_000:.1f} s: {cause}"
+    ]
+    drop(tmp_path / "mounted", "b.json", rows(3))
+    (tmp_path / "in").rmdir()
+    (tmp_path / "mounted").rename(tmp_path / "in")
+    assert job.wait(timeout=120)
+    assert len(published(tmp_path / "out")) == 5
+
+
+def test_a_fresh_start_without_its_input_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match=r"step 'in'.*/in' does not exist") as refused:
+        ps.Job(copying(tmp_path), state=tmp_path / "state", spark=spark).run(until="caught-up")
+    assert exit_code_of(refused.value) is ExitCode.REFUSED
+
+
+def test_a_compressed_file_that_ends_in_the_middle_ends_the_job_with_its_name(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    whole = gzip.compress(b"".join(b'{"id": %d}\n' % n for n in range(1_000)))
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.json.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DecodeError, match=r"/in/a\.json\.gz' is damaged.*move it away"):
+        ps.Job(copying(tmp_path), state=tmp_path / "state", spark=spark).run()
+    (tmp_path / "in" / "a.json.gz").write_bytes(whole)
+    ps.Job(copying(tmp_path, bounded=False), state=tmp_path / "state", spark=spark).run(until="caught-up")
+    assert len(published(tmp_path / "out")) == 1_000
+
+
+def test_output_that_can_no_longer_be_written_ends_the_job_with_the_folder(spark: SparkSession, tmp_path: Path) -> None:
+    drop(tmp_path / "in", "a.json", rows(5))
+    watch = Watch()
+    state = tmp_path / "state"
+    job = ps.Job(copying(tmp_path, bounded=False), state=state, spark=spark, listener=watch, checkpoint_every="200ms")
+    job.start()
+    watch.wait_for(Published)
+    top = tmp_path / "out" / ".penstock"
+    top.rename(tmp_path / "kept")
+    top.write_text("")
+    drop(tmp_path / "in", "b.json", rows(5))
+    with pytest.raises(StateDirectoryRefused, match=r"\.penstock: Not a directory\): a file stands"):
+        job.wait(timeout=120)
 
 
 def test_null_keys_null_times_and_a_row_of_10_mb_are_counted_and_kept(spark: SparkSession, tmp_path: Path) -> None:

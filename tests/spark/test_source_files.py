@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
 import os
@@ -17,6 +18,7 @@ from penstock.elements import Batch
 from penstock.errors import DecodeError, GraphError, SourceChanged, SourceUnavailable
 from penstock.handles import Position
 from penstock.interfaces.source import CaughtUp, Ended, NoData, PlannedBatch, ReadLimit, SourceContext, Until
+from penstock.job.failures import to_penstock_error
 from window_harness import counted
 
 pytestmark = pytest.mark.spark
@@ -198,7 +200,30 @@ def test_a_malformed_csv_row_fails(spark, tmp_path, line):
     reader = open_(spark, source.Source(str(tmp_path), format="csv", schema="a INT, b INT"))
     with pytest.raises(Exception, match=r"penstock\.(decode|changed):|FAILED_READ_FILE") as failure:
         noop(reader.frame(ask(reader).plan))
-    assert isinstance(ranges.explain(failure.value), DecodeError)
+    explained = ranges.explain(failure.value)
+    assert isinstance(explained, DecodeError)
+    assert "parse_json" not in str(explained)  # which cannot read CSV
+    assert "from_csv" in str(explained)
+
+
+def test_what_the_error_about_malformed_csv_proposes_reads_the_line(spark, tmp_path):
+    put(tmp_path, "in.csv", "x,1\n2,3\n", at=1)
+    reader = open_(spark, source.Source(str(tmp_path), format="text"))
+    row = reader.frame(ask(reader).plan).selectExpr("from_csv(value, 'a INT, b INT') AS row")
+    assert [tuple(line) for line in row.select("row.*").collect()] == [(None, 1), (2, 3)]
+
+
+@pytest.mark.parametrize("ending", [".gz", ".bz2"])
+def test_a_file_that_was_not_written_to_its_end_is_a_decode_error_with_its_name(spark, tmp_path, ending):
+    whole = (gzip if ending == ".gz" else bz2).compress(os.urandom(30_000).hex().encode())
+    path = put(tmp_path, f"ä b.text{ending}", whole[: len(whole) // 2], at=1)
+    reader = open_(spark, source.Source(str(tmp_path), format="text"))
+    with pytest.raises(Exception, match="FAILED_READ_FILE") as failure:
+        noop(reader.frame(ask(reader).plan))
+    told = to_penstock_error(failure.value)
+    assert isinstance(told, DecodeError)
+    assert str(path) in str(told)
+    assert "move it away" in str(told)
 
 
 def test_parquet_whole_and_by_row_groups_is_the_same(spark, tmp_path):
@@ -418,7 +443,7 @@ def test_what_cannot_work_is_refused(spark, tmp_path):
         source.Source("s3://in", format="text")
     with pytest.raises(GraphError, match="no list of columns"):
         source.Source("in", schema="a NOTHING").schema(spark)
-    with pytest.raises(SourceUnavailable, match="create it"):
+    with pytest.raises(GraphError, match="create it"):
         open_(spark, source.Source(str(tmp_path / "none"), format="text"))
     with pytest.raises(SourceUnavailable, match="schema="):
         source.Source(str(tmp_path), format="parquet").schema(spark)

@@ -179,10 +179,11 @@ def make_plan(
         decision = replace(decision, resolver=_declared_steps(graph, spark).resolver)
     target = start_target(decision, pipeline.steps)
     positions = target.positions()
+    backlogs, refusals = _backlogs(graph, positions)
     return plan_start(
         pipeline,
         target,
-        backlogs=_backlogs(graph, positions),
+        backlogs=backlogs,
         settings=asdict(settings),
         at=at,
         warnings=(
@@ -190,7 +191,7 @@ def make_plan(
             *_replay_warnings(graph, state, positions),
             *(() if compares_schemas else _schema_warnings(restored)),
         ),
-        refused=(*refused, *_export_problems(bring)),
+        refused=(*refused, *_export_problems(bring), *refusals),
     )
 
 
@@ -292,9 +293,12 @@ def _export_problems(bring: Import | None) -> Iterator[str]:
         yield f"and {len(problems) - MAX_SHOWN} more of its files; export the checkpoint once more, into another folder"
 
 
-def _backlogs(graph: Graph, positions: Mapping[str, Position | None]) -> dict[str, BacklogOrReason]:
-    """The backlog of each source at its position, or why it is unknown."""
+def _backlogs(
+    graph: Graph, positions: Mapping[str, Position | None]
+) -> tuple[dict[str, BacklogOrReason], tuple[str, ...]]:
+    """The backlog of each source at its position, or why it is unknown; and why sources refuse the start."""
     found: dict[str, BacklogOrReason] = {}
+    refusals = []
     for node in graph.nodes:
         if not isinstance(node, Read) or node.uid not in positions:
             continue
@@ -305,7 +309,9 @@ def _backlogs(graph: Graph, positions: Mapping[str, Position | None]) -> dict[st
                 found[node.uid] = node.source.backlog(None if position is None else split_replays(position)[0])
             except PenstockError as error:
                 found[node.uid] = str(error)
-    return found
+                if isinstance(error, GraphError):
+                    refusals.append(f"source '{node.uid}': {error}")
+    return found, tuple(refusals)
 
 
 def _replay_warnings(graph: Graph, state: str | Path, positions: Mapping[str, Position | None]) -> Iterator[str]:

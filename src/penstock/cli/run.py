@@ -431,7 +431,8 @@ class _ToOutput(logging.Handler):
         self._output = output
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._output.note(f"penstock: {record.getMessage()}", style="yellow")
+        if not getattr(record, "is_fact", False):  # LiveOutput shows the fact
+            self._output.note(f"penstock: {record.getMessage()}", style="yellow")
 
 
 def _log_to(output: Output) -> None:

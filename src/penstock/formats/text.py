@@ -10,7 +10,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.errors import DecodeError, GraphError, SchemaMismatch
+from penstock.errors import DecodeError, GraphError, SchemaMismatch, did_you_mean
 from penstock.spark.session import parse_ddl
 
 if TYPE_CHECKING:
@@ -35,21 +35,50 @@ _PATH: Final = ("$['", "']")
 """Around the name of a field, as ``get_json_object`` takes it."""
 _FIELD: Final = "field '"
 _NOT_OF_TYPE: Final = "' is not of its declared type "
+_MALFORMED: Final = "malformed"
+_JSON_REMEDY: Final = (
+    "to keep such rows aside instead of failing, read them as text and use "
+    "parse_json('value', schema, on_error='split')"
+)
+_CSV_REMEDY: Final = (
+    "correct schema=, options= (sep, quote, header, timestampFormat, …) or the line in its file, and start again; or "
+    "read the file as text and use select(\"from_csv(value, 'id INT, …') AS row\"), which makes NULL of what is bad"
+)
 _CORRUPT = "_penstock_corrupt"
 _RESERVED = frozenset(
     {"mode", "columnnameofcorruptrecord", "lineseparator", "linesep", "multiline", "encoding", "charset"}
 )
+_TIMES = ("dateFormat", "timestampFormat", "timestampNTZFormat", "timeFormat", "enableDateTimeParsingFallback")
+_EFFECTIVE: Final[Mapping[str, tuple[str, ...]]] = {
+    "json": (
+        *(*_TIMES, "timeZone", "locale"),
+        *("allowComments", "allowUnquotedFieldNames", "allowSingleQuotes", "allowNumericLeadingZeros"),
+        *("allowNonNumericNumbers", "allowBackslashEscapingAnyCharacter", "allowUnquotedControlChars"),
+        *("maxNestingDepth", "maxNumLen"),
+    ),
+    "csv": (
+        *(*_TIMES, "timeZone", "locale"),
+        *("header", "sep", "delimiter", "quote", "escape", "charToEscapeQuoteEscaping", "unescapedQuoteHandling"),
+        *("comment", "ignoreLeadingWhiteSpace", "ignoreTrailingWhiteSpace"),
+        *("nullValue", "emptyValue", "nanValue", "positiveInf", "negativeInf"),
+        *("maxColumns", "maxCharsPerColumn", "inputBufferSize"),
+    ),
+    "parquet": ("datetimeRebaseMode", "int96RebaseMode"),
+    "text": (),
+}
+"""By format, the options that change what is read. Others of Spark infer a schema, find files or write them."""
 # Jackson by default stops at strings of 20 million characters.
 _JSON = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, "maxStringLen": str(2**31 - 1)}
 _CSV = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
 
 
-def check_options(options: Mapping[str, object]) -> dict[str, str]:
+def check_options(options: Mapping[str, object], format: str) -> dict[str, str]:
     """The options of a decoder as Spark takes them.
 
     Raises:
-        GraphError: an option would change what a record or a bad record is.
+        GraphError: an option would change what a record or a bad record is, or would have no effect.
     """
+    effective = _EFFECTIVE[format]
     for name in options:
         if name.lower() in _RESERVED:
             msg = (
@@ -57,6 +86,14 @@ def check_options(options: Mapping[str, object]) -> dict[str, str]:
                 "own way out (parse_json(..., on_error=...)); records of several lines are not supported"
             )
             raise GraphError(msg)
+        if name.lower() not in (each.lower() for each in effective):
+            hint = did_you_mean(name, effective, otherwise=None if effective else "it has none")
+            msg = f"option {name!r} has no effect when {format} is read{hint}"
+            raise GraphError(msg)
+    return _as_text(options)
+
+
+def _as_text(options: Mapping[str, object]) -> dict[str, str]:
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
 
 
@@ -164,7 +201,7 @@ def _reason(column: str, record: str, corrupt: str, what: str, schema: StructTyp
         problem = _json_problem(text, record, schema)
     else:
         problem = string_literal(
-            f"malformed {what}, or a field that is not of its declared type ({schema.simpleString()})"
+            f"{_MALFORMED} {what}, or a field that is not of its declared type ({schema.simpleString()})"
         )
     bad = f"WHEN {record} IS NULL OR {corrupt} IS NOT NULL THEN concat({problem}, ': ', {shown})"
     return f"CASE WHEN {value} IS NULL THEN 'null value' {bad} END"
@@ -279,11 +316,9 @@ def explain(exception: BaseException) -> DecodeError | None:
     """The error of a Spark job that failed because of a bad record; ``None`` for other failures."""
     for details in parse_marked(exception, DECODE_MARK):
         place = details.get("place") or "a row"
-        remedy = details.get("remedy") or (
-            "to keep such rows aside instead of failing, read them as text and use "
-            "parse_json('value', schema, on_error='split')"
-        )
-        return DecodeError(f"{place}: {details.get('reason')}; {remedy}")
+        reason = str(details.get("reason"))
+        remedy = details.get("remedy") or (_CSV_REMEDY if reason.startswith(f"{_MALFORMED} CSV") else _JSON_REMEDY)
+        return DecodeError(f"{place}: {reason}; {remedy}")
     return None
 
 
@@ -323,7 +358,7 @@ def _sql_type(kind: DataType) -> str:
 
 
 def _options(options: Mapping[str, object] | None, fixed: Mapping[str, str]) -> str:
-    pairs = {**check_options(options or {}), **fixed}
+    pairs = {**_as_text(options or {}), **fixed}
     return f"map({', '.join(f'{string_literal(name)}, {string_literal(value)}' for name, value in pairs.items())})"
 
 

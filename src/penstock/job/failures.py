@@ -56,7 +56,7 @@ def to_penstock_error(error: BaseException, graph: Graph | None = None) -> Penst
     if known is not None:
         return known
     if _is_spark(error):
-        return EngineFailed(f"a Spark job failed: {_first_line(text)}")
+        return EngineFailed(f"a Spark job failed: {_first_line(text)}{_root_cause(text)}")
     return InternalError(f"{type(error).__name__}: {_first_line(text)}. This is a bug of penstock, please report it")
 
 
@@ -94,10 +94,10 @@ def _lost_block_error(error: BaseException) -> PenstockError | None:
 
 
 def _connector_error(error: BaseException) -> PenstockError | None:
-    from penstock.connectors.files import ranges
+    from penstock.connectors.files import ranges, read_failures
     from penstock.connectors.kafka import client
 
-    return client.explain(error) or ranges.explain(error)
+    return client.explain(error) or read_failures.explain(error) or ranges.explain(error)
 
 
 def _function_error(error: BaseException, text: str) -> PenstockError | None:
@@ -173,6 +173,12 @@ def _is_spark(error: BaseException) -> bool:
 
 def _first_line(text: str) -> str:
     """The first line that says something, without what py4j puts before it; cut to 400 characters."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    useful = [line for line in lines if not line.startswith(("An error occurred while calling", ": "))]
+    lines = [line.strip().removeprefix(": ") for line in text.splitlines() if line.strip()]
+    useful = [line for line in lines if not line.startswith(("An error occurred while calling", "at "))]
     return ((useful or lines or ["no message"])[0])[:400]
+
+
+def _root_cause(text: str) -> str:
+    """The last cause of a Java stack trace, as the end of a sentence; empty if there is none."""
+    causes = re.findall(r"^\s*Caused by: (.*)$", text, re.MULTILINE)
+    return f" (caused by {causes[-1][:200]})" if causes else ""

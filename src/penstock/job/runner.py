@@ -386,6 +386,8 @@ class JobRunner:
             raise error
         self._lifecycle.to(JobState.RESTARTING)
         self._listener(Restarting(cause=str(error), delay_ms=delay / 1_000, attempt=number))
+        text = "job %s: attempt %d failed, the next one begins in %.1f s: %s"
+        log.warning(text, self._name, number, delay / 1_000_000, error, extra={"is_fact": True})
         if self._stop.wait(delay / 1_000_000):
             raise error
 

@@ -22,7 +22,7 @@ HIDDEN: Final = ".penstock"
 """Folder below the target where output is staged; Spark and most readers ignore such names."""
 _VOIDED: Final = ".voided"
 """Ending of the name to which the first file of a voided epoch is renamed."""
-_REMEDIES: Final = {
+REMEDIES: Final = {
     **dict.fromkeys((errno.EACCES, errno.EPERM), "give this user the right to write there"),
     errno.EROFS: "mount it so that it can be written",
     errno.ENOTDIR: "a file stands where a folder is needed: move it away",
@@ -205,7 +205,7 @@ def _explain_failure(what: str, item: Committable) -> Iterator[None]:
         if isinstance(error, CommitFailed):
             raise
         number = _errno(error)
-        remedy = _REMEDIES.get(number) if number is not None else None
+        remedy = REMEDIES.get(number) if number is not None else None
         end = f"; {remedy}" if remedy else "; it is tried again"
         msg = f"cannot {what} the output of checkpoint {item.checkpoint} in {item.target}: {error}{end}"
         kind = StateDirectoryRefused if remedy else CommitFailed

@@ -9,7 +9,8 @@ from penstock.errors import SourceChanged, SourceUnavailable, StateIncompatible
 from penstock.handles import Json, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
 KIND: Final = "files/1"
 """Kind of the positions; also the version of their format."""
@@ -17,6 +18,8 @@ SMALLEST_CUT: Final = 64 * 1024
 """Fewest bytes of a cut of a big file: in smaller cuts the end of a long row would be searched for repeatedly."""
 COMPRESSED: Final = (".gz", ".bz2", ".deflate", ".lz4", ".snappy", ".zst", ".xz")
 """Endings of compressed files, which can only be read from their beginning."""
+MOST_SHOWN: Final = 3
+"""Number of files that a message names."""
 _UNFINISHED_START = ("_", ".")
 _UNFINISHED_END = (".tmp", "._COPYING_")
 
@@ -52,14 +55,22 @@ class FilesPosition:
     """How far a directory was read.
 
     Attributes:
-        done: files that were read wholly and were in the last listing.
+        done: files that were read wholly, without those that :func:`reconcile` has forgotten.
+        gone: those of them that were not in the last listing.
         partial: the file that is read in cuts: ``start`` is the next byte, ``end`` its size.
         remaining: of a bounded source, the unread files of its first listing; otherwise ``None``.
+        folder: inode of the directory at the last listing; ``None`` if an older version wrote the position.
     """
 
     done: Mapping[str, FileSignature] = field(default_factory=dict)
+    gone: frozenset[str] = frozenset()
     partial: FileSlice | None = None
     remaining: Mapping[str, FileSignature] | None = None
+    folder: int | None = None
+
+    def has_read(self, name: str, signature: FileSignature) -> bool:
+        """Whether the file was read wholly. A file that was gone and comes back changed is a new one."""
+        return name in self.done and (name not in self.gone or self.done[name] == signature)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,36 +116,119 @@ def unread_files(listing: Mapping[str, FileSignature], position: FilesPosition) 
     """Files of a listing that were not begun, in the order of reading, without empty ones."""
     begun = position.partial.name if position.partial else None
     return ordered(
-        {name: sig for name, sig in listing.items() if name not in position.done and name != begun and sig.size > 0}
+        {
+            name: sig
+            for name, sig in listing.items()
+            if name != begun and sig.size > 0 and not position.has_read(name, sig)
+        }
     )
 
 
-def reconcile(listing: Mapping[str, FileSignature], position: FilesPosition) -> FilesPosition:
-    """The position without files that are no longer listed, after a check that no file it knows has changed.
+# ---- files that are gone ---------------------------------------------------------------------------------------------
+#
+# A forgotten file that comes back is read again. An unmounted folder looks like an empty one, so that files which go
+# away together are remembered as gone.
+
+
+def files_expected(position: FilesPosition) -> Iterator[str]:
+    """Names of the files that a directory must have, unless they were removed since the last listing."""
+    yield from (name for name in position.done if name not in position.gone)
+    if position.partial is not None:
+        yield position.partial.name
+    yield from position.remaining or ()
+
+
+def has_lost_all(listing: Mapping[str, FileSignature], position: FilesPosition) -> bool:
+    """Whether a directory had files at the listing before, and has none of them any more."""
+    expected = files_expected(position)
+    first = next(expected, None)
+    return first is not None and first not in listing and not any(name in listing for name in expected)
+
+
+def reconcile(
+    listing: Mapping[str, FileSignature],
+    position: FilesPosition,
+    exists: Callable[[str], bool] = lambda _name: False,
+) -> FilesPosition:
+    """The position after a listing, once no file that it knows has changed.
+
+    A file that is not listed is forgotten if another file of its folder is still there, or if its folder was removed
+    and files near it are still there. If a folder has none of its files any more, these are *gone*: their signatures
+    are kept until one of them comes back, or until those that came after them go away together too.
+
+    Args:
+        listing: the files that there are.
+        position: after the listing before.
+        exists: whether there is a file or folder of that name, listed or not; by default only what is listed.
 
     Raises:
         SourceChanged: a done file has changed, or the partly read file has changed or is gone.
     """
     for name, before in position.done.items():
         now = listing.get(name)
-        if now is not None and now != before:
+        if now is not None and now != before and name not in position.gone:
             raise file_changed(name, before, now, "was read")
     if position.partial is not None:
         now = listing.get(position.partial.name)
         if now != position.partial.signature:
             raise file_changed(position.partial.name, position.partial.signature, now, "is partly read")
-    if all(name in listing for name in position.done):
+    missing = position.done.keys() - listing.keys()
+    if missing == position.gone and not any("/" in name for name in missing):
         return position
-    return replace(position, done={name: s for name, s in position.done.items() if name in listing})
+    forgotten = {name for name in _removed(listing, position, missing, exists) if not exists(name)}
+    forgotten |= {name for name in position.gone - missing if position.done[name] != listing[name]}
+    gone = frozenset(missing - forgotten)
+    if not forgotten and gone == position.gone:
+        return position
+    return replace(position, done={name: s for name, s in position.done.items() if name not in forgotten}, gone=gone)
+
+
+def _removed(
+    listing: Mapping[str, FileSignature],
+    position: FilesPosition,
+    missing: AbstractSet[str],
+    exists: Callable[[str], bool],
+) -> Iterator[str]:
+    """The missing files that must have been removed, since a folder that is not mounted would look otherwise."""
+    kept = {_folder(name) for name in position.done if name not in position.gone and name in listing}
+    back = {_folder(name) for name in position.gone - missing if position.done[name] == listing[name]}
+    emptied = {_folder(name) for name in missing - position.gone} - kept
+    by_folder: dict[str, list[str]] = {}
+    for name in missing:
+        by_folder.setdefault(_folder(name), []).append(name)
+    for folder, names in by_folder.items():
+        if _is_removed(folder, kept, exists):
+            yield from names
+            continue
+        for name in names:
+            proofs = back | emptied if name in position.gone else kept
+            if folder in proofs:
+                yield name
+
+
+def _is_removed(folder: str, kept: AbstractSet[str], exists: Callable[[str], bool]) -> bool:
+    """Whether a folder was removed: the one that held it still has files. An unmounted folder is there, and empty."""
+    if not folder or not kept or exists(folder):
+        return False
+    while folder and not exists(folder):
+        folder = _folder(folder)
+    return not folder or any(f"{name}/".startswith(f"{folder}/") for name in kept)
+
+
+def _folder(name: str) -> str:
+    """The folder of a file; the directory itself is ``""``.
+
+    >>> _folder("2026/01/a.json"), _folder("a.json")
+    ('2026/01', '')
+    """
+    return name.rpartition("/")[0]
+
+
+# ---- what to read next -----------------------------------------------------------------------------------------------
 
 
 def backlog(listing: Mapping[str, FileSignature], position: FilesPosition, *, bounded: bool) -> tuple[int, int]:
-    """Number of files that wait, a partly read one included, and their unread bytes.
-
-    Raises:
-        SourceChanged: a file that was read has changed.
-    """
-    position = reconcile(listing, position)
+    """Number of files that wait, a partly read one included, and their unread bytes."""
     fixed = position.remaining if bounded else None  # a bounded source reads its first listing only
     files = unread_files(listing if fixed is None else fixed, position)
     partial = position.partial
@@ -188,14 +282,35 @@ def _finished(position: FilesPosition, slices: Sequence[FileSlice]) -> FilesPosi
     return replace(position, done={**position.done, **read}, remaining=remaining)
 
 
+# ---- errors ----------------------------------------------------------------------------------------------------------
+
+
 def file_changed(name: str, before: FileSignature, now: FileSignature | None, when: str) -> SourceChanged:
-    """The error for a file that has changed or is gone."""
-    there = f"now it is {now}" if now is not None else "now it is gone"
+    """The error for a file that has changed or is gone; ``when`` is what had become of it before."""
+    if now is None:
+        there = "now it is gone"
+        remedy = "Put it back as it was"
+    elif now.size == before.size:
+        there = f"now it is {now}: the same size, and another time"
+        remedy = "Put it back as it was, its time included (cp -p keeps it)"
+    else:
+        there = f"now it is {now}"
+        remedy = "Put it back as it was"
+    if when == "was listed at the first start":
+        remedy += ", or begin again with --fresh, or read the folder without bounded: then files are read as they are"
+    elif when == "was planned":
+        remedy += ", or start the job again: no checkpoint has the file yet, so it is read as it is then"
+    elif when == "was read" and now is not None:
+        remedy += (
+            ". Or move it away for good, if the rows that were read of it are right: they stay, and new rows go into a "
+            "file of another name. Or rewind to a checkpoint before it was read"
+        )
+    else:
+        remedy += ", or rewind to a checkpoint before it was read"
     msg = (
-        f"file {name!r} {when} as {before}; {there}. Reading on would lose or repeat rows. Put it back as it was, or "
-        "rewind to a checkpoint before it was read. Files must arrive whole: write them under a name that begins with "
-        "'_' or '.' or ends with '.tmp', then rename; new content goes into a new file; remove a file only after a "
-        "checkpoint that has read it is complete"
+        f"file {name!r} {when} as {before}; {there}. Reading on would lose or repeat rows. {remedy}. Files must arrive "
+        "whole: write them under a name that begins with '_' or '.' or ends with '.tmp', then rename; remove a file "
+        "only after a checkpoint that has read it is complete"
     )
     return SourceChanged(msg)
 
@@ -209,6 +324,27 @@ def file_unreadable(path: str, reason: str | None) -> SourceUnavailable:
     return SourceUnavailable(msg)
 
 
+def all_gone(path: str, position: FilesPosition) -> str:
+    """What the directory at ``path`` has lost, in words."""
+    names = sorted(files_expected(position))
+    shown = ", ".join(repr(name) for name in names[:MOST_SHOWN])
+    more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
+    return f"directory {path!r} has none of the files any more that were there before ({shown}{more})"
+
+
+def folder_replaced(path: str, position: FilesPosition) -> SourceUnavailable:
+    """The error for another directory than before, without any of the files that were in it."""
+    msg = (
+        f"{all_gone(path, position)}, and it is another directory than then: probably it is not mounted. Mount it "
+        "again, and reading goes on: nothing was forgotten. If its files were moved away and the directory was made "
+        "anew, put one of them back, or give the source may_be_emptied=True"
+    )
+    return SourceUnavailable(msg)
+
+
+# ---- positions as JSON -----------------------------------------------------------------------------------------------
+
+
 def encode(position: FilesPosition) -> Position:
     """The position as a manifest holds it."""
     partial = position.partial
@@ -219,6 +355,11 @@ def encode(position: FilesPosition) -> Position:
     detail: dict[str, Json] = {"done": {n: _pair(s) for n, s in sorted(position.done.items())}, "partial": part}
     if remaining is not None:
         detail["remaining"] = {n: _pair(s) for n, s in sorted(remaining.items())}
+    # Older versions ignore what follows: to them the files that are gone are done, as they are here.
+    if position.gone:
+        detail["gone"] = [*sorted(position.gone)]
+    if position.folder is not None:
+        detail["folder"] = position.folder
     return Position(kind=KIND, detail=detail)
 
 
@@ -244,12 +385,13 @@ def decode(position: Position) -> FilesPosition:
         done = {name: FileSignature(*pair) for name, pair in detail["done"].items()}
         rest = detail.get("remaining")
         remaining = None if rest is None else {name: FileSignature(*pair) for name, pair in rest.items()}
+        gone, folder = frozenset(detail.get("gone", ())), detail.get("folder")
     except (AttributeError, KeyError, TypeError) as error:
         msg = (
             f"the position of a files source cannot be read ({error!r}): it was written by another version of penstock"
         )
         raise StateIncompatible(msg) from error
-    return FilesPosition(done=done, partial=partial, remaining=remaining)
+    return FilesPosition(done=done, gone=gone & done.keys(), partial=partial, remaining=remaining, folder=folder)
 
 
 def _pair(signature: FileSignature) -> list[int]:

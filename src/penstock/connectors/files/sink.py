@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.connectors import staging
-from penstock.connectors.files.committer import HIDDEN
-from penstock.errors import GraphError, InternalError, SinkIdentityConflict, StorageFailed
+from penstock.connectors.files.committer import HIDDEN, REMEDIES
+from penstock.errors import (
+    GraphError,
+    InternalError,
+    SinkIdentityConflict,
+    StateDirectoryRefused,
+    StorageFailed,
+    did_you_mean,
+)
 from penstock.handles import Committable, FileRef, Guarantee
 from penstock.spark import jvm
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
@@ -44,6 +53,7 @@ class FilesWriter:
         self._sink = sink
         self._context = context
         self._root = "/".join([sink.target, HIDDEN, context.log_id, context.uid, str(context.generation)])
+        require_writable(self._root, context.uid)
         self._lock = threading.Lock()
         self._epoch: list[_Staged] = []
         self._batches = 0
@@ -53,7 +63,8 @@ class FilesWriter:
         """Stage a batch as Parquet, losslessly, in one job; then settle its metrics."""
         folder = f"{self._root}/{self._batches}"
         self._batches += 1  # even if writing fails: no folder is used twice
-        rows = staging.write_staged(cast("DataFrame", batch.frame), _url(folder))
+        with self._explain_failure():
+            rows = staging.write_staged(cast("DataFrame", batch.frame), _url(folder))
         batch.settle()
         if rows is None:  # Spark optimised the counter away, most likely because there are no rows
             rows = sum(staging.rows_in(path) for path in self._content(folder))
@@ -113,7 +124,7 @@ class FilesWriter:
         parts = max(sink.files_per_checkpoint, -(-size // sink.target_file_bytes))
         urls = [_url(part.folder) for part in epoch]
         options = {name: str(value) for name, value in sink.options.items()}
-        with context.background():
+        with self._explain_failure(), context.background():
             frame = staging.read_staged(context.spark, urls, context.schema)
             if sink.partition_by and parts > 1:
                 frame = frame.repartition(parts, *sink.partition_by)
@@ -148,6 +159,15 @@ class FilesWriter:
             files=tuple(refs),
             detail={"moves": moves, "format": self._sink.format},
         )
+
+    @contextmanager
+    def _explain_failure(self) -> Iterator[None]:
+        """Turn a failed Spark job into an error that names the folder, if the folder cannot be written any more."""
+        try:
+            yield
+        except Exception:
+            require_writable(self._root, self._context.uid)
+            raise
 
     def _remove(self, epoch: Sequence[_Staged]) -> None:
         jvm.delete_folders(self._context.spark, [_url(part.folder) for part in epoch])
@@ -201,6 +221,26 @@ def refuse_another_log(target: str, context: SinkContext) -> None:
         raise SinkIdentityConflict(msg, uid=context.uid)
 
 
+def require_writable(folder: str, uid: str) -> None:
+    """Refuse a folder that cannot be made or written. A restart would fail in the same way.
+
+    Raises:
+        StateDirectoryRefused: this user may not write there, it is read-only, or a file is in its place.
+    """
+    top = folder
+    while not os.path.exists(top):
+        top = os.path.dirname(top)
+    if not os.path.isdir(top):
+        number = errno.ENOTDIR
+    elif not os.access(top, os.W_OK | os.X_OK):
+        number = errno.EROFS if os.statvfs(top).f_flag & os.ST_RDONLY else errno.EACCES
+    else:
+        return
+    reason = f"{top}: {os.strerror(number)}"
+    msg = f"output cannot be staged in {folder} ({reason}): {REMEDIES[number]}, then start the job again"
+    raise StateDirectoryRefused(msg, uid=uid)
+
+
 def _is_hidden(name: str) -> bool:
     """Whether Spark's readers skip a file or folder of that name. They read ``_column=value``."""
     return name.startswith(".") or (name.startswith("_") and "=" not in name)
@@ -213,7 +253,22 @@ def _url(path: str) -> str:
 
 # ---- the sink --------------------------------------------------------------------------------------------------------
 
-FORMATS: Final = ("csv", "json", "parquet", "text")
+_TIMES: Final = ("dateFormat", "timestampFormat", "timestampNTZFormat", "timeFormat", "timeZone", "locale")
+_EFFECTIVE: Final[Mapping[str, tuple[str, ...]]] = {
+    "csv": (
+        *("compression", "codec", "encoding", "charset", "extension", "lineSep", "maxRecordsPerFile", *_TIMES),
+        *("header", "sep", "delimiter", "quote", "quoteAll", "escape", "escapeQuotes", "charToEscapeQuoteEscaping"),
+        *("comment", "nullValue", "emptyValue", "ignoreLeadingWhiteSpace", "ignoreTrailingWhiteSpace"),
+    ),
+    "json": (
+        *("compression", "encoding", "charset", "lineSep", "maxRecordsPerFile", *_TIMES),
+        *("ignoreNullFields", "pretty", "sortKeys", "writeNonAsciiCharacterAsCodePoint"),
+    ),
+    "parquet": ("compression", "maxRecordsPerFile"),
+    "text": ("compression", "encoding", "lineSep", "maxRecordsPerFile"),
+}
+"""By format, the options that change what is written. A name with a dot is a setting of Hadoop or Parquet."""
+FORMATS: Final = tuple(_EFFECTIVE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +290,8 @@ class Sink:
             readers (not all others) look into such folders. Not with ``.``.
         files_per_checkpoint: fewest files of a checkpoint; if partitioned, most files for each folder.
         target_file_bytes: more files if the staged rows are larger than this, in bytes of staged Parquet.
-        options: of Spark's writer (``compression``, ``header``, ``sep``, …).
+        options: of Spark's writer (``compression``, ``header``, ``sep``, …), those that have an effect. Names with a
+            dot are settings of Hadoop or Parquet and are not checked.
 
     Raises:
         GraphError: an argument is impossible.
@@ -266,6 +322,11 @@ class Sink:
         if self.files_per_checkpoint < 1 or self.target_file_bytes < 1:
             msg = "files_per_checkpoint and target_file_bytes must be at least 1"
             raise GraphError(msg)
+        effective = _EFFECTIVE[self.format]
+        for name in self.options:
+            if "." not in name and name.lower() not in (each.lower() for each in effective):
+                msg = f"option {name!r} has no effect when {self.format} is written{did_you_mean(name, effective)}"
+                raise GraphError(msg)
 
     @property
     def target(self) -> str:
@@ -314,6 +375,7 @@ class Sink:
 
         Raises:
             SinkIdentityConflict: a sink of this uid has published here under another log.
+            StateDirectoryRefused: the path cannot be written.
         """
         return FilesWriter(self, context)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
@@ -17,11 +19,14 @@ from penstock.connectors.files.listing import (
     FileSlice,
     FilesPosition,
     PlannedFiles,
+    all_gone,
     backlog,
     decode,
     encode,
     file_changed,
     file_unreadable,
+    folder_replaced,
+    has_lost_all,
     is_finished,
     ordered,
     plan_next,
@@ -45,6 +50,9 @@ if TYPE_CHECKING:
     from penstock.interfaces.source import PollResult, ReadLimit, SourceContext
 
 
+log = logging.getLogger("penstock")
+
+
 # ---- the directory ---------------------------------------------------------------------------------------------------
 
 _SAMPLE_BYTES: Final = 64 * 1024
@@ -62,11 +70,29 @@ def scan(root: str, *, pattern: str, recursive: bool) -> dict[str, FileSignature
     try:
         _collect(root, "", pattern, recursive, found)
     except OSError as error:
-        if isinstance(error, PermissionError):
-            raise file_unreadable(str(error.filename or root), error.strerror) from error
-        msg = f"directory {root!r} cannot be listed ({error.strerror or error}): create it, or correct the path"
-        raise SourceUnavailable(msg) from error
+        raise _unlisted(root, error) from error
     return found
+
+
+def _unlisted(root: str, error: OSError) -> SourceUnavailable:
+    if isinstance(error, PermissionError):
+        return file_unreadable(str(error.filename or root), error.strerror)
+    msg = f"directory {root!r} cannot be listed ({error.strerror or error}): mount it, create it or correct the path"
+    return SourceUnavailable(msg)
+
+
+def require_directory(root: str, uid: str | None = None) -> None:
+    """Refuse a fresh start without the directory: a restart would not bring it, and its path may be wrong.
+
+    Raises:
+        GraphError: ``root`` is missing, or is no directory.
+    """
+    if os.path.isdir(root):
+        return
+    what = "is a file, not a directory" if os.path.exists(root) else "does not exist"
+    remedy = f"create it, mount it or correct the path (a relative one begins in {os.getcwd()})"
+    msg = f"directory {root!r} {what}: {remedy}"
+    raise GraphError(msg, uid=uid)
 
 
 def _collect(root: str, below: str, pattern: str, recursive: bool, found: dict[str, FileSignature]) -> None:
@@ -89,12 +115,16 @@ def _entries(root: str, below: str) -> Iterator[tuple[os.DirEntry[str], str]]:
                 yield entry, f"{below}/{entry.name}" if below else entry.name
 
 
-def device(root: str) -> int | None:
-    """The file system of ``root``: an unmounted one must not be taken for an empty directory."""
+def _inode(root: str) -> int:
+    """The inode of ``root``: a hint whether it is the directory of before. Numbers of devices change with mounts.
+
+    Raises:
+        SourceUnavailable: ``root`` is gone.
+    """
     try:
-        return os.stat(root).st_dev
-    except OSError:
-        return None
+        return os.stat(root).st_ino
+    except OSError as error:
+        raise _unlisted(root, error) from error
 
 
 def signature(path: str) -> FileSignature | None:
@@ -123,6 +153,18 @@ def require_unchanged(root: str, slices: Sequence[FileSlice], when: str) -> None
         now = signature(os.path.join(root, part.name))
         if now != part.signature:
             raise file_changed(part.name, part.signature, now, when)
+
+
+def require_readable(root: str, slices: Sequence[FileSlice]) -> None:
+    """Check that files may be read: Spark says of those that may not that they do not exist.
+
+    Raises:
+        SourceUnavailable: this user may not read a file.
+    """
+    for part in slices:
+        path = os.path.join(root, part.name)
+        if not os.access(path, os.R_OK) and signature(path) is not None:
+            raise file_unreadable(path, os.strerror(errno.EACCES))
 
 
 def bytes_per_row(path: str, format: str) -> float | None:
@@ -158,22 +200,23 @@ class FilesReader:
         self._source = source
         self._spark = context.spark
         self._schema = source.schema(context.spark)
-        self._device = device(source.path)
         self._has_end = source.bounded or context.until is Until.CAUGHT_UP
         self._interval = self._pause = source.poll_interval_ms * 1000
         self._rescan_at: MonotonicTime | None = None
         self._wake_at: MonotonicTime | None = None
         self._to_verify: dict[str, FileSlice] = {}
-        self._resume(position)
+        self._resume(position, context.uid)
 
-    def _resume(self, position: FilesPosition) -> None:
-        listing = self._source.listing()
+    def _resume(self, position: FilesPosition, uid: str) -> None:
         if not self._source.bounded:  # the position may be that of an earlier, bounded run
             position = replace(position, remaining=None)
-        self._position = reconcile(listing, position)
+        look = self._source.look(position)
+        for warning in look.warnings:  # while it runs none is logged: a feed may empty its folder
+            log.warning("source %s: %s", uid, warning)
+        self._position = look.position
         if self._source.bounded and self._position.remaining is None:
-            self._position = replace(self._position, remaining=dict(unread_files(listing, self._position)))
-        remaining = listing if self._position.remaining is None else self._position.remaining
+            self._position = replace(self._position, remaining=dict(unread_files(look.files, self._position)))
+        remaining = look.files if self._position.remaining is None else self._position.remaining
         self._unread = unread_files(remaining, self._position)
 
     def poll(self, *, now: MonotonicTime, wall: WallTime, limits: ReadLimit) -> PollResult:  # noqa: ARG002 - files have times of their own
@@ -195,11 +238,8 @@ class FilesReader:
         return NoData(wake_at=self._wake_at)
 
     def _rescan(self, now: MonotonicTime) -> None:
-        if device(self._source.path) != self._device:
-            msg = f"directory {self._source.path!r} is gone or lies on another file system than before: mount it again"
-            raise SourceUnavailable(msg)
-        listing = self._source.listing()
-        self._position = reconcile(listing, self._position)
+        look = self._source.look(self._position)
+        listing, self._position = look.files, look.position
         if self._has_end:  # no new files; one that changed before it was planned is read as it is now
             listing = {name: listing[name] for name, _ in self._unread if name in listing}
         self._unread = unread_files(listing, self._position)
@@ -247,16 +287,19 @@ class FilesReader:
         )
 
     def _require_unchanged(self, slices: Sequence[FileSlice]) -> None:
-        require_unchanged(self._source.path, slices, "was planned")
+        when = "was listed at the first start" if self._source.bounded else "was planned"
+        require_unchanged(self._source.path, slices, when)
 
     def frame(self, plan: object) -> DataFrame:
         """A lazy frame of the plan's rows.
 
         Raises:
             SourceChanged: a file has changed since it was planned.
+            SourceUnavailable: a file may not be read.
         """
         slices = cast("Sequence[FileSlice]", plan)
         self._require_unchanged(slices)
+        require_readable(self._source.path, slices)
         try:
             frame = frame_of(self._spark, self._source.path, slices, self._source.content, self._schema)
         finally:
@@ -287,6 +330,21 @@ class FilesReader:
 FORMATS: Final = ("csv", "json", "parquet", "text")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """A directory at one moment.
+
+    Attributes:
+        files: those that there are.
+        position: the position, moved on to them.
+        warnings: what may be wrong with the directory.
+    """
+
+    files: Mapping[str, FileSignature]
+    position: FilesPosition
+    warnings: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, init=False)
 class Source:
     """Files of a directory, and those that arrive while the job runs. Exactly-once.
@@ -301,6 +359,16 @@ class Source:
     restart could not read it again and its rows would be missing silently. Its entry in the position is then
     forgotten: a file that comes back under that name is a new file and is read. A directory from which nothing is
     removed makes every checkpoint name all of its files.
+
+    Never are all files of a folder forgotten at once, since a folder that is not mounted looks like an empty one. If
+    a folder has none of its files any more, the position keeps their names, sizes and times until files that came
+    later go away too: a file that comes back unchanged is not read again, a changed one is. A folder below is
+    forgotten with all of its files if it was removed, and folders near it still have theirs.
+
+    A fresh start without the directory is refused. Later, a directory that is missing fails the job, which restarts
+    until it is there again. So does another directory than before (by its inode) that has none of the files that were
+    read: it waits until one of them is back, unless ``may_be_emptied`` is set. A start on the same directory without
+    any of them logs a warning and reads on. ``penstock plan`` says both.
 
     Text, JSON and CSV are lines of UTF-8, ended by LF or CR LF. Blank lines of JSON and CSV are skipped;
     records of several lines are not supported. A malformed line, or one with a field of the wrong type, fails the job
@@ -320,8 +388,10 @@ class Source:
         split_bytes: larger files are read in cuts of that size, except compressed ones.
         poll_interval_ms: how long to wait between listings, in milliseconds; longer in a directory of more than
             10,000 files for each 200 ms.
-        options: of Spark's decoder (``timestampFormat``, ``sep``, …), and ``header`` for CSV: true if the first line
-            of each file is a header, which is skipped.
+        may_be_emptied: whether all files that were read may be gone, and the directory be another one (such as a
+            link to a new one each day). The job then reads on, instead of waiting until the directory is mounted.
+        options: of Spark's decoder (``timestampFormat``, ``sep``, …), those that have an effect here. For CSV
+            ``header`` too: true if the first line of each file is a header, which is skipped.
         with_file: of text, add the column ``_file STRING``: the path of the file that the line is in.
 
     Raises:
@@ -340,8 +410,9 @@ class Source:
     max_files_per_batch: int | None
     split_bytes: int
     poll_interval_ms: int
-    end: Mapping[str, FileSignature] | None
+    end: FilesPosition | None
     with_file: bool
+    may_be_emptied: bool
 
     def __init__(  # noqa: PLR0913 - the arguments of a files source
         self,
@@ -357,6 +428,7 @@ class Source:
         poll_interval_ms: int = 200,
         options: Mapping[str, object] | None = None,
         with_file: bool = False,
+        may_be_emptied: bool = False,
     ) -> None:
         path = os.fspath(path)
         decoder_options = dict(options or {})
@@ -372,7 +444,7 @@ class Source:
         values: dict[str, object] = {
             "path": os.path.abspath(path.removeprefix("file://")),
             "content": FileFormat(
-                format=format, options=text.check_options(decoder_options), header=header, with_file=with_file
+                format=format, options=text.check_options(decoder_options, format), header=header, with_file=with_file
             ),
             "declared": schema,
             "pattern": pattern,
@@ -383,6 +455,7 @@ class Source:
             "poll_interval_ms": poll_interval_ms,
             "end": None,
             "with_file": with_file,
+            "may_be_emptied": may_be_emptied,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -409,7 +482,8 @@ class Source:
             return text.struct_type(spark, self.declared)
         files = ordered(self._scan())
         if not files:
-            msg = f"{self.describe()} has no file to take the columns from: give schema=, or put a file there first"
+            remedy = "give schema=, put a file there first, or mount the directory"
+            msg = f"{self.describe()} has no file to take the columns from: {remedy}"
             raise SourceUnavailable(msg)
         return text.struct_type(spark, parquet_schema(spark, os.path.join(self.path, files[0][0])))
 
@@ -417,28 +491,52 @@ class Source:
         """A reader that goes on after ``resume``.
 
         Raises:
+            GraphError: the directory is missing, and ``resume`` is ``None``.
             StateIncompatible: the position is not one of a files source.
-            SourceUnavailable: the directory is missing.
+            SourceUnavailable: the directory is missing, or is another one without the files that were read.
             SourceChanged: a file that was read, or partly read, has changed.
         """
+        if resume is None:
+            require_directory(self.path, context.uid)
         return FilesReader(self, context, FilesPosition() if resume is None else decode(resume))
 
     def backlog(self, resume: Position | None) -> Backlog:
         """The unread files, and their bytes.
 
         Raises:
+            GraphError: the directory is missing, and ``resume`` is ``None``.
             StateIncompatible: the position is not one of a files source.
-            SourceUnavailable: the directory is missing.
+            SourceUnavailable: the directory is missing, or is another one without the files that were read.
             SourceChanged: a file that was read, or partly read, has changed.
         """
+        if resume is None:
+            require_directory(self.path)
         position = FilesPosition() if resume is None else decode(resume)
-        files, size = backlog(self.listing(), position, bounded=self.bounded)
-        return Backlog(files=files, bytes=size)
+        look = self.look(position if self.bounded else replace(position, remaining=None))
+        files, size = backlog(look.files, look.position, bounded=self.bounded)
+        return Backlog(files=files, bytes=size, warnings=look.warnings)
+
+    def look(self, position: FilesPosition) -> Look:
+        """The directory as it is now, and the position after it was listed.
+
+        Raises:
+            SourceUnavailable: the directory is missing, or is another one without the files that were read.
+            SourceChanged: a file that was read, or partly read, has changed.
+        """
+        files = self.listing()
+        folder = _inode(self.path)
+        warnings = []
+        if not self.may_be_emptied and has_lost_all(files, position):
+            if position.folder not in (None, folder):
+                raise folder_replaced(self.path, position)
+            warnings.append(f"{all_gone(self.path, position)}; those that come back unchanged are not read again")
+        after = reconcile(files, position, lambda name: signature(os.path.join(self.path, name)) is not None)
+        return Look(files=files, position=replace(after, folder=folder), warnings=tuple(warnings))
 
     def listing(self) -> dict[str, FileSignature]:
         """The files that exist now; of a replayed source only those that are to be replayed."""
         files, end = self._scan(), self.end
-        return files if end is None else {name: found for name, found in files.items() if name in end}
+        return files if end is None else {name: found for name, found in files.items() if end.has_read(name, found)}
 
     def _scan(self) -> dict[str, FileSignature]:
         return scan(self.path, pattern=self.pattern, recursive=self.recursive)
@@ -452,7 +550,7 @@ class Source:
         other = object.__new__(Source)
         for field in fields(self):
             object.__setattr__(other, field.name, getattr(self, field.name))
-        object.__setattr__(other, "end", None if end is None else decode(end).done)
+        object.__setattr__(other, "end", None if end is None else decode(end))
         return other
 
     def describe(self) -> str:

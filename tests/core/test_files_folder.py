@@ -1,0 +1,373 @@
+"""Files that are not there any more: removed, or in a folder that is not mounted. No Spark."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.types import LongType, StructField, StructType
+
+import penstock as ps
+from penstock.admin.plan import plan
+from penstock.clock import MonotonicTime, WallTime
+from penstock.connectors.files.listing import (
+    FileLimits,
+    FileSignature,
+    FilesPosition,
+    has_lost_all,
+    plan_next,
+    reconcile,
+    unread_files,
+)
+from penstock.connectors.files.source import Source
+from penstock.errors import GraphError, SourceChanged, SourceUnavailable
+from penstock.handles import Position
+from penstock.interfaces.source import CaughtUp, PlannedBatch, ReadLimit, SourceContext, Until
+from penstock.settings import read_settings
+
+SCHEMA = StructType([StructField("n", LongType())])
+SPARK = SimpleNamespace(conf=SimpleNamespace(get=lambda *_: "32"))
+
+
+class Feed:
+    """A folder, and a reader of it that can be started again from its last position."""
+
+    def __init__(self, root, **options):
+        self.root = root
+        self.options = {"schema": SCHEMA, "poll_interval_ms": 1} | options
+        self.position = None
+        self.now = 0
+        self.times = 0
+        root.mkdir()
+
+    @property
+    def source(self):
+        return Source(self.root, **self.options)
+
+    def put(self, *names):
+        for name in names:
+            path = self.root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text('{"n": 1}\n')
+            self.times += 1
+            os.utime(path, (self.times, self.times))
+
+    def start(self, until=Until.STOPPED):
+        self.reader = self.source.open(SourceContext(uid="in", spark=SPARK, until=until), self.position)
+        return self
+
+    def read(self):
+        """The files that are read until none is left; then a checkpoint."""
+        names = []
+        while True:
+            self.now += 10**9
+            answer = self.reader.poll(now=MonotonicTime(self.now), wall=WallTime(0), limits=ReadLimit())
+            if not isinstance(answer, PlannedBatch):
+                break
+            names += [part.name for part in answer.plan]
+        saved = self.reader.position()
+        self.position = Position(kind=saved.kind, detail=json.loads(json.dumps(saved.detail)))
+        return names
+
+    def remembered(self):
+        return set(self.position.detail["done"])
+
+    def swap(self, name):
+        """The folder is moved away, and an empty one is in its place: what an unmounted one looks like."""
+        (self.root.parent / name).parent.mkdir(exist_ok=True)
+        self.root.rename(self.root.parent / name)
+        self.root.mkdir()
+
+    def swap_back(self, name):
+        shutil.rmtree(self.root)
+        (self.root.parent / name).rename(self.root)
+
+
+@pytest.fixture
+def feed(tmp_path):
+    return Feed(tmp_path / "in")
+
+
+def test_a_start_on_an_empty_mount_point_waits_and_forgets_no_file(feed):
+    feed.put("a.json", "b.json")
+    assert feed.start().read() == ["a.json", "b.json"]
+    feed.swap("mounted")
+
+    words = r"none of the files .* \('a.json', 'b.json'\).*Mount it again.*may_be_emptied"
+    for until in Until:
+        with pytest.raises(SourceUnavailable, match=words) as waits:
+            feed.start(until)
+        assert waits.value.retry
+    with pytest.raises(SourceUnavailable, match="Mount it again"):
+        feed.source.backlog(feed.position)
+
+    feed.swap_back("mounted")
+    feed.put("c.json")
+    assert feed.start().read() == ["c.json"]
+
+
+def test_a_folder_that_is_unmounted_while_the_job_runs_is_waited_for(feed):
+    feed.put("a.json")
+    feed.start().read()
+    feed.swap("mounted")
+    feed.put("stray.json")  # into the mount point
+    with pytest.raises(SourceUnavailable, match="Mount it again"):
+        feed.read()
+    feed.swap_back("mounted")
+    assert feed.start().read() == []
+
+
+def test_a_folder_that_is_unmounted_before_its_partly_read_file_is_read_is_waited_for(feed):
+    (feed.root / "a.json").write_text('{"n": 1}\n' * 20_000)
+    feed.options["split_bytes"] = 64 * 1024
+    feed.start().reader.poll(now=MonotonicTime(0), wall=WallTime(0), limits=ReadLimit())
+    feed.position = feed.reader.position()
+    assert feed.position.detail["partial"] is not None
+    feed.swap("mounted")
+    with pytest.raises(SourceUnavailable, match="Mount it again"):
+        feed.start()
+
+
+def test_one_of_the_files_put_back_ends_the_wait(feed):
+    feed.put("a.json", "b.json")
+    feed.start().read()
+    feed.swap("done")
+    shutil.copy2(feed.root.parent / "done" / "a.json", feed.root)
+    feed.put("c.json")
+    assert feed.start().read() == ["c.json"]
+    assert feed.remembered() == {"a.json", "c.json"}
+
+
+def test_a_source_that_may_be_emptied_does_not_wait(feed):
+    feed.options["may_be_emptied"] = True
+    feed.put("a.json")
+    feed.start().read()
+    feed.swap("mounted")
+    feed.put("b.json")
+    assert feed.start().read() == ["b.json"]
+    feed.swap_back("mounted")
+    assert feed.start().read() == []
+
+
+def test_a_feed_that_is_emptied_while_the_job_runs_is_nothing_to_warn_of(feed, caplog):
+    feed.put("a.json")
+    feed.start().read()
+    (feed.root / "a.json").unlink()
+    with caplog.at_level(logging.WARNING, "penstock"):
+        feed.read()
+    assert not caplog.records
+
+
+def test_an_emptied_folder_is_said_and_its_files_are_not_read_again(feed, caplog):
+    feed.put("a.json", "b.json")
+    feed.start().read()
+    away = feed.root.parent / "away"
+    away.mkdir()
+    for name in ("a.json", "b.json"):
+        (feed.root / name).rename(away / name)
+
+    assert feed.source.backlog(feed.position).warnings[0].startswith(f"directory '{feed.root}' has none of the files")
+    with caplog.at_level(logging.WARNING, "penstock"):
+        assert feed.start(Until.CAUGHT_UP).read() == []
+    assert isinstance(feed.reader.poll(now=MonotonicTime(0), wall=WallTime(0), limits=ReadLimit()), CaughtUp)
+    assert [record.getMessage().partition(" has none")[0] for record in caplog.records] == [
+        f"source in: directory '{feed.root}'"
+    ]
+    assert feed.start().read() == []
+
+    (away / "a.json").rename(feed.root / "a.json")
+    assert feed.start().read() == []
+    assert feed.remembered() == {"a.json"}
+
+
+def test_files_that_go_and_come_back_while_the_job_runs_are_not_read_again(feed):
+    feed.put("a.json", "b.json")
+    feed.start().read()
+    content = {name: (feed.root / name) for name in ("a.json", "b.json")}
+    for name, path in content.items():
+        path.rename(feed.root.parent / name)
+    assert feed.read() == []
+    for name, path in content.items():
+        (feed.root.parent / name).rename(path)
+    assert feed.read() == []
+    feed.put("a.json")
+    with pytest.raises(SourceChanged, match=r"'a\.json' was read"):
+        feed.read()
+
+
+def test_a_feed_that_is_emptied_each_time_goes_on_and_does_not_grow(feed):
+    feed.start()
+    for number in range(5):
+        feed.put("same.json", f"{number}.json")
+        assert feed.read() == ["same.json", f"{number}.json"]
+        for name in ("same.json", f"{number}.json"):
+            (feed.root / name).unlink()
+        assert feed.start().read() == []
+    assert feed.remembered() == {"same.json", "4.json"}
+
+
+def test_a_folder_below_that_is_not_mounted_forgets_nothing(feed):
+    feed.options["recursive"] = True
+    feed.put("top.json", "sub/a.json", "sub/x/b.json", "other/c.json")
+    feed.start().read()
+    away = feed.root.parent / "sub"
+    (feed.root / "sub").rename(away)
+    (feed.root / "sub").mkdir()
+    feed.put("other/d.json")
+    assert feed.start().read() == ["other/d.json"]
+    assert feed.read() == []
+    (feed.root / "sub").rmdir()
+    away.rename(feed.root / "sub")
+    assert feed.read() == []
+
+
+def test_a_folder_below_that_was_removed_is_forgotten(feed):
+    feed.options["recursive"] = True
+    feed.put("2026/01/a.json", "2026/02/b.json")
+    feed.start().read()
+    shutil.rmtree(feed.root / "2026" / "01")
+    feed.read()
+    assert feed.remembered() == {"2026/02/b.json"}
+
+    shutil.rmtree(feed.root / "2026")  # all at once
+    feed.read()
+    assert feed.remembered() == {"2026/02/b.json"}
+    feed.put("2027/01/c.json")
+    assert feed.read() == ["2027/01/c.json"]
+    feed.read()
+    assert feed.remembered() == {"2027/01/c.json"}
+
+
+def test_another_pattern_and_back_reads_nothing_again(feed):
+    feed.put("a.json", "b.txt")
+    feed.start().read()
+    feed.options["pattern"] = "*.json"
+    feed.start().read()
+    feed.read()
+    feed.options["pattern"] = "*"
+    assert feed.start().read() == []
+
+
+def test_a_position_of_before_folders_were_known_goes_on_and_is_safe(feed):
+    feed.put("a.json")
+    feed.start().read()
+    feed.position = Position(kind="files/1", detail={"done": feed.position.detail["done"], "partial": None})
+    feed.swap("mounted")
+    assert feed.start().read() == []
+    feed.swap_back("mounted")
+    assert feed.start().read() == []
+
+
+def test_an_older_version_takes_gone_files_for_read_ones(feed):
+    feed.put("a.json")
+    feed.start().read()
+    (feed.root / "a.json").unlink()
+    feed.read()
+    assert feed.position.kind == "files/1"
+    assert feed.position.detail["gone"] == ["a.json"]
+    assert feed.remembered() == {"a.json"}
+
+
+def test_a_fresh_start_without_the_folder_is_refused_and_a_later_one_waits(feed, tmp_path):
+    with pytest.raises(GraphError, match=r"'\S+/nowhere' does not exist: create it") as refused:
+        Source(tmp_path / "nowhere", schema=SCHEMA).open(SourceContext(uid="in", spark=SPARK), None)
+    assert refused.value.uid == "in"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(GraphError, match="is a file, not a directory"):
+        Source(tmp_path / "file", schema=SCHEMA).open(SourceContext(uid="in", spark=SPARK), None)
+
+    feed.put("a.json")
+    feed.start().read()
+    feed.root.rename(tmp_path / "mounted")
+    with pytest.raises(SourceUnavailable, match="mount it"):
+        feed.start()
+    with pytest.raises(SourceUnavailable, match="mount it"):
+        feed.read()
+
+
+def test_a_plan_refuses_a_new_source_without_its_folder(tmp_path):
+    @ps.pipeline("copy")
+    def copy(p):
+        p.read("in", Source(tmp_path / "nowhere", format="text")).write("out", ps.console.Sink())
+
+    found = plan(copy.graph(), state=tmp_path / "state", settings=read_settings({}))
+    assert found.is_refused
+    assert found.refused == (f"source 'in': {found.sources[0].unknown}",)
+    assert f"'{tmp_path}/nowhere' does not exist" in found.refused[0]
+
+    (tmp_path / "nowhere").mkdir()
+    assert not plan(copy.graph(), state=tmp_path / "state", settings=read_settings({})).is_refused
+
+
+def test_a_file_that_may_not_be_read_is_named_before_spark_calls_it_vanished(feed, monkeypatch):
+    feed.put("a.json")
+    answer = feed.start().reader.poll(now=MonotonicTime(0), wall=WallTime(0), limits=ReadLimit())
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(SourceUnavailable, match=r"a\.json' cannot be read \(Permission denied\): give this user"):
+        feed.reader.frame(answer.plan)
+
+
+@pytest.mark.parametrize(
+    ("format", "option", "hint"),
+    [
+        ("csv", "enforceSchema", "has no effect when csv is read; did you mean|there is"),
+        ("csv", "timestampFromat", "did you mean 'timestampFormat'"),
+        ("json", "allowComment", "did you mean 'allowComments'"),
+        ("json", "sep", "no effect when json is read"),
+        ("parquet", "mergeSchema", "no effect"),
+        ("text", "wholetext", "no effect when text is read; it has none"),
+    ],
+)
+def test_an_option_without_effect_is_refused(format, option, hint):
+    with pytest.raises(GraphError, match=rf"option '{option}' .*(?:{hint})"):
+        Source("in", format=format, schema=None if format == "text" else SCHEMA, options={option: "x"})
+
+
+def test_options_with_effect_are_taken_in_any_case():
+    options = {"header": True, "SEP": ";", "timestampformat": "yyyy", "nullValue": "-"}
+    taken = Source("in", format="csv", schema=SCHEMA, options=options)
+    assert taken.content.options == {"SEP": ";", "timestampformat": "yyyy", "nullValue": "-"}
+
+
+# ---- any order of mounts ---------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.sampled_from(["add", "add below", "mount", "mount below", "write beside", "look"]), max_size=30))
+def test_whatever_is_mounted_when_each_file_is_read_once(moves):
+    """Of two file systems, one mounted below the other; ``mount`` mounts or unmounts, and writers write into both."""
+    top, below, beside = {}, {}, {}
+    is_mounted, is_below_mounted = True, True
+    position, read = FilesPosition(folder=1), []
+    for at, move in enumerate([*moves, "end"]):
+        signature = FileSignature(1, at)
+        if move == "add":
+            top[f"{at}"] = signature
+        elif move == "add below":
+            below[f"sub/{at}"] = signature
+        elif move == "write beside":
+            beside[f"sub/{at}"] = signature  # into the mount point of the folder below
+        elif move == "mount":
+            is_mounted = not is_mounted
+        elif move == "mount below":
+            is_below_mounted = not is_below_mounted
+        elif move == "end":
+            is_mounted = is_below_mounted = True
+        listing = {} if not is_mounted else {**top, **(below if is_below_mounted else beside)}
+        names = set() if not is_mounted else {"sub", *listing}
+        folder = 1 if is_mounted else 2
+        if has_lost_all(listing, position) and folder != position.folder:
+            continue
+        position = reconcile(listing, position, names.__contains__)
+        position = FilesPosition(done=position.done, gone=position.gone, folder=folder)
+        limits = FileLimits(files=100, bytes=None, split_bytes=100, can_cut=lambda _: False)
+        planned = plan_next(position, unread_files(listing, position), limits)
+        position, names_read = planned.position, [part.name for part in planned.slices]
+        read += names_read
+    assert len(read) == len(set(read))
+    assert set(read) >= top.keys() | below.keys()
