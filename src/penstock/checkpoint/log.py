@@ -349,12 +349,7 @@ class Log:
                 raise fence_error(history.claim, entry.number, "a start of the same job was faster")
 
     def _claim_entry(self, history: History, claim: Claim) -> Entry:
-        log_id = history.log_id
-        if log_id is None:
-            if not history.is_empty:
-                msg = f"{history.unreadable[0].message}; no entry is left that tells which log this was"
-                raise CheckpointUnreadable(msg)
-            log_id = self._new_id()
+        log_id = history.log_id or self._new_id()
         number = EntryNumber(history.tail + 1)
         return Entry(
             number=number,
@@ -373,17 +368,30 @@ class Log:
         if expect is not None and history.mark != expect:
             msg = f"the log has moved: {expect} was expected, it ends with {history.mark}; plan again"
             raise StateDirectoryRefused(msg)
-        if not history.is_empty:
-            return
-        for folder in (paths.STATE, paths.STAGED, paths.WAL):
-            for found in self._filesystem.list(folder):
-                if numbers_in_log(self._filesystem):
-                    return  # another process has just begun the log: our claim will find its number taken
-                msg = (
-                    f"the directory holds {found} but no log: the log was lost, and a new one would use its names "
-                    "again; restore log/ from a copy, or give the job an empty directory"
-                )
-                raise StateDirectoryRefused(msg)
+        require_log(history, self._filesystem)
+
+
+def require_log(history: History, filesystem: FileSystem) -> None:
+    """Refuse to claim a log that was lost, as a whole or but for entries that cannot be read.
+
+    Raises:
+        CheckpointUnreadable: no readable entry is left.
+        StateDirectoryRefused: the directory holds files, and no log.
+    """
+    if history.log_id is not None:
+        return
+    if not history.is_empty:
+        msg = f"{history.unreadable[0].message}; no entry is left that tells which log this was"
+        raise CheckpointUnreadable(msg)
+    for folder in (paths.STATE, paths.STAGED, paths.WAL):
+        for found in filesystem.list(folder):
+            if numbers_in_log(filesystem):
+                return  # another process has just begun the log: a claim will find its number taken
+            msg = (
+                f"the directory holds {found} but no log: the log was lost, and a new one would use its names "
+                "again; restore log/ from a copy, or give the job an empty directory"
+            )
+            raise StateDirectoryRefused(msg)
 
 
 class OwnedLog:

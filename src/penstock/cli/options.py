@@ -209,6 +209,21 @@ def _import(name: str, target: str) -> ModuleType:
         raise user_code_error(error) from error
 
 
+@contextmanager
+def explaining_user_code() -> Iterator[None]:
+    """Context that turns an exception of the user's code into an error with the user's line.
+
+    Raises:
+        GraphError: the user's code raised.
+    """
+    try:
+        yield
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise user_code_error(error) from error
+
+
 def user_code_error(error: BaseException) -> GraphError:
     """The exception of the user's code, as an error with the user's line and no other frame."""
     what = f"{type(error).__name__}: {error}"

@@ -28,10 +28,10 @@ from penstock.cli.options import (
     PipelineName,
     Rename,
     State,
+    explaining_user_code,
     load_pipeline,
     settings_of,
     start_options,
-    user_code_error,
 )
 from penstock.cli.output import CommandOutput, ExitCode, Output, ProgressLine, UsageError
 from penstock.cli.process import ChildWatcher, StopListener
@@ -347,7 +347,7 @@ class _Runner:
             expect = expected_log(self._command, definition.graph(), read_settings(settings))
         jvm_log = log_jvm_to_file(definition.name, command.state)
         logging.getLogger("penstock").debug("the engine writes its log to %s", jvm_log)
-        try:
+        with explaining_user_code():
             job = make_job(
                 definition,
                 command.start,
@@ -357,10 +357,6 @@ class _Runner:
                 listener=self._listen,
                 settings=settings,
             )
-        except PenstockError:
-            raise
-        except Exception as error:
-            raise user_code_error(error) from error
         self._live = LiveOutput(job.name, output=self._output, clock=SystemClock(), sinks=job.graph.sinks)
         return job
 
