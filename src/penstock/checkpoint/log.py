@@ -150,7 +150,7 @@ def _without_lost(history: History) -> History:
 def _refuse_unreadable(history: History) -> None:
     for found in history.unreadable:
         if found.number not in history.lost:
-            msg = f"{found.message}; restore the file from a copy, or begin empty with --fresh"
+            msg = f"{found.message}; restore the file from a copy, or begin empty with penstock run … --fresh"
             raise CheckpointUnreadable(msg)
 
 

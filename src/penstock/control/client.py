@@ -206,7 +206,8 @@ class OwnerCheck:
             who = f"process {owner.pid} on {host_of(owner.host)}, since {since:%Y-%m-%d %H:%M:%S} UTC"
         return (
             f"job {self._job!r} is running already: {who} (generation {answer.generation}); stop that one first, or "
-            "start with --take-over (in Python take_over=True), which ends it without its last checkpoint"
+            "start with penstock run … --take-over (in Python take_over=True), which ends it without its last "
+            "checkpoint"
         )
 
 

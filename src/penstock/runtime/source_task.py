@@ -271,8 +271,8 @@ def rows_after_end(uid: str) -> StateIncompatible:
     """The refusal to read more rows of a source that has ended."""
     msg = (
         f"source '{uid}' ended in an earlier run, or was drained, which closed all windows for ever; now it has more "
-        "rows: give it another uid, rewind to a checkpoint before, or begin again with --fresh; a source that will go "
-        "on later must not be bounded"
+        "rows: give it another uid, rewind to a checkpoint before, or begin again with penstock run … --fresh; a "
+        "source that will go on later must not be bounded"
     )
     return StateIncompatible(msg, uid=uid)
 
