@@ -16,6 +16,7 @@ from penstock.checkpoint.entries import NO_ENTRY, Body, Claim, Entry, Manifest, 
 from penstock.checkpoint.entry_codec import decode, encode
 from penstock.checkpoint.gc import collect, delete_recorded, orphans_of
 from penstock.checkpoint.history import History, LogMark, Unreadable
+from penstock.clock import format_time
 from penstock.errors import (
     CheckpointError,
     CheckpointUnreadable,
@@ -261,8 +262,7 @@ def fence_error(claim: Entry | None, number: EntryNumber, what: str) -> Generati
     """The error that names the owner of the log: host, process and time, if its claim is still there."""
     who = "another process"
     if claim is not None and isinstance(claim.body, Claim):
-        at = claim.body.started // 1_000_000
-        who = f"process {claim.body.pid} on {host_of(claim.body.host)}, started at {at} (seconds since 1970)"
+        who = f"process {claim.body.pid} on {host_of(claim.body.host)}, started {format_time(claim.body.started)}"
     generation = f" as generation {claim.number}" if claim else ""
     return GenerationFenced(f"{what}: entry {number} of its log was lost to {who}{generation}")
 

@@ -21,8 +21,8 @@ from penstock.admin.dead_letters import (
 )
 from penstock.cli.options import STATE, AsJson, Flag, JobName, State, Yes, session_for
 from penstock.cli.output import CommandOutput, ExitCode, Output, UsageError, confirm
-from penstock.cli.words import UNKNOWN, clipped, count, event_time, plain_table, size, when
-from penstock.clock import WallTime
+from penstock.cli.words import UNKNOWN, clipped, count, plain_table, size
+from penstock.clock import WallTime, format_time
 from penstock.control.client import JobDirectory
 from penstock.dead_letters.store import count_rows
 
@@ -158,7 +158,7 @@ def _remarks(job: str, state: str, queue: DeadLetterQueue, causes: tuple[LetterC
 
 
 def _moment(wall: int | None) -> str:
-    return UNKNOWN if wall is None else when(wall)
+    return UNKNOWN if wall is None else format_time(wall)
 
 
 # ---- penstock deadletter show ----------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def _letter_fields(letter: Letter) -> dict[str, object]:
 
 
 def _letter_lines(letter: Letter) -> list[str]:
-    head = [letter.id, when(letter.written)]
+    head = [letter.id, format_time(letter.written)]
     if letter.attempts > 1:
         head.append(f"attempt {letter.attempts}")
     if letter.replayed:
@@ -239,7 +239,7 @@ def _place_text(letter: Letter) -> str:
     if "file" in place:
         text += f": {place['file']}"
     if letter.event_time is not None:
-        text += f", at {event_time(letter.event_time)}"
+        text += f", at {format_time(letter.event_time)}"
     return text
 
 
@@ -373,11 +373,11 @@ def _what(plan: DropPlan) -> str:
 
 
 def _question(plan: DropPlan, at: WallTime) -> str:
-    return f"Delete {_what(plan)} of {plan.uid}, written before {when(at)}, for ever"
+    return f"Delete {_what(plan)} of {plan.uid}, written before {format_time(at)}, for ever"
 
 
 def _drop_text(plan: DropPlan, at: WallTime, *, dry_run: bool) -> str:
     kept = f"; {count(len(plan.kept), 'file')} left, which a replay may yet need" if plan.kept else ""
     if not plan.files:
-        return f"{plan.uid}: nothing to delete from before {when(at)}{kept}"
+        return f"{plan.uid}: nothing to delete from before {format_time(at)}{kept}"
     return f"{plan.uid}: {'would delete' if dry_run else 'deleted'} {_what(plan)}{kept}"

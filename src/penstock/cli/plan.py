@@ -32,8 +32,8 @@ from penstock.cli.options import (
 )
 from penstock.cli.output import CommandOutput, ExitCode, Output, UsageError
 from penstock.cli.run import run_settings
-from penstock.cli.words import age, count, size, when
-from penstock.clock import format_duration
+from penstock.cli.words import age, count, size
+from penstock.clock import format_duration, format_time
 from penstock.graph.validate import validate_mode
 from penstock.handles import Guarantee
 from penstock.settings import is_duration, read_settings
@@ -258,8 +258,8 @@ def _import_lines(bring: ImportPlan) -> Iterator[tuple[str, str]]:
     log = "this log" if bring.is_own else f"log {bring.log_id}"
     yield (
         "export",
-        f"checkpoint {bring.checkpoint}{names} of {log}, exported {when(bring.exported)} by penstock {bring.version}, "
-        f"sha256 {bring.sha256[:12]}",
+        f"checkpoint {bring.checkpoint}{names} of {log}, exported {format_time(bring.exported)} by penstock "
+        f"{bring.version}, sha256 {bring.sha256[:12]}",
     )
     if bring.is_brought:
         if bring.claim:

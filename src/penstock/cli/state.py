@@ -21,7 +21,8 @@ from rich.text import Text
 from penstock.admin.state_read import resolve_manifest, state_of, states_of
 from penstock.cli.options import STATE, AsJson, JobName, State, session_for
 from penstock.cli.output import CommandOutput, ExitCode, Output, UsageError
-from penstock.cli.words import count, file_fields, plain_table, size, when
+from penstock.cli.words import count, file_fields, plain_table, size
+from penstock.clock import format_time
 from penstock.control.client import JobDirectory
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def _summary(history: History, manifest: Manifest, steps: tuple[StepState, ...])
     following = ", which the next start continues" if _is_restore_point(history, manifest) else ""
     return (
         f"{history.job}: checkpoint {manifest.checkpoint}{following} · {manifest.kind.value}, "
-        f"{when(manifest.completed)} · state of {count(len(steps), 'step')}"
+        f"{format_time(manifest.completed)} · state of {count(len(steps), 'step')}"
     )
 
 

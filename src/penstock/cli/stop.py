@@ -61,7 +61,7 @@ def stop(
     elif ended.was_running:
         output.note(f"penstock: job {job} has stopped, everything is published{named}")
     else:
-        output.note(f"penstock: nobody runs job {job}{named}")
+        output.note(f"penstock: job {job} does not run: there is nothing to stop{named}")
     if as_json:
         output.document(
             STOP_SCHEMA,
@@ -127,7 +127,8 @@ def rewind(  # noqa: PLR0913 - the options of the command
     does = not dry_run and confirm(output, f"Rewind job {job} to {where}", yes=yes)
     if does:
         savepoints.rewind(directory, target, discard_unpublished=discard_unpublished, expect_tail=history.tail)
-        output.note(f"penstock: the next start of job {job} continues {where}")
+        then = "begins empty" if target is None else f"continues {where}"
+        output.note(f"penstock: the next start of job {job} {then}")
     if as_json:
         output.document(REWIND_SCHEMA, job=job, is_dry_run=dry_run, was_done=does, **_fields(effects))
     return ExitCode.ENDED if does or dry_run else ExitCode.FAILED
