@@ -83,7 +83,7 @@ def test_a_run_reads_as_plain_lines():
         "12:00:05 UTC checkpoint 42 ok (final) [0.31 s, +2.1 MB, 1 output]",
         "12:00:05 UTC checkpoint 43 FAILED timed out: totals has not acknowledged",
         "12:00:05 UTC checkpoint 42 of out is not published yet: retry",
-        "12:00:05 restarting in 1.5 s: a Spark job failed",
+        "12:00:05 UTC restarting in 1.5 s: a Spark job failed",
         "orders: stopped · 1,204 rows read · 12 written · 4 late · 2 checkpoints",
     ]
 
@@ -119,7 +119,7 @@ def test_on_a_terminal_there_is_a_line_of_now(monkeypatch):
         stream=Terminal(),
     )
 
-    assert "100 rows/s · watermark 2026-01-01 12:00:05 · checkpoint 42 0 s ago" in said
+    assert "100 rows/s · watermark 2026-01-01 12:00:05 UTC · checkpoint 42 0 s ago" in said
 
 
 def lag(task, rows, eta):

@@ -295,7 +295,7 @@ Ends with 1 if something fails, with 0 if there are only warnings. Writes nothin
         examples="""\
   penstock doctor                                      about ten seconds, most of them to start Spark
   penstock doctor --no-spark --json                    for scripts, a second
-  penstock doctor shop:orders --state /data/state      the pipeline, its brokers, and its session if it makes one
+  penstock doctor shop:orders --state /data/state      the pipeline too: its folders, its brokers, its session
   penstock doctor --servers localhost:9092             whether Kafka answers""",
     ),
     Command(
