@@ -220,7 +220,7 @@ def test_a_plan_is_refused_with_other_settings(folder):
     said = run(folder)
 
     assert said.code == 65
-    assert "the setting checkpoint_every: 1000000 was planned, it is 5000000" in said.err
+    assert "the setting checkpoint_every: 1 second was planned, it is 5 seconds" in said.err
 
 
 def test_a_plan_of_another_job_or_one_that_was_refused_is_not_run(folder):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import penstock as ps
 from core.checkpoint_values import CLAIM, file, keyed, layer, output, pin, wrote
 from core.cli_kit import Said, say
 from core.plan_kit import NOON, SHOP, STEPS, at, counted, module, shop_folder, story, tree, write_log
@@ -21,6 +22,7 @@ from penstock.checkpoint.entries import Stopped
 from penstock.cli import output as codes
 from penstock.cli.output import UsageError, exit_code_of
 from penstock.clock import MAX_WATERMARK
+from penstock.connectors.counting import CountPosition
 from penstock.errors import (
     CheckpointUnreadable,
     GraphError,
@@ -35,6 +37,7 @@ from penstock.errors import (
     UserFunctionError,
 )
 from penstock.handles import Position, TaskSnapshot
+from penstock.interfaces.source import KnowsEnd
 
 FILES = """\
 import penstock as ps
@@ -311,6 +314,22 @@ def test_every_kind_of_refusal_has_a_story() -> None:
 
     # Only a start with a saved plan finds it outdated.
     assert told >= {*codes._REFUSED, UsageError, SettingsError, UnknownName} - {PlanOutdated}
+
+
+@pytest.mark.parametrize(
+    ("source", "has_more"),
+    [
+        (ps.rate.Source(1), True),
+        (ps.rate.Source(1, limit=10), True),
+        (ps.rate.Source(1, limit=9), False),
+        (ps.generator.Source(lambda frame: frame), True),
+        (ps.generator.Source(lambda frame: frame, rows=9), False),
+    ],
+)
+def test_a_source_that_counts_knows_whether_rows_follow_a_position(source: KnowsEnd, has_more: bool) -> None:
+    position = CountPosition(next=9, started=NOON).encode("rate/1" if "rate" in source.describe() else "generator/1")
+
+    assert source.has_more(position) is has_more
 
 
 def test_a_source_of_files_that_has_not_ended_goes_on(folder: Path) -> None:

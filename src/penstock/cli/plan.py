@@ -33,10 +33,10 @@ from penstock.cli.options import (
 from penstock.cli.output import CommandOutput, ExitCode, Output, UsageError
 from penstock.cli.run import run_settings
 from penstock.cli.words import age, count, size
-from penstock.clock import format_duration, format_time
+from penstock.clock import format_time
 from penstock.graph.validate import validate_mode
 from penstock.handles import Guarantee
-from penstock.settings import is_duration, read_settings
+from penstock.settings import read_settings, setting_text
 from penstock.spark.jvm import engine_log, log_jvm_to_file
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from penstock.admin.reprocessing import ImportPlan, OutputPlan
     from penstock.admin.start_plan import SinkPlan, SourcePlan, StartPlan, StepPlan
     from penstock.clock import Clock
-    from penstock.handles import CheckpointId, Json
+    from penstock.handles import CheckpointId
     from penstock.job.start import StartOptions
 
 
@@ -372,12 +372,6 @@ def _guarantee(sink: SinkPlan) -> str:
 
 def _settings(found: StartPlan) -> Iterator[str]:
     return _aligned(
-        (change.name, f"{_setting(change.name, change.before)} → {_setting(change.name, change.now)}")
+        (change.name, f"{setting_text(change.name, change.before)} → {setting_text(change.name, change.now)}")
         for change in found.changed or ()
     )
-
-
-def _setting(name: str, value: Json) -> str:
-    if value is None:
-        return "none"
-    return format_duration(value) if is_duration(name) and isinstance(value, int) else str(value)
