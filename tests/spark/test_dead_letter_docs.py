@@ -75,7 +75,7 @@ def test_the_commands_of_the_page_say_what_it_shows(spark, shop, tmp_path):
     said = say(*shlex.split(show)[1:], "--state", "state")
     assert (said.code, said.out.splitlines()[-1]) == (0, "1 dead letter")
     said = say(*shlex.split(dropped)[1:], "--state", "state")
-    assert (said.code, said.out) == (0, "bad-lines: nothing to delete from before 2026-01-01 00:00:00Z\n")
+    assert (said.code, said.out) == (0, "bad-lines: nothing to delete from before 2026-01-01 00:00:00 UTC\n")
 
     fixed = version(with_the_change(shop))
     drop(tmp_path / "in", "2.txt", [{"user": "ann", "amount": 4, "at": "2026-01-01T00:01:20Z"}])
