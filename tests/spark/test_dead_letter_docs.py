@@ -34,7 +34,7 @@ def blocks(kind: str) -> list[str]:
 
 def plain(text: str) -> list[str]:
     """Lines without what differs from run to run: times, sizes, ids, folders and spaces."""
-    text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ", "TIME", text)
+    text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", "TIME", text)
     text = re.sub(r"part-[0-9a-f]{8}-(\S+)-\d+-\d+-00", r"part-LOG-\1", text)
     text = re.sub(r"[\d.]+ kB", "SIZE", text)
     text = re.sub(r"from lines: \S+", "from lines: FILE", text)
