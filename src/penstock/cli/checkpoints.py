@@ -147,7 +147,7 @@ POSITION_WIDTH: Final = 72  # characters; the position of a files source is long
 
 def checkpoint(
     job: JobName,
-    which: Annotated[str, Parameter(help="Its number, or the name of a savepoint.")],
+    which: Annotated[str, Parameter(help="Number of the checkpoint, or name of a savepoint.")],
     /,
     *,
     state: State = STATE,

@@ -41,9 +41,9 @@ DROP_SCHEMA: Final = "penstock.deadletter.drop/1"
 RAW_WIDTH: Final = 500
 """Characters of an error or a raw text that a person is shown; the JSON document has all of it."""
 Uid: TypeAlias = Annotated[
-    str | None, Parameter(help="Of stream.dead_letter(uid); may be left out if the job has one only.")
+    str | None, Parameter(help="The uid in stream.dead_letter(uid); may be left out if the job has only one.")
 ]
-Where: TypeAlias = Annotated[str | None, Parameter(help="SQL: only dead letters for which it holds.")]
+Where: TypeAlias = Annotated[str | None, Parameter(help="SQL condition: only dead letters for which it is true.")]
 
 
 # ---- penstock deadletter list ----------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def show(
     /,
     *,
     where: Where = None,
-    limit: Annotated[int, Parameter(help="Most dead letters.")] = 20,
+    limit: Annotated[int, Parameter(help="Maximum number of dead letters.")] = 20,
     state: State = STATE,
     as_json: AsJson = False,
     output: CommandOutput,
@@ -255,9 +255,9 @@ def replay(
     uid: Uid = None,
     /,
     *,
-    all: Annotated[bool, Flag, Parameter(help="All that were not replayed yet.")] = False,
+    all: Annotated[bool, Flag, Parameter(help="Replay all that were not replayed yet.")] = False,
     where: Where = None,
-    again: Annotated[bool, Flag, Parameter(help="Also those that an earlier replay names.")] = False,
+    again: Annotated[bool, Flag, Parameter(help="Also replay those that were replayed before.")] = False,
     state: State = STATE,
     as_json: AsJson = False,
     output: CommandOutput,
@@ -317,8 +317,8 @@ def drop(
     uid: Uid = None,
     /,
     *,
-    before: Annotated[str, Parameter(help="A date, or a date and time; UTC unless it says otherwise.")],
-    dry_run: Annotated[bool, Flag, Parameter(help="Only say what would go.")] = False,
+    before: Annotated[str, Parameter(help="A date, or a date and time, in UTC unless it has another zone.")],
+    dry_run: Annotated[bool, Flag, Parameter(help="Only say what would be deleted.")] = False,
     yes: Yes = False,
     state: State = STATE,
     as_json: AsJson = False,

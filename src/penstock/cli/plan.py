@@ -52,13 +52,13 @@ if TYPE_CHECKING:
 # ---- the command ---------------------------------------------------------------------------------------------------
 
 Discard: TypeAlias = Annotated[
-    bool, Flag, Parameter(help="Going back: void what is open above, instead of publishing it.")
+    bool, Flag, Parameter(help="With --from or --fresh: never publish output above that is not published yet.")
 ]
 Schemas: TypeAlias = Annotated[
     bool, Parameter(negative="--no-schemas", help="Compare the columns of steps and state: takes Spark, a few seconds.")
 ]
-AsForRun: Final = Parameter(help="As for run.")
-All: TypeAlias = Annotated[bool, Flag, Parameter(help="List steps that are kept as they are, too.")]
+AsForRun: Final = Parameter(help="As for penstock run.")
+All: TypeAlias = Annotated[bool, Flag, Parameter(help="Also list steps that are kept as they are.")]
 Out: TypeAlias = Annotated[str | None, Parameter(help="File to write the plan to, for `penstock run --plan`.")]
 
 

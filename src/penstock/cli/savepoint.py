@@ -158,7 +158,7 @@ def export(
     folder: Annotated[str, Parameter(help="A folder that is not there yet, or empty.")],
     /,
     *,
-    wait: Annotated[str, Parameter(help="For output that is not known to be published.")] = "0s",
+    wait: Annotated[str, Parameter(help="How long to wait until its output is published, such as 10s.")] = "0s",
     state: State = STATE,
     as_json: AsJson = False,
     output: CommandOutput,

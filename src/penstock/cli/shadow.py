@@ -48,7 +48,7 @@ def shadow(  # noqa: PLR0913 - the options of the command
     restore_from: Annotated[str, Begin],
     against: Annotated[str | None, Parameter(help="The old code: module:pipeline.")] = None,
     until: Annotated[  # noqa: ARG001 - there is one value; the option is there so that the command reads like run
-        Literal["caught-up"], Parameter(help="Both end when what is there now is read.")
+        Literal["caught-up"], Parameter(help="caught-up ends both runs when what is there now is read.")
     ] = "caught-up",
     key: Annotated[
         tuple[str, ...], Several, Parameter(help="sink=column,…: which old and which new row are the same.")
