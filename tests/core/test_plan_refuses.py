@@ -288,6 +288,7 @@ def first_line(said: Said) -> str:
     return next((line for line in said.err.splitlines() if line.startswith("penstock: ")), "nothing was refused")
 
 
+@pytest.mark.mission("D7")
 @pytest.mark.parametrize("case", STORIES)
 def test_a_plan_refuses_what_a_start_refuses_with_the_same_code_and_words(folder: Path, case: str) -> None:
     refusal = STORIES[case]
@@ -343,6 +344,18 @@ def test_a_drained_source_that_has_no_more_rows_goes_on(folder: Path) -> None:
     (folder / "more" / "a.txt").unlink()
 
     assert say("plan", f"{module(folder, FILES)}:orders", "--state", "state", "--no-schemas").code == 0
+
+
+def test_a_drained_source_that_cannot_say_whether_it_has_more_rows_is_a_warning(folder: Path) -> None:
+    log_of(CLAIM, at(0, tasks=ENDED))(folder)
+    source = "from core.graphs import NoSource\n" + change(
+        "ps.rate.Source(10)", 'type("Own", (NoSource,), {"guarantee": ps.rate.Source(10).guarantee})()'
+    )
+
+    said = say("plan", f"{module(folder, source)}:orders", "--state", "state", "--no-schemas")
+
+    assert said.code != 65
+    assert "source 'in' ended in an earlier run, or was drained: a start is refused if it has more rows" in said.out
 
 
 def test_a_refused_plan_prints_its_parts_and_its_document_all_the_same(folder: Path) -> None:

@@ -16,13 +16,14 @@ from penstock.admin.start_plan import (
     SinkPlan,
     StartDecision,
     StartPlan,
+    StartTarget,
     plan_start,
     start_target,
 )
 from penstock.checkpoint.entries import Claim, host_of
 from penstock.checkpoint.history import History
 from penstock.checkpoint.log import read_history
-from penstock.clock import Clock, SystemClock
+from penstock.clock import MAX_WATERMARK, Clock, SystemClock
 from penstock.compiler.tasks import build_tasks
 from penstock.control.client import is_this_host, owner_is_gone
 from penstock.dead_letters.letters import replayed_by, with_dead_letter_folders
@@ -33,7 +34,7 @@ from penstock.graph.fingerprint import fingerprint
 from penstock.graph.nodes import Read, Write
 from penstock.graph.validate import validate_mode, weakest_guarantee
 from penstock.handles import Guarantee, split_replays
-from penstock.interfaces.source import SupportsBacklog
+from penstock.interfaces.source import KnowsEnd, SupportsBacklog
 from penstock.job.decision import decide_start, refusal
 from penstock.job.failures import to_penstock_error
 from penstock.job.start import (
@@ -161,6 +162,7 @@ def make_plan(
         at=at,
         warnings=(
             *_owner_warnings(history),
+            *_end_warnings(graph, target),
             *_replay_warnings(graph, filesystem, positions),
             *(() if compares_schemas else (UNCOMPARED,)),
         ),
@@ -287,6 +289,18 @@ def _backlogs(
                 found[node.uid] = str(error)
                 refused = refused or (None if error.retry else error)
     return found, refused
+
+
+def _end_warnings(graph: Graph, target: StartTarget) -> Iterator[str]:
+    """A warning for each source that has ended and cannot say whether it has more rows."""
+    tasks = () if target.target is None else target.target.tasks
+    ended = {task.task for task in tasks if MAX_WATERMARK in task.watermarks}
+    for node in graph.nodes:
+        if isinstance(node, Read) and node.uid in ended and not isinstance(node.source, KnowsEnd | SupportsBacklog):
+            yield (
+                f"source '{node.uid}' ended in an earlier run, or was drained: a start is refused if it has more rows, "
+                "which only reading tells"
+            )
 
 
 def _replay_warnings(graph: Graph, filesystem: FileSystem, positions: Mapping[str, Position | None]) -> Iterator[str]:
