@@ -167,6 +167,8 @@ def show_plan(  # noqa: PLR0913 - the options of the command
     if out is not None:
         command = f"penstock run {pipeline} --state {state} --plan {out}"
         output.note(f"penstock: written to {out}; {command} carries it out")
+    if found.is_refused:
+        return ExitCode.REFUSED
     return ExitCode.CHANGES if found.is_change else ExitCode.ENDED
 
 
