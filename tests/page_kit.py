@@ -8,7 +8,7 @@ from pathlib import Path
 DOCS = Path(__file__).parent.parent / "docs"
 
 _DIFFERS = (
-    (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ", "<time>"),
+    (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", "<time>"),
     (r"^\d\d:\d\d:\d\d ", "<time> "),
     (r"\b\d[\d.,]* (?:ms|s|min|h|d)\b(?: \d+ (?:s|min|h)\b)?", "<long>"),
     (r"\b\d[\d.,]* (?:B|kB|MB|GB|GiB)(?!\w)", "<size>"),

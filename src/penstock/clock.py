@@ -1,9 +1,10 @@
-"""Kinds of time, clocks, and lengths of time as text."""
+"""Kinds of time, clocks, and times and lengths of time as text."""
 
 from __future__ import annotations
 
 import re
 import time
+from datetime import datetime, timedelta, timezone
 from typing import Final, NewType, Protocol
 
 from penstock.errors import GraphError
@@ -56,6 +57,24 @@ class SystemClock:
 def sleep(seconds: float) -> None:
     """Sleep. For backoff on threads that have nothing else to do; never in tests, never on the deciding thread."""
     time.sleep(seconds)
+
+
+# ---- moments as people read them -------------------------------------------------------------------------------------
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+def format_time(micros: int, *, fraction: bool = False) -> str:
+    """A moment in microseconds since 1970 as date and time, in UTC, as every text for people has it.
+
+    >>> format_time(1_767_268_800_000_000), format_time(1_500_000, fraction=True)
+    ('2026-01-01 12:00:00 UTC', '1970-01-01 00:00:01.500000 UTC')
+    """
+    try:
+        at = _EPOCH + timedelta(microseconds=micros)
+    except OverflowError:
+        return "before the year 1" if micros < 0 else "after the year 9999"
+    return f"{at:%Y-%m-%d %H:%M:%S.%f} UTC" if fraction else f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 # ---- lengths of time such as "1 minute" ------------------------------------------------------------------------------

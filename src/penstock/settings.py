@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Final
 
-from penstock.clock import parse_duration
+from penstock.clock import format_duration, parse_duration
 from penstock.errors import GraphError, SettingsError, did_you_mean
 
 PREFIX: Final = "PENSTOCK_"
@@ -128,6 +128,17 @@ def is_duration(name: str) -> bool:
     (True, False)
     """
     return name in _DURATIONS
+
+
+def setting_text(name: str, value: object) -> str:
+    """A setting for people.
+
+    >>> setting_text("checkpoint_every", 5_000_000), setting_text("stop_timeout", None), setting_text("retained", 3)
+    ('5 seconds', 'none', '3')
+    """
+    if value is None:
+        return "none"
+    return format_duration(value) if is_duration(name) and isinstance(value, int) else str(value)
 
 
 def _value(name: str, value: object) -> object:

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from core.checkpoint_values import CLAIM, entries, keyed, layer, manifest, output, pin, wrote
 from core.cli_kit import say
-from penstock.admin.plan import parse_planned_start
 from penstock.checkpoint import paths
 from penstock.checkpoint.entries import StepRecord, StepRole, Stopped
 from penstock.checkpoint.entry_codec import encode
-from penstock.cli.options import renames_of
+from penstock.cli.options import start_options
 from penstock.cli.output import Output
 from penstock.cli.plan import show_plan
 from penstock.handles import Position, TaskSnapshot
@@ -58,14 +57,20 @@ def at(number, parent=None, *, steps=STEPS, tasks=None, seconds=0.25, **rest):
     return replace(made, triggered=triggered, completed=completed)
 
 
+def opened(number):
+    """Open output of a checkpoint, with the name that its file is to get."""
+    found = output(number)
+    return replace(found, detail={"moves": {found.files[0].path: f"there/part-{number}"}})
+
+
 def story(*, stopped=False):
     """A claim, three checkpoints, the second with a name, the third with output that is open."""
     bodies = [
         CLAIM,
         at(0),
-        at(1, 0, open=(output(1),)),
+        at(1, 0, open=(opened(1),)),
         pin("before-v2", 1),
-        at(2, 1, open=(output(2),)),
+        at(2, 1, open=(opened(2),)),
     ]
     return [*bodies, Stopped(checkpoint=2, at=NOON + 3 * SECOND)] if stopped else bodies
 
@@ -106,18 +111,27 @@ def shop_folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-START = {"start_at": None, "fresh": False, "claim": False, "discard_unpublished": False}
+START = {"restore_from": None, "fresh": False, "claim": False, "discard_unpublished": False}
 
 
 def planned(
-    folder, source=SHOP, *, lists_kept=False, as_json=False, compares_schemas=False, settings=None, rename=(), **options
+    folder,
+    source=SHOP,
+    *,
+    start_at=None,
+    lists_kept=False,
+    as_json=False,
+    compares_schemas=False,
+    settings=None,
+    rename=(),
+    **options,
 ):
     """What it prints, and the exit code."""
     out = io.StringIO()
-    asked = {**START, "allow_non_restored_state": False, "rename": renames_of(rename), **options}
+    asked = {**START, "allow_non_restored_state": False, "restore_from": start_at, "rename": rename, **options}
     code = show_plan(
         f"{module(folder, source)}:orders",
-        parse_planned_start(**asked),
+        start_options(**asked),
         Output(out=out, err=io.StringIO()),
         state="state",
         settings=settings or {},

@@ -337,7 +337,9 @@ def test_letters_behind_a_rewind_are_undone(job: Job) -> None:
 
 def test_a_drop_asks_and_leaves_what_a_replay_needs(job: Job) -> None:
     before = ("bad-orders", "--before", "2026-01-01T12:01:30Z")
-    assert "Nobody is here to say so: give --yes" in job.refuses("drop", "late-totals", "--before", "2027-01-01")
+    assert "There is no terminal to answer on: give --yes" in job.refuses(
+        "drop", "late-totals", "--before", "2027-01-01"
+    )
     golden("drop-kept.txt", job.say("drop", *before, "--yes"))
     golden("drop-kept.json", steady(job.say("drop", *before, "--yes", "--json")))
     job.log(at(1), at(2, 1, read=1), Stopped(checkpoint=2, at=NOON))

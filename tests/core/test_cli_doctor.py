@@ -131,6 +131,107 @@ def test_the_pipeline_is_built_and_its_steps_are_named(tmp_path, java, monkeypat
     assert "did you mean 'orders'?" in findings(said)[1]["pipeline"]["message"]
 
 
+FOLDERS = """\
+import penstock as ps
+
+
+@ps.pipeline("orders")
+def orders(p):
+    lines = p.read("in", ps.files.Source("in", format="text", pattern="*.txt"))
+    lines.write("out", ps.files.Sink("out/lines", format="text"))
+    p.read("ticks", ps.rate.Source(1)).write("shown", ps.console.Sink())
+"""
+
+
+@pytest.fixture
+def folders(tmp_path, java, monkeypatch):
+    """A pipeline of folders, and what doctor finds of its sources and sinks, by name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [str(tmp_path), *__import__("sys").path])
+    name = f"folders_{abs(hash(tmp_path))}"
+    (tmp_path / f"{name}.py").write_text(FOLDERS)
+    (tmp_path / "in").mkdir()
+
+    def look():
+        said = doctor(tmp_path, f"{name}:orders", "--json")
+        return said.code, {line: found for line, found in findings(said)[1].items() if line.startswith(("so", "si"))}
+
+    return look
+
+
+def test_each_source_and_sink_of_a_pipeline_has_a_line(tmp_path, folders):
+    for name in ("a.txt", "b.txt", "c.csv"):
+        (tmp_path / "in" / name).write_text("x\n")
+
+    code, found = folders()
+
+    assert code == 0
+    assert {name: line["message"] for name, line in found.items()} == {
+        "source in": f"files {tmp_path}/in/*.txt (text): 2 files",
+        "sink out": f"files {tmp_path}/out/lines (text): can be written, will be made",
+        "source ticks": "rate 1 rows/s",
+        "sink shown": "console (20 rows a batch)",
+    }
+    assert not (tmp_path / "out").exists()
+    assert {path.name for path in (tmp_path / "in").iterdir()} == {"a.txt", "b.txt", "c.csv"}
+
+
+def test_an_input_folder_that_is_not_there_fails_with_its_remedy(tmp_path, folders):
+    (tmp_path / "in").rmdir()
+
+    code, found = folders()
+
+    assert code == 1
+    assert found["source in"]["message"].endswith(f"{tmp_path}/in is not there")
+    assert found["source in"]["remedy"] == "make the folder, mount it, or correct the path"
+
+
+def test_an_input_folder_in_which_nothing_matches_is_a_warning(tmp_path, folders):
+    (tmp_path / "in" / "a.csv").write_text("x\n")
+
+    code, found = folders()
+
+    assert (code, found["source in"]["verdict"]) == (0, "warn")
+    assert "no file matches, and the folder is not empty" in found["source in"]["message"]
+
+
+def test_input_that_this_user_may_not_read_fails_and_names_a_file(tmp_path, folders, monkeypatch):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / "in" / name).write_text("x\n")
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("b.txt") and real(path, mode))
+
+    code, found = folders()
+
+    assert code == 1
+    assert "1 of 2 files cannot be read, such as b.txt" in found["source in"]["message"]
+
+
+@pytest.mark.parametrize("taken", ["out", "out/lines"])
+def test_an_output_folder_in_whose_place_a_file_is_fails(tmp_path, folders, taken):
+    (tmp_path / taken).parent.mkdir(exist_ok=True)
+    (tmp_path / taken).write_text("a file")
+
+    code, found = folders()
+
+    assert code == 1
+    assert "Not a directory" in found["sink out"]["message"]
+    assert "move the file away that is in its place" in found["sink out"]["remedy"]
+
+
+def test_an_output_folder_that_takes_no_file_fails(tmp_path, folders, monkeypatch):
+    def refuse(**_options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(admin_doctor.tempfile, "NamedTemporaryFile", refuse)
+
+    code, found = folders()
+
+    assert code == 1
+    assert found["sink out"]["message"].endswith(f"cannot write in {tmp_path}: Permission denied")
+    assert "give this user the right to write there" in found["sink out"]["remedy"]
+
+
 def test_a_broker_that_does_not_answer_fails_within_its_time(tmp_path, java, monkeypatch):
     monkeypatch.setattr(admin_doctor, "BROKER_TIMEOUT", 0.3)
     with socket.socket() as nobody:  # bound, and does not listen

@@ -81,11 +81,11 @@ def test_a_run_reads_as_plain_lines():
 
     assert said.splitlines() == [
         "orders: restoring from checkpoint 41 · generation 7 · published 2 outputs that the log held open",
-        "12:00:05 checkpoint 42 ok [0.31 s, +2.1 MB, 3 outputs]",
-        "12:00:05 checkpoint 42 ok (final) [0.31 s, +2.1 MB, 1 output]",
-        "12:00:05 checkpoint 43 FAILED timed out: totals has not acknowledged",
-        "12:00:05 checkpoint 42 of out is not published yet: retry",
-        "12:00:05 restarting in 1.5 s: a Spark job failed",
+        "12:00:05 UTC checkpoint 42 ok [0.31 s, +2.1 MB, 3 outputs]",
+        "12:00:05 UTC checkpoint 42 ok (final) [0.31 s, +2.1 MB, 1 output]",
+        "12:00:05 UTC checkpoint 43 FAILED timed out: totals has not acknowledged",
+        "12:00:05 UTC checkpoint 42 of out is not published yet: retry",
+        "12:00:05 UTC restarting in 1.5 s: a Spark job failed",
         "orders: stopped · 1,204 rows read · 12 written · 4 late · 2 checkpoints",
     ]
 
@@ -129,7 +129,7 @@ def test_on_a_terminal_there_is_a_line_of_now(monkeypatch):
         stream=Terminal(),
     )
 
-    assert "100 rows/s · watermark 2026-01-01 12:00:05 · checkpoint 42 0 s ago" in said
+    assert "100 rows/s · watermark 2026-01-01 12:00:05 UTC · checkpoint 42 0 s ago" in said
 
 
 def lag(task, rows, eta):
@@ -169,7 +169,7 @@ def test_no_color_leaves_out_colours_on_a_terminal_too(monkeypatch):
 
     said = lines_of(CheckpointFailed(checkpoint=1, reason="declined", message="no"), stream=Terminal())
 
-    assert said == "12:00:05 checkpoint 1 FAILED declined: no\n"
+    assert said == "12:00:05 UTC checkpoint 1 FAILED declined: no\n"
 
 
 def test_a_reader_that_went_away_does_not_fail_the_job():

@@ -114,18 +114,18 @@ def test_a_job_that_stopped_says_so_and_one_without_numbers_says_that(tmp_path, 
 
     assert "orders  stopped" in listed.out
     assert "stopped in order" in said.out
-    assert "no run has left its numbers" in said.out
+    assert "no run has written its numbers" in said.out
     assert "everything is published" in said.out
-    assert of(tmp_path, "late", "orders").out == "orders: stopped · no run has left its numbers\n"
+    assert of(tmp_path, "late", "orders").out == "orders: stopped · no run has written its numbers\n"
 
 
 def test_numbers_of_an_earlier_run_are_marked_and_those_of_another_log_are_nobodys(tmp_path, at_noon):
     job = a_job(tmp_path, GONE)
     leave_numbers(job, generation=0)
 
-    assert "as of 14 min 50 s ago, by generation 0" in of(tmp_path, "status", "orders").out
+    assert "as of 14 min 50 s ago, written by generation 0" in of(tmp_path, "status", "orders").out
     leave_numbers(job, log_id="another")
-    assert "no run has left its numbers" in of(tmp_path, "status", "orders").out
+    assert "no run has written its numbers" in of(tmp_path, "status", "orders").out
 
 
 def test_a_running_job_is_asked_and_says_what_it_is_doing(tmp_path, at_noon):

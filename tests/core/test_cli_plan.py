@@ -126,11 +126,11 @@ def test_it_changes_nothing_and_loads_no_spark(folder, options):
     [
         (["--from", "9"], 64, "checkpoint 9 is not in the log; restorable are: 0, 1, 2"),
         (["--from", "befor-v2"], 64, "did you mean 'before-v2'?"),
-        (["--from", "1", "--fresh"], 64, "a start is either fresh or from '1': leave one of them out"),
+        (["--from", "1", "--fresh"], 64, "a start is either fresh or from '1': leave --fresh or --from out"),
         (["--claim"], 64, "claim takes an exported folder's files over"),
-        (["--discard-unpublished"], 64, "only a start that goes back can discard what is not published"),
+        (["--discard-unpublished"], 64, "--discard-unpublished is for going back in the job's own log"),
         (["--retained", "0"], 64, "retained is 0"),
-        (["--rename", "totals=sums"], 64, "the pipeline has no step 'sums' to rename to"),
+        (["--rename", "totals=sums"], 64, "rename totals=sums: the pipeline has no step 'sums'"),
         (["--rename", "totals"], 64, "totals"),
         (["--out", "nowhere/plan.json"], 64, "--out nowhere/plan.json cannot be written"),
     ],
@@ -220,7 +220,7 @@ def test_a_plan_is_refused_with_other_settings(folder):
     said = run(folder)
 
     assert said.code == 65
-    assert "the setting checkpoint_every: 1000000 was planned, it is 5000000" in said.err
+    assert "the setting checkpoint_every: 1 second was planned, it is 5 seconds" in said.err
 
 
 def test_a_plan_of_another_job_or_one_that_was_refused_is_not_run(folder):

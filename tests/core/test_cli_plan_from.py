@@ -165,7 +165,7 @@ def test_a_file_that_the_export_misses_is_found_before_the_start_and_named(folde
         (["--from", "./nowhere"], 64, "there is no exported checkpoint in"),
         (["--from", "export"], 64, "an exported folder is written with a slash: ./export"),
         (["--from", "./export", "--fresh"], 64, "a start is either fresh or from './export'"),
-        (["--from", "./export", "--discard-unpublished"], 64, "discard_unpublished is for going back"),
+        (["--from", "./export", "--discard-unpublished"], 64, "--discard-unpublished is for going back"),
         (["--from", "before-v2", "--claim"], 64, "claim takes an exported folder's files over"),
         (["--from", "./state/orders"], 64, "is the directory of a job, not an exported checkpoint"),
     ],

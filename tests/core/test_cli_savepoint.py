@@ -198,7 +198,7 @@ def test_a_stop_of_a_job_at_rest_is_no_failure(at_rest):
     said = say("stop", JOB, "--state", str(at_rest))
 
     assert (said.code, said.out) == (0, "1\n")
-    assert "nobody runs job orders" in said.err
+    assert "job orders does not run: there is nothing to stop" in said.err
 
 
 # -------------------------------------------------------------------------------------------------------------- rewind
@@ -278,7 +278,7 @@ def test_forward_again_repeats_nothing(state):
         (["--yes"], 64, "say where to"),
         (["0", "--fresh", "--yes"], 64, "say where to"),
         (["9", "--yes"], 64, "checkpoint 9 is not in the log; restorable are: 0, 1, 2"),
-        (["0"], 64, "Rewind job orders to checkpoint 0? Nobody is here to say so: give --yes"),
+        (["0"], 64, "Rewind job orders to checkpoint 0? There is no terminal to answer on: give --yes"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_is(state, arguments, code, told):

@@ -280,7 +280,7 @@ def test_a_name_that_is_a_folder_here_is_answered_with_how_to_write_it(folder, t
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"fresh": True, "restore_from": "x"}, "begins empty"),
+        ({"fresh": True, "restore_from": "x"}, "a start is either fresh or from"),
         ({"restore_from": "x", "claim": True}, "claim takes an exported folder's files over"),
         ({"restore_from": "./x", "discard_unpublished": True}, "in the job's own log"),
         ({"discard_unpublished": True}, "in the job's own log"),

@@ -9,6 +9,7 @@ import ast
 from pathlib import Path
 
 import penstock.job.attempt
+import penstock.job.decision
 import simulation.process
 
 CALLS = {
@@ -47,8 +48,17 @@ def product_order() -> list[tuple[str, dict[str, str]]]:
     return rest
 
 
+def functions(module: object) -> dict[str, ast.FunctionDef]:
+    tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))  # type: ignore[attr-defined]
+    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+DECISION = functions(penstock.job.decision)
+"""What an attempt and a plan share: what refuses a start, around the recovery that a simulation has too."""
+
+
 class Order(ast.NodeVisitor):
-    """The calls of a method in the order in which they return, methods of the same class followed."""
+    """The calls of a method in the order in which they return; methods of its class and the decision are followed."""
 
     def __init__(self, methods: dict[str, ast.FunctionDef]) -> None:
         self._methods = methods
@@ -57,7 +67,7 @@ class Order(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         self.generic_visit(node)
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        is_own = isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "self"
+        is_own = name in DECISION or (isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "self")
         if is_own and name in self._methods:
             self.visit(self._methods[name])
         elif name in CALLS:
@@ -68,7 +78,7 @@ class Order(ast.NodeVisitor):
 def order(module: object, owner: str, method: str) -> list[tuple[str, dict[str, str]]]:
     tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))  # type: ignore[attr-defined]
     found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner)
-    methods = {node.name: node for node in found.body if isinstance(node, ast.FunctionDef)}
+    methods = {node.name: node for node in found.body if isinstance(node, ast.FunctionDef)} | DECISION
     seen = Order(methods)
     seen.visit(methods[method])
     return seen.found

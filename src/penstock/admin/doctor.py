@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,13 +30,16 @@ from penstock.admin.doctor_checks import (
     warn,
 )
 from penstock.clock import Clock, SystemClock
+from penstock.connectors.files.sink import Sink as FilesSink
+from penstock.connectors.files.source import Source as FilesSource
 from penstock.connectors.kafka.client import Connection
 from penstock.connectors.kafka.source import Source as KafkaSource
 from penstock.connectors.secrets import Option, resolve
 from penstock.control.client import root_of
 from penstock.errors import PenstockError, StateDirectoryRefused
 from penstock.filesystem.local import NETWORK, LocalFileSystem, kind_of
-from penstock.graph.nodes import Graph, Read
+from penstock.graph.nodes import Graph, Read, Write
+from penstock.interfaces.source import SupportsBacklog
 from penstock.spark.session import CONTEXT_SETTINGS, default_parallelism, make_session
 
 if TYPE_CHECKING:
@@ -53,7 +58,7 @@ class DoctorOptions:
     Attributes:
         state: the folder for state.
         servers: Kafka brokers, as ``host:port``, several with commas.
-        pipeline: checked with its sources; or the error with which it could not be loaded.
+        pipeline: checked with its sources and sinks; or the error with which it could not be loaded.
         spark: make a session, which takes seconds.
     """
 
@@ -79,6 +84,8 @@ def examine(options: DoctorOptions, *, announce: Callable[[str], None]) -> Itera
     if options.pipeline is not None:
         finding, graph = pipeline_of(options.pipeline)
         yield finding
+    if graph is not None:
+        yield from look_at_connectors(graph)
     yield from _brokers(options.servers, graph, announce)
     yield from _own_session()
     if options.spark:
@@ -117,6 +124,73 @@ def _own_session() -> Iterator[Finding]:
     session = current_session()
     if session is not None and is_classic(session):
         yield from session_of(session)
+
+
+# ---- inputs and outputs of the pipeline ------------------------------------------------------------------------------
+
+
+def look_at_connectors(graph: Graph) -> Iterator[Finding]:
+    """Check what the pipeline reads and writes, a line each, without Spark; Kafka's brokers have lines of their own."""
+    for node in graph.nodes:
+        if isinstance(node, Read):
+            name = f"source {node.uid}"
+            if isinstance(node.source, FilesSource):
+                yield input_folder(name, node.source)
+            elif isinstance(node.source, SupportsBacklog) and not isinstance(node.source, KafkaSource):
+                yield _input(name, node.source)
+            else:
+                yield ok(name, node.source.describe())
+        if isinstance(node, Write):
+            name = f"sink {node.uid}"
+            if isinstance(node.sink, FilesSink):
+                yield output_folder(name, node.sink)
+            else:
+                yield ok(name, node.sink.describe())
+
+
+def input_folder(name: str, source: FilesSource) -> Finding:
+    """Check that a folder of input is there and can be read, with all files of it that match."""
+    what = source.describe()
+    if not os.path.isdir(source.path):
+        there = "is not a folder" if os.path.exists(source.path) else "is not there"
+        return fail(name, f"{what}: {source.path} {there}", "make the folder, mount it, or correct the path")
+    try:
+        listing = source.listing()
+    except PenstockError as error:
+        return fail(name, f"{what}: {error}", "mend that first: the job waits for it, and reads nothing")
+    closed = sorted(file for file in listing if not os.access(os.path.join(source.path, file), os.R_OK))
+    if closed:
+        fix = "give this user, on all executors, the right to read them: the job stops at the first"
+        return fail(name, f"{what}: {len(closed)} of {len(listing)} files cannot be read, such as {closed[0]}", fix)
+    if not listing and os.listdir(source.path):
+        fix = "compare their names with pattern=; in folders below only recursive=True finds them"
+        return warn(name, f"{what}: no file matches, and the folder is not empty", fix)
+    return ok(name, f"{what}: {len(listing)} file{'' if len(listing) == 1 else 's'}")
+
+
+def _input(name: str, source: Any) -> Finding:
+    """Check a source that can tell what waits for a first start."""
+    try:
+        source.backlog(None)
+    except PenstockError as error:
+        return fail(name, f"{source.describe()}: {error}", "mend that first: a start fails, or waits for it")
+    return ok(name, f"{source.describe()} answers")
+
+
+def output_folder(name: str, sink: FilesSink) -> Finding:
+    """Check that a folder of output can be written to, or made, by writing a file that is deleted again."""
+    what, target = sink.describe(), Path(sink.target)
+    folder = nearest_folder(target)
+    made = "" if folder == target.resolve() else ", will be made"
+    try:
+        if made and (folder / target.resolve().relative_to(folder).parts[0]).exists():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        with tempfile.NamedTemporaryFile(prefix=".penstock-doctor-", dir=folder):
+            pass
+    except OSError as error:
+        fix = "give this user the right to write there, move the file away that is in its place, or name another path"
+        return fail(name, f"{what}: cannot write in {folder}: {error.strerror or error}", fix)
+    return ok(name, f"{what}: can be written{made}")
 
 
 # ---- Kafka brokers ---------------------------------------------------------------------------------------------------

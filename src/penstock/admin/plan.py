@@ -1,14 +1,14 @@
 """Gathers what a plan of a start is made from: the log, the pipeline, an export, backlogs. Changes nothing.
 
-Spark is used only to compare the columns of restored state. Whether another process runs the job is judged by the log
-and by process ids.
+Whether the start would be refused is decided by :func:`penstock.job.decision.decide_start`, which the start asks too.
+Spark is used only to compare columns. Whether another process runs the job is judged by the log and by process ids.
 """
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from penstock.admin.start_plan import (
@@ -16,31 +16,32 @@ from penstock.admin.start_plan import (
     SinkPlan,
     StartDecision,
     StartPlan,
+    StartTarget,
     plan_start,
     start_target,
 )
-from penstock.admin.verify import check_files
-from penstock.checkpoint import paths
 from penstock.checkpoint.entries import Claim, host_of
 from penstock.checkpoint.history import History
 from penstock.checkpoint.log import read_history
-from penstock.checkpoint.recovery import check_rename
-from penstock.clock import Clock, SystemClock
+from penstock.clock import MAX_WATERMARK, Clock, SystemClock
 from penstock.compiler.tasks import build_tasks
-from penstock.control.client import is_this_host, owner_is_gone, root_of
-from penstock.dead_letters.letters import replayed_by
+from penstock.control.client import is_this_host, owner_is_gone
+from penstock.dead_letters.letters import replayed_by, with_dead_letter_folders
 from penstock.dead_letters.store import replay_numbers
-from penstock.errors import GraphError, PenstockError, SettingsError, StateDirectoryRefused, StateIncompatible
-from penstock.filesystem.local import LocalFileSystem
+from penstock.errors import PenstockError, UnknownName
+from penstock.filesystem import resolve
 from penstock.graph.fingerprint import fingerprint
-from penstock.graph.nodes import Keyed, Read, Write
+from penstock.graph.nodes import Read, Write
 from penstock.graph.validate import validate_mode, weakest_guarantee
 from penstock.handles import Guarantee, split_replays
-from penstock.interfaces.source import SupportsBacklog
+from penstock.interfaces.source import KnowsEnd, SupportsBacklog
+from penstock.job.decision import decide_start, refusal
+from penstock.job.failures import to_penstock_error
 from penstock.job.start import (
     DeclaredSteps,
     StartOptions,
     declare_steps,
+    declare_without_columns,
     parse_start_options,
     resolve_start,
     step_records,
@@ -54,15 +55,18 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock.admin.start_plan import BacklogOrReason
-    from penstock.checkpoint.export import Import
+    from penstock.clock import WallTime
+    from penstock.filesystem.base import FileSystem
     from penstock.graph.nodes import Graph
     from penstock.handles import Position
     from penstock.settings import Settings
 
 UNKNOWN_BACKLOG: Final = "only reading tells"
 """Reason given for sources that do not report their backlog."""
-MAX_SHOWN: Final = 5
-"""Number of damaged files of an export that are named."""
+UNCOMPARED: Final = (
+    "columns were not compared: a start is refused if a step names one that does not exist, or does not fit its state"
+)
+"""Warning of a plan that was made without Spark."""
 
 
 def plan(  # noqa: PLR0913 - all options of a start
@@ -93,7 +97,7 @@ def plan(  # noqa: PLR0913 - all options of a start
         discard_unpublished: when going back in the job's own log, void output above instead of publishing it.
         allow_non_restored_state: leave state unused whose step the pipeline no longer has.
         rename: new uids of steps, by the old uids whose state they continue.
-        compares_schemas: whether to compare the columns of restored state, which takes Spark's analyser.
+        compares_schemas: whether to compare the columns of steps and of restored state, which takes Spark's analyser.
         spark: a session for that, which stays as it is. Without one a local session is made, and stopped.
         clock: for the age of checkpoints.
 
@@ -108,8 +112,8 @@ def plan(  # noqa: PLR0913 - all options of a start
         found = plan(orders.graph(), state="./state", settings=read_settings({}))
         print(found.counts)
     """
-    start = parse_planned_start(
-        start_at=start_at,
+    start = parse_start_options(
+        restore_from=start_at,
         fresh=fresh,
         claim=claim,
         discard_unpublished=discard_unpublished,
@@ -119,37 +123,6 @@ def plan(  # noqa: PLR0913 - all options of a start
     return make_plan(
         graph, start, state=state, settings=settings, compares_schemas=compares_schemas, spark=spark, clock=clock
     )
-
-
-def parse_planned_start(
-    *,
-    start_at: str | os.PathLike[str] | None,
-    fresh: bool,
-    claim: bool,
-    discard_unpublished: bool,
-    allow_non_restored_state: bool,
-    rename: Mapping[str, str] | None,
-) -> StartOptions:
-    """The options of the start that is planned, as one value.
-
-    Raises:
-        SettingsError: they contradict one another.
-        GraphError: a renamed uid is not a uid.
-    """
-    if fresh and start_at is not None:
-        msg = f"a start is either fresh or from {os.fspath(start_at)!r}: leave one of them out"
-        raise SettingsError(msg)
-    if discard_unpublished and not fresh and start_at is None:
-        msg = "only a start that goes back can discard what is not published: say from which checkpoint, or fresh"
-        raise SettingsError(msg)
-    start = parse_start_options(
-        fresh=fresh,
-        restore_from=start_at,
-        claim=claim,
-        discard_unpublished=discard_unpublished,
-        allow_non_restored_state=allow_non_restored_state,
-    )
-    return replace(start, rename=check_rename(rename))
 
 
 def make_plan(
@@ -165,7 +138,9 @@ def make_plan(
     """What a start with these options would do now: see :func:`plan`."""
     validate_mode(graph, Guarantee(settings.mode))
     at = (clock or SystemClock()).wall()
-    history, refused = _read(graph.name, state, past_unreadable=start.is_rewind)
+    filesystem = resolve(f"{state}/{graph.name}", probes=False)
+    history = read_history(filesystem, graph.name, past_unreadable=start.is_rewind)
+    asked = _Asked(with_dead_letter_folders(graph, filesystem), start, history, filesystem, at)
     resolved = resolve_start(start, history, job=graph.name, at=at)
     rewind_to, bring = resolved["rewind_to"], resolved["bring"]
     start = replace(
@@ -173,13 +148,12 @@ def make_plan(
         checkpoint=None if rewind_to is None else str(rewind_to),
         sha256=None if bring is None else bring.export.sha256,
     )
-    pipeline, decision = pipeline_info(graph, settings), StartDecision(history=history, start=start, bring=bring)
-    restored = _steps_to_compare(graph, decision)
-    if restored and compares_schemas:
-        decision = replace(decision, resolver=_declared_steps(graph, spark).resolver)
+    declared, refused = asked.declare(spark, compares_schemas=compares_schemas)
+    pipeline = pipeline_info(graph, settings)
+    decision = StartDecision(history=history, start=start, bring=bring, resolver=declared.resolver)
     target = start_target(decision, pipeline.steps)
     positions = target.positions()
-    backlogs, refusals = _backlogs(graph, positions)
+    backlogs, unreadable = _backlogs(graph, positions)
     return plan_start(
         pipeline,
         target,
@@ -188,10 +162,11 @@ def make_plan(
         at=at,
         warnings=(
             *_owner_warnings(history),
-            *_replay_warnings(graph, state, positions),
-            *(() if compares_schemas else _schema_warnings(restored)),
+            *_end_warnings(graph, target),
+            *_replay_warnings(graph, filesystem, positions),
+            *(() if compares_schemas else (UNCOMPARED,)),
         ),
-        refused=(*refused, *_export_problems(bring), *refusals),
+        refusal=refused or unreadable,
     )
 
 
@@ -217,40 +192,60 @@ def read_log(job: str, state: str | Path, *, past_unreadable: bool = False) -> H
     """The log of a job as it is now; an empty one if there is none. Makes no folder.
 
     Raises:
-        StateDirectoryRefused: no file system knows this address.
+        StateDirectoryRefused: no file system knows this address, or a log cannot be there.
         CheckpointError: the log cannot be read.
     """
-    root = root_of(state)
-    if root is None:
-        msg = f"{str(state)!r}: no file system for it; the state directory is a path or a file:// address"
-        raise StateDirectoryRefused(msg)
-    return read_history(LocalFileSystem(root / job), job, past_unreadable=past_unreadable)
+    return read_history(resolve(f"{state}/{job}", probes=False), job, past_unreadable=past_unreadable)
 
 
-def _read(job: str, state: str | Path, *, past_unreadable: bool) -> tuple[History, tuple[str, ...]]:
-    """The log, and why a start would refuse the directory that it is in."""
-    history = read_log(job, state, past_unreadable=past_unreadable)
-    root = root_of(state)
-    if history.is_empty and root is not None:
-        files = LocalFileSystem(root / job)
-        for folder in (paths.STATE, paths.STAGED, paths.WAL):
-            for found in files.list(folder):
-                return history, (f"the directory holds {found} but no log: the log was lost; restore it from a copy",)
-    return history, ()
+# ---- the decision of the start ---------------------------------------------------------------------------------------
 
 
-# ---- schemas of state ----------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a start is decided by."""
 
+    graph: Graph
+    start: StartOptions
+    history: History
+    filesystem: FileSystem
+    at: WallTime
 
-def _steps_to_compare(graph: Graph, decision: StartDecision) -> tuple[str, ...]:
-    """The steps of the pipeline whose state is restored; none if the start is refused."""
-    try:
-        _, target = decision.target()
-    except (GraphError, StateIncompatible):
-        return ()
-    tasks = () if target is None else target.tasks
-    restored = {decision.start.rename.get(task.task, task.task) for task in tasks if task.state is not None}
-    return tuple(node.uid for node in graph.nodes if isinstance(node, Keyed) and node.uid in restored)
+    def declare(
+        self, spark: SparkSession | None, *, compares_schemas: bool
+    ) -> tuple[DeclaredSteps, PenstockError | None]:
+        """The steps, with their columns if they can be had, and the error that refuses the start.
+
+        Raises:
+            UnknownName: a rename names a step that does not exist.
+        """
+        declared = declare_without_columns(build_tasks(self.graph))
+        refused = self._refusal(declared)
+        if isinstance(refused, UnknownName):
+            raise refused
+        if not compares_schemas or (refused is not None and not self._restores_state):
+            return declared, refused
+        try:
+            declared = _declared_steps(self.graph, spark)
+        except PenstockError as error:
+            return declared, refused or error
+        except Exception as raised:
+            return declared, refused or to_penstock_error(raised)
+        return declared, refused or self._refusal(declared)
+
+    def _refusal(self, declared: DeclaredSteps) -> PenstockError | None:
+        return refusal(
+            lambda: decide_start(
+                self.graph, self.start, self.history, declared=declared, filesystem=self.filesystem, at=self.at
+            )
+        )
+
+    @property
+    def _restores_state(self) -> bool:
+        """Whether the log holds state, whose columns each have a verdict even if the start is refused anyway."""
+        newest = max(self.history.manifests, default=None)
+        tasks = () if newest is None else self.history.manifests[newest][1].tasks
+        return any(task.state is not None for task in tasks)
 
 
 def _declared_steps(graph: Graph, spark: SparkSession | None) -> DeclaredSteps:
@@ -273,32 +268,15 @@ def _declared_steps(graph: Graph, spark: SparkSession | None) -> DeclaredSteps:
             set_active_session(before)
 
 
-def _schema_warnings(restored: tuple[str, ...]) -> tuple[str, ...]:
-    if not restored:
-        return ()
-    return (f"whether the state of {', '.join(map(repr, restored))} fits its columns now was not looked at",)
-
-
 # ---- exports, sources and owners -----------------------------------------------------------------------------------
-
-
-def _export_problems(bring: Import | None) -> Iterator[str]:
-    """Files that an import would miss. Their content is not read: ``penstock verify`` does that."""
-    if bring is None or bring.is_brought:
-        return
-    problems = check_files(LocalFileSystem(bring.folder), bring.export.files, quick=True)
-    for each in problems[:MAX_SHOWN]:
-        yield f"the export in {bring.folder} is not whole: {each.path} {each.message}"
-    if len(problems) > MAX_SHOWN:
-        yield f"and {len(problems) - MAX_SHOWN} more of its files; export the checkpoint once more, into another folder"
 
 
 def _backlogs(
     graph: Graph, positions: Mapping[str, Position | None]
-) -> tuple[dict[str, BacklogOrReason], tuple[str, ...]]:
-    """The backlog of each source at its position, or why it is unknown; and why sources refuse the start."""
+) -> tuple[dict[str, BacklogOrReason], PenstockError | None]:
+    """The backlog of each source at its position, or why it is unknown; and the first error that no retry mends."""
     found: dict[str, BacklogOrReason] = {}
-    refusals = []
+    refused = None
     for node in graph.nodes:
         if not isinstance(node, Read) or node.uid not in positions:
             continue
@@ -309,23 +287,33 @@ def _backlogs(
                 found[node.uid] = node.source.backlog(None if position is None else split_replays(position)[0])
             except PenstockError as error:
                 found[node.uid] = str(error)
-                if isinstance(error, GraphError):
-                    refusals.append(f"source '{node.uid}': {error}")
-    return found, tuple(refusals)
+                refused = refused or (None if error.retry else error)
+    return found, refused
 
 
-def _replay_warnings(graph: Graph, state: str | Path, positions: Mapping[str, Position | None]) -> Iterator[str]:
+def _end_warnings(graph: Graph, target: StartTarget) -> Iterator[str]:
+    """A warning for each source that has ended and cannot say whether it has more rows."""
+    tasks = () if target.target is None else target.target.tasks
+    ended = {task.task for task in tasks if MAX_WATERMARK in task.watermarks}
+    for node in graph.nodes:
+        if isinstance(node, Read) and node.uid in ended and not isinstance(node.source, KnowsEnd | SupportsBacklog):
+            yield (
+                f"source '{node.uid}' ended in an earlier run, or was drained: a start is refused if it has more rows, "
+                "which only reading tells"
+            )
+
+
+def _replay_warnings(graph: Graph, filesystem: FileSystem, positions: Mapping[str, Position | None]) -> Iterator[str]:
     """How many replays of dead letters each source will read, and how many it never will.
 
     A source that begins at its start reads none. Replays of a step that is gone or has another uid are never read.
     """
-    root = root_of(state)
     for source, position in positions.items():
-        if root is None or position is None:
+        if position is None:
             continue
         read, reads = split_replays(position)[1], replayed_by(graph, source)
         for uid in (*reads, *(uid for uid in read if uid not in graph.sinks)):
-            count = sum(number > read.get(uid, 0) for number in replay_numbers(LocalFileSystem(root / graph.name), uid))
+            count = sum(number > read.get(uid, 0) for number in replay_numbers(filesystem, uid))
             replays = f"{count} replay{'s' if count > 1 else ''} of dead letters '{uid}'"
             if count and uid in reads:
                 yield f"source '{source}' will read {replays} besides: penstock deadletter list {graph.name}"

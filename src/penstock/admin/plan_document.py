@@ -17,6 +17,7 @@ from penstock.errors import PlanOutdated, SettingsError
 from penstock.graph.fingerprint import changed_steps
 from penstock.handles import EntryNumber
 from penstock.job.start import StartOptions
+from penstock.settings import setting_text
 
 if TYPE_CHECKING:
     from penstock.admin.reprocessing import ImportPlan, RewindPlan
@@ -239,7 +240,8 @@ def require_unchanged(
         *([] if export is None else [f"the export has moved: {export}"]),
         *(f"the code has moved: {what}" for what in changed_steps(saved.code, code)),
         *(
-            f"the setting {change.name}: {change.before!r} was planned, it is {change.now!r}"
+            f"the setting {change.name}: {setting_text(change.name, change.before)} was planned, it is "
+            f"{setting_text(change.name, change.now)}"
             for change in changed_settings(saved.settings, settings) or ()
         ),
     ]

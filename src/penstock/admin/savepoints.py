@@ -277,7 +277,10 @@ def stop(
         check_savepoint_name(savepoint)
     if job.owner() is None:
         if drain:
-            msg = f"job {job.job!r} does not run, and only a running job can be drained: start it, then stop --drain"
+            msg = (
+                f"job {job.job!r} does not run, and only a running job can be drained: start it, then penstock stop "
+                f"{job.job} --drain"
+            )
             raise RequestRefused(msg)
         checkpoint = create(job, savepoint) if savepoint is not None else _newest(job.read())
         return StopResult(checkpoint=checkpoint, was_running=False, unpublished=_unpublished_reason(job.read()))

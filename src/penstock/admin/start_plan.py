@@ -20,7 +20,7 @@ from penstock.checkpoint.export import Import
 from penstock.checkpoint.history import History, LogMark
 from penstock.checkpoint.recovery import Recovery, SchemaResolver, apply_renames, decide_recovery
 from penstock.clock import WallTime, format_duration
-from penstock.errors import GraphError, StateIncompatible, UnknownName, did_you_mean
+from penstock.errors import GraphError, PenstockError, StateIncompatible
 from penstock.handles import CheckpointId, ColumnAction, Json, Position, TaskSnapshot
 from penstock.interfaces.source import Backlog
 from penstock.job.start import FROM_LATEST, StartOptions
@@ -86,8 +86,14 @@ class StartDecision:
     bring: Import | None = None
     resolver: SchemaResolver = field(default=lambda _declared, _snapshot: ())
 
-    def decide(self, steps: Sequence[StepRecord], *, allow_non_restored_state: bool | None = None) -> Recovery:
-        """What the start does with these steps alone; renames to other steps are ignored.
+    def decide(
+        self,
+        steps: Sequence[StepRecord],
+        *,
+        allow_non_restored_state: bool | None = None,
+        rename: Mapping[str, str] | None = None,
+    ) -> Recovery:
+        """What the start does with these steps alone; unless ``rename`` is given, renames to other steps are ignored.
 
         Raises:
             StateIncompatible: the start is refused.
@@ -106,7 +112,7 @@ class StartDecision:
             allow_non_restored_state=(
                 start.allow_non_restored_state if allow_non_restored_state is None else allow_non_restored_state
             ),
-            rename={old: new for old, new in start.rename.items() if new in uids},
+            rename={old: new for old, new in start.rename.items() if new in uids} if rename is None else rename,
             resolver=self.resolver,
         )
 
@@ -118,12 +124,7 @@ class StartDecision:
             UnknownName: a rename names a step that does not exist.
             GraphError: the log cannot go to that checkpoint, or cannot discard that output.
         """
-        uids = [step.uid for step in steps]
-        unknown = [new for new in self.start.rename.values() if new not in uids]
-        if unknown:
-            msg = f"the pipeline has no step {unknown[0]!r} to rename to{did_you_mean(unknown[0], uids)}"
-            raise UnknownName(msg)
-        return self.decide(steps)
+        return self.decide(steps, rename=self.start.rename)
 
     def target(self) -> tuple[Recovery, Manifest | None]:
         """What the start does without any steps, and the checkpoint that it restores.
@@ -359,6 +360,7 @@ class StartPlan:
         settings: of the start.
         changed: settings that differ from the last run's; ``None`` if those are unknown.
         refused: why the whole start is refused, apart from single steps.
+        refusal: the error that the start would end with.
         warnings: what may go wrong.
         code: a digest of each step.
     """
@@ -378,6 +380,7 @@ class StartPlan:
     settings: Mapping[str, Json] = field(default_factory=dict)
     changed: tuple[SettingChange, ...] | None = None
     refused: tuple[str, ...] = ()
+    refusal: PenstockError | None = None
     warnings: tuple[str, ...] = ()
     code: Mapping[str, str] = field(default_factory=dict)
 
@@ -389,7 +392,11 @@ class StartPlan:
     @property
     def is_refused(self) -> bool:
         """Whether a start would fail before it reads."""
-        return bool(self.refused) or any(step.verdict is StepVerdict.REFUSED for step in self.steps)
+        return (
+            self.refusal is not None
+            or bool(self.refused)
+            or any(step.verdict is StepVerdict.REFUSED for step in self.steps)
+        )
 
     @property
     def is_change(self) -> bool:
@@ -407,7 +414,7 @@ def plan_start(
     settings: Mapping[str, Json],
     at: WallTime,
     warnings: Sequence[str] = (),
-    refused: Sequence[str] = (),
+    refusal: PenstockError | None = None,
 ) -> StartPlan:
     """Put the plan of a start together.
 
@@ -418,7 +425,7 @@ def plan_start(
         settings: of the start.
         at: the present time.
         warnings: found by the caller.
-        refused: why it cannot start at all, found by the caller.
+        refusal: the error that the start would end with, found by the caller.
     """
     history, bare, bring = target.decision.history, target.bare, target.decision.bring
     import_plan = plan_import_effects(history, bring, bare.void) if bare and bring else None
@@ -438,7 +445,8 @@ def plan_start(
         sinks=pipeline.sinks,
         settings=settings,
         changed=changed_settings(_last_settings(history), settings),
-        refused=(*refused, *target.refused),
+        refused=_refused(target, refusal),
+        refusal=refusal,
         warnings=(
             *warnings,
             *(import_plan.warnings() if import_plan else ()),
@@ -447,6 +455,13 @@ def plan_start(
         ),
         code=pipeline.code,
     )
+
+
+def _refused(target: StartTarget, refusal: PenstockError | None) -> tuple[str, ...]:
+    """Why the whole start is refused; a refusal that is a step's verdict is not repeated."""
+    if refusal is None or target.refused or any(step.verdict is StepVerdict.REFUSED for step in target.steps):
+        return target.refused
+    return (str(refusal),)
 
 
 def _restored(history: History, target: Manifest | None, import_plan: ImportPlan | None) -> Restored | None:

@@ -304,11 +304,12 @@ def _remedies(report: VerifyReport) -> Iterable[str]:
         yield "the next start is not touched: the broken checkpoints are older, or on another timeline"
     if not (is_log or is_output or is_restore_point):
         return
-    discard = " --discard-unpublished" if is_output else ""
+    where = "--fresh" if newest_sound is None else str(newest_sound)
+    command = f"penstock rewind {job} {where} --discard-unpublished" if is_output else f"penstock rewind {job} {where}"
     if newest_sound is None:
-        yield f"no checkpoint is left; begin with empty state: penstock rewind {job} --fresh{discard}"
+        yield f"no checkpoint is left; begin with empty state: {command}"
     else:
-        yield f"begin again at checkpoint {newest_sound}: penstock rewind {job} {newest_sound}{discard}"
+        yield f"begin again at checkpoint {newest_sound}: {command}"
 
 
 def verify(job: JobDirectory, *, quick: bool = False, progress: ByteProgress = ignore_progress) -> VerifyReport:

@@ -16,6 +16,7 @@ from penstock.checkpoint.entries import NO_ENTRY, Body, Claim, Entry, Manifest, 
 from penstock.checkpoint.entry_codec import decode, encode
 from penstock.checkpoint.gc import collect, delete_recorded, orphans_of
 from penstock.checkpoint.history import History, LogMark, Unreadable
+from penstock.clock import format_time
 from penstock.errors import (
     CheckpointError,
     CheckpointUnreadable,
@@ -150,7 +151,7 @@ def _without_lost(history: History) -> History:
 def _refuse_unreadable(history: History) -> None:
     for found in history.unreadable:
         if found.number not in history.lost:
-            msg = f"{found.message}; restore the file from a copy, or begin empty with --fresh"
+            msg = f"{found.message}; restore the file from a copy, or begin empty with penstock run … --fresh"
             raise CheckpointUnreadable(msg)
 
 
@@ -261,8 +262,7 @@ def fence_error(claim: Entry | None, number: EntryNumber, what: str) -> Generati
     """The error that names the owner of the log: host, process and time, if its claim is still there."""
     who = "another process"
     if claim is not None and isinstance(claim.body, Claim):
-        at = claim.body.started // 1_000_000
-        who = f"process {claim.body.pid} on {host_of(claim.body.host)}, started at {at} (seconds since 1970)"
+        who = f"process {claim.body.pid} on {host_of(claim.body.host)}, started {format_time(claim.body.started)}"
     generation = f" as generation {claim.number}" if claim else ""
     return GenerationFenced(f"{what}: entry {number} of its log was lost to {who}{generation}")
 
@@ -349,12 +349,7 @@ class Log:
                 raise fence_error(history.claim, entry.number, "a start of the same job was faster")
 
     def _claim_entry(self, history: History, claim: Claim) -> Entry:
-        log_id = history.log_id
-        if log_id is None:
-            if not history.is_empty:
-                msg = f"{history.unreadable[0].message}; no entry is left that tells which log this was"
-                raise CheckpointUnreadable(msg)
-            log_id = self._new_id()
+        log_id = history.log_id or self._new_id()
         number = EntryNumber(history.tail + 1)
         return Entry(
             number=number,
@@ -373,17 +368,30 @@ class Log:
         if expect is not None and history.mark != expect:
             msg = f"the log has moved: {expect} was expected, it ends with {history.mark}; plan again"
             raise StateDirectoryRefused(msg)
-        if not history.is_empty:
-            return
-        for folder in (paths.STATE, paths.STAGED, paths.WAL):
-            for found in self._filesystem.list(folder):
-                if numbers_in_log(self._filesystem):
-                    return  # another process has just begun the log: our claim will find its number taken
-                msg = (
-                    f"the directory holds {found} but no log: the log was lost, and a new one would use its names "
-                    "again; restore log/ from a copy, or give the job an empty directory"
-                )
-                raise StateDirectoryRefused(msg)
+        require_log(history, self._filesystem)
+
+
+def require_log(history: History, filesystem: FileSystem) -> None:
+    """Refuse to claim a log that was lost, as a whole or but for entries that cannot be read.
+
+    Raises:
+        CheckpointUnreadable: no readable entry is left.
+        StateDirectoryRefused: the directory holds files, and no log.
+    """
+    if history.log_id is not None:
+        return
+    if not history.is_empty:
+        msg = f"{history.unreadable[0].message}; no entry is left that tells which log this was"
+        raise CheckpointUnreadable(msg)
+    for folder in (paths.STATE, paths.STAGED, paths.WAL):
+        for found in filesystem.list(folder):
+            if numbers_in_log(filesystem):
+                return  # another process has just begun the log: a claim will find its number taken
+            msg = (
+                f"the directory holds {found} but no log: the log was lost, and a new one would use its names "
+                "again; restore log/ from a copy, or give the job an empty directory"
+            )
+            raise StateDirectoryRefused(msg)
 
 
 class OwnedLog:

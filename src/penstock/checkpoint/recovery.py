@@ -268,8 +268,8 @@ def _left_unused(target: Manifest, unused: Sequence[str], declared: Mapping[str,
     here = ", ".join(f"'{uid}'" for uid in sorted(declared))
     return StateIncompatible(
         f"checkpoint {target.checkpoint} holds state of {names}, which the pipeline does not have (it has {here}); "
-        "give the steps their old uids, say which is which now with --rename OLD=NEW, or leave that state unused with "
-        "--allow-non-restored-state"
+        "give the steps their old uids, say which is which now with penstock run … --rename OLD=NEW, or leave that "
+        "state unused with --allow-non-restored-state"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 from rich.text import Text
@@ -24,23 +24,22 @@ from penstock.cli.words import (
     process_fields,
     size,
     watermark,
-    when,
 )
-from penstock.clock import MIN_WATERMARK
+from penstock.clock import MIN_WATERMARK, format_time
 from penstock.control.client import JobDirectory, is_at_rest
 from penstock.errors import UnknownName
-from penstock.handles import CheckpointId, Generation
+from penstock.handles import CheckpointId, Generation, split_replays
 from penstock.observability.status_file import watermark_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from rich.table import Table
 
     from penstock.admin.status import Checkpoint
     from penstock.checkpoint.entries import Manifest, StepRecord
     from penstock.checkpoint.history import History
-    from penstock.handles import StateHandle, TaskSnapshot
+    from penstock.handles import Position, StateHandle, TaskSnapshot
 
 
 # ---- penstock checkpoints --------------------------------------------------------------------------------------------
@@ -121,7 +120,7 @@ def _checkpoints_table(history: History) -> Table:
             "→" if each.is_restore_point else "",
             str(each.checkpoint),
             each.kind,
-            when(each.completed),
+            format_time(each.completed),
             f"{each.seconds:.2f} s",
             f"+{size(each.new_bytes)}",
             size(each.state_bytes),
@@ -136,13 +135,11 @@ def _checkpoints_table(history: History) -> Table:
 
 def _summary(history: History) -> str:
     point = history.restore_point
-    following = f"checkpoint {point.checkpoint} (→)" if point else "empty state"
+    following = f"continues checkpoint {point.checkpoint} (→)" if point else "begins empty"
     waiting = len(history.open_committables)
     published = f"{count(waiting, 'output')} not known to be published" if waiting else "everything is published"
-    ended = "stopped in order" if is_at_rest(history) else "running, or ended without a last word"
-    return (
-        f"{history.job}: {ended} · generation {history.generation} · the next start continues {following} · {published}"
-    )
+    ended = "stopped in order" if is_at_rest(history) else "running, or its process died"
+    return f"{history.job}: {ended} · generation {history.generation} · the next start {following} · {published}"
 
 
 # ---- penstock checkpoint ---------------------------------------------------------------------------------------------
@@ -153,7 +150,7 @@ POSITION_WIDTH: Final = 72  # characters; the position of a files source is long
 
 def checkpoint(
     job: JobName,
-    which: Annotated[str, Parameter(help="Its number, or the name of a savepoint.")],
+    which: Annotated[str, Parameter(help="Number of the checkpoint, or name of a savepoint.")],
     /,
     *,
     state: State = STATE,
@@ -262,8 +259,8 @@ def _head(history: History, manifest: Manifest) -> Iterator[Text]:
     took = (manifest.completed - manifest.triggered) / 1_000_000
     files = count(len(manifest.state_files), "file")
     yield Text(
-        f"entry {entry} · generation {_generation(history, entry)} · {parent} · complete {when(manifest.completed)} "
-        f"after {took:.2f} s · {files} of state, {size(manifest.state_bytes)}"
+        f"entry {entry} · generation {_generation(history, entry)} · {parent} · complete "
+        f"{format_time(manifest.completed)} after {took:.2f} s · {files} of state, {size(manifest.state_bytes)}"
     )
 
 
@@ -290,9 +287,29 @@ def _checkpoint_table(manifest: Manifest) -> Table:
             number_text(task.state.rows) if task.state else "",
             size(task.state.bytes) if task.state else "",
             watermark(task.watermark) if has_watermark else "",
-            clipped(json.dumps(task.position.detail, sort_keys=True), POSITION_WIDTH) if task.position else "",
+            clipped(_position_text(task.position), POSITION_WIDTH) if task.position else "",
         )
     return table
+
+
+def _position_text(position: Position) -> str:
+    """How far a source was read, in words if the position is of a known form; all of it is in the JSON document."""
+    match split_replays(position)[0].detail:
+        case {"done": dict(done), "partial": {"name": str(name), "offset": int(offset)}}:
+            return f"{count(len(done), 'file')} read, {name} up to byte {offset:,}"
+        case {"done": dict(done), "partial": None}:
+            return f"{count(len(done), 'file')} read"
+        case {"topics": dict(topics)}:
+            return ", ".join(_offsets(topics))
+        case {"next": int(following), "started": _}:
+            return f"next is row {following:,}"
+    return json.dumps(position.detail, sort_keys=True)
+
+
+def _offsets(topics: Mapping[str, Any]) -> Iterator[str]:
+    for topic, known in sorted(topics.items()):
+        for partition, offset in sorted(known["next"].items(), key=lambda item: int(item[0])):
+            yield f"{topic}-{partition} {offset:,}"
 
 
 def _tail(manifest: Manifest) -> Iterator[Text]:

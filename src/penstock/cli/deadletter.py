@@ -21,8 +21,8 @@ from penstock.admin.dead_letters import (
 )
 from penstock.cli.options import STATE, AsJson, Flag, JobName, State, Yes, session_for
 from penstock.cli.output import CommandOutput, ExitCode, Output, UsageError, confirm
-from penstock.cli.words import UNKNOWN, clipped, count, event_time, plain_table, size, when
-from penstock.clock import WallTime
+from penstock.cli.words import UNKNOWN, clipped, count, plain_table, size
+from penstock.clock import WallTime, format_time
 from penstock.control.client import JobDirectory
 from penstock.dead_letters.store import count_rows
 
@@ -41,9 +41,9 @@ DROP_SCHEMA: Final = "penstock.deadletter.drop/1"
 RAW_WIDTH: Final = 500
 """Characters of an error or a raw text that a person is shown; the JSON document has all of it."""
 Uid: TypeAlias = Annotated[
-    str | None, Parameter(help="Of stream.dead_letter(uid); may be left out if the job has one only.")
+    str | None, Parameter(help="The uid in stream.dead_letter(uid); may be left out if the job has only one.")
 ]
-Where: TypeAlias = Annotated[str | None, Parameter(help="SQL: only dead letters for which it holds.")]
+Where: TypeAlias = Annotated[str | None, Parameter(help="SQL condition: only dead letters for which it is true.")]
 
 
 # ---- penstock deadletter list ----------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def _remarks(job: str, state: str, queue: DeadLetterQueue, causes: tuple[LetterC
 
 
 def _moment(wall: int | None) -> str:
-    return UNKNOWN if wall is None else when(wall)
+    return UNKNOWN if wall is None else format_time(wall)
 
 
 # ---- penstock deadletter show ----------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def show(
     /,
     *,
     where: Where = None,
-    limit: Annotated[int, Parameter(help="Most dead letters.")] = 20,
+    limit: Annotated[int, Parameter(help="Maximum number of dead letters.")] = 20,
     state: State = STATE,
     as_json: AsJson = False,
     output: CommandOutput,
@@ -218,7 +218,7 @@ def _letter_fields(letter: Letter) -> dict[str, object]:
 
 
 def _letter_lines(letter: Letter) -> list[str]:
-    head = [letter.id, when(letter.written)]
+    head = [letter.id, format_time(letter.written)]
     if letter.attempts > 1:
         head.append(f"attempt {letter.attempts}")
     if letter.replayed:
@@ -239,7 +239,7 @@ def _place_text(letter: Letter) -> str:
     if "file" in place:
         text += f": {place['file']}"
     if letter.event_time is not None:
-        text += f", at {event_time(letter.event_time)}"
+        text += f", at {format_time(letter.event_time)}"
     return text
 
 
@@ -255,9 +255,9 @@ def replay(
     uid: Uid = None,
     /,
     *,
-    all: Annotated[bool, Flag, Parameter(help="All that were not replayed yet.")] = False,
+    all: Annotated[bool, Flag, Parameter(help="Replay all that were not replayed yet.")] = False,
     where: Where = None,
-    again: Annotated[bool, Flag, Parameter(help="Also those that an earlier replay names.")] = False,
+    again: Annotated[bool, Flag, Parameter(help="Also replay those that were replayed before.")] = False,
     state: State = STATE,
     as_json: AsJson = False,
     output: CommandOutput,
@@ -317,8 +317,8 @@ def drop(
     uid: Uid = None,
     /,
     *,
-    before: Annotated[str, Parameter(help="A date, or a date and time; UTC unless it says otherwise.")],
-    dry_run: Annotated[bool, Flag, Parameter(help="Only say what would go.")] = False,
+    before: Annotated[str, Parameter(help="A date, or a date and time, in UTC unless it has another zone.")],
+    dry_run: Annotated[bool, Flag, Parameter(help="Only say what would be deleted.")] = False,
     yes: Yes = False,
     state: State = STATE,
     as_json: AsJson = False,
@@ -373,11 +373,11 @@ def _what(plan: DropPlan) -> str:
 
 
 def _question(plan: DropPlan, at: WallTime) -> str:
-    return f"Delete {_what(plan)} of {plan.uid}, written before {when(at)}, for ever"
+    return f"Delete {_what(plan)} of {plan.uid}, written before {format_time(at)}, for ever"
 
 
 def _drop_text(plan: DropPlan, at: WallTime, *, dry_run: bool) -> str:
     kept = f"; {count(len(plan.kept), 'file')} left, which a replay may yet need" if plan.kept else ""
     if not plan.files:
-        return f"{plan.uid}: nothing to delete from before {when(at)}{kept}"
+        return f"{plan.uid}: nothing to delete from before {format_time(at)}{kept}"
     return f"{plan.uid}: {'would delete' if dry_run else 'deleted'} {_what(plan)}{kept}"

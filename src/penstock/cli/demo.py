@@ -44,9 +44,9 @@ HALF_WAY: Final = FILES * 2 // 3
 
 def demo(
     *,
-    rows: Annotated[int, Parameter(help="Orders to make.")] = 200_000,
+    rows: Annotated[int, Parameter(help="Number of orders to make.")] = 200_000,
     dir: Annotated[str | None, Parameter(help="Folder to work in; a temporary one by default.")] = None,
-    keep: Annotated[bool, Flag, Parameter(help="Leave everything there to look at.")] = False,
+    keep: Annotated[bool, Flag, Parameter(help="Keep the folder to look at.")] = False,
     output: CommandOutput,
 ) -> int:
     """Make orders, run a pipeline, kill it, run it again, and compare its output with the orders.

@@ -24,7 +24,9 @@ _INDENT: Final = " " * 6
 
 
 def doctor(
-    pipeline: Annotated[str | None, Parameter(help="module:pipeline, whose sources are looked at too.")] = None,
+    pipeline: Annotated[
+        str | None, Parameter(help="module:pipeline, whose sources and sinks are looked at too.")
+    ] = None,
     /,
     *,
     state: State = STATE,

@@ -41,7 +41,7 @@ HELP: Final = "Stream processing on Spark: pipelines with named state, checkpoin
 EXAMPLES: Final = """\
   penstock demo                                        kill a pipeline, restart it, count its rows
   penstock init orders                                 a first pipeline with its tests, in a new folder
-  penstock doctor                                      does this machine have what a job needs?
+  penstock doctor                                      check that this machine has what a job needs
   penstock run shop:orders --state ./state             run the pipeline `orders` of shop.py
   penstock run shop:orders --until caught-up           read what is there now, publish, end
   penstock plan shop:orders --state ./state            what a start would do
@@ -71,9 +71,9 @@ A parent process watches the job and starts it again when the engine dies.""",
         help="""\
 Say what a start of a pipeline would do, and change nothing.
 
-What it restores, what becomes of each step's state, where sources go on and what waits for them, what is published
-before they start, what readers see again. Ends with 0 if all goes on as before, 2 if something changes, 65 if a start
-would be refused.""",
+It shows what is restored, what becomes of each step's state, where sources go on and what waits for them, what is
+published before they start, and what readers see again. Ends with 0 if nothing changes, with 2 if something does. If a
+start would be refused, it prints the same message and ends with the same code, which is 65 in most cases.""",
         examples="""\
   penstock plan shop:orders                            what `penstock run shop:orders` would do
   penstock plan shop:orders --from before-v2           going back to a savepoint: rows that readers see again
@@ -219,8 +219,8 @@ readers will see which. Checkpoints that are left behind stay restorable, so a r
         help="""\
 Show one page about a job: who runs it, its checkpoints, rows, lag, watermarks, failures, size of state.
 
-What the log says is always of now. Numbers of a run are those that it wrote last, about a second ago while it
-runs; those of a dead job stay, and are shown with their age.""",
+What comes from the log is current. The numbers of a run are the last that it wrote: about a second old while it runs.
+Those of a dead job stay, and are shown with their age.""",
         examples="""\
   penstock status orders --state ./state
   penstock status orders --state ./state --json | jq '.run.sinks[].rows_written'""",
@@ -232,7 +232,7 @@ runs; those of a dead job stay, and are shown with their age.""",
 Show how far each source of a job is behind, partition by partition, and which one holds a watermark back.
 
 With --max-lag, ends with 4 if a source is further behind than that, or if that cannot be known: the job does not
-run, or has not told its numbers for a minute.""",
+run, or has written no numbers for a minute.""",
         examples="""\
   penstock lag orders --state ./state
   penstock lag orders --state ./state --max-lag 10000   a health check: rows
@@ -265,12 +265,12 @@ SHA-256, the chain of the log. Ends with 1 if something is broken, naming what t
         name="gc",
         function="penstock.cli.storage:gc",
         help="""\
-Show whose each file of a job is, or delete those that nobody needs of a job that does not run.
+Show what needs each file of a job, or delete the files of a stopped job that nothing needs.
 
-A running job cleans up by itself, after each checkpoint. Of a stopped one, what is condemned and what dead
-generations left behind is deleted, each file after an entry in the log says so.""",
+A running job cleans up by itself, after each checkpoint. Of a stopped job, files that are condemned and files that dead
+generations left behind are deleted, each after an entry in the log names it.""",
         examples="""\
-  penstock gc orders --state ./state --dry-run         who owns each file, and sums; changes nothing
+  penstock gc orders --state ./state --dry-run         what needs each file, and sums; changes nothing
   penstock gc orders --state ./state --yes             for scripts: do not ask""",
     ),
     Command(
@@ -289,14 +289,14 @@ end. Ends with 0 if every sink got the same rows, with 2 if not.""",
         name="doctor",
         function="penstock.cli.doctor:doctor",
         help="""\
-Look whether this machine has what a job needs: Java, Spark, disk, brokers; each lack with its remedy.
+Check that this machine has what a job needs: Java, Spark, disk, brokers. Each problem comes with its remedy.
 
 Ends with 1 if something fails, with 0 if there are only warnings. Writes nothing that stays.""",
         examples="""\
   penstock doctor                                      about ten seconds, most of them to start Spark
   penstock doctor --no-spark --json                    for scripts, a second
-  penstock doctor shop:orders --state /data/state      the pipeline, its brokers, and its session if it makes one
-  penstock doctor --servers localhost:9092             does Kafka answer?""",
+  penstock doctor shop:orders --state /data/state      the pipeline too: its folders, its brokers, its session
+  penstock doctor --servers localhost:9092             whether Kafka answers""",
     ),
     Command(
         name="init",
@@ -464,7 +464,9 @@ Exit codes:
 
 def install_completion(
     *,
-    shell: Annotated[Literal["bash", "zsh", "fish"] | None, Parameter(help="This one, if not given.")] = None,
+    shell: Annotated[
+        Literal["bash", "zsh", "fish"] | None, Parameter(help="The shell of this terminal by default.")
+    ] = None,
     output_file: Annotated[
         Path | None, Parameter(name="--output", help="Write the script there; no start-up file is changed.")
     ] = None,

@@ -62,19 +62,21 @@ PipelineName: TypeAlias = Annotated[str, Parameter(help="module:pipeline, also f
 Begin: Final = Parameter(
     name="--from", help="Savepoint or checkpoint to begin at, or an exported folder (with a slash)."
 )
-Claim: TypeAlias = Annotated[bool, Flag, Parameter(help="Take the exported folder's files over.")]
-Fresh: TypeAlias = Annotated[bool, Flag, Parameter(help="Begin empty, beside the state that is there.")]
+Claim: TypeAlias = Annotated[
+    bool, Flag, Parameter(help="Take over the files of the exported folder: they are deleted there.")
+]
+Fresh: TypeAlias = Annotated[bool, Flag, Parameter(help="Begin empty; the state that is there is kept.")]
 LeaveState: TypeAlias = Annotated[
     bool, Flag, Parameter(help="Leave state unused whose step the pipeline no longer has.")
 ]
-MaxRows: TypeAlias = Annotated[int | None, Parameter(help="Most rows of a batch.")]
+MaxRows: TypeAlias = Annotated[int | None, Parameter(help="Maximum number of rows of a batch.")]
 Master: TypeAlias = Annotated[str | None, Parameter(help="Spark master; all cores of this machine by default.")]
 Rename: TypeAlias = Annotated[
     tuple[str, ...],
     Parameter(negative="", show_default=False, help="OLD=NEW: a step goes on with the state of its old uid."),
 ]
 Timeout: TypeAlias = Annotated[
-    str | None, Parameter(help="How long to wait for the job's answer, such as 30s; for ever by default.")
+    str | None, Parameter(help="How long to wait for the job's answer, such as 30s; no limit by default.")
 ]
 Yes: TypeAlias = Annotated[bool, Parameter(negative="", show_default=False, help="Do not ask; for scripts.")]
 
@@ -203,6 +205,21 @@ def _import(name: str, target: str) -> ModuleType:
         near = [module.name for module in pkgutil.iter_modules([os.getcwd()])]
         msg = f"there is no module {name!r} in {os.getcwd()} or on the path"
         raise UsageError(msg + _hint(name, near, "this folder has no modules")) from None
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise user_code_error(error) from error
+
+
+@contextmanager
+def explaining_user_code() -> Iterator[None]:
+    """Context that turns an exception of the user's code into an error with the user's line.
+
+    Raises:
+        GraphError: the user's code raised.
+    """
+    try:
+        yield
     except PenstockError:
         raise
     except Exception as error:

@@ -253,7 +253,7 @@ def confirm(
     if yes:
         return True
     if not (sys.stdin.isatty() if is_terminal is None else is_terminal):
-        msg = f"{question}? Nobody is here to say so: give --yes to do it without asking"
+        msg = f"{question}? There is no terminal to answer on: give --yes to do it without asking"
         raise UsageError(msg)
     output.err.print(f"{question}? [y/N] ", end="", soft_wrap=True)
     output.err.file.flush()

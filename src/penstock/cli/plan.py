@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 from cyclopts import Parameter
 from rich.text import Text
 
-from penstock.admin.plan import make_plan, parse_planned_start
+from penstock.admin.plan import make_plan
 from penstock.admin.plan_document import SCHEMA, document
 from penstock.admin.start_plan import StepVerdict
 from penstock.cli.options import (
@@ -25,16 +25,19 @@ from penstock.cli.options import (
     PipelineName,
     Rename,
     State,
+    explaining_user_code,
     load_pipeline,
-    renames_of,
     settings_of,
+    start_options,
 )
 from penstock.cli.output import CommandOutput, ExitCode, Output, UsageError
 from penstock.cli.run import run_settings
-from penstock.cli.words import age, count, size, when
-from penstock.clock import format_duration
-from penstock.settings import is_duration, read_settings
-from penstock.spark.jvm import log_jvm_to_file
+from penstock.cli.words import age, count, size
+from penstock.clock import format_time
+from penstock.graph.validate import validate_mode
+from penstock.handles import Guarantee
+from penstock.settings import read_settings, setting_text
+from penstock.spark.jvm import engine_log, log_jvm_to_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,20 +45,20 @@ if TYPE_CHECKING:
     from penstock.admin.reprocessing import ImportPlan, OutputPlan
     from penstock.admin.start_plan import SinkPlan, SourcePlan, StartPlan, StepPlan
     from penstock.clock import Clock
-    from penstock.handles import CheckpointId, Json
+    from penstock.handles import CheckpointId
     from penstock.job.start import StartOptions
 
 
 # ---- the command ---------------------------------------------------------------------------------------------------
 
 Discard: TypeAlias = Annotated[
-    bool, Flag, Parameter(help="Going back: void what is open above, instead of publishing it.")
+    bool, Flag, Parameter(help="With --from or --fresh: never publish output above that is not published yet.")
 ]
 Schemas: TypeAlias = Annotated[
-    bool, Parameter(negative="--no-schemas", help="Compare the columns of state, if any is restored: takes Spark.")
+    bool, Parameter(negative="--no-schemas", help="Compare the columns of steps and state: takes Spark, a few seconds.")
 ]
-AsForRun: Final = Parameter(help="As for run.")
-All: TypeAlias = Annotated[bool, Flag, Parameter(help="List steps that are kept as they are, too.")]
+AsForRun: Final = Parameter(help="As for penstock run.")
+All: TypeAlias = Annotated[bool, Flag, Parameter(help="Also list steps that are kept as they are.")]
 Out: TypeAlias = Annotated[str | None, Parameter(help="File to write the plan to, for `penstock run --plan`.")]
 
 
@@ -85,20 +88,22 @@ def plan_start(  # noqa: PLR0913 - the options of the command
     Raises:
         PenstockError: there is nothing to plan, and why.
     """
-    start = parse_planned_start(
-        start_at=start_at,
+    settings = settings_of(checkpoint_every, stop_timeout, max_rows_per_batch, retained)
+    read_settings(settings)  # as run does, refused before anything else
+    start = start_options(
         fresh=fresh,
+        restore_from=start_at,
         claim=claim,
         discard_unpublished=discard_unpublished,
         allow_non_restored_state=allow_non_restored_state,
-        rename=renames_of(rename),
+        rename=rename,
     )
     return show_plan(
         pipeline,
         start,
         output,
         state=state,
-        settings=settings_of(checkpoint_every, stop_timeout, max_rows_per_batch, retained),
+        settings=settings,
         compares_schemas=schemas,
         lists_kept=all,
         as_json=as_json,
@@ -120,7 +125,7 @@ def show_plan(  # noqa: PLR0913 - the options of the command
     spark: SparkSession | None = None,
     clock: Clock | None = None,
 ) -> int:
-    """Make a plan and print it.
+    """Make a plan and print it; a refusal is printed as ``penstock run`` would print it, and has the same exit code.
 
     Args:
         pipeline: ``module:name``.
@@ -139,16 +144,15 @@ def show_plan(  # noqa: PLR0913 - the options of the command
         PenstockError: nothing can be planned: no such pipeline, no such checkpoint, a log that cannot be read.
     """
     definition = load_pipeline(pipeline)
+    engine_log(definition.name, state)  # refuses a folder that a start could not write to
     if compares_schemas and spark is None:
         log_jvm_to_file(definition.name, tempfile.gettempdir())  # keep the output of a JVM, if needed, off the terminal
+    wanted = read_settings(run_settings(settings))
+    with explaining_user_code():
+        graph = definition.graph()
+        validate_mode(graph, Guarantee(wanted.mode))
     found = make_plan(
-        definition.graph(),
-        start,
-        state=state,
-        settings=read_settings(run_settings(settings)),
-        compares_schemas=compares_schemas,
-        spark=spark,
-        clock=clock,
+        graph, start, state=state, settings=wanted, compares_schemas=compares_schemas, spark=spark, clock=clock
     )
     fields = document(found)
     if as_json:
@@ -158,6 +162,9 @@ def show_plan(  # noqa: PLR0913 - the options of the command
             output.result(line)
     if out is not None:
         _write(out, json.dumps({"schema": SCHEMA, **fields}, indent=2, ensure_ascii=False) + "\n")
+    if found.refusal is not None:
+        return output.error(found.refusal)
+    if out is not None:
         command = f"penstock run {pipeline} --state {state} --plan {out}"
         output.note(f"penstock: written to {out}; {command} carries it out")
     if found.is_refused:
@@ -253,8 +260,8 @@ def _import_lines(bring: ImportPlan) -> Iterator[tuple[str, str]]:
     log = "this log" if bring.is_own else f"log {bring.log_id}"
     yield (
         "export",
-        f"checkpoint {bring.checkpoint}{names} of {log}, exported {when(bring.exported)} by penstock {bring.version}, "
-        f"sha256 {bring.sha256[:12]}",
+        f"checkpoint {bring.checkpoint}{names} of {log}, exported {format_time(bring.exported)} by penstock "
+        f"{bring.version}, sha256 {bring.sha256[:12]}",
     )
     if bring.is_brought:
         if bring.claim:
@@ -367,12 +374,6 @@ def _guarantee(sink: SinkPlan) -> str:
 
 def _settings(found: StartPlan) -> Iterator[str]:
     return _aligned(
-        (change.name, f"{_setting(change.name, change.before)} → {_setting(change.name, change.now)}")
+        (change.name, f"{setting_text(change.name, change.before)} → {setting_text(change.name, change.now)}")
         for change in found.changed or ()
     )
-
-
-def _setting(name: str, value: Json) -> str:
-    if value is None:
-        return "none"
-    return format_duration(value) if is_duration(name) and isinstance(value, int) else str(value)

@@ -32,10 +32,10 @@ _PLACEHOLDER: Final = "orders"
 
 
 def init(
-    folder: Annotated[str, Parameter(help="Where to; made if absent.")] = ".",
+    folder: Annotated[str, Parameter(help="Folder to copy to; made if absent.")] = ".",
     /,
     *,
-    name: Annotated[str, Parameter(help="Of the pipeline and its module.")] = "orders",
+    name: Annotated[str, Parameter(help="Name of the pipeline and its module.")] = "orders",
     output: CommandOutput,
 ) -> int:
     """Make a first project, and print the next steps.
@@ -159,7 +159,9 @@ NOTHING_FOUND: Final = 5
 
 
 def run_tests(
-    *arguments: Annotated[str, Parameter(allow_leading_hyphen=True, help="For pytest, as they are.")],
+    *arguments: Annotated[
+        str, Parameter(allow_leading_hyphen=True, help="Arguments for pytest, passed on as they are.")
+    ],
     output: CommandOutput,
 ) -> int:
     """Run pytest in this Python with these arguments; without any it runs all tests.

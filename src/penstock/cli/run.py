@@ -28,10 +28,10 @@ from penstock.cli.options import (
     PipelineName,
     Rename,
     State,
+    explaining_user_code,
     load_pipeline,
     settings_of,
     start_options,
-    user_code_error,
 )
 from penstock.cli.output import CommandOutput, ExitCode, Output, ProgressLine, UsageError
 from penstock.cli.process import ChildWatcher, StopListener
@@ -63,16 +63,16 @@ FAILURE_GRACE: Final = 3.0
 Until: TypeAlias = Annotated[
     Literal["stopped", "caught-up"], Parameter(help="caught-up ends when what is there now is read.")
 ]
-CheckpointEvery: TypeAlias = Annotated[str | None, Parameter(help="From trigger to trigger, such as 5s.")]
+CheckpointEvery: TypeAlias = Annotated[str | None, Parameter(help="Time from one checkpoint to the next, such as 5s.")]
 Discard: TypeAlias = Annotated[
-    bool, Flag, Parameter(help="Output above --from that is not published yet never will be.")
+    bool, Flag, Parameter(help="With --from or --fresh: never publish output above that is not published yet.")
 ]
 Plan: TypeAlias = Annotated[
-    str | None, Parameter(help="What `penstock plan --out` wrote: refuse if log, code or settings moved since.")
+    str | None, Parameter(help="File of `penstock plan --out`: refuse if log, code or settings have changed since.")
 ]
 TakeOver: TypeAlias = Annotated[bool, Flag, Parameter(help="Claim the job even if a living process has it.")]
-StopTimeout: TypeAlias = Annotated[str | None, Parameter(help="Most time for a stop; 8s by default.")]
-Retained: TypeAlias = Annotated[int | None, Parameter(help="Complete checkpoints that stay restorable.")]
+StopTimeout: TypeAlias = Annotated[str | None, Parameter(help="Maximum time for a stop; 8s by default.")]
+Retained: TypeAlias = Annotated[int | None, Parameter(help="Number of complete checkpoints that stay restorable.")]
 HasParent: TypeAlias = Annotated[
     bool, Parameter(name="--parent", negative="--no-parent", help="Watch the job and start it again.")
 ]
@@ -347,7 +347,7 @@ class _Runner:
             expect = expected_log(self._command, definition.graph(), read_settings(settings))
         jvm_log = log_jvm_to_file(definition.name, command.state)
         logging.getLogger("penstock").debug("the engine writes its log to %s", jvm_log)
-        try:
+        with explaining_user_code():
             job = make_job(
                 definition,
                 command.start,
@@ -357,10 +357,6 @@ class _Runner:
                 listener=self._listen,
                 settings=settings,
             )
-        except PenstockError:
-            raise
-        except Exception as error:
-            raise user_code_error(error) from error
         self._live = LiveOutput(job.name, output=self._output, clock=SystemClock(), sinks=job.graph.sinks)
         return job
 

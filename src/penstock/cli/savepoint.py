@@ -11,7 +11,8 @@ from penstock.admin import savepoints
 from penstock.admin.export import export_checkpoint
 from penstock.cli.options import STATE, AsJson, JobName, State, Timeout, Yes, seconds_of
 from penstock.cli.output import CommandOutput, ExitCode, confirm, counting_bytes
-from penstock.cli.words import age, count, output_fields, plain_table, savepoint_fields, size, when
+from penstock.cli.words import age, count, output_fields, plain_table, savepoint_fields, size
+from penstock.clock import format_time
 from penstock.control.client import JobDirectory
 from penstock.handles import output_names
 
@@ -140,7 +141,7 @@ def _table(found: tuple[Savepoint, ...], now: WallTime) -> Table:
             "→" if savepoint.is_restore_point else "",
             savepoint.name,
             str(savepoint.checkpoint),
-            when(savepoint.taken),
+            format_time(savepoint.taken),
             age(now - savepoint.taken),
             size(savepoint.bytes),
             savepoint.owner,
@@ -157,7 +158,7 @@ def export(
     folder: Annotated[str, Parameter(help="A folder that is not there yet, or empty.")],
     /,
     *,
-    wait: Annotated[str, Parameter(help="For output that is not known to be published.")] = "0s",
+    wait: Annotated[str, Parameter(help="How long to wait until its output is published, such as 10s.")] = "0s",
     state: State = STATE,
     as_json: AsJson = False,
     output: CommandOutput,

@@ -20,13 +20,12 @@ from penstock.cli.options import (
     Master,
     MaxRows,
     State,
+    explaining_user_code,
     load_pipeline,
     renames_of,
-    user_code_error,
 )
 from penstock.cli.output import CommandOutput, ExitCode, ProgressLine, UsageError
 from penstock.cli.words import count, plain_table, size
-from penstock.errors import PenstockError
 from penstock.spark.jvm import log_jvm_to_file
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def shadow(  # noqa: PLR0913 - the options of the command
     restore_from: Annotated[str, Begin],
     against: Annotated[str | None, Parameter(help="The old code: module:pipeline.")] = None,
     until: Annotated[  # noqa: ARG001 - there is one value; the option is there so that the command reads like run
-        Literal["caught-up"], Parameter(help="Both end when what is there now is read.")
+        Literal["caught-up"], Parameter(help="caught-up ends both runs when what is there now is read.")
     ] = "caught-up",
     key: Annotated[
         tuple[str, ...], Several, Parameter(help="sink=column,…: which old and which new row are the same.")
@@ -79,25 +78,20 @@ def shadow(  # noqa: PLR0913 - the options of the command
     log_jvm_to_file(folder.name, str(folder.parent), option="--out")
     codes = pipeline if against is None else f"{against}, then through {pipeline}"
     output.note(f"penstock: a copy of {restore_from} is run through {codes}; this may take a while")
-    try:
-        with ProgressLine(output) as progress:
-            result = run_shadow(
-                new,
-                against=old,
-                restore_from=restore_from,
-                state=state,
-                out=folder,
-                key=keys,
-                rename=renames,
-                allow_non_restored_state=allow_non_restored_state,
-                without=without,
-                progress=lambda stage: progress.now(f"{new.name}: {progress_of(stage)}"),
-                max_rows_per_batch=max_rows_per_batch,
-            )
-    except PenstockError:
-        raise
-    except Exception as error:
-        raise user_code_error(error) from error
+    with explaining_user_code(), ProgressLine(output) as progress:
+        result = run_shadow(
+            new,
+            against=old,
+            restore_from=restore_from,
+            state=state,
+            out=folder,
+            key=keys,
+            rename=renames,
+            allow_non_restored_state=allow_non_restored_state,
+            without=without,
+            progress=lambda stage: progress.now(f"{new.name}: {progress_of(stage)}"),
+            max_rows_per_batch=max_rows_per_batch,
+        )
     if as_json:
         output.document(SCHEMA, **document(result))
     else:

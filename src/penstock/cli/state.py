@@ -21,7 +21,8 @@ from rich.text import Text
 from penstock.admin.state_read import resolve_manifest, state_of, states_of
 from penstock.cli.options import STATE, AsJson, JobName, State, session_for
 from penstock.cli.output import CommandOutput, ExitCode, Output, UsageError
-from penstock.cli.words import count, file_fields, plain_table, size, when
+from penstock.cli.words import count, file_fields, plain_table, size
+from penstock.clock import format_time
 from penstock.control.client import JobDirectory
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ SHOW_SCHEMA: Final = "penstock.state.show/1"
 TABLE_ROWS: Final = 20
 """Rows of a table for people, if there is no ``--limit``."""
 At: TypeAlias = Annotated[
-    str | None, Parameter(help="A checkpoint's number or a savepoint's name; what the next start continues if absent.")
+    str | None,
+    Parameter(help="A checkpoint's number or a savepoint's name; by default the one that the next start continues."),
 ]
 
 
@@ -121,7 +123,7 @@ def _summary(history: History, manifest: Manifest, steps: tuple[StepState, ...])
     following = ", which the next start continues" if _is_restore_point(history, manifest) else ""
     return (
         f"{history.job}: checkpoint {manifest.checkpoint}{following} · {manifest.kind.value}, "
-        f"{when(manifest.completed)} · state of {count(len(steps), 'step')}"
+        f"{format_time(manifest.completed)} · state of {count(len(steps), 'step')}"
     )
 
 
@@ -152,8 +154,8 @@ class StateQuery:
 
 def query(  # noqa: PLR0913 - the options of the command
     job: JobName,
-    uid: Annotated[str, Parameter(help="The step.")],
-    sql: Annotated[str | None, Parameter(help="A SELECT; all rows, sorted, if absent.")] = None,
+    uid: Annotated[str, Parameter(help="Uid of the step.")],
+    sql: Annotated[str | None, Parameter(help="A SELECT statement; by default all rows, sorted.")] = None,
     /,
     *,
     at: At = None,
@@ -161,9 +163,9 @@ def query(  # noqa: PLR0913 - the options of the command
         tuple[str, str] | None,
         Parameter(negative="", help="Two checkpoints: rows that came, went or changed in between, with _change."),
     ] = None,
-    format: Annotated[Literal["table", "csv", "json", "parquet"], Parameter(help="Of the result.")] = "table",
+    format: Annotated[Literal["table", "csv", "json", "parquet"], Parameter(help="Format of the result.")] = "table",
     limit: Annotated[
-        int | None, Parameter(help="Most rows; 0 is all. 20 in a table, all in other formats, if absent.")
+        int | None, Parameter(help="Maximum number of rows; 0 is all. By default 20 in a table, all in other formats.")
     ] = None,
     to: Annotated[str | None, Parameter(help="File to write to, instead of stdout; parquet needs one.")] = None,
     state: State = STATE,

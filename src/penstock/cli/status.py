@@ -195,9 +195,10 @@ def _run_fields(now: JobStatus) -> dict[str, object] | None:
 
 def _headline(now: JobStatus) -> str:
     up = f" · up {duration_text(now.uptime)}" if now.uptime is not None else ""
-    word = {OwnerState.STOPPED: "stopped in order", OwnerState.DEAD: "dead: nobody answers, no last word"}.get(
-        now.owner_state, now.state_text
-    )
+    word = {
+        OwnerState.STOPPED: "stopped in order",
+        OwnerState.DEAD: "dead: no process answers, and the last one did not stop in order",
+    }.get(now.owner_state, now.state_text)
     had = "" if now.owner_state is OwnerState.RUNNING else "last "
     return f"{now.job}: {word} · {had}{_owner_text(now)} · generation {now.history.generation}{up}"
 
@@ -217,8 +218,7 @@ def _page_of_log(now: JobStatus) -> Iterator[tuple[str, str]]:
         kept = ", ".join(map(str, history.restorable)) or "none"
         newest = f"{now.newest.checkpoint} ({now.newest.kind.value}), {duration_text(now.checkpoint_age)} ago"
         yield "checkpoint", f"{newest}; can be restored: {kept}"
-        next_one = f"checkpoint {point.checkpoint}" if point else "empty state"
-        yield "next start", f"continues {next_one}"
+        yield "next start", f"continues checkpoint {point.checkpoint}" if point else "begins empty"
     if history.pins:
         yield "savepoints", ", ".join(f"{name} ({pin.checkpoint})" for name, pin in sorted(history.pins.items()))
     waiting = output_names(*history.open_committables)
@@ -267,10 +267,10 @@ def _owner_text(now: JobStatus) -> str:
 def _age_text(now: JobStatus) -> str:
     """How old the numbers of the run are, and which run wrote them if it is not the newest."""
     if now.hint is None:
-        return "no run has left its numbers"
-    of = "" if now.is_hint_of_now else f", by generation {now.hint.generation}"
+        return "no run has written its numbers"
+    of = "" if now.is_hint_of_now else f", written by generation {now.hint.generation}"
     if of and now.owner_state is OwnerState.RUNNING:
-        of += ": this one has written none yet"
+        of += "; the present one has written none yet"
     return f"as of {duration_text(now.hint_age)} ago{of}"
 
 

@@ -36,7 +36,7 @@ def stop(
         bool, Flag, Parameter(help="End the sources first, for good: all windows close and are published.")
     ] = False,
     patience: Annotated[
-        str | None, Parameter(help="Most time for the last checkpoint and its output; for ever by default.")
+        str | None, Parameter(help="Maximum time for the last checkpoint and its output; no limit by default.")
     ] = None,
     timeout: Timeout = None,
     state: State = STATE,
@@ -61,7 +61,7 @@ def stop(
     elif ended.was_running:
         output.note(f"penstock: job {job} has stopped, everything is published{named}")
     else:
-        output.note(f"penstock: nobody runs job {job}{named}")
+        output.note(f"penstock: job {job} does not run: there is nothing to stop{named}")
     if as_json:
         output.document(
             STOP_SCHEMA,
@@ -99,11 +99,11 @@ def rewind(  # noqa: PLR0913 - the options of the command
     to: Annotated[str | None, Parameter(help="A checkpoint's number, or a savepoint's name.")] = None,
     /,
     *,
-    fresh: Annotated[bool, Flag, Parameter(help="To empty state.")] = False,
+    fresh: Annotated[bool, Flag, Parameter(help="Go back to empty state.")] = False,
     discard_unpublished: Annotated[
-        bool, Flag, Parameter(help="Void what is open above the target instead of publishing it.")
+        bool, Flag, Parameter(help="Never publish output above the target that is not published yet.")
     ] = False,
-    dry_run: Annotated[bool, Flag, Parameter(help="Say what it means, change nothing.")] = False,
+    dry_run: Annotated[bool, Flag, Parameter(help="Say what it would do, and change nothing.")] = False,
     yes: Yes = False,
     state: State = STATE,
     as_json: AsJson = False,
@@ -127,7 +127,8 @@ def rewind(  # noqa: PLR0913 - the options of the command
     does = not dry_run and confirm(output, f"Rewind job {job} to {where}", yes=yes)
     if does:
         savepoints.rewind(directory, target, discard_unpublished=discard_unpublished, expect_tail=history.tail)
-        output.note(f"penstock: the next start of job {job} continues {where}")
+        then = "begins empty" if target is None else f"continues {where}"
+        output.note(f"penstock: the next start of job {job} {then}")
     if as_json:
         output.document(REWIND_SCHEMA, job=job, is_dry_run=dry_run, was_done=does, **_fields(effects))
     return ExitCode.ENDED if does or dry_run else ExitCode.FAILED

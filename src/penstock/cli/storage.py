@@ -49,7 +49,9 @@ def gc(
     /,
     *,
     state: State = STATE,
-    dry_run: Annotated[bool, Flag, Parameter(help="Delete nothing, only show; also of a running job.")] = False,
+    dry_run: Annotated[
+        bool, Flag, Parameter(help="Only show what would be deleted; a running job's files too.")
+    ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
     output: CommandOutput,
@@ -197,7 +199,7 @@ def verify(
     /,
     *,
     state: State = STATE,
-    quick: Annotated[bool, Flag, Parameter(help="Existence and lengths only; no content is read.")] = False,
+    quick: Annotated[bool, Flag, Parameter(help="Check existence and lengths only, and read no content.")] = False,
     as_json: AsJson = False,
     output: CommandOutput,
 ) -> int:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Final
 
 from rich.table import Table
 
-from penstock.clock import MAX_WATERMARK, MIN_WATERMARK
+from penstock.clock import MAX_WATERMARK, MIN_WATERMARK, format_time
 from penstock.handles import Committable
 
 if TYPE_CHECKING:
@@ -24,21 +23,15 @@ if TYPE_CHECKING:
 
 UNKNOWN: Final = "-"
 """Shown where a value is not known."""
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def clock_time(wall: int) -> str:
-    """The time of day of a wall time in microseconds, in the user's time zone."""
-    return datetime.fromtimestamp(wall / 1_000_000).astimezone().strftime("%H:%M:%S")
+    """The time of day of a wall time in microseconds, in UTC.
 
-
-def event_time(micros: int) -> str:
-    """An event time in microseconds as date and time, in UTC."""
-    try:
-        at = _EPOCH + timedelta(microseconds=micros)
-    except OverflowError:
-        return f"{micros} us"
-    return at.strftime("%Y-%m-%d %H:%M:%S")
+    >>> clock_time(1_767_268_800_000_000)
+    '12:00:00 UTC'
+    """
+    return format_time(wall).partition(" ")[2]
 
 
 def size(number: int) -> str:
@@ -63,15 +56,6 @@ def count(number: int, what: str) -> str:
     return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
-def when(wall: int) -> str:
-    """A wall time in microseconds as date and time, in UTC.
-
-    >>> when(1_767_268_800_000_000)
-    '2026-01-01 12:00:00Z'
-    """
-    return f"{_EPOCH + timedelta(microseconds=wall):%Y-%m-%d %H:%M:%SZ}"
-
-
 def clipped(text: str, most: int) -> str:
     """The first ``most`` characters of a text; characters that cannot be printed are escaped.
 
@@ -86,11 +70,11 @@ def watermark(at: int) -> str:
     """A watermark as date and time, in UTC.
 
     >>> watermark(0), watermark(MIN_WATERMARK), watermark(MAX_WATERMARK)
-    ('1970-01-01 00:00:00', 'none yet', 'at the end')
+    ('1970-01-01 00:00:00 UTC', 'none yet', 'at the end')
     """
     if at == MIN_WATERMARK:
         return "none yet"
-    return "at the end" if at == MAX_WATERMARK else event_time(at)
+    return "at the end" if at == MAX_WATERMARK else format_time(at)
 
 
 def age(micros: int) -> str:

@@ -105,6 +105,10 @@ class Source:
             raise UserFunctionError(msg, where=where)
         return rows
 
+    def has_more(self, position: Position) -> bool:
+        """Whether not all rows were made."""
+        return self.rows is None or CountPosition.decode(KIND, position).next < self.rows
+
     def replayed(self, end: Position | None) -> Source:
         """The same numbers; a run until caught up ends at ``end``, if given."""
         return replace(self, _end=None if end is None else CountPosition.decode(KIND, end).next)

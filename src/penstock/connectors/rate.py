@@ -89,6 +89,10 @@ class Source:
         limits = CountLimits(limit=self.limit, rate=rate, per_batch=None, end=self._end)
         return CountingReader(context, limits, KIND, resume, rows)
 
+    def has_more(self, position: Position) -> bool:
+        """Whether the limit is not reached."""
+        return self.limit is None or CountPosition.decode(KIND, position).next < self.limit
+
     def replayed(self, end: Position | None) -> Source:
         """The same numbers; a run until caught up ends at ``end``, if given."""
         return replace(self, _end=None if end is None else CountPosition.decode(KIND, end).next)

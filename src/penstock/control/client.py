@@ -7,7 +7,6 @@ import platform
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime, timezone
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +17,7 @@ from penstock.checkpoint.entries import NO_ENTRY, Claim, Stopped, host_of
 from penstock.checkpoint.events import RequestOutcome
 from penstock.checkpoint.history import History
 from penstock.checkpoint.log import Log, OwnedLog
-from penstock.clock import Clock, SystemClock, WallTime, sleep
+from penstock.clock import Clock, SystemClock, WallTime, format_time, sleep
 from penstock.control.protocol import Answer, ControlFiles, OwnerInfo, Request, RequestKind, answer_for_old_request
 from penstock.errors import (
     CheckpointError,
@@ -202,11 +201,11 @@ class OwnerCheck:
             owner = history.claim.body
         who = "another process"
         if owner is not None:
-            since = datetime.fromtimestamp(owner.started / 1_000_000, tz=timezone.utc)
-            who = f"process {owner.pid} on {host_of(owner.host)}, since {since:%Y-%m-%d %H:%M:%S} UTC"
+            who = f"process {owner.pid} on {host_of(owner.host)}, since {format_time(owner.started)}"
         return (
             f"job {self._job!r} is running already: {who} (generation {answer.generation}); stop that one first, or "
-            "start with --take-over (in Python take_over=True), which ends it without its last checkpoint"
+            "start with penstock run … --take-over (in Python take_over=True), which ends it without its last "
+            "checkpoint"
         )
 
 

@@ -163,6 +163,14 @@ class DeadLetterSink:
         """
         _files(self.folder or "/").check(schema)
 
+    def check_log(self, log_id: str | None, uid: str) -> None:
+        """Check that no job of another log has kept dead letters there.
+
+        Raises:
+            SinkIdentityConflict: one has.
+        """
+        self._placed().check_log(log_id, uid)
+
     def writer(self, context: SinkContext) -> FilesWriter:
         """A writer that stages next to the folder, in a folder of its generation."""
         return self._placed().writer(context)

@@ -7,8 +7,10 @@ from penstock.filesystem.base import FileSystem
 from penstock.filesystem.local import LocalFileSystem
 
 
-def resolve(root: str) -> FileSystem:
+def resolve(root: str, *, probes: bool = True) -> FileSystem:
     """The file system rooted at ``root``, after a check that it can hold a log.
+
+    ``probes=False`` writes nothing, so that a folder that refuses writes in an unusual way is not found.
 
     Raises:
         StateDirectoryRefused: the scheme is not supported, or the folder cannot hold a log.
@@ -18,5 +20,8 @@ def resolve(root: str) -> FileSystem:
         msg = f"{root!r}: no file system for {scheme!r}; the state directory is a path or a file:// address"
         raise StateDirectoryRefused(msg)
     local = LocalFileSystem(rest if separator else root)
-    local.probe()
+    if probes:
+        local.probe()
+    else:
+        local.check()
     return local

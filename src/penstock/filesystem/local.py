@@ -160,17 +160,31 @@ class LocalFileSystem:
 
     # ---- start -------------------------------------------------------------------------------------------------------
 
-    def probe(self) -> None:
-        """Refuse a directory that does not create files exclusively and durably, as the log needs.
+    def check(self) -> None:
+        """Refuse a directory that surely cannot hold a log, without writing there.
 
         Raises:
-            StateDirectoryRefused: it is on a network file system or one without hard links, it is read-only, or
-                this user may not write to it.
+            StateDirectoryRefused: it is on a network file system, a file is in its place, or this user may not write
+                to it.
         """
         kind = kind_of(self._root)
         if kind in NETWORK:
             msg = f"{self._root} lies on {kind}, where two hosts could own one job; use a local disk or an object store"
             raise StateDirectoryRefused(msg)
+        with _translate_errors(self._root, "write in"):
+            nearest = next(folder for folder in (self._root, *self._root.parents) if folder.exists())
+            if not nearest.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            if not os.access(nearest, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    def probe(self) -> None:
+        """Refuse a directory that does not create files exclusively and durably, as the log needs.
+
+        Raises:
+            StateDirectoryRefused: as :meth:`check`, or it has no hard links.
+        """
+        self.check()
         path = f".penstock-probe-{os.getpid()}-{next(_counter)}"
         try:
             answers = [self.create(path, b"first"), self.create(path, b"second")]
@@ -180,8 +194,8 @@ class LocalFileSystem:
                 self.delete(path)
         if answers != [Created.CREATED, Created.EXISTS] or content != b"first":
             msg = (
-                f"{self._root} does not refuse to create a file that exists ({kind}); the log needs a file system that "
-                "does: a local disk, or an object store with conditional writes"
+                f"{self._root} does not refuse to create a file that exists ({kind_of(self._root)}); the log needs a "
+                "file system that does: a local disk, or an object store with conditional writes"
             )
             raise StateDirectoryRefused(msg)
 

@@ -97,6 +97,23 @@ class SupportsOutputLookup(Protocol):
         ...
 
 
+@runtime_checkable
+class ChecksLog(Protocol):
+    """A sink whose target remembers the log that has written there (rule S4)."""
+
+    def check_log(self, log_id: str | None, uid: str) -> None:
+        """Check, before anything is claimed or published, that a job of this log may write under this uid.
+
+        Args:
+            log_id: of the job's log; ``None`` if it is yet to begin.
+            uid: of the sink.
+
+        Raises:
+            SinkIdentityConflict: the target remembers other logs only.
+        """
+        ...
+
+
 class Committer(Protocol):
     """Publishes committables of one kind, from the committable alone. Idempotent. Called in order of checkpoints."""
 
@@ -106,6 +123,19 @@ class Committer(Protocol):
 
     def void(self, item: Committable) -> CommitOutcome:
         """Make sure that the committable can never be published. ``ALREADY_DONE``: it was published before."""
+        ...
+
+
+@runtime_checkable
+class ChecksCommit(Protocol):
+    """A committer that knows before a commit what would refuse it."""
+
+    def check(self, item: Committable) -> None:
+        """Refuse what a commit would refuse, and change nothing.
+
+        Raises:
+            PenstockError: a commit would raise it, and no retry would help.
+        """
         ...
 
 

@@ -249,6 +249,19 @@ class SupportsBacklog(Protocol):
 
 
 @runtime_checkable
+class KnowsEnd(Protocol):
+    """A source that knows from a position alone whether it has more rows."""
+
+    def has_more(self, position: Position) -> bool:
+        """Whether rows follow the position, now or later.
+
+        Raises:
+            StateIncompatible: the position is of another kind.
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsReplay(Protocol):
     """A source that can be read without effects outside, and up to where another run has read it."""
 

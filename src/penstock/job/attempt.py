@@ -15,7 +15,7 @@ from penstock.checkpoint.gc import stages_of
 from penstock.checkpoint.history import History
 from penstock.checkpoint.log import ManifestWriter, OwnedLog
 from penstock.checkpoint.policy import CheckpointConfig
-from penstock.checkpoint.recovery import Recovery, decide_recovery, execute_recovery
+from penstock.checkpoint.recovery import Recovery, execute_recovery
 from penstock.clock import MonotonicTime, WallTime
 from penstock.compiler.tasks import build_tasks
 from penstock.connectors.staging import committer
@@ -28,6 +28,7 @@ from penstock.failpoints import failpoint
 from penstock.graph.nodes import Write
 from penstock.handles import Committable, Generation
 from penstock.interfaces.sink import Committer
+from penstock.job.decision import decide_start
 from penstock.job.failures import to_penstock_error
 from penstock.job.start import (
     FROM_LATEST,
@@ -35,7 +36,6 @@ from penstock.job.start import (
     StartOptions,
     declare_steps,
     log_schema_changes,
-    resolve_start,
 )
 from penstock.job.wiring import AttemptBuilder, JobEnvironment
 from penstock.runtime.executors import AttemptParts
@@ -141,13 +141,14 @@ class Attempt:
         return owned
 
     def _decide(self, history: History, generation: Generation | None = None) -> Recovery:
-        at = self._env.clock.wall()
-        return decide_recovery(
+        return decide_start(
+            self._env.analysis.graph,
+            self._start,
             history,
-            self.declared.steps,
-            resolver=self.declared.resolver,
-            at=at,
-            **resolve_start(self._start, history, job=self._env.name, at=at, generation=generation),
+            declared=self.declared,
+            filesystem=self._env.filesystem,
+            at=self._env.clock.wall(),
+            generation=generation,
         )
 
     def _recover(self, owned: OwnedLog) -> Recovery:

@@ -14,6 +14,7 @@ from penstock.checkpoint.history import LogMark
 from penstock.checkpoint.log import Log
 from penstock.clock import MAX_WAIT, Clock
 from penstock.compiler.analysis import analyze
+from penstock.compiler.tasks import build_tasks
 from penstock.control.client import OwnerCheck, mark_released
 from penstock.control.protocol import ControlFiles
 from penstock.control.server import AnswerCallback, ControlServer, RequestRegistry
@@ -27,8 +28,9 @@ from penstock.graph.queries import side_outputs
 from penstock.handles import new_id
 from penstock.interfaces.source import Until
 from penstock.job.attempt import Attempt
+from penstock.job.decision import decide_start, refusal
 from penstock.job.failures import to_penstock_error
-from penstock.job.start import StartOptions, resolve_start
+from penstock.job.start import StartOptions, declare_without_columns
 from penstock.job.wiring import JobEnvironment
 from penstock.observability.report import Report
 from penstock.observability.status_file import StatusFileWriter
@@ -252,12 +254,13 @@ class JobRunner:
             files = ControlFiles(filesystem)
             check_owner = self._owner_check(job_log, files)
             check_owner()  # before a session is made, which takes seconds
-            self._check_start(job_log)
+            graph = with_dead_letter_folders(self._graph, filesystem)
+            self._check_start(graph, filesystem, job_log)
             session = None if self._users_session else make_session(self._name)
             spark = clone_session(self._users_session) if self._users_session else session
             assert spark is not None
             self._refuse_if_given_up()
-            self._run_attempts(self._environment(spark, filesystem, job_log, check_owner), files)
+            self._run_attempts(self._environment(graph, spark, filesystem, job_log, check_owner), files)
             self._end(JobState.STOPPED, None)
         except StopTimedOut:  # stopped before the first attempt
             self._end(JobState.STOPPED, None)
@@ -280,11 +283,20 @@ class JobRunner:
             job=self._name, log=job_log, files=files, clock=self._clock, new_id=new_id, pause=self._stop.pause
         )
 
-    def _check_start(self, job_log: Log) -> None:
-        """Refuse start options that cannot be met, before a session is made; under the claim they are checked again."""
-        if not self._start.is_from_latest:
-            history = job_log.read(past_unreadable=True)
-            resolve_start(self._start, history, job=self._name, at=self._clock.wall())
+    def _check_start(self, graph: Graph, filesystem: FileSystem, job_log: Log) -> None:
+        """Refuse, before a session is made, what can be refused without columns. Each attempt decides again."""
+        refused = refusal(
+            lambda: decide_start(
+                graph,
+                self._start,
+                job_log.read(past_unreadable=self._start.is_rewind),
+                declared=declare_without_columns(build_tasks(graph)),
+                filesystem=filesystem,
+                at=self._clock.wall(),
+            )
+        )
+        if refused is not None:
+            raise refused
 
     def _refuse_if_given_up(self) -> None:
         if self._is_given_up:
@@ -292,12 +304,17 @@ class JobRunner:
             raise self._cut_short
 
     def _environment(
-        self, spark: SparkSession, filesystem: FileSystem, job_log: Log, check_owner: Callable[[], None]
+        self,
+        graph: Graph,
+        spark: SparkSession,
+        filesystem: FileSystem,
+        job_log: Log,
+        check_owner: Callable[[], None],
     ) -> JobEnvironment:
         set_active_session(spark)
         return JobEnvironment(
             name=self._name,
-            analysis=analyze(with_dead_letter_folders(self._graph, filesystem), spark, clock=self._clock),
+            analysis=analyze(graph, spark, clock=self._clock),
             spark=spark,
             filesystem=filesystem,
             log=job_log,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypedDict
 
@@ -115,15 +115,21 @@ def parse_start_options(
     is_folder = path is not None and (not isinstance(restore_from, str) or "/" in path or path.startswith("."))
     checkpoint = None if restore_from is None or is_folder else str(restore_from)
     if fresh and restore_from is not None:
-        msg = f"fresh begins empty, restore_from={str(restore_from)!r} does not: give one of the two"
+        msg = (
+            f"a start is either fresh or from {str(restore_from)!r}: leave --fresh or --from out (in Python fresh or "
+            "restore_from)"
+        )
         raise SettingsError(msg)
     if claim and not is_folder:
-        msg = "claim takes an exported folder's files over: give that folder as restore_from, with a slash in its path"
+        msg = (
+            "claim takes an exported folder's files over: give that folder with --from (in Python restore_from), with "
+            "a slash in its path"
+        )
         raise SettingsError(msg)
     if discard_unpublished and not (fresh or checkpoint):
         msg = (
-            "discard_unpublished is for going back in the job's own log: give a savepoint or a number as restore_from, "
-            "or fresh. Before a start from a folder, rewind with it"
+            "--discard-unpublished is for going back in the job's own log: give a savepoint or a number with --from "
+            "(in Python restore_from), or begin with --fresh. Before a start from a folder, use it with penstock rewind"
         )
         raise SettingsError(msg)
     return StartOptions(
@@ -252,15 +258,22 @@ class DeclaredSteps:
 
 def declare_steps(tasks: Sequence[TaskSpec], analysis: Analysis, spark: SparkSession) -> DeclaredSteps:
     """The steps with their state schemas and position kinds; analyses plans, runs no Spark job."""
-    schemas: dict[str, StateSchema] = {}
+    schemas = {
+        task.id: task.node.spec.keeps(tuple(analysis.schema(ref) for ref in task.node.inputs), spark)
+        for task in tasks
+        if isinstance(task.node, Keyed)
+    }
+    return replace(declare_without_columns(tasks), steps=step_records(tasks, schemas), schemas=schemas)
+
+
+def declare_without_columns(tasks: Sequence[TaskSpec]) -> DeclaredSteps:
+    """The steps with their position kinds, as far as they are known without Spark."""
     positions: dict[str, str] = {}
     for task in tasks:
         match task.node:
-            case Keyed(spec=spec, inputs=inputs):
-                schemas[task.id] = spec.keeps(tuple(analysis.schema(ref) for ref in inputs), spark)
             case Read(source=ChecksPosition(position_kind=kind)):
                 positions[task.id] = kind
-    return DeclaredSteps(steps=step_records(tasks, schemas), schemas=schemas, positions=positions)
+    return DeclaredSteps(steps=step_records(tasks), positions=positions)
 
 
 def step_records(tasks: Sequence[TaskSpec], schemas: Mapping[str, StateSchema] | None = None) -> tuple[StepRecord, ...]:

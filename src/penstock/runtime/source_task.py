@@ -266,6 +266,17 @@ SourceMail: TypeAlias = Barrier | CancelBarrier | Completed | Drain | Finish
 
 # ---- the task --------------------------------------------------------------------------------------------------------
 
+
+def rows_after_end(uid: str) -> StateIncompatible:
+    """The refusal to read more rows of a source that has ended."""
+    msg = (
+        f"source '{uid}' ended in an earlier run, or was drained, which closed all windows for ever; now it has more "
+        "rows: give it another uid, rewind to a checkpoint before, or begin again with penstock run … --fresh; a "
+        "source that will go on later must not be bounded"
+    )
+    return StateIncompatible(msg, uid=uid)
+
+
 MOST_PENDING: Final = 100
 """Positions kept for checkpoints whose outcome is not known; there is one at a time unless messages are lost."""
 
@@ -459,12 +470,7 @@ class SourceTask:
     def _refuse_after_end(self) -> None:
         """Refuse rows of a source that has ended: that closed all windows, so every row would be late."""
         if self._has_ended:
-            msg = (
-                f"source '{self.id}' ended in an earlier run, or was drained, which closed all windows for ever; now "
-                "it has more rows: give it another uid, rewind to a checkpoint before, or begin again with --fresh; a "
-                "source that will go on later must not be bounded"
-            )
-            raise StateIncompatible(msg, uid=self.id)
+            raise rows_after_end(self.id)
 
     def _send_marker(self) -> MonotonicTime | None:
         """Send a latency marker if one is due; returns when the next one is. A failure is only logged."""

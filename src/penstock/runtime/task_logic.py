@@ -122,7 +122,7 @@ class OperatorLogic:
             msg = (
                 f"the event time of step '{self._task}' came to its end when its sources ended, and now a source that "
                 "was added has rows for it, all of which would be late: give the step another uid, or begin again "
-                "with --fresh"
+                "with penstock run … --fresh"
             )
             raise StateIncompatible(msg, uid=self._task)
 

@@ -88,17 +88,36 @@ def log_jvm_to_file(job: str, state: str, *, option: str = "--state") -> Path:
         StateDirectoryRefused: the folder cannot be made, or nothing can be written there.
         StorageFailed: there is no room for it.
     """
-    folder = Path(tempfile.gettempdir()) if "://" in state else Path(state)
+    path = engine_log(job, state, option=option)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path = (folder / f"{job}.engine.log").resolve()
-        if not os.access(path if path.exists() else folder, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _no_folder(folder, option, error) from error
+        raise _no_folder(path.parent, option, error) from error
+    path = path.resolve()
     ours = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()} "
     ours += f"-Dpenstock.engine.log={shlex.quote(str(path))}"
     os.environ[_OPTIONS] = " ".join(filter(None, (os.environ.get(_OPTIONS), ours)))
+    return path
+
+
+def engine_log(job: str, state: str, *, option: str = "--state") -> Path:
+    """The file that a job's JVM logs to, after a check that it can be written; makes nothing.
+
+    Raises:
+        StateDirectoryRefused: the folder cannot be made, or nothing can be written there.
+    """
+    folder = Path(tempfile.gettempdir()) if "://" in state else Path(state)
+    path = folder / f"{job}.engine.log"
+    nearest = next(place for place in (path, folder, *folder.parents) if place.exists())
+    try:
+        if nearest == folder and not folder.is_dir():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        if nearest != path and not nearest.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(nearest, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise _no_folder(folder, option, error) from error
     return path
 
 

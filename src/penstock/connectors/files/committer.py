@@ -64,6 +64,20 @@ class FilesCommitter:
         with _explain_failure("publish", item):
             return self._commit(item, moves)
 
+    def check(self, item: Committable) -> None:
+        """Refuse what a commit would refuse, as far as it can be seen without one.
+
+        Raises:
+            SinkIdentityConflict: a file with other content has a final name.
+            StateIncompatible: another version of penstock wrote the committable.
+        """
+        moves = _moves(item)
+        with _explain_failure("publish", item):
+            staged = self._listed(os.path.dirname(ref.path) for ref, _ in moves)
+            for ref, final in moves:
+                if ref.path in staged:
+                    self._is_published(item, ref, final)
+
     def _commit(self, item: Committable, moves: Sequence[tuple[FileRef, str]]) -> CommitOutcome:
         if not moves:
             return CommitOutcome.ALREADY_DONE
@@ -153,12 +167,16 @@ class FilesCommitter:
 
     def _publish(self, item: Committable, ref: FileRef, final: str) -> bool:
         """Whether this call renamed a staged file; ``False``: it is gone, or exists under both names."""
-        existing = self._filesystem.read(final)
-        if existing is None:
+        if not self._is_published(item, ref, final):
             return self._filesystem.move(ref.path, final).found
-        if hashlib.sha256(existing).hexdigest() == ref.sha256:  # a rename that left its source: the same file twice
-            self._filesystem.delete(ref.path)
-            return False
+        self._filesystem.delete(ref.path)  # a rename that left its source: the same file twice
+        return False
+
+    def _is_published(self, item: Committable, ref: FileRef, final: str) -> bool:
+        """Whether the final file is there. One with other content is refused."""
+        existing = self._filesystem.read(final)
+        if existing is None or hashlib.sha256(existing).hexdigest() == ref.sha256:
+            return existing is not None
         msg = (
             f"{final} is there already, with other content than {ref.path}, which is to be published under that name "
             f"(checkpoint {item.checkpoint}); move the foreign file away: nothing was overwritten"

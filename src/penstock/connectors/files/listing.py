@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.clock import format_time
 from penstock.errors import SourceChanged, SourceUnavailable, StateIncompatible
 from penstock.handles import Json, Position
 
@@ -32,7 +33,7 @@ class FileSignature:
     mtime_ns: int
 
     def __str__(self) -> str:
-        return f"{self.size} bytes, modified at {self.mtime_ns} ns"
+        return f"{self.size} bytes, modified {format_time(self.mtime_ns // 1_000, fraction=True)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

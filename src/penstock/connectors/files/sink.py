@@ -49,7 +49,7 @@ class FilesWriter:
     """Stages batches and turns an epoch of them into files. Made by :meth:`Sink.writer`."""
 
     def __init__(self, sink: Sink, context: SinkContext) -> None:
-        refuse_another_log(sink.target, context)
+        refuse_another_log(sink.target, context.log_id, context.uid)
         self._sink = sink
         self._context = context
         self._root = "/".join([sink.target, HIDDEN, context.log_id, context.uid, str(context.generation)])
@@ -191,11 +191,12 @@ class PreparedFiles:
         return self.writer.materialise(self.checkpoint, self.epoch)
 
 
-def refuse_another_log(target: str, context: SinkContext) -> None:
+def refuse_another_log(target: str, log_id: str | None, uid: str) -> None:
     """Refuse a target where a sink of this uid has staged under the ids of other logs only (rule S4).
 
     Otherwise a job whose state directory was lost would publish its whole input again. A log that has staged here
-    before is accepted: other jobs may publish into the same target.
+    before is accepted: other jobs may publish into the same target. ``log_id`` is ``None`` for a log that is yet to
+    begin.
 
     Raises:
         SinkIdentityConflict: only other logs have staged here.
@@ -206,19 +207,18 @@ def refuse_another_log(target: str, context: SinkContext) -> None:
         logs = sorted(os.listdir(top)) if os.path.isdir(top) else []
     except OSError as error:
         msg = f"{top} cannot be looked at: {error.strerror}"
-        raise StorageFailed(msg, uid=context.uid) from error
-    if os.path.isdir(os.path.join(top, context.log_id, context.uid)):
-        return
-    others = [log for log in logs if log != context.log_id and os.path.isdir(os.path.join(top, log, context.uid))]
-    if others:
-        folder = os.path.join(top, others[0], context.uid)
+        raise StorageFailed(msg, uid=uid) from error
+    staged = [log for log in logs if os.path.isdir(os.path.join(top, log, uid))]
+    if staged and log_id not in staged:
+        folder = os.path.join(top, staged[0], uid)
+        own = "a new one begins here" if log_id is None else f"this one is {log_id}"
         msg = (
-            f"{target} holds output of a sink '{context.uid}' that another log remembers ({others[0]}), not this "
-            f"one ({context.log_id}): the state directory was lost or changed, or another job writes here too. What it "
-            "published would be published again. Give the job its old state directory, or the sink another path or "
-            f"uid; to begin anew beside what is there, and only if no other job writes here, delete {folder}"
+            f"{target} holds output of a sink '{uid}' that another log remembers ({staged[0]}; {own}): the state "
+            "directory was lost or changed, or another job writes here too. What it published would be published "
+            "again. Give the job its old state directory, or the sink another path or uid; to begin anew beside what "
+            f"is there, and only if no other job writes here, delete {folder}"
         )
-        raise SinkIdentityConflict(msg, uid=context.uid)
+        raise SinkIdentityConflict(msg, uid=uid)
 
 
 def require_writable(folder: str, uid: str) -> None:
@@ -369,6 +369,15 @@ class Sink:
                 f"format 'text' writes one STRING column, there are {schema.simpleString()}: select one, or use 'json'"
             )
             raise GraphError(msg)
+
+    def check_log(self, log_id: str | None, uid: str) -> None:
+        """Check that no job of another log alone has published here under this uid.
+
+        Raises:
+            SinkIdentityConflict: one has.
+            StorageFailed: the target cannot be looked at.
+        """
+        refuse_another_log(self.target, log_id, uid)
 
     def writer(self, context: SinkContext) -> FilesWriter:
         """A writer that stages in a folder of this generation.

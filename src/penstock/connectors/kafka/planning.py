@@ -180,7 +180,7 @@ def lost_offsets_error(lost: Sequence[LostOffsets]) -> SourceChanged:
     msg = (
         f"records that were to be read are no longer there ({shown}). Reading on would leave them out, or read others "
         f"for them. {remedies}. To go on without them, with each range counted: on_lost_offsets='continue'; to begin "
-        "again: --fresh, or a new uid for the source"
+        "again: penstock run … --fresh, or a new uid for the source"
     )
     return SourceChanged(msg)
 
