@@ -27,15 +27,24 @@ from penstock.checkpoint.log import read_history
 from penstock.checkpoint.recovery import check_rename
 from penstock.clock import Clock, SystemClock
 from penstock.compiler.tasks import build_tasks
+from penstock.connectors.committers import check_committers, check_open
 from penstock.control.client import is_this_host, owner_is_gone, root_of
 from penstock.dead_letters.letters import replayed_by
 from penstock.dead_letters.store import replay_numbers
-from penstock.errors import GraphError, PenstockError, SettingsError, StateDirectoryRefused, StateIncompatible
+from penstock.errors import (
+    CommitterMissing,
+    GraphError,
+    PenstockError,
+    SettingsError,
+    StateDirectoryRefused,
+    StateIncompatible,
+)
 from penstock.filesystem.local import LocalFileSystem
 from penstock.graph.fingerprint import fingerprint
 from penstock.graph.nodes import Keyed, Read, Write
 from penstock.graph.validate import validate_mode, weakest_guarantee
 from penstock.handles import Guarantee, split_replays
+from penstock.interfaces.sink import CommitContext
 from penstock.interfaces.source import SupportsBacklog
 from penstock.job.start import (
     DeclaredSteps,
@@ -53,7 +62,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from penstock.admin.start_plan import BacklogOrReason
+    from penstock.admin.start_plan import BacklogOrReason, StartTarget
     from penstock.checkpoint.export import Import
     from penstock.graph.nodes import Graph
     from penstock.handles import Position
@@ -190,7 +199,7 @@ def make_plan(
             *_replay_warnings(graph, state, positions),
             *(() if compares_schemas else _schema_warnings(restored)),
         ),
-        refused=(*refused, *_export_problems(bring)),
+        refused=(*refused, *_export_problems(bring), *_output_problems(graph, state, target)),
     )
 
 
@@ -290,6 +299,24 @@ def _export_problems(bring: Import | None) -> Iterator[str]:
         yield f"the export in {bring.folder} is not whole: {each.path} {each.message}"
     if len(problems) > MAX_SHOWN:
         yield f"and {len(problems) - MAX_SHOWN} more of its files; export the checkpoint once more, into another folder"
+
+
+def _output_problems(graph: Graph, state: str | Path, target: StartTarget) -> Iterator[str]:
+    """Why a start would refuse a sink, or output that waits to be published: nothing could publish it."""
+    sinks = {node.uid: node.sink for node in graph.nodes if isinstance(node, Write)}
+    for uid, sink in sinks.items():
+        try:
+            check_committers(sink)
+        except GraphError as error:
+            yield f"step '{uid}': {error}"
+    root = root_of(state)
+    if root is None or target.bare is None:
+        return
+    context = CommitContext(filesystem=LocalFileSystem(root / graph.name), job=graph.name, sinks=sinks)
+    try:
+        check_open(target.bare.commit, context)
+    except CommitterMissing as error:
+        yield str(error)
 
 
 def _backlogs(graph: Graph, positions: Mapping[str, Position | None]) -> dict[str, BacklogOrReason]:

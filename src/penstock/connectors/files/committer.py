@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from penstock.filesystem.base import FileSystem
     from penstock.handles import Committable, FileRef
+    from penstock.interfaces.sink import CommitContext
 
 HIDDEN: Final = ".penstock"
 """Folder below the target where output is staged; Spark and most readers ignore such names."""
@@ -30,6 +31,11 @@ _REMEDIES: Final = {
     "mount or link between them",
 }
 """What an operator does about errors that no retry mends."""
+
+
+def files_committer(context: CommitContext) -> FilesCommitter:
+    """The committer of files, for the log."""
+    return FilesCommitter(context.filesystem, context.failpoint)
 
 
 class FilesCommitter:
