@@ -353,7 +353,7 @@ def test_names_of_generations_do_not_meet(spark, tmp_path):
 def test_bigger_epochs_make_more_files(spark, tmp_path):
     step = Step(spark, sink.Sink(str(tmp_path), target_file_bytes=2000), "(1) AS t(id)")
     step.frame = spark.range(0, 3000, 1, 3)
-    step.writer._context = replace(step.writer._context, schema=step.frame.schema)
+    step.writer.context = replace(step.writer.context, schema=step.frame.schema)
     step.write()
     (item,) = step.checkpoint(1)
     assert len(item.files) > 1
