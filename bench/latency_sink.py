@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from penstock.connectors.console import NoOutput
+from penstock.connectors.staging import NoOutput
 from penstock.handles import Guarantee
 
 if TYPE_CHECKING:

@@ -8,7 +8,9 @@ import importlib.util
 import pkgutil
 import re
 import shlex
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -98,6 +100,7 @@ RUN_BY = {
     "small-connectors.md": "spark/test_pages.py",
     "tables.md": "spark/test_pages.py",
     "plan.md": "spark/test_command_docs.py spark/test_plan_job.py",
+    "sinks-of-your-own.md": "test_docs.py",
     "savepoints.md": "spark/test_command_docs.py spark/test_copies_docs.py",
     "shadow.md": "spark/test_command_docs.py spark/test_copies_docs.py",
     "state-on-disk.md": "spark/test_window_files.py",
@@ -208,11 +211,7 @@ def test_the_tutorial_on_crashes_runs_and_fails_where_it_says(
 ) -> None:
     """With the bug it fails at the points that the page names, in the words that it shows; mended, nowhere."""
     text = (ROOT / "docs" / "crash-tutorial.md").read_text(encoding="utf-8")
-    modules: dict[str, str] = {}
-    for block in re.findall(r"```python\n# (.*?)```", text, flags=re.DOTALL):
-        title, code = block.split("\n", 1)
-        name = title.removesuffix(", continued")
-        modules[name] = modules.get(name, "") + f"\n\n{code}"
+    modules = _modules_of(ROOT / "docs" / "crash-tutorial.md")
     monkeypatch.chdir(tmp_path)
     for name in ("alarms", "alarms_mended"):
         module = ModuleType(name)
@@ -232,6 +231,51 @@ def test_the_tutorial_on_crashes_runs_and_fails_where_it_says(
     for (place, words), (name, why) in zip(places, seen.failed.items(), strict=True):
         assert name.endswith(f"wherever_the_job_dies[{place}]")
         assert words in why
+
+
+@pytest.mark.spark
+@pytest.mark.mission("D10")
+def test_the_page_on_connectors_of_ones_own_runs(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connectors keep the contracts, and its pipelines write each row once over two runs."""
+    modules = _modules_of(ROOT / "docs" / "sinks-of-your-own.md")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "test_mylib.py").write_text(modules.pop("test_mylib.py"))
+    (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
+    loaded = {}
+    for name in ("mylib", "saved", "copies"):
+        loaded[name] = module = ModuleType(name)
+        monkeypatch.setitem(sys.modules, name, module)
+        exec(compile(modules.pop(f"{name}.py"), f"{name}.py", "exec"), vars(module))
+    assert not modules
+    seen = _Seen()
+
+    assert _pytest_in(tmp_path, seen) == 0, seen.failed
+    assert len(seen.passed) > 20
+
+    for numbers in ([1, 2, 3], [4, 5]):
+        with closing(sqlite3.connect("shop.db")) as db, db:
+            db.execute("CREATE TABLE IF NOT EXISTS orders (id INTEGER PRIMARY KEY, name TEXT)")
+            db.executemany("INSERT INTO orders VALUES (?, 'a')", [(number,) for number in numbers])
+        ps.Job(loaded["copies"].copies, state="state", spark=spark).run(until="caught-up")
+        ps.Job(loaded["saved"].saved, state="state", spark=spark).run(until="caught-up")
+    with closing(sqlite3.connect("copy.db")) as db:
+        assert db.execute("SELECT id FROM orders ORDER BY id").fetchall() == [(1,), (2,), (3,), (4,), (5,)]
+    with closing(sqlite3.connect("saved.db")) as db:
+        found = [value for (value,) in db.execute("SELECT value FROM numbers ORDER BY value")]
+    assert found == list(range(len(found)))
+    assert found
+
+
+def _modules_of(page: Path) -> dict[str, str]:
+    """The Python blocks of a page by the file that their first line names."""
+    modules: dict[str, str] = {}
+    for block in re.findall(r"```python\n# (.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL):
+        title, code = block.split("\n", 1)
+        name = title.removesuffix(", continued")
+        modules[name] = modules.get(name, "") + f"\n\n{code}"
+    return modules
 
 
 class _Seen:

@@ -33,6 +33,13 @@ def test_type_checkers_see_the_same_names():
     assert sorted(seen) == ps.__all__
 
 
+def test_for_each_batch_takes_a_function_and_when_it_is_called():
+    parameters = inspect.signature(ps.Stream.for_each_batch).parameters
+    assert list(parameters) == ["self", "uid", "function", "when"]
+    assert parameters["when"].default == "commit"
+    assert parameters["when"].kind is inspect.Parameter.KEYWORD_ONLY
+
+
 def test_what_is_not_there_is_an_attribute_error():
     with pytest.raises(AttributeError, match="has no attribute 'kafkaesque'"):
         _ = ps.kafkaesque

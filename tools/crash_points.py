@@ -28,6 +28,7 @@ GROUPS = {
         "sink.commit.before",
         "sink.files.before_move",
         "sink.files.moved",
+        "sink.for_each.called",
         "sink.published",
     ),
     "A start": (
@@ -69,6 +70,7 @@ REAL_JOBS_ONLY = frozenset(
         "recovery.delete.before",
         "sink.files.before_move",
         "sink.files.moved",
+        "sink.for_each.called",
         "sink.voided",
     }
 )

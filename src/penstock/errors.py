@@ -36,6 +36,7 @@ from typing import ClassVar, NoReturn
 #     │   └── SinkIdentityConflict       user: the sink remembers another log
 #     ├── StateError
 #     │   ├── StateIncompatible          user: schema or uid changed
+#     │   │   └── CommitterMissing       user: what publishes an output cannot be found
 #     │   └── LayerMissing               external
 #     ├── EngineFailed                   external, retry: a Spark job failed for a reason of its own
 #     ├── EngineDied                     external: the JVM is gone; the process must end, its parent restarts it
@@ -223,6 +224,18 @@ class StateIncompatible(StateError):
     """The state's schema is not that of the step; both are in the message, with the remedy."""
 
     domain = Domain.USER
+
+
+class CommitterMissing(StateIncompatible):
+    """Nothing here can publish or void an output that waits in the log: its committer cannot be found.
+
+    Attributes:
+        why: the reason alone, without the remedy.
+    """
+
+    def __init__(self, message: str, *, why: str, uid: str | None = None) -> None:
+        super().__init__(message, uid=uid)
+        self.why = why
 
 
 class LayerMissing(StateError):

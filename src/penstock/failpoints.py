@@ -55,6 +55,7 @@ FAILPOINTS: Final[Mapping[str, str]] = MappingProxyType(
         "recovery.delete.before": "a file whose deletion was recorded is about to be deleted again",
         "sink.commit.before": "a checkpoint is in the log, its output is not published",
         "sink.files.before_move": "a staged file is about to get its final name",
+        "sink.for_each.called": "a function of for_each_batch has returned, that is not noted anywhere",
         "sink.files.moved": "one file of an epoch is published, others may not be",
         "sink.published": "output is published, that is not recorded",
         "sink.staged": "a batch is staged, in no checkpoint",

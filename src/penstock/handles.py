@@ -205,11 +205,13 @@ class Committable:
 
     Attributes:
         uid: the sink's uid when it was made.
-        kind: which committer understands it (``"files/1"``); never removed from penstock once released.
+        kind: which committer understands it (``"files/1"``); penstock's own are never removed once released.
         checkpoint: the checkpoint it was prepared for. A sink's committables are published in this order.
         target: where it goes, for people and for identity.
         files: staged files it publishes, condemned only after the commit is confirmed.
         detail: what else the committer needs; no secrets.
+        committer: ``module:class`` of a committer that is not penstock's own; empty for penstock's kinds. Any process
+            finds it by importing it. Writers leave it empty: it is taken from the sink's ``committers``.
     """
 
     uid: str
@@ -218,6 +220,7 @@ class Committable:
     target: str
     files: tuple[FileRef, ...]
     detail: Json = None
+    committer: str = ""
 
     @property
     def bytes(self) -> int:

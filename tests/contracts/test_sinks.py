@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.connectors import memory
+from penstock.connectors.committers import committer
 from penstock.connectors.files import sink
 from penstock.connectors.files.sink import Sink
+from penstock.connectors.for_each import ForEachSink
+from penstock.filesystem.local import LocalFileSystem
+from penstock.handles import Committable
+from penstock.interfaces.sink import CommitContext, Committer
 from penstock.testing.contracts import SinkContract
 from penstock.testing.frames import Row, rows_of
 from penstock.testing.substitute import CollectSink
@@ -34,6 +39,21 @@ class TestCollect(TestMemory):
     @pytest.fixture
     def sink(self) -> CollectSink:
         return CollectSink()
+
+
+class TestForEachBatch(SinkContract):
+    @pytest.fixture
+    def sink(self, spark: SparkSession) -> ForEachSink:
+        self.epochs: dict[int, list[Row]] = {}
+        self.sinks = {"out": ForEachSink(lambda frame, epoch: self.epochs.update({epoch: rows_of(frame)}))}
+        self.spark = spark
+        return self.sinks["out"]
+
+    def committer(self, item: Committable, filesystem: LocalFileSystem) -> Committer:
+        return committer(item, CommitContext(filesystem=filesystem, spark=self.spark, sinks=self.sinks))
+
+    def visible(self, sink: ForEachSink, spark: SparkSession) -> Sequence[Row]:  # type: ignore[override]
+        return [row for rows in self.epochs.values() for row in rows]
 
 
 class TestFilesOfJson(SinkContract):

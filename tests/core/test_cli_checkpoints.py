@@ -55,7 +55,8 @@ def test_the_table_shows_each_checkpoint_and_the_restore_point(state):
     assert [line.rstrip() for line in said.out.splitlines()] == [
         "   id  kind      completed                  took   new  state  total  outputs  open  status",
         "    0  periodic  2026-01-01 12:00:00 UTC  0.25 s  +0 B    0 B    0 B        0     0  condemned",
-        "    1  periodic  2026-01-01 12:00:01 UTC  0.25 s  +3 B    3 B    3 B        0     0  restorable pinned:before-v2",
+        "    1  periodic  2026-01-01 12:00:01 UTC  0.25 s  +3 B    3 B    3 B        0     0  "
+        "restorable pinned:before-v2",
         "→   2  periodic  2026-01-01 12:00:02 UTC  0.25 s  +6 B    6 B    9 B        1     1  restorable",
         f"{job_of(state)}: running, or its process died · generation 0 · the next start continues "
         "checkpoint 2 (→) · 1 output not known to be published",

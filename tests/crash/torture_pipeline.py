@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import penstock as ps
-from penstock.connectors.staging import committer
+from penstock.connectors.committers import committer
+from penstock.interfaces.sink import CommitContext
 
 SCHEMA = "id LONG, user STRING, amount DOUBLE, at TIMESTAMP"
 
@@ -50,7 +51,7 @@ class HastyPrepared:
     def materialise(self):
         items = self.inner.materialise()
         for item in items:
-            committer(item.kind, self.context.filesystem).commit(item)
+            committer(item, CommitContext(filesystem=self.context.filesystem)).commit(item)
         return items
 
 

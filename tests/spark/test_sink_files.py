@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from penstock.connectors import staging
+from penstock.connectors.committers import committer
 from penstock.connectors.files import sink
-from penstock.connectors.staging import committer
 from penstock.elements import Batch, ObservedMetrics
 from penstock.errors import GraphError, InternalError, SinkIdentityConflict, StateIncompatible
 from penstock.filesystem.local import LocalFileSystem
 from penstock.handles import CheckpointId, CommitOutcome, Committable, FileRef, Generation
-from penstock.interfaces.sink import SinkContext
+from penstock.interfaces.sink import CommitContext, SinkContext
 from window_harness import jobs_of, next_job
 
 pytestmark = pytest.mark.spark
@@ -85,11 +85,11 @@ def through_json(item):
 
 
 def commit(item, failpoint=lambda _name: None):
-    return committer(item.kind, Disk(), failpoint).commit(item)
+    return committer(item, CommitContext(filesystem=Disk(), failpoint=failpoint)).commit(item)
 
 
 def void(item):
-    return committer(item.kind, Disk()).void(item)
+    return committer(item, CommitContext(filesystem=Disk())).void(item)
 
 
 def visible(folder):
@@ -353,7 +353,7 @@ def test_names_of_generations_do_not_meet(spark, tmp_path):
 def test_bigger_epochs_make_more_files(spark, tmp_path):
     step = Step(spark, sink.Sink(str(tmp_path), target_file_bytes=2000), "(1) AS t(id)")
     step.frame = spark.range(0, 3000, 1, 3)
-    step.writer._context = replace(step.writer._context, schema=step.frame.schema)
+    step.writer.context = replace(step.writer.context, schema=step.frame.schema)
     step.write()
     (item,) = step.checkpoint(1)
     assert len(item.files) > 1
@@ -381,8 +381,6 @@ def test_what_cannot_be_written_is_refused(spark, sink, columns, told):
 
 
 def test_an_unknown_kind_is_refused_by_name():
-    with pytest.raises(StateIncompatible, match=r"'kafka/9'.*files/1"):
-        committer("kafka/9", Disk())
     odd = Committable(
         uid="u",
         kind="files/1",
@@ -391,5 +389,7 @@ def test_an_unknown_kind_is_refused_by_name():
         files=(FileRef(path="/a/b", length=1, sha256=""),),
         detail={},
     )
+    with pytest.raises(StateIncompatible, match=r"'kafka/9'.*files/1"):
+        committer(replace(odd, kind="kafka/9"), CommitContext(filesystem=Disk()))
     with pytest.raises(StateIncompatible, match="another version"):
         commit(odd)

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from penstock.connectors import console, memory
-from penstock.connectors.staging import committer
+from penstock.connectors.committers import committer
 from penstock.elements import Batch, ObservedMetrics
 from penstock.errors import GraphError
 from penstock.handles import CheckpointId, CommitOutcome, Generation, Guarantee
-from penstock.interfaces.sink import SinkContext
+from penstock.interfaces.sink import CommitContext, SinkContext
 from window_harness import counted
 
 pytestmark = pytest.mark.spark
@@ -99,7 +99,7 @@ def test_memory_shows_rows_after_the_commit_once(spark):
     assert out.prepare(CheckpointId(3)).materialise() == ()
     assert sink.rows == []
     first = replace(first, detail=json.loads(json.dumps(first.detail)))
-    publish = committer(first.kind, None)
+    publish = committer(first, CommitContext(filesystem=None))
     assert publish.commit(first) is CommitOutcome.DONE
     assert publish.commit(first) is CommitOutcome.ALREADY_DONE
     assert sink.rows == [{"id": 1, "name": "ü"}]
@@ -115,7 +115,7 @@ def test_memory_sinks_of_one_name_are_one(spark):
         out = writer(spark, memory.Sink("shared"), frame.schema, generation)
         out.write(Batch(frame=frame, sequence=1))
         (item,) = out.prepare(CheckpointId(1)).materialise()
-        committer(item.kind, None).commit(item)
+        committer(item, CommitContext(filesystem=None)).commit(item)
     assert memory.Sink("shared").rows == [{"id": 1}, {"id": 1}]
     memory.Sink("shared").clear()
     assert memory.Sink("shared").rows == []

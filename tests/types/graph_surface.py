@@ -17,6 +17,10 @@ def add_tax(frame: DataFrame, rate: float) -> DataFrame:
     return frame.withColumn("tax", frame.amount * rate)
 
 
+def save(frame: DataFrame, epoch: int) -> None:
+    frame.write.mode("overwrite").parquet(f"out/epoch={epoch}")
+
+
 def _dot(a: Column, b: Column) -> Column:
     return F.sum(a * b)
 
@@ -53,6 +57,8 @@ def orders(p: ps.Pipeline) -> None:
     assert_type(more, ps.WindowedResult)
     assert_type(totals.late, ps.Stream)
     assert_type(totals.write("out", ps.files.Sink("out/"), guarantee="exactly-once"), None)
+    assert_type(totals.for_each_batch("saved", save), None)
+    assert_type(totals.late.for_each_batch("late-saved", save, when="batch"), None)
     assert_type(raw.schema.names, "list[str]")
 
 

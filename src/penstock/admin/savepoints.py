@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -12,12 +12,13 @@ from penstock.checkpoint.events import RequestOutcome
 from penstock.checkpoint.history import name_conflict, resolve_checkpoint
 from penstock.checkpoint.recovery import Recovery, execute_recovery, plan_rewind
 from penstock.clock import WallTime, sleep
-from penstock.connectors.staging import committer
+from penstock.connectors import committers
 from penstock.control.client import JobDirectory, is_at_rest, process_name
 from penstock.control.protocol import RequestKind
-from penstock.errors import PenstockError, RequestFailed, RequestRefused, UnknownName, did_you_mean
+from penstock.errors import CommitterMissing, PenstockError, RequestFailed, RequestRefused, UnknownName, did_you_mean
 from penstock.failpoints import failpoint
 from penstock.handles import CheckpointId, check_savepoint_name, new_id, output_names
+from penstock.interfaces.sink import CommitContext
 from penstock.interfaces.source import ignore_fact
 
 if TYPE_CHECKING:
@@ -367,13 +368,29 @@ def rewind(
         return entry, SettleResult(published=recovery.commit, voided=recovery.void)
 
 
+def without_void(job: JobDirectory, items: Sequence[Committable]) -> list[str]:
+    """For each of the outputs that can only be discarded, not voided, a sentence that says why."""
+    found = []
+    for item in items:
+        try:
+            committers.committer(item, _context(job))
+        except CommitterMissing as error:
+            found.append(committers.unvoided(item, error))
+    return found
+
+
+def _context(job: JobDirectory) -> CommitContext:
+    return CommitContext(filesystem=job.filesystem, failpoint=failpoint, job=job.job)
+
+
 def _execute(job: JobDirectory, owned: OwnedLog, recovery: Recovery) -> None:
+    context = _context(job)
     execute_recovery(
         recovery,
         log=owned,
         filesystem=job.filesystem,
-        commit=lambda item: committer(item.kind, job.filesystem, failpoint).commit(item),
-        void=lambda item: committer(item.kind, job.filesystem, failpoint).void(item),
+        commit=lambda item: committers.publish(item, context),
+        void=lambda item: committers.void(item, context),
         listener=ignore_fact,  # the callers report the result as a whole
         pause=sleep,
     )

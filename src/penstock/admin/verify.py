@@ -11,7 +11,7 @@ from penstock.admin.dead_letters import open_parquet, replays_read
 from penstock.admin.gc import Owner, assign_owners, files_of, sha256_of, stat_file
 from penstock.checkpoint import paths
 from penstock.checkpoint.history import History, timeline
-from penstock.connectors.staging import committer
+from penstock.connectors.committers import committer
 from penstock.dead_letters.store import (
     FOLDER,
     REPLAYS,
@@ -21,9 +21,16 @@ from penstock.dead_letters.store import (
     replay_numbers,
     replay_path,
 )
-from penstock.errors import CheckpointError, CheckpointUnreadable, LogGap, StateDirectoryRefused, StateIncompatible
+from penstock.errors import (
+    CheckpointError,
+    CheckpointUnreadable,
+    CommitterMissing,
+    LogGap,
+    StateDirectoryRefused,
+    StateIncompatible,
+)
 from penstock.handles import CheckpointId, Generation
-from penstock.interfaces.sink import SupportsOutputLookup
+from penstock.interfaces.sink import CommitContext, SupportsOutputLookup
 
 if TYPE_CHECKING:
     from penstock.checkpoint.history import Timeline
@@ -202,8 +209,8 @@ def locate_output(filesystem: FileSystem, item: Committable, file: FileRef, *, q
         StorageFailed: a file cannot be accessed.
     """
     try:
-        sink_committer = committer(item.kind, filesystem)
-    except StateIncompatible:
+        sink_committer = committer(item, CommitContext(filesystem=filesystem))
+    except CommitterMissing:
         return OutputLocation.LOST
     if not isinstance(sink_committer, SupportsOutputLookup) or (final := sink_committer.final(item, file.path)) is None:
         return OutputLocation.LOST

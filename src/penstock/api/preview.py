@@ -143,7 +143,7 @@ def _first_rows(node: Read, spark: SparkSession, rows: int, timeout: float, read
     while True:
         poll = reader.poll(now=clock.now(), wall=clock.wall(), limits=ReadLimit(rows=rows))
         if isinstance(poll, PlannedBatch):
-            return cast("DataFrame", reader.frame(poll.plan)).limit(rows)
+            return reader.frame(poll.plan).limit(rows)
         if not isinstance(poll, NoData) or poll.wake_at > until:
             return spark.createDataFrame([], node.source.schema(spark))
         sleep(max(0, poll.wake_at - clock.now()) / 1_000_000)

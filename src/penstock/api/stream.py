@@ -22,6 +22,7 @@ from penstock.api.arguments import (
 )
 from penstock.api.preview import Previewable
 from penstock.clock import parse_duration
+from penstock.connectors.for_each import ForEachSink, When, check_batch_function
 from penstock.dead_letters.letters import VERB, provenance, to_letters
 from penstock.dead_letters.store import DeadLetterSink
 from penstock.errors import GraphError
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
+    from penstock.connectors.for_each import BatchFunction
     from penstock.interfaces.sink import Sink
     from penstock.operators.aggregates.base import Aggregate
     from penstock.operators.windows.aggregate import WindowAggregate
@@ -373,6 +375,44 @@ class Stream(spark_names.AnswersSparkNames, Previewable):
         self.pipeline.keep(
             lambda number: Write(id=number, origin=origin, inputs=(self.ref,), uid=uid, sink=sink, guarantee=asked)
         )
+
+    def for_each_batch(self, uid: str, function: BatchFunction, *, when: When = "commit") -> None:
+        """Call a function with the rows of each checkpoint, exactly-once if it is idempotent.
+
+        The function gets a DataFrame and the epoch, an ``int`` that rises. The frame is read from files that were made
+        durable before the checkpoint, so it may be run any number of times. After a crash in or right after a call,
+        the function is called again with the same rows and the same epoch, before anything else: it must skip an epoch
+        that it has written already. A checkpoint without rows calls nothing.
+
+        If the function raises an ``OSError``, as a broken connection does, it is called again after a while, and later
+        epochs wait. Any other error ends the job, whose next start calls it again. Only the pipeline has the function:
+        ``penstock settle`` cannot publish what waits for it.
+
+        Args:
+            uid: names the rows in checkpoints; unique in the pipeline, and never changed lightly.
+            function: takes the frame and the epoch. It runs in the driver, in one thread.
+            when: ``"commit"``, or ``"batch"``: the function is called with each batch as it comes and the number of
+                the batch in this run. That is at-least-once: a restart brings rows again, in other batches.
+
+        Raises:
+            GraphError: the function does not take two arguments, or the uid is not a valid name.
+
+        >>> import penstock as ps
+        >>> numbers = ps.Pipeline("demo").read("numbers", ps.rate.Source(rows_per_second=10))
+        >>> def save(frame, epoch):
+        ...     frame.write.mode("overwrite").parquet(f"out/epoch={epoch}")
+        >>> numbers.for_each_batch("numbers-out", save)
+        """
+        origin = call_site()
+        check_uid(uid, origin)
+        check_choice("when", when, get_args(When), origin, uid=uid)
+        try:
+            check_batch_function(function)
+        except GraphError as error:
+            error.uid, error.where = uid, str(origin)
+            raise
+        sink = ForEachSink(function, when)
+        self.pipeline.keep(lambda number: Write(id=number, origin=origin, inputs=(self.ref,), uid=uid, sink=sink))
 
     def dead_letter(self, uid: str, *, cause: str | None = None) -> None:
         """Keep rows that the pipeline gives up on in the job's directory, with their cause and where they came from.

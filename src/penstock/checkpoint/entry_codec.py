@@ -42,7 +42,11 @@ FORMS: Final = {
         label=lambda snapshot: f"snapshot of '{snapshot.task}'",
     ),
     LayerRef: JsonForm(at_least={"level": 0, "rows": 0}),
-    Committable: JsonForm(at_least={"checkpoint": 0}, label=lambda item: f"committable of '{item.uid}'"),
+    Committable: JsonForm(
+        at_least={"checkpoint": 0},
+        optional={"committer"},  # added later: committables of penstock's own kinds do not have it
+        label=lambda item: f"committable of '{item.uid}'",
+    ),
     FileRef: JsonForm(at_least={"length": 0}),
 }
 """How the JSON of entries and handles differs from the regular form of their dataclasses."""

@@ -174,8 +174,7 @@ def load_pipeline(target: str) -> PipelineDefinition:
     name, colon, attribute = target.partition(":")
     if not colon or not name or not attribute:
         raise UsageError(_shape(target))
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    search_current_folder()
     module = _import(name, target)
     found = getattr(module, attribute, None)
     if found is None:
@@ -186,6 +185,12 @@ def load_pipeline(target: str) -> PipelineDefinition:
         msg = f'{target} is a {type(found).__name__}, not a pipeline; put @ps.pipeline("{attribute}") above it'
         raise UsageError(msg)
     return found  # type: ignore[no-any-return]
+
+
+def search_current_folder() -> None:
+    """Let the user's modules be imported from the current folder."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
 
 
 def _shape(target: str) -> str:

@@ -9,7 +9,17 @@ from cyclopts import Parameter
 from penstock.admin import savepoints
 from penstock.admin.reprocessing import rewind_effects
 from penstock.checkpoint.history import resolve_checkpoint
-from penstock.cli.options import STATE, AsJson, Flag, JobName, State, Timeout, Yes, seconds_of
+from penstock.cli.options import (
+    STATE,
+    AsJson,
+    Flag,
+    JobName,
+    State,
+    Timeout,
+    Yes,
+    search_current_folder,
+    seconds_of,
+)
 from penstock.cli.output import CommandOutput, ExitCode, UsageError, confirm
 from penstock.cli.words import count, output_fields
 from penstock.control.client import JobDirectory
@@ -83,6 +93,7 @@ def settle(job: JobName, /, *, state: State = STATE, as_json: AsJson = False, ou
     Raises:
         PenstockError: the job runs, or its output cannot be published, and why.
     """
+    search_current_folder()  # committers may be the user's own
     done = savepoints.settle(JobDirectory(state, job))
     for item in done.published:
         output.note(f"penstock: published {output_names(item)} → {item.target}")
@@ -117,12 +128,15 @@ def rewind(  # noqa: PLR0913 - the options of the command
     if (to is None) != fresh:
         msg = "say where to: a checkpoint's number, a savepoint's name, or --fresh for empty state"
         raise UsageError(msg)
+    search_current_folder()  # committers may be the user's own
     directory = JobDirectory(state, job)
     history = directory.read(past_unreadable=True)
     target = resolve_checkpoint(history, to) if to is not None else None
     effects = rewind_effects(history, target, discard_unpublished=discard_unpublished)
     for line in effects_text(effects):
         output.note(line)
+    for line in savepoints.without_void(directory, effects.void):
+        output.note(f"  ! {line}", style="yellow")
     where = "empty state" if target is None else f"checkpoint {target}"
     does = not dry_run and confirm(output, f"Rewind job {job} to {where}", yes=yes)
     if does:

@@ -11,7 +11,7 @@ from rich.text import Text
 from penstock.admin.export import verify_folder
 from penstock.admin.gc import DELETABLE, Collected, Owner, collect_garbage, inventory
 from penstock.admin.verify import verify as verify_job
-from penstock.cli.options import STATE, AsJson, Flag, JobName, State, Yes
+from penstock.cli.options import STATE, AsJson, Flag, JobName, State, Yes, search_current_folder
 from penstock.cli.output import CommandOutput, ExitCode, Output, confirm, counting_bytes
 from penstock.cli.words import UNKNOWN, count, duration_text, output_fields, plain_table, size
 from penstock.control.client import JobDirectory
@@ -210,6 +210,7 @@ def verify(
         StateDirectoryRefused: the files of the export were taken over by a job.
         StorageFailed: a folder cannot be listed.
     """
+    search_current_folder()  # committers may be the user's own
     if "/" in job:  # no job has such a name
         return _verify_folder(output, job, quick=quick, as_json=as_json)
     with counting_bytes(output, "verifying") as progress:

@@ -17,6 +17,7 @@ from penstock.compiler.steps import (
     tables_of,
 )
 from penstock.compiler.tables import StaticTables, explain_table_errors
+from penstock.connectors.committers import check_committers
 from penstock.errors import GraphError, SchemaMismatch, assert_never
 from penstock.formats import text
 from penstock.graph.nodes import (
@@ -171,6 +172,7 @@ class Analysis:
             case Write():
                 with explain_build_errors(node, inputs[0].fieldNames()):
                     node.sink.check(inputs[0])
+                    check_committers(node.sink)
             case _:
                 assert_never(node)
 

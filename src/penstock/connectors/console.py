@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
+from penstock.connectors.staging import NoOutput
 from penstock.errors import GraphError
 from penstock.handles import Guarantee
 from penstock.spark.plans import shown_table, with_row_count
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from penstock.elements import Batch
-    from penstock.handles import CheckpointId, Committable
+    from penstock.handles import CheckpointId
     from penstock.interfaces.sink import SinkContext
 
 __all__ = ["Sink"]
@@ -111,14 +112,6 @@ class ConsoleWriter:
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
-
-
-class NoOutput:
-    """The prepared output of a sink without a commit."""
-
-    def materialise(self) -> Sequence[Committable]:
-        """No committables."""
-        return ()
 
 
 def _first_rows(frame: DataFrame, rows: int, truncate: int) -> str:

@@ -6,19 +6,19 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from penstock.connectors.committers import COMMITTERS
 from penstock.handles import CommitOutcome, Committable, Guarantee
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
     from penstock.elements import Batch
-    from penstock.filesystem.base import FileSystem
     from penstock.handles import CheckpointId
-    from penstock.interfaces.sink import SinkContext
+    from penstock.interfaces.sink import CommitContext, SinkContext
 
 __all__ = ["Sink"]
 
@@ -84,6 +84,11 @@ class Sink:
     def guarantee(self) -> Guarantee:
         """Exactly-once, within one process."""
         return Guarantee.EXACTLY_ONCE
+
+    @property
+    def committers(self) -> Mapping[str, str]:
+        """Publishes within this process."""
+        return {KIND: COMMITTERS[KIND]}
 
     @property
     def tables(self) -> list[pa.Table]:
@@ -189,8 +194,8 @@ class PreparedMemory:
 class MemoryCommitter:
     """Commits and voids committables of kind ``memory/1``."""
 
-    def __init__(self, filesystem: FileSystem | None = None, failpoint: Callable[[str], None] | None = None) -> None:
-        """Take the arguments of every committer; neither is used."""
+    def __init__(self, context: CommitContext | None = None) -> None:
+        """Take the argument of every committer; it is not used."""
 
     def commit(self, item: Committable) -> CommitOutcome:
         """Publish the rows. ``ALREADY_DONE``: they were published, voided, or lost with their process."""

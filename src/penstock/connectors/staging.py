@@ -1,60 +1,63 @@
-"""How sinks stage rows with Spark; the committer for each kind of committable."""
+"""How sinks stage rows with Spark: batches become Parquet files, and the files of an epoch become one committable."""
 
 from __future__ import annotations
 
 import os
-from importlib import import_module
-from typing import TYPE_CHECKING, Final
+import threading
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from penstock.errors import StateIncompatible
+from penstock.errors import CheckpointUnreadable, GraphError, InternalError
+from penstock.handles import Committable
+from penstock.spark import jvm
 from penstock.spark.plans import with_row_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StructField, StructType
 
+    from penstock.elements import Batch
     from penstock.filesystem.base import FileSystem
-    from penstock.interfaces.sink import Committer
+    from penstock.handles import CheckpointId, Json
+    from penstock.interfaces.sink import SinkContext
 
 
-# ---- committers ------------------------------------------------------------------------------------------------------
-
-COMMITTERS: Final[Mapping[str, str]] = {
-    "files/1": "penstock.connectors.files.committer:FilesCommitter",
-    "memory/1": "penstock.connectors.memory:MemoryCommitter",
-}
-"""Kind of committable to ``module:class``, imported when needed. No kind is ever removed.
-
-So output of a sink that a pipeline no longer has can be published too.
-"""
-
-
-def committer(kind: str, filesystem: FileSystem, failpoint: Callable[[str], None] = lambda _name: None) -> Committer:
-    """The committer for committables of ``kind``.
-
-    Raises:
-        StateIncompatible: this version of penstock does not know the kind, or its client library is missing.
-    """
-    if kind not in COMMITTERS:
-        msg = (
-            f"output of kind {kind!r} waits to be published, this penstock knows {', '.join(sorted(COMMITTERS))}: "
-            "start the version that wrote it, or discard it with a rewind"
-        )
-        raise StateIncompatible(msg)
-    module, _, name = COMMITTERS[kind].partition(":")
-    try:
-        make: Callable[[FileSystem, Callable[[str], None]], Committer] = getattr(import_module(module), name)
-    except ImportError as error:
-        msg = f"output of kind {kind!r} waits to be published, but {error}: install the extra that brings it"
-        raise StateIncompatible(msg) from error
-    return make(filesystem, failpoint)
-
-
-# ---- staging ---------------------------------------------------------------------------------------------------------
+# ---- files --------------------------------------------------------------------------------------------------------
 
 _NO_SUCCESS_FILE: Final = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
+
+
+def check_staged(schema: StructType) -> None:
+    """Refuse columns that cannot be staged.
+
+    Raises:
+        GraphError: names the column and the remedy.
+    """
+    check_names(schema)
+    for column in schema.fields:
+        check_column(column)
+
+
+def check_names(schema: StructType) -> None:
+    """Refuse two columns of one name."""
+    names = [name.lower() for name in schema.fieldNames()]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        msg = f"columns {', '.join(twice)} appear twice (case does not count): rename one of each"
+        raise GraphError(msg)
+
+
+def check_column(column: StructField) -> None:
+    """Refuse a column of a type that no file can hold."""
+    kind = column.dataType.typeName()
+    if kind in ("void", "null", "interval"):
+        msg = f"column {column.name!r} is {kind}, which no file can hold: cast or drop it"
+        raise GraphError(msg)
 
 
 def write_staged(frame: DataFrame, url: str) -> int | None:
@@ -103,3 +106,209 @@ def sync_folders(files: Sequence[str], top: str) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+# ---- writers that stage ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StagedBatch:
+    """One staged batch: its folder, and the number of its rows."""
+
+    folder: str
+    rows: int
+
+
+class StagingWriter(ABC):
+    """A sink's writer that stages each batch as Parquet in a folder of its own.
+
+    A subclass says in :meth:`committables` what becomes of an epoch.
+
+    Args:
+        context: of the sink.
+        root: the folder of this generation; nothing else writes there.
+    """
+
+    def __init__(self, context: SinkContext, root: str) -> None:
+        self.context = context
+        self.root = root
+        self.lock = threading.Lock()
+        self._epoch: list[StagedBatch] = []
+        self._batches = 0
+
+    def write(self, batch: Batch) -> int:
+        """Stage a batch as Parquet, losslessly, in one job; then settle its metrics."""
+        folder = f"{self.root}/{self._batches}"
+        self._batches += 1  # even if writing fails: no folder is used twice
+        with self.explain_failure():
+            rows = write_staged(cast("DataFrame", batch.frame), self.url(folder))
+        batch.settle()
+        if rows is None:  # Spark optimised the counter away, most likely because there are no rows
+            rows = sum(rows_in(self.url(path).removeprefix("file://")) for path in self.content(folder))
+        if rows == 0:
+            self.remove([StagedBatch(folder, rows)])
+            return rows
+        with self.lock:
+            self._epoch.append(StagedBatch(folder, rows))
+        return rows
+
+    def prepare(self, checkpoint: CheckpointId) -> PreparedBatches:
+        """Close the epoch, without reading or writing."""
+        with self.lock:
+            epoch, self._epoch = self._epoch, []
+        return PreparedBatches(self, checkpoint, epoch)
+
+    def close(self) -> None:  # noqa: B027 - staged rows need no release
+        """Do nothing: staged rows of no checkpoint stay where they are and are never published."""
+
+    def materialise(self, checkpoint: CheckpointId, epoch: Sequence[StagedBatch]) -> Sequence[Committable]:
+        """Turn staged batches into committables; if that fails, they join the next epoch."""
+        if not epoch:
+            return ()
+        try:
+            return self.committables(checkpoint, epoch)
+        except BaseException:
+            with self.lock:
+                self._epoch[:0] = epoch
+            raise
+
+    @abstractmethod
+    def committables(self, checkpoint: CheckpointId, epoch: Sequence[StagedBatch]) -> Sequence[Committable]:
+        """Make an epoch, which is not empty, durable."""
+
+    def explain_failure(self) -> AbstractContextManager[None]:
+        """Is entered around Spark jobs that write; may turn their failure into an error that names the folder."""
+        return nullcontext()
+
+    def url(self, path: str) -> str:
+        """The address by which Spark reads and writes a path."""
+        return self.context.filesystem.url(path)
+
+    def content(self, folder: str) -> list[str]:
+        """The files that a Spark job committed in a folder, sorted."""
+        found = self.context.filesystem.list(folder)
+        names_below = [(path, path[len(folder) :].strip("/").split("/")) for path in found]
+        return sorted(path for path, names in names_below if not any(_is_hidden(name) for name in names))
+
+    def remove(self, epoch: Sequence[StagedBatch]) -> None:
+        """Delete staged batches that nothing names."""
+        jvm.delete_folders(self.context.spark, [self.url(part.folder) for part in epoch])
+
+    def no_file(self, checkpoint: CheckpointId, epoch: Sequence[StagedBatch]) -> InternalError:
+        """The error that an epoch has rows, and no file."""
+        rows = sum(part.rows for part in epoch)
+        msg = f"checkpoint {checkpoint} has {rows} rows staged, and Spark's job wrote no file of them"
+        return InternalError(msg, uid=self.context.uid)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBatches:
+    """One epoch of staged batches."""
+
+    writer: StagingWriter
+    checkpoint: CheckpointId
+    epoch: Sequence[StagedBatch]
+
+    def materialise(self) -> Sequence[Committable]:
+        """Turn the epoch into committables."""
+        return self.writer.materialise(self.checkpoint, self.epoch)
+
+
+class StagedWriter(StagingWriter):
+    """A writer for sinks whose committer reads staged rows: Parquet files in the job's directory, synced.
+
+    Each epoch with rows becomes one committable, which names its files. penstock deletes them once the log says that
+    they were published. :func:`staged_table` and :func:`staged_frame` read them.
+
+    Args:
+        context: of the sink.
+        kind: of the committables.
+        target: where they go, for people and for identity.
+        detail: what else the committer needs; no secrets.
+    """
+
+    def __init__(
+        self, context: SinkContext, *, kind: str, target: str, detail: Mapping[str, Json] | None = None
+    ) -> None:
+        super().__init__(context, context.staging)
+        self._kind = kind
+        self._target = target
+        self._detail: dict[str, Json] = {**(detail or {}), "schema": context.schema.jsonValue()}
+
+    def committables(self, checkpoint: CheckpointId, epoch: Sequence[StagedBatch]) -> Sequence[Committable]:
+        """One committable of all files of the epoch, in the order of its batches."""
+        context, filesystem = self.context, self.context.filesystem
+        files = [filesystem.settle(path) for part in epoch for path in self.content(part.folder)]
+        if not files:
+            raise self.no_file(checkpoint, epoch)
+        kept = {file.path for file in files}
+        for part in epoch:
+            for path in filesystem.list(part.folder):  # Hadoop's check sums, files of killed attempts
+                if path not in kept:
+                    filesystem.delete(path)
+        item = Committable(
+            uid=context.uid,
+            kind=self._kind,
+            checkpoint=checkpoint,
+            target=self._target,
+            files=tuple(files),
+            detail={**self._detail, "log": context.log_id},
+        )
+        return (item,)
+
+
+class NoOutput:
+    """The prepared output of a sink without a commit."""
+
+    def materialise(self) -> Sequence[Committable]:
+        """No committables."""
+        return ()
+
+
+def staged_table(item: Committable, filesystem: FileSystem) -> pa.Table:
+    """The rows that a :class:`StagedWriter` staged, read into this process without Spark; batches in their order.
+
+    Raises:
+        CheckpointUnreadable: a file is not there.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    tables = []
+    for file in item.files:
+        content = filesystem.read(file.path)
+        if content is None:
+            raise _staged_gone(item, file.path)
+        tables.append(pq.read_table(pa.BufferReader(content)))
+    return pa.concat_tables(tables)
+
+
+def staged_frame(item: Committable, filesystem: FileSystem, spark: SparkSession) -> DataFrame:
+    """The rows that a :class:`StagedWriter` staged, as a lazy frame with the columns that they were written with.
+
+    Raises:
+        CheckpointUnreadable: a file is not there.
+    """
+    from pyspark.sql.types import StructType
+
+    folders = sorted({file.path.rpartition("/")[0] for file in item.files})
+    there = {path for folder in folders for path in filesystem.list(folder)}
+    for file in item.files:
+        if file.path not in there:
+            raise _staged_gone(item, file.path)
+    detail: Any = item.detail
+    schema = StructType.fromJson(detail["schema"])
+    return read_staged(spark, [filesystem.url(file.path) for file in item.files], schema)
+
+
+def _staged_gone(item: Committable, path: str) -> CheckpointUnreadable:
+    return CheckpointUnreadable(
+        f"staged file {path} of checkpoint {item.checkpoint} is not there, so its rows cannot be published: put it "
+        "back, or rewind to a checkpoint before it",
+        uid=item.uid,
+    )
+
+
+def _is_hidden(name: str) -> bool:
+    """Whether Spark's readers skip a file or folder of that name. They read ``_column=value``."""
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)

@@ -20,7 +20,7 @@ from penstock.errors import StateIncompatible
 from penstock.handles import CheckpointId, Guarantee
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pyspark.sql.types import StructType
 
@@ -154,6 +154,11 @@ class DeadLetterSink:
     def accepts_changes(self) -> bool:
         """Rows are kept as they come."""
         return True
+
+    @property
+    def committers(self) -> Mapping[str, str]:
+        """Those of any files sink."""
+        return _files("/").committers
 
     def check(self, schema: StructType) -> None:
         """Refuse columns that no file can hold.

@@ -6,7 +6,7 @@ that the pipeline no longer has is published too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -114,8 +114,33 @@ class ChecksLog(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitContext:
+    """What a committer may use. Commands have neither a Spark session nor a pipeline.
+
+    Attributes:
+        filesystem: of the job's directory; it reads the staged files of a committable.
+        failpoint: names a durable step, so that tests can crash there.
+        job: name of the job.
+        spark: the session of the job; ``None`` in a command.
+        sinks: the sinks of the pipeline that runs, by uid; empty in a command.
+        jobs: is entered around Spark jobs; puts the thread's jobs into the background pool.
+    """
+
+    filesystem: FileSystem
+    failpoint: Callable[[str], None] = field(default=lambda _name: None)
+    job: str = "JOB"
+    spark: SparkSession | None = None
+    sinks: Mapping[str, Sink] = field(default_factory=dict)
+    jobs: Callable[[str], AbstractContextManager[None]] = field(default=lambda _name: nullcontext())
+
+
 class Committer(Protocol):
-    """Publishes committables of one kind, from the committable alone. Idempotent. Called in order of checkpoints."""
+    """Publishes committables of one kind, from the committable alone. Idempotent. Called in order of checkpoints.
+
+    It is made with a :class:`CommitContext`, in any process that finds its output open in the log: the job, its next
+    start, ``penstock settle``, ``penstock rewind``.
+    """
 
     def commit(self, item: Committable) -> CommitOutcome:
         """Publish: fence if possible, check, then publish together with the identity in one atomic act."""
@@ -127,13 +152,14 @@ class Committer(Protocol):
 
 
 @runtime_checkable
-class ChecksCommit(Protocol):
-    """A committer that knows before a commit what would refuse it."""
+class ChecksCommittable(Protocol):
+    """A committer that knows what would refuse a commit, so that a start is refused before it changes anything."""
 
-    def check(self, item: Committable) -> None:
-        """Refuse what a commit would refuse, and change nothing.
+    def check_committable(self, item: Committable) -> None:
+        """Refuse a committable that could not be published here, and change nothing.
 
         Raises:
+            CommitterMissing: what it needs is not there; with the remedy.
             PenstockError: a commit would raise it, and no retry would help.
         """
         ...
@@ -143,6 +169,10 @@ class Sink(Protocol):
     """A frozen description of where rows go.
 
     A sink that understands change streams, or keeps their rows as they come, has ``accepts_changes``.
+
+    A sink whose writers hand over committables has ``committers``: the kind of each, and ``module:class`` of the
+    :class:`Committer` that publishes it, as in ``{"sqlite/1": "mylib:SqliteCommitter"}``. The log records it with each
+    committable. A sink that promises exactly-once and names none is refused.
     """
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
@@ -18,7 +19,7 @@ from penstock.checkpoint.policy import CheckpointConfig
 from penstock.checkpoint.recovery import Recovery, execute_recovery
 from penstock.clock import MonotonicTime, WallTime
 from penstock.compiler.tasks import build_tasks
-from penstock.connectors.staging import committer
+from penstock.connectors import committers
 from penstock.control.client import host_identity
 from penstock.control.server import RunningAttempt
 from penstock.dead_letters.replay import letters_frame
@@ -26,8 +27,8 @@ from penstock.errors import GenerationFenced, PenstockError
 from penstock.facts import JobStarted
 from penstock.failpoints import failpoint
 from penstock.graph.nodes import Write
-from penstock.handles import Committable, Generation
-from penstock.interfaces.sink import Committer
+from penstock.handles import CommitOutcome, Committable, Generation
+from penstock.interfaces.sink import CommitContext
 from penstock.job.decision import decide_start
 from penstock.job.failures import to_penstock_error
 from penstock.job.start import (
@@ -122,7 +123,8 @@ class Attempt:
         env = self._env
         is_first = self.generation is None
         if is_first:
-            self._decide(env.log.read(past_unreadable=self._start.is_rewind))  # a refused start changes nothing
+            # A refused start changes nothing.
+            self._decide(env.log.read(past_unreadable=self._start.is_rewind))
             env.check_owner()  # right before the claim, since deciding takes a while
         claim = Claim(host=host_identity(), pid=os.getpid(), started=env.clock.wall(), version=version("penstock"))
         owned = env.log.claim(
@@ -159,8 +161,8 @@ class Attempt:
             recovery,
             log=owned,
             filesystem=env.filesystem,
-            commit=lambda item: self._committer(item).commit(item),
-            void=lambda item: self._committer(item).void(item),
+            commit=self._publish,
+            void=lambda item: committers.void(item, self._commit_context()),
             listener=env.listener,
             pause=env.pause,
         )
@@ -206,7 +208,7 @@ class Attempt:
                 retained=env.settings.retained,
                 leftovers=lambda: self._leftovers(owned),
             ),
-            publish=lambda item: self._committer(item).commit(item),
+            publish=self._publish,
             explain=partial(to_penstock_error, graph=env.analysis.graph),
             cancel=pools.cancel,
             background=pools.background("clean-up"),
@@ -222,8 +224,19 @@ class Attempt:
             clock=self._env.clock,
         )
 
-    def _committer(self, item: Committable) -> Committer:
-        return committer(item.kind, self._env.filesystem, failpoint)
+    def _publish(self, item: Committable) -> CommitOutcome:
+        return committers.publish(item, self._commit_context())
+
+    def _commit_context(self) -> CommitContext:
+        env, pools = self._env, self._pools
+        return CommitContext(
+            filesystem=env.filesystem,
+            failpoint=failpoint,
+            job=env.name,
+            spark=env.spark,
+            sinks={spec.id: spec.node.sink for spec in self._specs if isinstance(spec.node, Write)},
+            jobs=pools.commit if pools is not None else lambda _name: nullcontext(),
+        )
 
     def _leftovers(self, owned: OwnedLog) -> Iterator[str]:
         """Every file that drivers wrote: layers, and what sinks staged under any name they had."""

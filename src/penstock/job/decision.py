@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from penstock.checkpoint.log import require_log
 from penstock.checkpoint.recovery import Recovery, decide_recovery
 from penstock.clock import MAX_WATERMARK
-from penstock.connectors.staging import committer
+from penstock.connectors.committers import check_open
 from penstock.errors import CheckpointUnreadable, PenstockError
 from penstock.graph.nodes import Read, Write
 from penstock.handles import split_replays
-from penstock.interfaces.sink import ChecksCommit, ChecksLog
+from penstock.interfaces.sink import ChecksLog, CommitContext
 from penstock.interfaces.source import KnowsEnd, SupportsBacklog
 from penstock.job.start import DeclaredSteps, StartOptions, resolve_start
 from penstock.runtime.source_task import rows_after_end
@@ -58,7 +58,8 @@ def decide_start(
     require_log(history, filesystem)
     recovery = decide_recovery(history, declared.steps, resolver=declared.resolver, at=at, **resolved)
     _require_export(recovery.bring)
-    _check_open_output(recovery, filesystem)
+    sinks = {node.uid: node.sink for node in graph.nodes if isinstance(node, Write)}
+    check_open(recovery.commit, CommitContext(filesystem=filesystem, job=graph.name, sinks=sinks))
     for node in graph.nodes:
         if isinstance(node, Write) and isinstance(node.sink, ChecksLog):
             node.sink.check_log(history.log_id, node.uid)
@@ -74,16 +75,6 @@ def refusal(decide: Callable[[], object]) -> PenstockError | None:
     except PenstockError as error:
         return None if error.retry else error
     return None
-
-
-def _check_open_output(recovery: Recovery, filesystem: FileSystem) -> None:
-    """Refuse open output that could be neither published nor voided."""
-    for item in recovery.void:
-        committer(item.kind, filesystem)
-    for item in recovery.commit:
-        publisher = committer(item.kind, filesystem)
-        if isinstance(publisher, ChecksCommit):
-            publisher.check(item)
 
 
 def _require_export(bring: Import | None) -> None:

@@ -18,6 +18,7 @@ from penstock.errors import (
 )
 from penstock.graph.nodes import Graph, Keyed, Node, RowWise, describe_step, short_path
 from penstock.operators.windows.aggregate import WindowAggregate
+from penstock.spark.jvm import is_connection_lost, is_spark_error
 
 _WRITE_REFUSED: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE})
 _WRITE_REFUSED_TEXT: Final = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system")
@@ -55,28 +56,15 @@ def to_penstock_error(error: BaseException, graph: Graph | None = None) -> Penst
     )
     if known is not None:
         return known
-    if _is_spark(error):
+    if is_spark_error(error):
         return EngineFailed(f"a Spark job failed: {_first_line(text)}{_root_cause(text)}")
     return InternalError(f"{type(error).__name__}: {_first_line(text)}. This is a bug of penstock, please report it")
 
 
 def _engine_error(error: BaseException) -> PenstockError | None:
-    is_connection_lost = type(error).__name__ == "Py4JNetworkError" or (
-        isinstance(error, ConnectionError) and _passed_py4j(error)
-    )
-    if is_connection_lost or _CONTEXT_STOPPED.search(str(error)[:2_000]):
+    if is_connection_lost(error) or _CONTEXT_STOPPED.search(str(error)[:2_000]):
         return EngineDied("the JVM under Spark, or its context, is gone; the job begins again in a new process")
     return None
-
-
-def _passed_py4j(error: BaseException) -> bool:
-    """Whether the error passed py4j: then the connection to the JVM broke, not one of a sink or of standard output."""
-    frame = error.__traceback__
-    while frame is not None:
-        if "py4j" in frame.tb_frame.f_code.co_filename:
-            return True
-        frame = frame.tb_next
-    return False
 
 
 def _storage_error(error: BaseException, text: str) -> PenstockError | None:
@@ -164,11 +152,6 @@ def _texts(node: Node) -> Iterator[str]:
 
 def _even(text: str) -> str:
     return " ".join(text.split())
-
-
-def _is_spark(error: BaseException) -> bool:
-    modules = {cls.__module__.split(".")[0] for cls in type(error).__mro__}
-    return bool(modules & {"py4j", "pyspark"})
 
 
 def _first_line(text: str) -> str:

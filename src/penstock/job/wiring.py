@@ -12,6 +12,7 @@ from penstock.checkpoint.log import Log, OwnedLog, Sleep
 from penstock.checkpoint.recovery import Recovery
 from penstock.clock import MAX_WATERMARK, Clock, EventTime
 from penstock.compiler.tasks import InputRef, Route, TaskSpec
+from penstock.connectors.committers import open_writer
 from penstock.control.server import RequestRegistry
 from penstock.dead_letters.letters import replay_inbox
 from penstock.dead_letters.replay import LetterFrames, open_with_replays
@@ -346,7 +347,7 @@ class AttemptBuilder:
             background=self._pools.background(spec.id),
             failpoint=failpoint,
         )
-        return SinkLogic(spec.id, node.sink.writer(context))
+        return SinkLogic(spec.id, open_writer(node.sink, context))
 
 
 def _least(watermarks: tuple[EventTime, ...]) -> tuple[EventTime, ...]:

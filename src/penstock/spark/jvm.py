@@ -176,6 +176,26 @@ def _jvm_process() -> subprocess.Popen[bytes] | None:
     return process
 
 
+def is_connection_lost(error: BaseException) -> bool:
+    """Whether the connection to the JVM broke; not one of a sink or of standard output, which did not pass py4j."""
+    return type(error).__name__ == "Py4JNetworkError" or (isinstance(error, ConnectionError) and _passed_py4j(error))
+
+
+def _passed_py4j(error: BaseException) -> bool:
+    frame = error.__traceback__
+    while frame is not None:
+        if "py4j" in frame.tb_frame.f_code.co_filename:
+            return True
+        frame = frame.tb_next
+    return False
+
+
+def is_spark_error(error: BaseException) -> bool:
+    """Whether Spark raised the error, or the way to it broke."""
+    modules = {cls.__module__.split(".")[0] for cls in type(error).__mro__}
+    return bool(modules & {"py4j", "pyspark"}) or is_connection_lost(error)
+
+
 # ---- its files -------------------------------------------------------------------------------------------------------
 
 

@@ -109,6 +109,13 @@ class SparkPools:
         """Makes the context that a step enters for each of its background jobs."""
         return lambda: self._background(name)
 
+    def commit(self, name: str) -> AbstractContextManager[None]:
+        """Context of a commit, whose jobs run in the background pool.
+
+        It holds no slot: a commit may wait for another system, and snapshots would wait with it.
+        """
+        return self._marked(BACKGROUND_POOL, f"penstock-{name}-commit", name)
+
     def snapshot(self) -> AbstractContextManager[None]:
         """Context of a snapshot: its background jobs go ahead of others."""
         return self._slots.snapshot()

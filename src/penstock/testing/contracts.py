@@ -15,14 +15,14 @@ import pytest
 
 from penstock.checkpoint.entry_codec import COMMITTABLES
 from penstock.clock import MonotonicTime, WallTime
-from penstock.connectors.staging import committer
+from penstock.connectors.committers import check_committers, committer, open_writer
 from penstock.elements import Batch
 from penstock.errors import CheckpointError, CheckpointUnreadable, StateIncompatible
 from penstock.filesystem.base import Created, FileSystem, Moved
 from penstock.filesystem.local import LocalFileSystem
 from penstock.formats.text import struct_type
 from penstock.handles import CheckpointId, CommitOutcome, Committable, Generation, Guarantee, Position
-from penstock.interfaces.sink import Committer, Sink, SinkContext, SinkWriter
+from penstock.interfaces.sink import CommitContext, Committer, Sink, SinkContext, SinkWriter
 from penstock.interfaces.source import (
     CaughtUp,
     Ended,
@@ -95,7 +95,8 @@ class SinkContract:
 
     def open(self, sink: Sink, spark: SparkSession, filesystem: LocalFileSystem, generation: int = 1) -> SinkWriter:
         """Return a writer, as a start of the job makes it."""
-        return sink.writer(
+        return open_writer(
+            sink,
             SinkContext(
                 uid="out",
                 spark=spark,
@@ -106,7 +107,7 @@ class SinkContract:
                 filesystem=filesystem,
                 staging=f"staged/out/{generation}",
                 cores=2,
-            )
+            ),
         )
 
     def batch(self, spark: SparkSession, *numbers: int) -> Batch:
@@ -123,7 +124,7 @@ class SinkContract:
 
     def committer(self, item: Committable, filesystem: LocalFileSystem) -> Committer:
         """Return a new committer for the committable, as after a restart."""
-        return committer(item.kind, filesystem)
+        return committer(item, CommitContext(filesystem=filesystem))
 
     def commit(self, items: Sequence[Committable], filesystem: LocalFileSystem) -> list[CommitOutcome]:
         """Publish the committables with new committers."""
@@ -138,6 +139,10 @@ class SinkContract:
         assert_rows(self.visible(sink, spark), [self.row(number) for number in numbers])
 
     # ---- the tests ---------------------------------------------------------------------------------------------------
+
+    def test_any_process_can_find_its_committers(self, sink: Sink) -> None:
+        """A start refuses a sink whose output nothing could publish."""
+        check_committers(sink)
 
     def test_rows_are_seen_when_their_checkpoint_is_committed_and_not_before(
         self, sink: Sink, spark: SparkSession, filesystem: LocalFileSystem

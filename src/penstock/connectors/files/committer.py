@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from penstock.filesystem.base import FileSystem
     from penstock.handles import Committable, FileRef
+    from penstock.interfaces.sink import CommitContext
 
 HIDDEN: Final = ".penstock"
 """Folder below the target where output is staged; Spark and most readers ignore such names."""
@@ -30,6 +31,11 @@ REMEDIES: Final = {
     "mount or link between them",
 }
 """What an operator does about errors that no retry mends."""
+
+
+def files_committer(context: CommitContext) -> FilesCommitter:
+    """The committer of files, for the log."""
+    return FilesCommitter(context.filesystem, context.failpoint)
 
 
 class FilesCommitter:
@@ -64,7 +70,7 @@ class FilesCommitter:
         with _explain_failure("publish", item):
             return self._commit(item, moves)
 
-    def check(self, item: Committable) -> None:
+    def check_committable(self, item: Committable) -> None:
         """Refuse what a commit would refuse, as far as it can be seen without one.
 
         Raises:

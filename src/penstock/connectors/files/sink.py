@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.connectors import staging
+from penstock.connectors.committers import COMMITTERS
 from penstock.connectors.files.committer import HIDDEN, REMEDIES
+from penstock.connectors.staging import StagingWriter
 from penstock.errors import (
     GraphError,
     InternalError,
@@ -20,15 +21,13 @@ from penstock.errors import (
     did_you_mean,
 )
 from penstock.handles import Committable, FileRef, Guarantee
-from penstock.spark import jvm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from penstock.elements import Batch
+    from penstock.connectors.staging import StagedBatch
     from penstock.handles import CheckpointId, Json
     from penstock.interfaces.sink import SinkContext
 
@@ -39,107 +38,54 @@ KIND: Final = "files/1"
 """Kind of the committables."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Staged:
-    folder: str
-    rows: int
-
-
-class FilesWriter:
+class FilesWriter(StagingWriter):
     """Stages batches and turns an epoch of them into files. Made by :meth:`Sink.writer`."""
 
     def __init__(self, sink: Sink, context: SinkContext) -> None:
         refuse_another_log(sink.target, context.log_id, context.uid)
+        super().__init__(context, "/".join([sink.target, HIDDEN, context.log_id, context.uid, str(context.generation)]))
+        require_writable(self.root, context.uid)
         self._sink = sink
-        self._context = context
-        self._root = "/".join([sink.target, HIDDEN, context.log_id, context.uid, str(context.generation)])
-        require_writable(self._root, context.uid)
-        self._lock = threading.Lock()
-        self._epoch: list[_Staged] = []
-        self._batches = 0
         self._folders = 0
 
-    def write(self, batch: Batch) -> int:
-        """Stage a batch as Parquet, losslessly, in one job; then settle its metrics."""
-        folder = f"{self._root}/{self._batches}"
-        self._batches += 1  # even if writing fails: no folder is used twice
-        with self._explain_failure():
-            rows = staging.write_staged(cast("DataFrame", batch.frame), _url(folder))
-        batch.settle()
-        if rows is None:  # Spark optimised the counter away, most likely because there are no rows
-            rows = sum(staging.rows_in(path) for path in self._content(folder))
-        if rows == 0:
-            self._remove([_Staged(folder, rows)])
-            return rows
-        with self._lock:
-            self._epoch.append(_Staged(folder, rows))
-        return rows
-
-    def prepare(self, checkpoint: CheckpointId) -> PreparedFiles:
-        """Close the epoch, without reading or writing."""
-        with self._lock:
-            epoch, self._epoch = self._epoch, []
-        return PreparedFiles(self, checkpoint, epoch)
-
-    def close(self) -> None:
-        """Do nothing: staged rows of no checkpoint stay where they are and are never published."""
-
-    def materialise(self, checkpoint: CheckpointId, epoch: Sequence[_Staged]) -> Sequence[Committable]:
-        """Turn staged batches into files; if that fails, they join the next epoch."""
-        if not epoch:
-            return ()
-        try:
-            return (self._files(checkpoint, epoch),)
-        except BaseException:
-            with self._lock:
-                self._epoch[:0] = epoch
-            raise
-
-    def _files(self, checkpoint: CheckpointId, epoch: Sequence[_Staged]) -> Committable:
-        filesystem = self._context.filesystem
-        paths = [path for part in epoch for path in self._content(part.folder)]
+    def committables(self, checkpoint: CheckpointId, epoch: Sequence[StagedBatch]) -> Sequence[Committable]:
+        """One committable that names each staged file and the name under which it is published."""
+        filesystem = self.context.filesystem
+        paths = [path for part in epoch for path in self.content(part.folder)]
         publish_staged = self._can_publish_staged() and len(paths) <= self._sink.files_per_checkpoint
         folder = ""
         if not publish_staged:
-            folder = f"{self._root}/files-{checkpoint}-{self._next_folder()}"
+            folder = f"{self.root}/files-{checkpoint}-{self._next_folder()}"
             self._convert(epoch, paths, folder)
-            paths = self._content(folder)
+            paths = self.content(folder)
         if not paths:
-            rows = sum(part.rows for part in epoch)
-            msg = f"checkpoint {checkpoint} has {rows} rows staged, and Spark's job wrote no file of them"
-            raise InternalError(msg, uid=self._context.uid)
+            raise self.no_file(checkpoint, epoch)
         refs = [filesystem.settle(path) for path in paths]
         staging.sync_folders(paths, self._sink.target)
         if not publish_staged:
-            self._remove(epoch)
-        return self._committable(checkpoint, refs, folder)
+            self.remove(epoch)
+        return (self._committable(checkpoint, refs, folder),)
 
     def _can_publish_staged(self) -> bool:
         """Whether staged files can be published as they are."""
         return self._sink.format == "parquet" and not self._sink.partition_by and not self._sink.options
 
-    def _convert(self, epoch: Sequence[_Staged], paths: Sequence[str], folder: str) -> None:
-        context, sink = self._context, self._sink
+    def _convert(self, epoch: Sequence[StagedBatch], paths: Sequence[str], folder: str) -> None:
+        context, sink = self.context, self._sink
         size = sum(os.path.getsize(path) for path in paths)
         parts = max(sink.files_per_checkpoint, -(-size // sink.target_file_bytes))
-        urls = [_url(part.folder) for part in epoch]
+        urls = [self.url(part.folder) for part in epoch]
         options = {name: str(value) for name, value in sink.options.items()}
-        with self._explain_failure(), context.background():
+        with self.explain_failure(), context.background():
             frame = staging.read_staged(context.spark, urls, context.schema)
             if sink.partition_by and parts > 1:
                 frame = frame.repartition(parts, *sink.partition_by)
             else:
                 frame = frame.coalesce(parts)
-            staging.write(frame, _url(folder), sink.format, sink.partition_by, options)
-
-    def _content(self, folder: str) -> list[str]:
-        """The files that a Spark job committed in a folder, sorted."""
-        found = self._context.filesystem.list(folder)
-        names_below = [(path, path[len(folder) :].strip("/").split("/")) for path in found]
-        return sorted(path for path, names in names_below if not any(_is_hidden(name) for name in names))
+            staging.write(frame, self.url(folder), sink.format, sink.partition_by, options)
 
     def _committable(self, checkpoint: CheckpointId, refs: Sequence[FileRef], folder: str) -> Committable:
-        context = self._context
+        context = self.context
         name = f"part-{context.log_id[:8]}-{context.uid}-{checkpoint}-{context.generation}"
         moves: dict[str, Json] = {}
         for number, ref in enumerate(refs):
@@ -161,34 +107,18 @@ class FilesWriter:
         )
 
     @contextmanager
-    def _explain_failure(self) -> Iterator[None]:
+    def explain_failure(self) -> Iterator[None]:
         """Turn a failed Spark job into an error that names the folder, if the folder cannot be written any more."""
         try:
             yield
         except Exception:
-            require_writable(self._root, self._context.uid)
+            require_writable(self.root, self.context.uid)
             raise
 
-    def _remove(self, epoch: Sequence[_Staged]) -> None:
-        jvm.delete_folders(self._context.spark, [_url(part.folder) for part in epoch])
-
     def _next_folder(self) -> int:
-        with self._lock:
+        with self.lock:
             self._folders += 1
             return self._folders
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedFiles:
-    """One epoch of staged batches."""
-
-    writer: FilesWriter
-    checkpoint: CheckpointId
-    epoch: Sequence[_Staged]
-
-    def materialise(self) -> Sequence[Committable]:
-        """Turn the epoch into files: one background job, then fsync and checksum."""
-        return self.writer.materialise(self.checkpoint, self.epoch)
 
 
 def refuse_another_log(target: str, log_id: str | None, uid: str) -> None:
@@ -239,16 +169,6 @@ def require_writable(folder: str, uid: str) -> None:
     reason = f"{top}: {os.strerror(number)}"
     msg = f"output cannot be staged in {folder} ({reason}): {REMEDIES[number]}, then start the job again"
     raise StateDirectoryRefused(msg, uid=uid)
-
-
-def _is_hidden(name: str) -> bool:
-    """Whether Spark's readers skip a file or folder of that name. They read ``_column=value``."""
-    return name.startswith(".") or (name.startswith("_") and "=" not in name)
-
-
-def _url(path: str) -> str:
-    """The path as Spark takes it: not percent-encoded."""
-    return f"file://{path}"
 
 
 # ---- the sink --------------------------------------------------------------------------------------------------------
@@ -343,17 +263,18 @@ class Sink:
         """The rename is the commit, and a renamed file is gone from its staging folder."""
         return Guarantee.EXACTLY_ONCE
 
+    @property
+    def committers(self) -> Mapping[str, str]:
+        """Renames staged files into place."""
+        return {KIND: COMMITTERS[KIND]}
+
     def check(self, schema: StructType) -> None:
         """Check that the format can hold the columns.
 
         Raises:
             GraphError: it cannot; names the column and the remedy.
         """
-        names = [name.lower() for name in schema.fieldNames()]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            msg = f"columns {', '.join(twice)} appear twice (case does not count): rename one of each"
-            raise GraphError(msg)
+        staging.check_names(schema)
         missing = [name for name in self.partition_by if name not in schema.fieldNames()]
         if missing:
             msg = f"partition_by names {', '.join(missing)}; the columns are {', '.join(schema.fieldNames())}"
@@ -400,9 +321,7 @@ class Sink:
 def _check_column(column: Any, form: str, *, partition: bool) -> None:
     kind = column.dataType.typeName()
     flat = kind not in ("array", "map", "struct", "variant", "binary")
-    if kind in ("void", "null", "interval"):
-        msg = f"column {column.name!r} is {kind}, which no file can hold: cast or drop it"
-        raise GraphError(msg)
+    staging.check_column(column)
     if partition and column.name.startswith("."):
         msg = f"column {column.name!r} would name hidden folders, which readers skip: rename it"
         raise GraphError(msg)
