@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from penstock.spark.plans import (
     per_partition_array,
     scala_items,
 )
+from penstock.spark.query_log import quiet
 from penstock.spark.sql import nullable_columns, quote_identifier, variable_literal
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 # ----------------------------------------------------------------------------------------- errors while a step is built
 
-_LOGGERS: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 _COLUMNS_SHOWN: Final = 20
 
 
@@ -49,7 +48,7 @@ _COLUMNS_SHOWN: Final = 20
 def explain_build_errors(node: Node, columns: Sequence[str] = ()) -> Iterator[None]:
     """Turn errors raised within the block into errors that name the step, the user's line and the nearest columns."""
     try:
-        with _quiet():
+        with quiet():
             yield
     except PenstockError as error:
         error.where = error.where or str(node.origin)
@@ -97,30 +96,10 @@ def _first_line(error: Exception) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence PySpark's loggers on this thread: they print the JVM's whole trace of each failed analysis."""
-    from pyspark.logger import PySparkLogger
-
-    thread = threading.get_ident()
-
-    def passes(record: logging.LogRecord) -> bool:
-        return record.thread != thread
-
-    loggers: list[logging.Logger] = [PySparkLogger.getLogger(name) for name in _LOGGERS]
-    for logger in loggers:
-        logger.addFilter(passes)
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeFilter(passes)
-
-
-@contextmanager
 def explain_table_errors(name: str, origin: CallSite) -> Iterator[None]:
     """Turn errors raised within the block into errors that name the table and the user's line."""
     try:
-        with _quiet():
+        with quiet():
             yield
     except PenstockError as error:
         error.where = error.where or str(origin)
