@@ -139,7 +139,7 @@ def show_plan(  # noqa: PLR0913 - the options of the command
         PenstockError: nothing can be planned: no such pipeline, no such checkpoint, a log that cannot be read.
     """
     definition = load_pipeline(pipeline)
-    if compares_schemas and spark is None:
+    if spark is None:
         log_jvm_to_file(definition.name, tempfile.gettempdir())  # keep the output of a JVM, if needed, off the terminal
     found = make_plan(
         definition.graph(),
