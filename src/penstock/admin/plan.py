@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from penstock.admin.start_plan import (
@@ -40,12 +40,14 @@ from penstock.interfaces.source import SupportsBacklog
 from penstock.job.start import (
     DeclaredSteps,
     StartOptions,
+    check_timezone,
     declare_steps,
     parse_start_options,
+    recorded_settings,
     resolve_start,
     step_records,
 )
-from penstock.spark.session import active_session, clone_session, make_session, set_active_session
+from penstock.spark.session import active_session, borrow_session, set_active_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -94,7 +96,8 @@ def plan(  # noqa: PLR0913 - all options of a start
         allow_non_restored_state: leave state unused whose step the pipeline no longer has.
         rename: new uids of steps, by the old uids whose state they continue.
         compares_schemas: whether to compare the columns of restored state, which takes Spark's analyser.
-        spark: a session for that, which stays as it is. Without one a local session is made, and stopped.
+        spark: a session for that, which stays as it is. Without one that of the process is taken, or a local session
+            is made, and stopped.
         clock: for the age of checkpoints.
 
     Raises:
@@ -178,12 +181,17 @@ def make_plan(
     if restored and compares_schemas:
         decision = replace(decision, resolver=_declared_steps(graph, spark).resolver)
     target = start_target(decision, pipeline.steps)
+    recorded = recorded_settings(settings, spark)
+    try:
+        check_timezone(target.target, recorded, is_chosen=settings.timezone is not None)
+    except StateIncompatible as error:
+        refused = (*refused, str(error))
     positions = target.positions()
     return plan_start(
         pipeline,
         target,
         backlogs=_backlogs(graph, positions),
-        settings=asdict(settings),
+        settings=recorded,
         at=at,
         warnings=(
             *_owner_warnings(history),
@@ -257,19 +265,15 @@ def _declared_steps(graph: Graph, spark: SparkSession | None) -> DeclaredSteps:
     from penstock.compiler.analysis import analyze
 
     before = active_session() or spark
-    session = clone_session(spark) if spark is not None else make_session(graph.name, master="local[1]")
-    try:
+    with borrow_session(graph.name, spark, master="local[1]") as session:
         set_active_session(session)
         analysis = analyze(graph, session)
         try:
             return declare_steps(build_tasks(graph), analysis, session)
         finally:
             analysis.close()
-    finally:
-        if spark is None:
-            session.stop()
-        elif before is not None:
-            set_active_session(before)
+            if before is not None:
+                set_active_session(before)
 
 
 def _schema_warnings(restored: tuple[str, ...]) -> tuple[str, ...]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 
 from penstock.checkpoint.coordinator import Coordinator
-from penstock.checkpoint.entries import Claim
+from penstock.checkpoint.entries import Claim, Manifest
 from penstock.checkpoint.events import AttemptId, EndJob, RunStarted
 from penstock.checkpoint.gc import stages_of
 from penstock.checkpoint.history import History
@@ -33,8 +32,10 @@ from penstock.job.start import (
     FROM_LATEST,
     DeclaredSteps,
     StartOptions,
+    check_timezone,
     declare_steps,
     log_schema_changes,
+    recorded_settings,
     resolve_start,
 )
 from penstock.job.wiring import AttemptBuilder, JobEnvironment
@@ -139,14 +140,20 @@ class Attempt:
         return owned
 
     def _decide(self, history: History, generation: Generation | None = None) -> Recovery:
-        at = self._env.clock.wall()
-        return decide_recovery(
+        at, settings = self._env.clock.wall(), self._env.settings
+        recovery = decide_recovery(
             history,
             self.declared.steps,
             resolver=self.declared.resolver,
             at=at,
             **resolve_start(self._start, history, job=self._env.name, at=at, generation=generation),
         )
+        check_timezone(
+            restored_manifest(recovery, history),
+            recorded_settings(settings, self._env.spark),
+            is_chosen=settings.timezone is not None,
+        )
+        return recovery
 
     def _recover(self, owned: OwnedLog) -> Recovery:
         """Publish, void and delete what the log says; the result says what to restore."""
@@ -241,8 +248,15 @@ class Attempt:
             parent=recovery.restored,
             initial=recovery.initial,
             settled=bool(recovery.commit),
-            settings=asdict(self._env.settings),
+            settings=recorded_settings(self._env.settings, self._env.spark),
         )
+
+
+def restored_manifest(recovery: Recovery, history: History) -> Manifest | None:
+    """The checkpoint that a recovery restores, also if it is not imported yet; ``None`` for an empty start."""
+    if recovery.bring is not None:
+        return recovery.bring.manifest
+    return None if recovery.restored is None else history.manifests[recovery.restored][1]
 
 
 def job_started_fact(owned: OwnedLog, recovery: Recovery, *, attempt: int, wall: WallTime) -> JobStarted:
