@@ -23,6 +23,21 @@ MAX_WATERMARK: Final = EventTime(2**63 - 1)
 """The watermark after the last row of a source that ended by itself."""
 
 
+# ---- time zones ------------------------------------------------------------------------------------------------------
+
+UTC: Final = "UTC"
+_UTC_NAMES: Final = frozenset({UTC, "Etc/UTC", "GMT", "Etc/GMT", "Z", "Zulu", "+00:00"})
+
+
+def canonical_timezone(name: str) -> str:
+    """The name of a time zone, with one name for UTC.
+
+    >>> canonical_timezone("Etc/UTC"), canonical_timezone("Europe/Berlin")
+    ('UTC', 'Europe/Berlin')
+    """
+    return UTC if name in _UTC_NAMES else name
+
+
 # ---- clocks ----------------------------------------------------------------------------------------------------------
 # No other module reads the machine's time: it comes in events, or from a Clock that is passed in.
 

@@ -6,11 +6,13 @@ Arguments override ``PENSTOCK_<OPTION>`` in the environment, which overrides the
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Final, cast
+from zoneinfo import ZoneInfo, available_timezones
 
-from penstock.clock import format_duration, parse_duration
+from penstock.clock import UTC, canonical_timezone, format_duration, parse_duration
 from penstock.errors import GraphError, SettingsError, did_you_mean
 
 PREFIX: Final = "PENSTOCK_"
@@ -40,6 +42,8 @@ class Settings:
         rate_control: cap each batch at the rows that earlier batches processed in a second, or in the interval of the
             source's pace; ``max_rows_per_batch`` holds too, and alone caps the first batches.
         latency_every: from one latency marker of a source to the next; ``None`` sends none.
+        timezone: in which SQL reads and shows times, such as ``Europe/Berlin``. ``None`` takes the session's, and
+            refuses to go on from a checkpoint of another zone.
     """
 
     checkpoint_every: int = 5_000_000
@@ -55,6 +59,7 @@ class Settings:
     mode: str = "exactly-once"
     rate_control: bool = False
     latency_every: int | None = None
+    timezone: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("checkpoint_every", "checkpoint_timeout", "retained", "channel_capacity"):
@@ -70,6 +75,9 @@ class Settings:
         self._one_of("restart", RESTARTS)
         self._one_of("mode", MODES)
         self._one_of("rate_control", (False, True))
+        if self.timezone is not None:
+            _check_timezone(self.timezone)
+            object.__setattr__(self, "timezone", canonical_timezone(self.timezone))
 
     def _one_of(self, name: str, choices: tuple[object, ...]) -> None:
         value = getattr(self, name)
@@ -87,7 +95,7 @@ class Settings:
 
 RESTARTS: Final = ("exponential", "fixed", "rate", "none")
 MODES: Final = ("exactly-once", "at-least-once")
-_TEXTS: Final = frozenset({"restart", "mode"})
+_TEXTS: Final = frozenset({"restart", "mode", "timezone"})
 _SWITCHES: Final = {
     "true": True,
     "1": True,
@@ -98,6 +106,21 @@ _SWITCHES: Final = {
     "no": False,
     "off": False,
 }
+
+
+_OFFSET: Final = re.compile(r"[+-](0\d|1[0-8]):[0-5]\d")
+
+
+def _check_timezone(name: object) -> None:
+    if isinstance(name, str) and (canonical_timezone(name) == UTC or _OFFSET.fullmatch(name)):
+        return
+    try:
+        ZoneInfo(cast("str", name))
+    except (TypeError, ValueError, OSError, KeyError) as error:  # ZoneInfoNotFoundError is a KeyError
+        example = "give an IANA name such as 'Europe/Berlin', or an offset such as '+02:00'"
+        hint = did_you_mean(str(name), available_timezones(), most=3, otherwise=example)
+        msg = f"timezone is {name!r}, which is not known{hint}"
+        raise SettingsError(msg) from error
 
 
 def read_settings(arguments: Mapping[str, object], *, environment: Mapping[str, str] | None = None) -> Settings:

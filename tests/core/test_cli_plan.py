@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,6 +13,7 @@ from core.checkpoint_values import CLAIM, history, rewind
 from core.cli_kit import say
 from core.plan_kit import (
     NOON,
+    SETTINGS,
     SHOP,
     at,
     golden,
@@ -27,7 +29,7 @@ from core.plan_kit import (
 )
 from penstock.admin.plan_document import SCHEMA, read_plan, require_unchanged
 from penstock.checkpoint import paths
-from penstock.checkpoint.entries import Stopped
+from penstock.checkpoint.entries import Manifest, Stopped
 from penstock.cli.run import RunCommand, as_planned
 from penstock.errors import PlanOutdated
 from penstock.job.start import FROM_LATEST, StartOptions
@@ -86,6 +88,21 @@ def test_a_pipeline_that_goes_on_as_it_was_ends_with_0(folder):
     assert code == 0
     assert text.splitlines()[0] == "orders: a start would restore checkpoint 2 (12 s old)"
     assert text.splitlines()[-1] == "Plan: 0 new, 0 migrated, 0 dropped, 3 kept"
+
+
+def test_a_start_in_another_time_zone_is_refused_unless_the_zone_is_a_setting_and_then_it_is_shown(folder):
+    recorded = {**SETTINGS, "timezone": "Europe/Berlin"}
+    taken = [replace(body, settings=recorded) if isinstance(body, Manifest) else body for body in story(stopped=True)]
+    write_log(folder / "state", taken)
+
+    refused, why = planned(folder)
+    changed, text = planned(folder, settings={"timezone": "Etc/UTC"})
+    kept, same = planned(folder, settings={"timezone": "Europe/Berlin"})
+
+    assert (refused, changed, kept) == (65, 2, 0)
+    assert "checkpoint 2 was taken in the time zone 'Europe/Berlin', and this Spark session has 'UTC'" in why
+    assert re.search(r"timezone +Europe/Berlin → UTC", text)
+    assert "timezone" not in same
 
 
 def test_a_new_job_is_planned_without_making_its_folder(folder):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -116,12 +118,13 @@ def test_a_time_out_of_any_length_can_be_watched() -> None:
 def test_a_stop_whose_time_is_up_while_the_session_is_made_ends_the_job_after_that(tmp_path, monkeypatch) -> None:
     job = ps.Job(rates, state=tmp_path, stop_timeout="1 hour")
 
-    def slow(name: str) -> object:
+    @contextmanager
+    def slow(*_: object, **__: object) -> Iterator[object]:
         job.request_stop()
         job._give_up()
-        return object()
+        yield object()
 
-    monkeypatch.setattr("penstock.job.runner.make_session", slow)
+    monkeypatch.setattr("penstock.job.runner.borrow_session", slow)
     job.start()
     assert job.wait(30)
     assert job.state is JobState.STOPPED

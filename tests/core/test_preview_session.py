@@ -13,6 +13,9 @@ class Builder:
     def appName(self, name):
         return self
 
+    def config(self, name, value):
+        return self
+
     def getOrCreate(self):
         return os.environ["PYSPARK_PYTHON"]
 

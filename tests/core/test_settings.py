@@ -37,12 +37,24 @@ def test_they_are_read_from_the_environment_and_from_arguments() -> None:
         ({"retained": "few"}, "setting 'retained' is 'few': invalid literal"),
         ({"checkpoint_every": "soon"}, "setting 'checkpoint_every' is 'soon': .* is not a length of time"),
         ({"max_rows_per_batch": 0}, "max_rows_per_batch is 0, but must be a whole number of at least 1"),
+        ({"timezone": "Europe/Berlinn"}, "timezone is 'Europe/Berlinn', .*did you mean 'Europe/Berlin'"),
+        (
+            {"timezone": "+25:00"},
+            r"timezone is '\+25:00', .* give an IANA name such as 'Europe/Berlin'",
+        ),
         ({"restart": "sometimes"}, "restart is 'sometimes', but must be one of exponential, fixed, rate, none"),
     ],
 )
 def test_what_is_impossible_is_refused_with_what_is_possible(given: dict[str, object], why: str) -> None:
     with pytest.raises(SettingsError, match=why):
         read_settings(given, environment={})
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("Etc/UTC", "UTC"), ("GMT", "UTC"), ("+02:00", "+02:00"), ("Asia/Tokyo", "Asia/Tokyo")]
+)
+def test_a_time_zone_is_a_name_or_an_offset_and_utc_has_one_name(given: str, meant: str) -> None:
+    assert read_settings({}, environment={"PENSTOCK_TIMEZONE": given}).timezone == meant
 
 
 def test_a_sink_that_was_asked_for_more_than_the_mode_gives_is_refused() -> None:

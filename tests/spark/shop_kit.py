@@ -13,11 +13,9 @@ import threading
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from core.cli_kit import Said, say
 from crash.waiting import holds_within
-from penstock.admin import plan, shadow
 from penstock.checkpoint.entries import Claim
 from penstock.checkpoint.entry_codec import decode, encode
 from penstock.checkpoint.paths import REPORT
@@ -26,14 +24,8 @@ from penstock.cli.output import Output
 from penstock.control import client
 from penstock.control.client import JobDirectory
 from penstock.handles import EntryNumber
-from penstock.job import runner
 from penstock.observability.status_file import decode as read_hint
-from penstock.spark import session
 from spark.job_kit import drop
-
-if TYPE_CHECKING:
-    import pytest
-    from pyspark.sql import SparkSession
 
 SHOP = """\
 import penstock as ps
@@ -189,15 +181,3 @@ class Shop:
             data = encode(replace(entry, body=body, previous=previous if entry.number else ""))
             path.write_bytes(data)
             previous = sha256(data).hexdigest()
-
-
-def lend(patch: pytest.MonkeyPatch, spark: SparkSession) -> None:
-    """Commands that make a session, and stop it, get one of this run, which stays."""
-
-    def make_session(name: str, *, master: str | None = None) -> SparkSession:
-        lent = session.clone_session(spark)
-        lent.stop = lambda: None  # type: ignore[method-assign]
-        return lent
-
-    for module in (session, runner, plan, shadow):
-        patch.setattr(module, "make_session", make_session)

@@ -25,7 +25,7 @@ from crash.driver import all_gone, surroundings
 from crash.waiting import holds_within
 from page_kit import blocks, command_lines, sample, shows
 from spark.job_kit import drop, published
-from spark.shop_kit import RENAMED, SECOND, SHOP_V2, THIRD, Shop, lend
+from spark.shop_kit import RENAMED, SECOND, SHOP_V2, THIRD, Shop
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,7 +65,6 @@ def made(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
         patch.setattr(sys, "dont_write_bytecode", True)
         patch.setattr(sys, "stdin", Terminal("y\n" * 99))  # somebody who says yes to what asks
         patch.setenv("SPARK_SUBMIT_OPTS", "")
-        lend(patch, spark)
         shop.open()
         yield shop
     for name in ("shop", "shop_v2", "alarms_mended"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from penstock.admin.start_plan import (
@@ -28,7 +28,7 @@ from penstock.compiler.tasks import build_tasks
 from penstock.control.client import is_this_host, owner_is_gone
 from penstock.dead_letters.letters import replayed_by, with_dead_letter_folders
 from penstock.dead_letters.store import replay_numbers
-from penstock.errors import PenstockError, UnknownName
+from penstock.errors import PenstockError, StateIncompatible, UnknownName
 from penstock.filesystem import resolve
 from penstock.graph.fingerprint import fingerprint
 from penstock.graph.nodes import Read, Write
@@ -40,13 +40,15 @@ from penstock.job.failures import to_penstock_error
 from penstock.job.start import (
     DeclaredSteps,
     StartOptions,
+    check_timezone,
     declare_steps,
     declare_without_columns,
     parse_start_options,
+    recorded_settings,
     resolve_start,
     step_records,
 )
-from penstock.spark.session import active_session, clone_session, make_session, set_active_session
+from penstock.spark.session import active_session, borrow_session, set_active_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -98,7 +100,8 @@ def plan(  # noqa: PLR0913 - all options of a start
         allow_non_restored_state: leave state unused whose step the pipeline no longer has.
         rename: new uids of steps, by the old uids whose state they continue.
         compares_schemas: whether to compare the columns of steps and of restored state, which takes Spark's analyser.
-        spark: a session for that, which stays as it is. Without one a local session is made, and stopped.
+        spark: a session for that, which stays as it is. Without one that of the process is taken, or a local session
+            is made, and stopped.
         clock: for the age of checkpoints.
 
     Raises:
@@ -152,13 +155,18 @@ def make_plan(
     pipeline = pipeline_info(graph, settings)
     decision = StartDecision(history=history, start=start, bring=bring, resolver=declared.resolver)
     target = start_target(decision, pipeline.steps)
+    recorded = recorded_settings(settings, spark)
+    try:
+        check_timezone(target.target, recorded, is_chosen=settings.timezone is not None)
+    except StateIncompatible as error:
+        refused = refused or error
     positions = target.positions()
     backlogs, unreadable = _backlogs(graph, positions)
     return plan_start(
         pipeline,
         target,
         backlogs=backlogs,
-        settings=asdict(settings),
+        settings=recorded,
         at=at,
         warnings=(
             *_owner_warnings(history),
@@ -253,19 +261,15 @@ def _declared_steps(graph: Graph, spark: SparkSession | None) -> DeclaredSteps:
     from penstock.compiler.analysis import analyze
 
     before = active_session() or spark
-    session = clone_session(spark) if spark is not None else make_session(graph.name, master="local[1]")
-    try:
+    with borrow_session(graph.name, spark, master="local[1]") as session:
         set_active_session(session)
         analysis = analyze(graph, session)
         try:
             return declare_steps(build_tasks(graph), analysis, session)
         finally:
             analysis.close()
-    finally:
-        if spark is None:
-            session.stop()
-        elif before is not None:
-            set_active_session(before)
+            if before is not None:
+                set_active_session(before)
 
 
 # ---- exports, sources and owners -----------------------------------------------------------------------------------

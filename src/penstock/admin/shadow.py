@@ -19,7 +19,7 @@ from penstock.errors import RequestFailed, SettingsError, did_you_mean
 from penstock.facts import Fact, RowsRead, SourceLag
 from penstock.job.job import Job, stop_on_signals
 from penstock.job.start import parse_start_options
-from penstock.spark.session import clone_session, make_session
+from penstock.spark.session import borrow_session, current_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -311,7 +311,7 @@ def shadow(  # noqa: PLR0913 - what can be said about two runs
         state: the folder that holds the real job's state.
         out: an empty folder, or one to be made: the output of the sinks is kept there as Parquet.
         key: by sink, the columns that identify a row in both outputs.
-        spark: a session to run on; without one, one is made and stopped.
+        spark: a session to run on; without one that of the process, or one is made and stopped.
         listener: gets the facts of both runs.
         rename: steps that have another uid in the new code, old to new.
         allow_non_restored_state: the new code may leave state unused.
@@ -339,11 +339,9 @@ def shadow(  # noqa: PLR0913 - what can be said about two runs
         PipelineMuter(folder=folder, ends={}, without=left_out).graph(graph)
     try:
         export, export_folder = _open_or_export(restore_from, state, (against or pipeline).name, folder, progress)
-        if spark is None:
+        if spark is None and current_session() is None:
             progress(Stage(doing=STARTING))
-        base = spark or make_session(pipeline.name)
-        try:
-            session = clone_session(base)
+        with borrow_session(pipeline.name, spark) as session:
             runner = ShadowRunner(
                 spark=session,
                 folder=folder,
@@ -360,9 +358,6 @@ def shadow(  # noqa: PLR0913 - what can be said about two runs
             options["allow_non_restored_state"] = allow_non_restored_state
             runs[NEW] = _run_new(runner, pipeline, runs.get(OLD), rename or {}, options)
             sinks = _compare(session, folder, runs, keys, progress)
-        finally:
-            if spark is None:
-                base.stop()
     finally:
         shutil.rmtree(folder / COPY, ignore_errors=True)
     return ShadowResult(

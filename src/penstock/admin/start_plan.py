@@ -23,7 +23,7 @@ from penstock.clock import WallTime, format_duration
 from penstock.errors import GraphError, PenstockError, StateIncompatible
 from penstock.handles import CheckpointId, ColumnAction, Json, Position, TaskSnapshot
 from penstock.interfaces.source import Backlog
-from penstock.job.start import FROM_LATEST, StartOptions
+from penstock.job.start import FROM_LATEST, TIMEZONE, StartOptions, timezone_of
 
 _NO_TIME: Final = WallTime(0)
 """Time of the entries that a recovery would write. A plan writes none, so it does not matter."""
@@ -496,7 +496,8 @@ def _sources(
 def _last_settings(history: History) -> Mapping[str, Json]:
     """Settings of the last run that completed a checkpoint, whatever is restored."""
     newest = max(history.manifests, default=None)
-    return {} if newest is None else history.manifests[newest][1].settings
+    settings = {} if newest is None else history.manifests[newest][1].settings
+    return settings and {TIMEZONE: timezone_of(settings), **settings}
 
 
 def changed_settings(before: Mapping[str, Json], now: Mapping[str, Json]) -> tuple[SettingChange, ...] | None:

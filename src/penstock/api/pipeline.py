@@ -28,6 +28,7 @@ from penstock.graph.nodes import (
 )
 from penstock.graph.validate import validate
 from penstock.handles import check_name
+from penstock.spark.session import borrow_session, lacks_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -195,9 +196,8 @@ class PipelineDefinition:
             GraphError: the graph cannot run; names the line and the step.
             UserFunctionError: the function raised; the original is chained.
         """
-        p = Pipeline(self.name, self.origin)
         try:
-            self.function(p)
+            p = self._called()
         except PenstockError as error:
             error.where = error.where or raised_at(error)
             raise
@@ -210,6 +210,25 @@ class PipelineDefinition:
         graph = p.graph()
         validate(graph)
         return graph
+
+    def _called(self) -> Pipeline:
+        """The argument of the function after a call.
+
+        Columns and UDFs need Spark. If the function makes one and no Spark runs, it is called once more with a session.
+        Its Columns stay usable: the JVM that holds them outlives the session.
+        """
+        try:
+            return self._call()
+        except Exception as error:
+            if not lacks_session(error):
+                raise
+        with borrow_session(self.name):
+            return self._call()
+
+    def _call(self) -> Pipeline:
+        p = Pipeline(self.name, self.origin)
+        self.function(p)
+        return p
 
 
 def pipeline(name: str) -> Callable[[Callable[[Pipeline], None]], PipelineDefinition]:

@@ -30,7 +30,7 @@ from penstock.graph.nodes import (
 )
 from penstock.graph.queries import ancestors
 from penstock.interfaces.source import NoData, PlannedBatch, ReadLimit, SourceContext, Until
-from penstock.spark.session import current_session
+from penstock.spark.session import TIMEZONE, configured_timezone, current_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -80,7 +80,7 @@ def local_session() -> SparkSession:
     if session is not None:
         return session
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else the workers are whatever PATH calls python3
-    return SparkSession.builder.appName("penstock preview").getOrCreate()
+    return SparkSession.builder.appName("penstock preview").config(TIMEZONE, configured_timezone()).getOrCreate()
 
 
 def preview(graph: Graph, ref: PortRef, rows: PreviewRows | Mapping[str, PreviewRows]) -> DataFrame:

@@ -138,8 +138,8 @@ class Manifest:
         condemned_files: files that may be deleted from now on.
         deleted: every deletion recorded in entries up to this number is done.
         floor: entries below this number are no longer needed, and may be deleted once this entry is in the log.
-        settings: of the run, for people. A start uses its own, and ``penstock plan`` shows the differences. Empty if
-            they were not recorded.
+        settings: of the run, for people. A start uses its own, and ``penstock plan`` shows the differences. Only
+            ``timezone`` is compared by a start. Empty if they were not recorded.
         origin: of an imported checkpoint; ``None`` if it was taken in this log.
         undone: half-open ranges of checkpoint ids on other timelines; rows of their output were read again. Empty
             until the first rewind.

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 from cyclopts import Parameter
@@ -164,8 +164,12 @@ _NOT_THE_USERS: Final = (
 )
 
 
-def load_pipeline(target: str) -> PipelineDefinition:
+def load_pipeline(target: str, *, state: str | None = None) -> PipelineDefinition:
     """The pipeline that ``module:name`` names; the current folder is searched first.
+
+    Args:
+        target: ``module:name``.
+        state: the folder for the log of a JVM that the module needs; by default that for temporary files.
 
     Raises:
         UsageError: there is no such module or pipeline; the message has the nearest names.
@@ -175,7 +179,7 @@ def load_pipeline(target: str) -> PipelineDefinition:
     if not colon or not name or not attribute:
         raise UsageError(_shape(target))
     search_current_folder()
-    module = _import(name, target)
+    module = _import(name, target, state or gettempdir())
     found = getattr(module, attribute, None)
     if found is None:
         here = _pipelines(module)
@@ -199,11 +203,11 @@ def _shape(target: str) -> str:
     return f"{target!r} is not module:pipeline; write for example {example}"
 
 
-def _import(name: str, target: str) -> ModuleType:
+def _import(name: str, target: str, state: str) -> ModuleType:
     if name.endswith(".py") or "/" in name:
         raise UsageError(_shape(target))
     try:
-        return importlib.import_module(name)
+        return _imported(name, state)
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
             raise user_code_error(error) from error
@@ -229,6 +233,20 @@ def explaining_user_code() -> Iterator[None]:
         raise
     except Exception as error:
         raise user_code_error(error) from error
+
+
+def _imported(name: str, state: str) -> ModuleType:
+    """The module. If it needs Spark, as ``@udf("double")`` does, it is imported once more with a session."""
+    from penstock.spark.session import borrow_session, lacks_session
+
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        if not lacks_session(error):
+            raise
+    log_jvm_to_file(name, state)
+    with borrow_session(name):
+        return importlib.import_module(name)
 
 
 def user_code_error(error: BaseException) -> GraphError:
@@ -276,17 +294,12 @@ def session_for(output: Output, purpose: str) -> Iterator[SparkSession]:
         output: says that Spark starts, which takes a while.
         purpose: names an application of its own, such as ``state query``; its log is thrown away.
     """
-    from penstock.spark.session import current_session, make_session
+    from penstock.spark.query_log import quiet
+    from penstock.spark.session import borrow_session, current_session
 
-    current = current_session()
-    if current is not None:
-        yield current.newSession()
-        return
-    output.note("starting Spark …", style="dim")
-    with TemporaryDirectory(prefix="penstock-") as folder:
-        log_jvm_to_file(purpose.replace(" ", "-"), folder)
-        made = make_session(purpose)
-        try:
-            yield made
-        finally:
-            made.stop()
+    with TemporaryDirectory(prefix="penstock-") as folder, quiet():
+        if current_session() is None:
+            output.note("starting Spark …", style="dim")
+            log_jvm_to_file(purpose.replace(" ", "-"), folder)
+        with borrow_session(purpose) as session:
+            yield session

@@ -145,7 +145,7 @@ def show_plan(  # noqa: PLR0913 - the options of the command
     """
     definition = load_pipeline(pipeline)
     engine_log(definition.name, state)  # refuses a folder that a start could not write to
-    if compares_schemas and spark is None:
+    if spark is None:
         log_jvm_to_file(definition.name, tempfile.gettempdir())  # keep the output of a JVM, if needed, off the terminal
     wanted = read_settings(run_settings(settings))
     with explaining_user_code():

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn, TypeAlias
 
@@ -236,6 +236,7 @@ def expected_log(command: RunCommand, graph: Graph, settings: Settings) -> LogMa
     """
     from penstock.admin.plan import read_log
     from penstock.graph.fingerprint import fingerprint
+    from penstock.job.start import recorded_settings
 
     saved = read_saved(command)
     history = read_log(graph.name, command.state, past_unreadable=saved.start.is_rewind)
@@ -243,7 +244,7 @@ def expected_log(command: RunCommand, graph: Graph, settings: Settings) -> LogMa
         saved,
         job=graph.name,
         history=history,
-        settings=asdict(settings),
+        settings=recorded_settings(settings, None),
         code=fingerprint(graph),
         export=_changed_export(saved.start, history),
     )
@@ -340,13 +341,13 @@ class _Runner:
         has_plan = self._command.plan is not None
         command = as_planned(self._command) if has_plan else self._command
         settings = run_settings(command.settings)
-        definition = load_pipeline(command.pipeline)
+        definition = load_pipeline(command.pipeline, state=command.state)
         self._name = definition.name
+        jvm_log = log_jvm_to_file(definition.name, command.state)  # the graph may need a JVM
+        logging.getLogger("penstock").debug("the engine writes its log to %s", jvm_log)
         expect: LogMark | None = None
         if has_plan:
             expect = expected_log(self._command, definition.graph(), read_settings(settings))
-        jvm_log = log_jvm_to_file(definition.name, command.state)
-        logging.getLogger("penstock").debug("the engine writes its log to %s", jvm_log)
         with explaining_user_code():
             job = make_job(
                 definition,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
-from penstock.compiler.tables import StaticTables, TableSnapshot, first_line, quiet_analysis
+from penstock.compiler.tables import StaticTables, TableSnapshot, first_line
 from penstock.errors import GraphError, PenstockError, SchemaMismatch, UserFunctionError, did_you_mean
 from penstock.formats import text
 from penstock.graph.nodes import BAD_PORT, Node, ParseJson, RowWise, WithWatermark, describe_step, raised_at
@@ -30,6 +30,7 @@ from penstock.spark.plans import (
     per_partition_array,
     scala_items,
 )
+from penstock.spark.query_log import quiet
 from penstock.spark.sql import nullable_columns, quote_identifier, variable_literal
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ _COLUMNS_SHOWN: Final = 20
 def explain_build_errors(node: Node, columns: Sequence[str] = ()) -> Iterator[None]:
     """Turn errors raised within the block into errors that name the step, the user's line and the nearest columns."""
     try:
-        with quiet_analysis():
+        with quiet():
             yield
     except PenstockError as error:
         error.where = error.where or str(node.origin)

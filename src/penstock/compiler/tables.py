@@ -15,6 +15,7 @@ from penstock.elements import RefCount
 from penstock.errors import GraphError, PenstockError, SourceUnavailable
 from penstock.spark.blocks import free_rows, is_gone
 from penstock.spark.plans import analyzed_plan
+from penstock.spark.query_log import quiet
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 log: Final = logging.getLogger("penstock")
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
-
-_LOGGERS: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 
 
 def first_line(error: Exception) -> str:
@@ -34,32 +33,12 @@ def first_line(error: Exception) -> str:
 
 
 @contextmanager
-def quiet_analysis() -> Iterator[None]:
-    """Silence PySpark's loggers on this thread: they print the JVM's whole trace of each failed analysis."""
-    from pyspark.logger import PySparkLogger
-
-    thread = threading.get_ident()
-
-    def passes(record: logging.LogRecord) -> bool:
-        return record.thread != thread
-
-    loggers: list[logging.Logger] = [PySparkLogger.getLogger(name) for name in _LOGGERS]
-    for logger in loggers:
-        logger.addFilter(passes)
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeFilter(passes)
-
-
-@contextmanager
 def explain_table_errors(name: str, origin: object) -> Iterator[None]:
     """Turn errors raised within the block into errors that name the table and the user's line."""
     from pyspark.errors import AnalysisException, ParseException
 
     try:
-        with quiet_analysis():
+        with quiet():
             yield
     except PenstockError as error:
         error.where = error.where or str(origin)
@@ -181,7 +160,7 @@ class StaticTables:
     def _read_again(self, table: TableDefinition, last: TableSnapshot, now: MonotonicTime) -> TableSnapshot:
         """The content as it is now; if it cannot be read, and the table is to be kept then, what was read last."""
         try:
-            with quiet_analysis():
+            with quiet():
                 snapshot = self._read(table, now)
         except Exception as error:
             if is_gone(self._spark):

@@ -19,6 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from penstock.clock import UTC, canonical_timezone
+
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
@@ -232,7 +234,6 @@ _MAX_VALUE_BYTES: Final = 32 * 1024
 """Longer values are left to Spark. So no name has more than the 50,000 characters that Jackson accepts."""
 _MAX_DEPTH: Final = 900
 """Most levels of a value, and most digits of a number. Jackson accepts 1,000, and Spark's envelope is a level."""
-_UTC: Final = frozenset({"UTC", "Etc/UTC", "GMT", "Etc/GMT", "Z", "Zulu", "+00:00"})
 _SPACE: Final = b" \t\r\n"
 _LOOK_BACK: Final = 32
 """Bytes before a bare word that are searched for the beginning of a value."""
@@ -280,7 +281,7 @@ class JsonDecoder:
 
     def in_zone(self, zone: str | None) -> JsonDecoder:
         """The decoder for a session of this time zone (``spark.sql.session.timeZone``)."""
-        return replace(self, is_utc=zone in _UTC)
+        return replace(self, is_utc=zone is not None and canonical_timezone(zone) == UTC)
 
     def decode(self, values: Sequence[bytes | None]) -> Decoded:
         """Decode the values whose result is exact.

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 
 from penstock.checkpoint.coordinator import Coordinator
-from penstock.checkpoint.entries import Claim
+from penstock.checkpoint.entries import Claim, Manifest
 from penstock.checkpoint.events import AttemptId, EndJob, RunStarted
 from penstock.checkpoint.gc import stages_of
 from penstock.checkpoint.history import History
@@ -35,8 +34,10 @@ from penstock.job.start import (
     FROM_LATEST,
     DeclaredSteps,
     StartOptions,
+    check_timezone,
     declare_steps,
     log_schema_changes,
+    recorded_settings,
 )
 from penstock.job.wiring import AttemptBuilder, JobEnvironment
 from penstock.runtime.executors import AttemptParts
@@ -143,7 +144,8 @@ class Attempt:
         return owned
 
     def _decide(self, history: History, generation: Generation | None = None) -> Recovery:
-        return decide_start(
+        settings = self._env.settings
+        recovery = decide_start(
             self._env.analysis.graph,
             self._start,
             history,
@@ -152,6 +154,12 @@ class Attempt:
             at=self._env.clock.wall(),
             generation=generation,
         )
+        check_timezone(
+            restored_manifest(recovery, history),
+            recorded_settings(settings, self._env.spark),
+            is_chosen=settings.timezone is not None,
+        )
+        return recovery
 
     def _recover(self, owned: OwnedLog) -> Recovery:
         """Publish, void and delete what the log says; the result says what to restore."""
@@ -257,8 +265,15 @@ class Attempt:
             parent=recovery.restored,
             initial=recovery.initial,
             settled=bool(recovery.commit),
-            settings=asdict(self._env.settings),
+            settings=recorded_settings(self._env.settings, self._env.spark),
         )
+
+
+def restored_manifest(recovery: Recovery, history: History) -> Manifest | None:
+    """The checkpoint that a recovery restores, also if it is not imported yet; ``None`` for an empty start."""
+    if recovery.bring is not None:
+        return recovery.bring.manifest
+    return None if recovery.restored is None else history.manifests[recovery.restored][1]
 
 
 def job_started_fact(owned: OwnedLog, recovery: Recovery, *, attempt: int, wall: WallTime) -> JobStarted:

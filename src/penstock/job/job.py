@@ -271,8 +271,8 @@ class Job:
     Args:
         pipeline: made by ``@ps.pipeline``.
         state: the folder that holds ``<job>/log`` and everything else the job remembers; made if absent.
-        spark: a session to run on; it is neither stopped nor changed. Without one the job makes its own, and stops
-            it at the end.
+        spark: a session to run on; it is neither stopped nor changed. Without one the job takes that of the process.
+            If there is none it makes one, which is stopped when the last job on it ends.
         fresh: begin empty though there is state. That state stays, and ``rewind`` can go back to it.
         restore_from: begin at this savepoint or checkpoint of the job, or with the exported one in this folder: a
             ``Path``, or a text with a slash. Its files are copied; the folder is not needed afterwards.

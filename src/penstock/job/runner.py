@@ -6,7 +6,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Final
 
 from penstock.checkpoint.events import StopRequested
@@ -44,7 +44,8 @@ from penstock.runtime.lifecycle import (
     RestartStrategy,
 )
 from penstock.settings import Settings
-from penstock.spark.session import clone_session, make_session, set_active_session
+from penstock.spark.query_log import install_quiet_threads
+from penstock.spark.session import borrow_session, set_active_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -163,7 +164,7 @@ class JobRunner:
         graph: the pipeline.
         start: how the first attempt starts.
         state: the folder that holds the job's directory.
-        spark: a session to clone; without one the runner makes a session, and stops it.
+        spark: a session to clone; without one that of the process, or one that is made: see ``borrow_session``.
         take_over: claim the job even if its owner lives.
         expect: the mark at which the first claim must find the log.
         settings: of the job.
@@ -246,7 +247,7 @@ class JobRunner:
 
     def run(self) -> None:
         """Run to the end; errors that end the job go to ``finish`` and are not raised."""
-        session: SparkSession | None = None
+        session = ExitStack()
         try:
             self._lifecycle.to(JobState.RESTORING)
             filesystem = resolve(f"{self._state}/{self._name}")
@@ -256,9 +257,9 @@ class JobRunner:
             check_owner()  # before a session is made, which takes seconds
             graph = with_dead_letter_folders(self._graph, filesystem)
             self._check_start(graph, filesystem, job_log)
-            session = None if self._users_session else make_session(self._name)
-            spark = clone_session(self._users_session) if self._users_session else session
-            assert spark is not None
+            spark = session.enter_context(
+                borrow_session(self._name, self._users_session, timezone=self._settings.timezone)
+            )
             self._refuse_if_given_up()
             self._run_attempts(self._environment(graph, spark, filesystem, job_log, check_owner), files)
             self._end(JobState.STOPPED, None)
@@ -272,8 +273,7 @@ class JobRunner:
             self._end(JobState.FAILED, failure)
         finally:
             self._requests.close()
-            if session is not None:
-                _stop_session(session)
+            session.close()
 
     def _owner_check(self, job_log: Log, files: ControlFiles) -> Callable[[], None]:
         """Refuses to go on while a living owner answers; with ``take_over`` it never does."""
@@ -311,6 +311,7 @@ class JobRunner:
         job_log: Log,
         check_owner: Callable[[], None],
     ) -> JobEnvironment:
+        install_quiet_threads()
         set_active_session(spark)
         return JobEnvironment(
             name=self._name,
@@ -433,10 +434,3 @@ class JobRunner:
         self._finish(state, error)
         if self._status_file is not None:
             self._status_file.finish()
-
-
-def _stop_session(spark: SparkSession) -> None:
-    try:
-        spark.stop()
-    except Exception:
-        log.debug("the Spark session was gone already")

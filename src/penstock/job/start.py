@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypedDict
 
@@ -13,6 +13,7 @@ from penstock.checkpoint.entries import StepRecord, StepRole
 from penstock.checkpoint.export import EXPORT, OpenFolder, open_export, plan_import, resume_import
 from penstock.checkpoint.history import resolve_checkpoint
 from penstock.checkpoint.recovery import Recovery, check_rename
+from penstock.clock import UTC
 from penstock.compiler.tasks import TaskSpec
 from penstock.errors import PlanOutdated, SettingsError, StateIncompatible, UnknownName
 from penstock.filesystem.local import LocalFileSystem
@@ -20,16 +21,19 @@ from penstock.graph.nodes import Keyed, Read, Union, Write
 from penstock.handles import ColumnAction, ColumnChange, Generation, TaskSnapshot
 from penstock.interfaces.operator import StateSchema
 from penstock.interfaces.source import ChecksPosition
+from penstock.spark.session import session_timezone
 from penstock.state.schema import resolve_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from penstock.checkpoint.entries import Manifest
     from penstock.checkpoint.export import Export, Import
     from penstock.checkpoint.history import History
     from penstock.clock import WallTime
     from penstock.compiler.analysis import Analysis
-    from penstock.handles import CheckpointId
+    from penstock.handles import CheckpointId, Json
+    from penstock.settings import Settings
 
 log = logging.getLogger("penstock")
 
@@ -76,6 +80,8 @@ class StartOptions:
         return StartOptions(allow_non_restored_state=self.allow_non_restored_state, rename=self.rename)
 
 
+TIMEZONE: Final = "timezone"
+"""The setting with the session's time zone."""
 FROM_LATEST: Final = StartOptions()
 """The start without any option."""
 
@@ -218,6 +224,55 @@ def _checkpoint_id(history: History, text: str, job: str) -> CheckpointId:
     except UnknownName as error:
         msg = f"{error}{hint}"
         raise UnknownName(msg) from None
+
+
+# ---- settings that are recorded --------------------------------------------------------------------------------------
+
+
+def recorded_settings(settings: Settings, spark: SparkSession | None) -> dict[str, Json]:
+    """The settings as manifests and plans record them: the time zone is the one that the job has.
+
+    Args:
+        settings: of the start.
+        spark: the session of the job; without one, that which it would run on.
+    """
+    return asdict(settings) | {TIMEZONE: settings.timezone or session_timezone(spark)}
+
+
+def check_timezone(restored: Manifest | None, recorded: Mapping[str, Json], *, is_chosen: bool) -> None:
+    """Refuse to go on from a checkpoint of another time zone, unless the zone was chosen as a setting.
+
+    Times without a zone would be hours apart from those before them: windows would close early, or rows be late.
+
+    Args:
+        restored: the checkpoint that is restored.
+        recorded: the settings of the start, as they would be recorded.
+        is_chosen: whether the zone is a setting of the job. Else it is the session's, which may have it by accident.
+
+    Raises:
+        StateIncompatible: the zones differ.
+    """
+    now = recorded[TIMEZONE]
+    before = timezone_of(restored.settings) if restored is not None else None
+    if restored is None or before is None or before == now or is_chosen:
+        return
+    msg = (
+        f"checkpoint {restored.checkpoint} was taken in the time zone {before!r}, and this Spark session has {now!r}: "
+        f"times without a zone would mean other moments from here on. Go on with timezone={before!r} "
+        f"(PENSTOCK_TIMEZONE={before}), or change it with timezone={now!r}"
+    )
+    raise StateIncompatible(msg)
+
+
+def timezone_of(recorded: Mapping[str, Json]) -> str | None:
+    """The time zone of recorded settings; ``None`` if no run has recorded them.
+
+    >>> timezone_of({"retained": 3}), timezone_of({"timezone": "Asia/Tokyo"}), timezone_of({})
+    ('UTC', 'Asia/Tokyo', None)
+    """
+    if not recorded:
+        return None
+    return str(recorded.get(TIMEZONE, UTC))  # it was always UTC before it was recorded
 
 
 # ---- declared state of steps ---------------------------------------------------------------------------------------

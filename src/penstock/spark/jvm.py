@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shlex
+import shutil
 import tempfile
 import threading
 from pathlib import Path
@@ -41,17 +42,26 @@ def start_jvm(conf: SparkConf) -> Any:
     """A gateway to a new JVM in a process group of its own.
 
     Raises:
-        SettingsError: there is no Java that Spark can use.
+        SettingsError: there is no Java that Spark can use, or Spark refuses its configuration.
     """
     from pyspark.java_gateway import launch_gateway
 
     try:
         return cast("Any", launch_gateway)(conf, popen_kwargs={"start_new_session": True})
     except Exception as error:
-        java = os.environ.get("JAVA_HOME")
-        where = f"JAVA_HOME is {java!r}" if java else "JAVA_HOME is not set, so java is taken from PATH"
-        msg = f"Spark could not start a JVM: it needs Java 17 or newer, and {where}; what it said: {error}"
-        raise SettingsError(msg) from error
+        raise SettingsError(_why_no_jvm()) from error
+
+
+def _why_no_jvm() -> str:
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=str(Path(home, "bin")) if home else None)
+    if java is None:
+        where = f"JAVA_HOME is {home!r}, which has no bin/java" if home else "JAVA_HOME is not set, nor is it on PATH"
+        return f"Spark needs Java 17 or newer, and there is none: {where}; penstock doctor says what to install"
+    return (
+        f"Spark could not start a JVM with {java}: see what it wrote to standard error. It needs Java 17 or newer, and "
+        "a configuration that it takes (spark-defaults.conf, PYSPARK_SUBMIT_ARGS); penstock doctor looks at both"
+    )
 
 
 def remember_classes(spark: SparkSession) -> None:

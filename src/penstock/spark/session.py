@@ -1,15 +1,23 @@
-"""The sessions: made, cloned, for state, with a trimmed optimiser."""
+"""The sessions: made, shared, cloned, for state, with a trimmed optimiser."""
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 import os
 import re
+import shlex
 import sys
 import tempfile
+import threading
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from penstock.errors import SettingsError
+from penstock.clock import UTC, canonical_timezone
+from penstock.errors import EngineFailed, SettingsError
 from penstock.spark.jvm import MAX_SOCKET_FOLDER_CHARS, remember_classes, start_jvm
 
 if TYPE_CHECKING:
@@ -18,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+log = logging.getLogger("penstock")
 
 # ---- which session ---------------------------------------------------------------------------------------------------
 # The JVM has an active session for each thread. PySpark also keeps one for the whole process, and its
@@ -30,9 +39,10 @@ STATE_SETTINGS: Final = {
     "spark.sql.codegen.useIdInClassName": "false",  # the number of a stage rises with the layers below it
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # INT96 has only the years 1677 to 2262 elsewhere
     "spark.sql.parquet.compression.codec": "zstd",
-    "spark.sql.session.timeZone": "UTC",
 }
 """SQL settings that plans of layers rely on."""
+TIMEZONE: Final = "spark.sql.session.timeZone"
+"""The setting with the zone in which SQL reads and shows times. It is the user's, except where layers are written."""
 
 
 def active_session() -> SparkSession | None:
@@ -49,6 +59,8 @@ def active_session() -> SparkSession | None:
 
 def current_session() -> SparkSession | None:
     """The session of this thread, else the first of the process; ``None`` if there is no Spark yet."""
+    if "pyspark" not in sys.modules:
+        return None
     from pyspark.sql import SparkSession
 
     first: Any = SparkSession._instantiatedSession  # noqa: SLF001 - asking in public would create one
@@ -67,10 +79,11 @@ def sibling_session(session: SparkSession) -> SparkSession:
 def state_session(session: SparkSession, *, tasks: int) -> SparkSession:
     """A session with the settings of the user's, except those that writing and merging layers needs.
 
-    The user's settings count too: without ANSI, a merge that overflows must behave as the rest of the job does.
+    The user's settings count too: without ANSI, a merge that overflows must behave as the rest of the job does. Only
+    the time zone is always UTC, because files are read by others.
     """
     child = sibling_session(session)
-    for name, value in (STATE_SETTINGS | {"spark.sql.shuffle.partitions": str(tasks)}).items():
+    for name, value in (STATE_SETTINGS | {TIMEZONE: UTC, "spark.sql.shuffle.partitions": str(tasks)}).items():
         child.conf.set(name, value)
     return child
 
@@ -111,8 +124,8 @@ def empty_frame(session: SparkSession, schema: StructType) -> DataFrame:
 
 
 # ---- the session of a job --------------------------------------------------------------------------------------------
-# A session that penstock did not make is never stopped, and its settings are not changed: the job works on a clone that
-# shares the SparkContext, temporary views included.
+# A job works on a clone, which shares the SparkContext, temporary views included. So the settings of a session that
+# penstock did not make are not changed.
 
 SQL_SETTINGS: Final = STATE_SETTINGS | {
     "spark.sql.execution.arrow.localRelationThreshold": "0",
@@ -142,11 +155,79 @@ CONTEXT_SETTINGS: Final = {
 """Settings that must be made before the context exists; a user's session may lack some of them."""
 
 
+@dataclass(slots=True, eq=False)
+class _MadeSession:
+    """A session that penstock made, and the number of its users in this process."""
+
+    session: SparkSession
+    users: int = 0
+
+
+_made: _MadeSession | None = None
+_made_lock = threading.Lock()
+
+
+@contextmanager
+def borrow_session(
+    name: str, spark: SparkSession | None = None, *, master: str | None = None, timezone: str | None = None
+) -> Iterator[SparkSession]:
+    """A clone of ``spark``, else of the session that is there, else of one that is made here.
+
+    A session that was made here is stopped when its last user in this process leaves. No other one is ever stopped.
+
+    Args:
+        name: of a session that is made.
+        spark: the user's session.
+        master: of a session that is made; by default that of :func:`make_session`.
+        timezone: of the clone; by default that of the session.
+
+    Raises:
+        SettingsError: it is a Spark Connect session, or none can be made.
+    """
+    base, made = _enter(name, spark, master)
+    try:
+        yield clone_session(base, timezone=timezone)
+    finally:
+        if made is not None:
+            _leave(made)
+
+
+def _enter(name: str, spark: SparkSession | None, master: str | None) -> tuple[SparkSession, _MadeSession | None]:
+    global _made  # noqa: PLW0603 - there is one SparkContext in a process
+    with _made_lock:
+        base = spark or current_session()
+        if base is None:
+            from pyspark import SparkContext
+
+            is_ours = SparkContext._active_spark_context is None  # noqa: SLF001 - there is no public way to ask
+            base = make_session(name, master=master)
+            _made = _MadeSession(base) if is_ours else None
+        if _made is None or getattr(base, "_sc", None) is not _made.session.sparkContext:
+            return base, None
+        _made.users += 1
+        return base, _made
+
+
+def _leave(made: _MadeSession) -> None:
+    with _made_lock:
+        made.users -= 1
+        if made.users or made.session.sparkContext._jsc is None:  # noqa: SLF001 - the user may have stopped it
+            return
+        try:
+            made.session.stop()
+        except Exception:
+            log.debug("the Spark session was gone already")
+
+
 def make_session(name: str, *, master: str | None = None) -> SparkSession:
-    """A session of our own, its JVM in a process group of its own.
+    """A session of our own, its JVM in a process group of its own; for the caller to stop.
 
     A signal to the whole group of the job (Ctrl-C, a container's stop) then leaves the JVM alive for the last
     checkpoint; it ends by itself when this process does, since its standard input closes.
+
+    Raises:
+        SettingsError: the master is none, or there is no Java that Spark can use.
+        EngineFailed: Spark could not start on this master.
     """
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
@@ -154,9 +235,9 @@ def make_session(name: str, *, master: str | None = None) -> SparkSession:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     cores = os.cpu_count() or 1
-    master = master or os.environ.get("PENSTOCK_MASTER") or "local[*]"
+    master = check_master(master or os.environ.get("PENSTOCK_MASTER") or "local[*]")
     conf = SparkConf().setAppName(f"penstock {name}").setMaster(master)
-    for key, value in (CONTEXT_SETTINGS | SQL_SETTINGS).items():
+    for key, value in (CONTEXT_SETTINGS | SQL_SETTINGS | {TIMEZONE: configured_timezone()}).items():
         conf.setIfMissing(key, value)
     if master.startswith("local"):
         conf.setIfMissing("spark.sql.shuffle.partitions", str(cores))
@@ -164,15 +245,106 @@ def make_session(name: str, *, master: str | None = None) -> SparkSession:
     if len(tempfile.gettempdir()) > MAX_SOCKET_FOLDER_CHARS:
         conf.set("spark.python.unix.domain.socket.enabled", "false")
     if SparkContext._active_spark_context is None:  # noqa: SLF001 - there is no public way to ask
-        gateway = start_jvm(conf)
-        SparkContext(conf=conf, gateway=gateway)
+        gateway: Any = SparkContext._gateway or start_jvm(conf)  # noqa: SLF001 - the JVM outlives a stopped context
+        try:
+            SparkContext(conf=conf, gateway=gateway)
+        except Exception as error:
+            msg = f"Spark could not start on master {master!r}: {_java_message(error)}"
+            raise EngineFailed(msg) from error
     made = SparkSession.builder.config(conf=conf).getOrCreate()
     remember_classes(made)
     return made
 
 
-def clone_session(spark: SparkSession) -> SparkSession:
+_MASTER: Final = re.compile(
+    r"local|local\[([1-9]\d*|\*)(\s*,\s*\d+)?\]|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|yarn|(spark|k8s)://.+"
+)
+
+
+def check_master(master: str) -> str:
+    """The master, if Spark knows its kind.
+
+    Raises:
+        SettingsError: it does not.
+
+    >>> check_master("local[2]")
+    'local[2]'
+    """
+    if _MASTER.fullmatch(master):
+        return master
+    msg = (
+        f"Spark has no master {master!r}: give --master (or PENSTOCK_MASTER) as local[*], local[4], "
+        "spark://HOST:PORT, yarn or k8s://URL"
+    )
+    raise SettingsError(msg)
+
+
+def _java_message(error: BaseException) -> str:
+    """What Spark says about a failed start, without the frames of the JVM."""
+    java: Any = getattr(error, "java_exception", None)
+    text = str(error if java is None else java.getMessage())
+    return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+
+
+def lacks_session(error: BaseException) -> bool:
+    """Whether PySpark raised an error where no Spark runs: Columns and UDFs are made in the JVM."""
+    if "pyspark" not in sys.modules:
+        return False
+    from pyspark import SparkContext
+
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    inside = str(Path(sys.modules["pyspark"].__file__ or "").parent) + os.sep
+    is_pysparks = frame is not None and frame.tb_frame.f_code.co_filename.startswith(inside)
+    return is_pysparks and SparkContext._active_spark_context is None  # noqa: SLF001 - there is no public way to ask
+
+
+# ---- its time zone ---------------------------------------------------------------------------------------------------
+
+
+def session_timezone(spark: SparkSession | None = None) -> str:
+    """The time zone of ``spark``, else of the session that is there, else of the one that penstock would make."""
+    session = spark or current_session()
+    return configured_timezone() if session is None else canonical_timezone(str(session.conf.get(TIMEZONE)))
+
+
+def configured_timezone() -> str:
+    """The time zone of a session that penstock makes: that of Spark's configuration, else UTC.
+
+    It is read without a JVM, so that a plan knows it. The machine's zone has no part in it: a job must compute the
+    same on another machine.
+    """
+    return canonical_timezone(_submitted_timezone() or _default_timezone() or UTC)
+
+
+def _submitted_timezone() -> str | None:
+    words = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
+    given = [right for left, right in pairwise(words) if left in ("--conf", "-c")]
+    given += [word.removeprefix("--conf=") for word in words if word.startswith("--conf=")]
+    return {name: value for name, _, value in (each.partition("=") for each in given)}.get(TIMEZONE)
+
+
+def _default_timezone() -> str | None:
+    """The time zone in ``spark-defaults.conf``."""
+    found = importlib.util.find_spec("pyspark")
+    home = os.environ.get("SPARK_HOME") or (Path(found.origin).parent if found and found.origin else "")
+    path = Path(os.environ.get("SPARK_CONF_DIR") or Path(home, "conf"), "spark-defaults.conf")
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    settings = [re.split(r"\s*[=:]\s*|\s+", line.strip(), maxsplit=1) for line in lines]
+    return {each[0]: each[1] for each in settings if len(each) > 1}.get(TIMEZONE)
+
+
+# ---- clones ----------------------------------------------------------------------------------------------------------
+
+
+def clone_session(spark: SparkSession, *, timezone: str | None = None) -> SparkSession:
     """A clone of the user's session on the same context, with the SQL settings that the engine's plans rely on.
+
+    All other settings are the user's: ANSI, the time zone unless ``timezone`` is given, case, and so on.
 
     Raises:
         SettingsError: it is a Spark Connect session, which gives no access to plans, jobs and cached blocks.
@@ -188,6 +360,8 @@ def clone_session(spark: SparkSession) -> SparkSession:
     inner = cast("Any", spark)._jsparkSession.cloneSession()  # noqa: SLF001 - there is no public way
     ours = SparkSession(spark.sparkContext, inner)
     configure(ours)
+    if timezone is not None:
+        ours.conf.set(TIMEZONE, timezone)
     remember_classes(ours)
     return ours
 

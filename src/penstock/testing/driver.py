@@ -31,6 +31,7 @@ from penstock.job.wiring import JobEnvironment
 from penstock.runtime.executors import AnyTask, AttemptParts
 from penstock.runtime.supervisor import Supervisor
 from penstock.settings import Settings
+from penstock.spark.query_log import quiet
 from penstock.spark.session import active_session, clone_session, set_active_session
 from penstock.testing.clock import ManualClock
 from penstock.testing.sources import CrashRow
@@ -311,7 +312,7 @@ class JobUnderTest:
     """
 
     def __init__(self, spark: SparkSession, settings: Settings, clock: ManualClock, listener: Listener) -> None:
-        self.spark = clone_session(spark)
+        self.spark = clone_session(spark, timezone=settings.timezone)
         self.clock = clock
         self.number = 0
         self.point: CrashPoint | None = None
@@ -508,7 +509,8 @@ class JobUnderTest:
         active = active_session() or self._user_session
         set_active_session(self.spark)
         try:
-            yield
+            with quiet():
+                yield
         finally:
             with suppress(Exception):  # an error of the test matters more than a lost JVM
                 for name, value in before.items():
