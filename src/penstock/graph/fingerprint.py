@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import sysconfig
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -21,6 +22,9 @@ _LIBRARY_PATHS: Final = (
     "<frozen",
 )
 """How file names of library code begin, apart from installed packages: penstock's own, and Python's."""
+
+_EXPRESSION_ID: Final = re.compile(r"#\d+L?\b")
+"""The number that Spark gives a UDF in a Column: it depends on what the JVM did before."""
 
 
 def fingerprint(graph: Graph) -> dict[str, str]:
@@ -128,7 +132,7 @@ class _Canonicalizer:
         kind = type(value)
         name = [kind.__module__, kind.__qualname__]
         if is_column(value):
-            return [*name, str(value)]
+            return [*name, _EXPRESSION_ID.sub("", str(value))]
         if kind.__name__ == "_lru_cache_wrapper":
             return [*name, self.of(value.__wrapped__)]
         if hasattr(value, "jsonValue") and kind.__module__.startswith("pyspark."):  # a schema
