@@ -198,7 +198,6 @@ class FilesReader:
 
     def __init__(self, source: Source, context: SourceContext, position: FilesPosition) -> None:
         self._source = source
-        self._uid = context.uid
         self._spark = context.spark
         self._schema = source.schema(context.spark)
         self._has_end = source.bounded or context.until is Until.CAUGHT_UP
@@ -206,24 +205,19 @@ class FilesReader:
         self._rescan_at: MonotonicTime | None = None
         self._wake_at: MonotonicTime | None = None
         self._to_verify: dict[str, FileSlice] = {}
-        self._resume(position)
+        self._resume(position, context.uid)
 
-    def _resume(self, position: FilesPosition) -> None:
+    def _resume(self, position: FilesPosition, uid: str) -> None:
         if not self._source.bounded:  # the position may be that of an earlier, bounded run
             position = replace(position, remaining=None)
-        listing = self._look(position, is_start=True)
-        if self._source.bounded and self._position.remaining is None:
-            self._position = replace(self._position, remaining=dict(unread_files(listing, self._position)))
-        remaining = listing if self._position.remaining is None else self._position.remaining
-        self._unread = unread_files(remaining, self._position)
-
-    def _look(self, position: FilesPosition, *, is_start: bool = False) -> Mapping[str, FileSignature]:
-        """The files that there are now; moves the position on to them."""
         look = self._source.look(position)
-        for warning in look.warnings if is_start else ():  # later, emptying a folder is what a feed may do
-            log.warning("source %s: %s", self._uid, warning)
+        for warning in look.warnings:  # while it runs none is logged: a feed may empty its folder
+            log.warning("source %s: %s", uid, warning)
         self._position = look.position
-        return look.files
+        if self._source.bounded and self._position.remaining is None:
+            self._position = replace(self._position, remaining=dict(unread_files(look.files, self._position)))
+        remaining = look.files if self._position.remaining is None else self._position.remaining
+        self._unread = unread_files(remaining, self._position)
 
     def poll(self, *, now: MonotonicTime, wall: WallTime, limits: ReadLimit) -> PollResult:  # noqa: ARG002 - files have times of their own
         """The next files, or the next cut of a big one."""
@@ -244,7 +238,8 @@ class FilesReader:
         return NoData(wake_at=self._wake_at)
 
     def _rescan(self, now: MonotonicTime) -> None:
-        listing = self._look(self._position)
+        look = self._source.look(self._position)
+        listing, self._position = look.files, look.position
         if self._has_end:  # no new files; one that changed before it was planned is read as it is now
             listing = {name: listing[name] for name, _ in self._unread if name in listing}
         self._unread = unread_files(listing, self._position)
