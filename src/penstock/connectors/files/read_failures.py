@@ -16,8 +16,7 @@ _FAILED_READ: Final = re.compile(r"\[FAILED_READ_FILE\.(?:NO_HINT|FILE_NOT_EXIST
 _CAUSE: Final = re.compile(r"^\s*Caused by: (.*)$", re.MULTILINE)
 _DENIED: Final = re.compile(r"\(Permission denied\)|AccessControlException")
 _DAMAGED: Final = re.compile(
-    r"EOFException|end of (?:input )?stream|ZipException|DataFormatException|ParquetDecodingException|"
-    r"gzip|bzip2|zstd|snappy|lz4|"
+    r"EOFException|end of stream|ZipException|DataFormatException|ParquetDecodingException|gzip|bzip2|zstd|snappy|lz4|"
     r"\bCRC\b|corrupt|incorrect (?:header|data) check|invalid (?:block|stored|distance|code|literal|bit)",
     re.IGNORECASE,
 )
