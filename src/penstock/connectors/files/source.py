@@ -28,7 +28,7 @@ from penstock.connectors.files.listing import (
     reconcile,
     unread_files,
 )
-from penstock.connectors.files.ranges import FileFormat, frame_of, parquet_schema
+from penstock.connectors.files.ranges import FileFormat, check_parquet_schema, frame_of, parquet_schema
 from penstock.errors import GraphError, SourceUnavailable
 from penstock.formats import text
 from penstock.handles import Guarantee
@@ -401,12 +401,16 @@ class Source:
         """The declared columns; of Parquet without a schema, those of the first file.
 
         Raises:
+            GraphError: a declared column cannot be in Parquet files.
             SourceUnavailable: there is no first file yet.
         """
         if self.content.format == "text":
             return text.struct_type(spark, "value STRING, _file STRING" if self.with_file else "value STRING")
         if self.declared is not None:
-            return text.struct_type(spark, self.declared)
+            declared = text.struct_type(spark, self.declared)
+            if self.content.format == "parquet":
+                check_parquet_schema(spark, declared)
+            return declared
         files = ordered(self._scan())
         if not files:
             msg = f"{self.describe()} has no file to take the columns from: give schema=, or put a file there first"
