@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,9 +112,12 @@ def test_a_position_survives_json_and_another_kind_is_refused():
         done={"d": FileSignature(1, 2)},
         partial=FileSlice(name="p", signature=FileSignature(10, 3), start=4, end=10),
         remaining={"p": FileSignature(10, 3)},
+        columns={"type": "struct", "fields": []},
     )
     detail = json.loads(json.dumps(encode(progress).detail))
     assert decode(Position(kind="files/1", detail=detail)) == progress
+    older = {name: value for name, value in detail.items() if name != "columns"}
+    assert decode(Position(kind="files/1", detail=older)) == replace(progress, columns=None)
     with pytest.raises(StateIncompatible, match="'kafka/1'"):
         decode(Position(kind="kafka/1", detail={}))
     with pytest.raises(StateIncompatible, match="another version"):

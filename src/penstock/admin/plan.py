@@ -43,6 +43,7 @@ from penstock.job.start import (
     declare_steps,
     parse_start_options,
     resolve_start,
+    source_positions,
     step_records,
 )
 from penstock.spark.session import active_session, clone_session, make_session, set_active_session
@@ -176,7 +177,9 @@ def make_plan(
     pipeline, decision = pipeline_info(graph, settings), StartDecision(history=history, start=start, bring=bring)
     restored = _steps_to_compare(graph, decision)
     if restored and compares_schemas:
-        decision = replace(decision, resolver=_declared_steps(graph, spark).resolver)
+        manifest = decision.target()[1]
+        recorded = {} if manifest is None else source_positions(manifest, start.rename)
+        decision = replace(decision, resolver=_declared_steps(graph, spark, recorded).resolver)
     target = start_target(decision, pipeline.steps)
     positions = target.positions()
     return plan_start(
@@ -252,7 +255,7 @@ def _steps_to_compare(graph: Graph, decision: StartDecision) -> tuple[str, ...]:
     return tuple(node.uid for node in graph.nodes if isinstance(node, Keyed) and node.uid in restored)
 
 
-def _declared_steps(graph: Graph, spark: SparkSession | None) -> DeclaredSteps:
+def _declared_steps(graph: Graph, spark: SparkSession | None, positions: Mapping[str, Position]) -> DeclaredSteps:
     """The state that the steps declare, by Spark's analyser; runs no job."""
     from penstock.compiler.analysis import analyze
 
@@ -260,7 +263,7 @@ def _declared_steps(graph: Graph, spark: SparkSession | None) -> DeclaredSteps:
     session = clone_session(spark) if spark is not None else make_session(graph.name, master="local[1]")
     try:
         set_active_session(session)
-        analysis = analyze(graph, session)
+        analysis = analyze(graph, session, positions=positions)
         try:
             return declare_steps(build_tasks(graph), analysis, session)
         finally:

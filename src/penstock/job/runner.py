@@ -28,7 +28,7 @@ from penstock.handles import new_id
 from penstock.interfaces.source import Until
 from penstock.job.attempt import Attempt
 from penstock.job.failures import to_penstock_error
-from penstock.job.start import StartOptions, resolve_start
+from penstock.job.start import StartOptions, recorded_positions, resolve_start
 from penstock.job.wiring import JobEnvironment
 from penstock.observability.report import Report
 from penstock.observability.status_file import StatusFileWriter
@@ -295,9 +295,11 @@ class JobRunner:
         self, spark: SparkSession, filesystem: FileSystem, job_log: Log, check_owner: Callable[[], None]
     ) -> JobEnvironment:
         set_active_session(spark)
+        positions = recorded_positions(self._graph, self._start, job_log, at=self._clock.wall())
+        graph = with_dead_letter_folders(self._graph, filesystem)
         return JobEnvironment(
             name=self._name,
-            analysis=analyze(with_dead_letter_folders(self._graph, filesystem), spark, clock=self._clock),
+            analysis=analyze(graph, spark, clock=self._clock, positions=positions),
             spark=spark,
             filesystem=filesystem,
             log=job_log,

@@ -55,11 +55,13 @@ class FilesPosition:
         done: files that were read wholly and were in the last listing.
         partial: the file that is read in cuts: ``start`` is the next byte, ``end`` its size.
         remaining: of a bounded source, the unread files of its first listing; otherwise ``None``.
+        columns: the columns that were taken from the first file, as Spark's JSON; ``None`` if they were declared.
     """
 
     done: Mapping[str, FileSignature] = field(default_factory=dict)
     partial: FileSlice | None = None
     remaining: Mapping[str, FileSignature] | None = None
+    columns: Json = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +221,8 @@ def encode(position: FilesPosition) -> Position:
     detail: dict[str, Json] = {"done": {n: _pair(s) for n, s in sorted(position.done.items())}, "partial": part}
     if remaining is not None:
         detail["remaining"] = {n: _pair(s) for n, s in sorted(remaining.items())}
+    if position.columns is not None:
+        detail["columns"] = position.columns
     return Position(kind=KIND, detail=detail)
 
 
@@ -244,12 +248,13 @@ def decode(position: Position) -> FilesPosition:
         done = {name: FileSignature(*pair) for name, pair in detail["done"].items()}
         rest = detail.get("remaining")
         remaining = None if rest is None else {name: FileSignature(*pair) for name, pair in rest.items()}
+        columns = detail.get("columns")
     except (AttributeError, KeyError, TypeError) as error:
         msg = (
             f"the position of a files source cannot be read ({error!r}): it was written by another version of penstock"
         )
         raise StateIncompatible(msg) from error
-    return FilesPosition(done=done, partial=partial, remaining=remaining)
+    return FilesPosition(done=done, partial=partial, remaining=remaining, columns=columns)
 
 
 def _pair(signature: FileSignature) -> list[int]:
