@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from penstock.connectors.files.listing import (
     reconcile,
     unread_files,
 )
-from penstock.connectors.files.ranges import FileSplit, read_lines
+from penstock.connectors.files.ranges import FileSplit, group_bound, read_lines
 from penstock.connectors.files.source import bytes_per_row, scan
 from penstock.errors import SourceChanged, SourceUnavailable, StateIncompatible
 from penstock.handles import Position
@@ -128,9 +129,12 @@ def test_a_position_survives_json_and_another_kind_is_refused():
         done={"d": FileSignature(1, 2)},
         partial=FileSlice(name="p", signature=FileSignature(10, 3), start=4, end=10),
         remaining={"p": FileSignature(10, 3)},
+        columns={"type": "struct", "fields": []},
     )
     detail = json.loads(json.dumps(encode(progress).detail))
     assert decode(Position(kind="files/1", detail=detail)) == progress
+    older = {name: value for name, value in detail.items() if name != "columns"}
+    assert decode(Position(kind="files/1", detail=older)) == replace(progress, columns=None)
     with pytest.raises(StateIncompatible, match="'kafka/1'"):
         decode(Position(kind="kafka/1", detail={}))
     with pytest.raises(StateIncompatible, match="another version"):
@@ -198,3 +202,19 @@ def test_a_line_longer_than_a_block_belongs_to_the_piece_it_begins_in(tmp_path: 
 
     assert [len(line) for line in lines(0, middle)] == [1, 10 * 1024 * 1024]
     assert lines(middle, len(content)) == [b"b"]
+
+
+@given(
+    groups=st.lists(st.integers(1, 40), max_size=8),
+    trailer=st.integers(0, 20),
+    cuts=st.sets(st.integers(0, 400)),
+)
+def test_any_cut_has_the_row_groups_that_begin_in_it_by_their_middles(groups, trailer, cuts):
+    begins = list(itertools.accumulate(groups, initial=4))
+    size = begins.pop() + trailer
+    bounds = [0, *sorted(cut for cut in cuts if 0 < cut < size), size]
+    for start, end in itertools.pairwise(bounds):
+        low, high = (group_bound(begins, at, size) for at in (start, end))
+        middles = {first + length // 2: first for first, length in zip(begins, groups, strict=True)}
+        read = [first for middle, first in middles.items() if low <= middle < high]
+        assert read == [first for first in begins if start <= first < end]

@@ -44,6 +44,7 @@ from penstock.job.start import (
     declare_steps,
     declare_without_columns,
     parse_start_options,
+    recorded_positions,
     recorded_settings,
     resolve_start,
     step_records,
@@ -234,7 +235,8 @@ class _Asked:
         if not compares_schemas or (refused is not None and not self._restores_state):
             return declared, refused
         try:
-            declared = _declared_steps(self.graph, spark)
+            positions = recorded_positions(self.graph, self.start, lambda: self.history, at=self.at)
+            declared = _declared_steps(self.graph, spark, positions)
         except PenstockError as error:
             return declared, refused or error
         except Exception as raised:
@@ -256,14 +258,14 @@ class _Asked:
         return any(task.state is not None for task in tasks)
 
 
-def _declared_steps(graph: Graph, spark: SparkSession | None) -> DeclaredSteps:
+def _declared_steps(graph: Graph, spark: SparkSession | None, positions: Mapping[str, Position]) -> DeclaredSteps:
     """The state that the steps declare, by Spark's analyser; runs no job."""
     from penstock.compiler.analysis import analyze
 
     before = active_session() or spark
     with borrow_session(graph.name, spark, master="local[1]") as session:
         set_active_session(session)
-        analysis = analyze(graph, session)
+        analysis = analyze(graph, session, positions=positions)
         try:
             return declare_steps(build_tasks(graph), analysis, session)
         finally:

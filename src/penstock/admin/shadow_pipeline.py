@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from penstock.api.pipeline import PipelineDefinition
 from penstock.clock import MonotonicTime, WallTime
@@ -20,6 +20,7 @@ from penstock.interfaces.source import (
     ReadLimit,
     Source,
     SourceContext,
+    SupportsFixedColumns,
     SupportsReplay,
     Until,
 )
@@ -53,6 +54,15 @@ class EmptySource:
     def schema(self, spark: SparkSession) -> StructType:
         """The columns of the source that it replaces."""
         return self.of.schema(spark)
+
+    @property
+    def takes_columns(self) -> bool:
+        """Whether the source that it replaces takes its columns from its data."""
+        return isinstance(self.of, SupportsFixedColumns) and self.of.takes_columns
+
+    def with_fixed_columns(self, spark: SparkSession, resume: Position | None) -> Source:
+        """The same source, with the columns that the one that it replaces would go on with."""
+        return EmptySource(cast("SupportsFixedColumns", self.of).with_fixed_columns(spark, resume))
 
     def open(self, context: SourceContext, resume: Position | None) -> EmptyReader:
         """Return a reader whose position never changes, of whatever kind it is."""

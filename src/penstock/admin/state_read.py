@@ -230,7 +230,7 @@ class StateReader:
         handle = state_of(manifest, uid)
         try:
             with reading_session(self.spark) as session:
-                table = self.table(session, handle, uid)
+                table = self.table(session, manifest, uid)
                 if self.pipeline is not None:
                     handle = migrated(handle, table.layers_format.ddl())
                 rows = _table(session, self.directory.filesystem, handle, table, raw=raw)
@@ -249,22 +249,25 @@ class StateReader:
     def identity(self, manifest: Manifest, uid: str) -> tuple[str, ...]:
         """Return the columns by which a row is the same row at another checkpoint."""
         with reading_session(self.spark) as session:
-            return self.table(session, state_of(manifest, uid), uid).identity
+            return self.table(session, manifest, uid).identity
 
-    def table(self, session: SparkSession, handle: StateHandle, uid: str) -> StateTable:
+    def table(self, session: SparkSession, manifest: Manifest, uid: str) -> StateTable:
         """Return how the rows of the step's layers become a table."""
         from penstock.operators.windows.table import table_of_record, table_of_step
         from penstock.state.schema import resolve_schema
 
+        handle = state_of(manifest, uid)
         if self.pipeline is None:
             return table_of_record(handle, uid=uid, partitions=default_parallelism(session))
-        frames = frames_of(self.pipeline, uid, session)
+        frames = frames_of(self.pipeline, uid, session, manifest)
         resolve_schema(handle, frames.keeps, uid=uid)
         return table_of_step(frames)
 
 
-def frames_of(pipeline: PipelineDefinition, uid: str, session: SparkSession) -> WindowFrames:
-    """Return the frames of a step of a pipeline.
+def frames_of(
+    pipeline: PipelineDefinition, uid: str, session: SparkSession, manifest: Manifest | None = None
+) -> WindowFrames:
+    """Return the frames of a step of a pipeline that goes on from a checkpoint.
 
     Raises:
         UnknownName: the pipeline has no such step with state; the message names the nearest.
@@ -273,6 +276,7 @@ def frames_of(pipeline: PipelineDefinition, uid: str, session: SparkSession) -> 
     """
     from penstock.compiler.analysis import analyze
     from penstock.graph.nodes import Keyed, PortRef
+    from penstock.job.start import source_positions
     from penstock.operators.windows.aggregate import WindowAggregate
 
     graph = pipeline.graph()
@@ -290,7 +294,8 @@ def frames_of(pipeline: PipelineDefinition, uid: str, session: SparkSession) -> 
             "--json names"
         )
         raise StateIncompatible(msg, uid=uid)
-    analysis = analyze(graph, session, only=PortRef(node.id))
+    positions = {} if manifest is None else source_positions(manifest, {})
+    analysis = analyze(graph, session, only=PortRef(node.id), positions=positions)
     try:
         schema = analysis.schema(node.inputs[0])
         return spec.frames(uid=uid, schema=schema, session=session, partitions=default_parallelism(session))

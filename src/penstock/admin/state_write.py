@@ -168,7 +168,7 @@ class _Target:
         base = resolve_manifest(history, at) if at is not None or history.restore_point is not None else None
         state = next((task.state for task in base.tasks if task.task == uid), None) if base is not None else None
         if pipeline is not None:
-            table = table_of_step(frames_of(pipeline, uid, session))
+            table = table_of_step(frames_of(pipeline, uid, session, base))
         elif state is not None:
             table = table_of_record(state, uid=uid, partitions=default_parallelism(session))
         else:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from penstock.clock import MonotonicTime, WallTime
@@ -40,6 +41,7 @@ from penstock.interfaces.source import (
     DECODED_RECORD,
     Source,
     SupportsColumnPruning,
+    SupportsFixedColumns,
     SupportsJsonDecoding,
     SupportsPartitions,
 )
@@ -48,6 +50,8 @@ from penstock.spark.session import is_classic
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
+
+    from penstock.handles import Position
 
 log = logging.getLogger(__name__)
 _READ: Final = "read"
@@ -80,13 +84,17 @@ class _Port:
 class Analysis:
     """The schemas and compiled steps of a graph. Made by :func:`analyze`."""
 
-    def __init__(self, graph: Graph, spark: SparkSession, clock: Clocks | None) -> None:
+    def __init__(
+        self, graph: Graph, spark: SparkSession, clock: Clocks | None, positions: Mapping[str, Position]
+    ) -> None:
         self.graph = graph
         self._clock = clock
         self.tables = StaticTables(spark, clock.now if clock is not None else None)
         self._spark = spark
         self._steps = StepCompiler(spark, self.tables)
         self._schemas: dict[PortRef, StructType] = {}
+        self._positions = positions
+        self._fixed: dict[int, Source] = {}
         self._decoding: dict[int, Source] = {}
 
     def schema(self, ref: PortRef) -> StructType:
@@ -107,12 +115,12 @@ class Analysis:
         return StepChain(self._steps, steps, schema, whole=whole, counts_rows=counts, wall=wall)
 
     def source(self, node: Read) -> Source:
-        """Return the source to open: it decodes JSON and leaves columns out where the next steps allow it."""
+        """Return the source to open: its columns are fixed, and it decodes JSON and leaves columns out where it may."""
         parse = pushed_down_parse(self.graph, node)
         if parse is not None:
             by = "the source, while it reads" if node.id in self._decoding else "Spark"
             log.info("%s (%s) behind source '%s' is done by %s", describe_step(parse), parse.origin, node.uid, by)
-        return self._pruned(node, self._decoding.get(node.id, node.source))
+        return self._pruned(node, self._decoding.get(node.id, self._fixed[node.id]))
 
     def _pruned(self, node: Read, source: Source) -> Source:
         """Return the source without the columns that no step uses; the column of its partitions is always used."""
@@ -157,7 +165,8 @@ class Analysis:
         match node:
             case Read():
                 with explain_build_errors(node):
-                    self._schemas[PortRef(node.id)] = node.source.schema(self._spark)
+                    source = self._fixed[node.id] = self._with_fixed_columns(node)
+                    self._schemas[PortRef(node.id)] = source.schema(self._spark)
             case ParseJson():
                 self._stateless(node, self._pushed_down(node, inputs[0]))
             case RowWise() | WithWatermark():
@@ -175,6 +184,12 @@ class Analysis:
                     check_committers(node.sink)
             case _:
                 assert_never(node)
+
+    def _with_fixed_columns(self, node: Read) -> Source:
+        source = node.source
+        if isinstance(source, SupportsFixedColumns) and source.takes_columns:
+            return source.with_fixed_columns(self._spark, self._positions.get(node.uid))
+        return source
 
     def _pushed_down(self, node: ParseJson, schema: StructType) -> StructType:
         """Let the source decode a ``parse_json`` while it reads, if it can; return the columns of its frames then.
@@ -224,7 +239,14 @@ class Analysis:
                 snapshot.lease.release()
 
 
-def analyze(graph: Graph, spark: SparkSession, *, clock: Clocks | None = None, only: PortRef | None = None) -> Analysis:
+def analyze(
+    graph: Graph,
+    spark: SparkSession,
+    *,
+    clock: Clocks | None = None,
+    only: PortRef | None = None,
+    positions: Mapping[str, Position] = MappingProxyType({}),
+) -> Analysis:
     """Find all schemas and compile every step; refuse what cannot run.
 
     Args:
@@ -232,6 +254,7 @@ def analyze(graph: Graph, spark: SparkSession, *, clock: Clocks | None = None, o
         spark: a classic session.
         clock: the clocks of the run, for tables that are read again and for ``max_ahead``; none if nothing will run.
         only: analyse only the nodes that lead to this output.
+        positions: by uid, those at which sources resume; they may record columns.
 
     Raises:
         GraphError: a step cannot run; names the user's line and the remedy.
@@ -240,7 +263,7 @@ def analyze(graph: Graph, spark: SparkSession, *, clock: Clocks | None = None, o
     if not is_classic(spark):
         msg = "penstock needs a classic Spark session: Spark Connect does not give access to plans and cached blocks"
         raise GraphError(msg)
-    analysis = Analysis(graph, spark, clock)
+    analysis = Analysis(graph, spark, clock, positions)
     wanted = {node.id for node in graph.nodes} if only is None else ancestors(graph, only)
     for node in graph.nodes:
         if node.id in wanted:

@@ -215,6 +215,23 @@ class SupportsColumnPruning(Protocol):
         ...
 
 
+@runtime_checkable
+class SupportsFixedColumns(Protocol):
+    """A source that may take its columns from its data. A job fixes them before its first attempt."""
+
+    @property
+    def takes_columns(self) -> bool:
+        """Whether the columns come from the data: they are not declared."""
+        ...
+
+    def with_fixed_columns(self, spark: SparkSession, resume: Position | None) -> Source:
+        """The same source with the columns that ``resume`` records; if it records none, with those of the data now.
+
+        The source's positions record them from then on. A position of another kind is ignored here.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
     """The data waiting for a reader that starts at a position, as far as it is known without reading.

@@ -30,7 +30,7 @@ from penstock.interfaces.source import Until
 from penstock.job.attempt import Attempt
 from penstock.job.decision import decide_start, refusal
 from penstock.job.failures import to_penstock_error
-from penstock.job.start import StartOptions, declare_without_columns
+from penstock.job.start import StartOptions, declare_without_columns, recorded_positions
 from penstock.job.wiring import JobEnvironment
 from penstock.observability.report import Report
 from penstock.observability.status_file import StatusFileWriter
@@ -313,9 +313,13 @@ class JobRunner:
     ) -> JobEnvironment:
         install_quiet_threads()
         set_active_session(spark)
+        start = self._start
+        positions = recorded_positions(
+            graph, start, lambda: job_log.read(past_unreadable=start.is_rewind), at=self._clock.wall()
+        )
         return JobEnvironment(
             name=self._name,
-            analysis=analyze(graph, spark, clock=self._clock),
+            analysis=analyze(graph, spark, clock=self._clock, positions=positions),
             spark=spark,
             filesystem=filesystem,
             log=job_log,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypedDict
@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Final, TypedDict
 from penstock.checkpoint.entries import StepRecord, StepRole
 from penstock.checkpoint.export import EXPORT, OpenFolder, open_export, plan_import, resume_import
 from penstock.checkpoint.history import resolve_checkpoint
-from penstock.checkpoint.recovery import Recovery, check_rename
+from penstock.checkpoint.recovery import Recovery, check_rename, decide_recovery
 from penstock.clock import UTC
 from penstock.compiler.tasks import TaskSpec
 from penstock.errors import PlanOutdated, SettingsError, StateIncompatible, UnknownName
 from penstock.filesystem.local import LocalFileSystem
 from penstock.graph.nodes import Keyed, Read, Union, Write
-from penstock.handles import ColumnAction, ColumnChange, Generation, TaskSnapshot
+from penstock.handles import ColumnAction, ColumnChange, Generation, TaskSnapshot, split_replays
 from penstock.interfaces.operator import StateSchema
-from penstock.interfaces.source import ChecksPosition
+from penstock.interfaces.source import ChecksPosition, SupportsFixedColumns
 from penstock.spark.session import session_timezone
 from penstock.state.schema import resolve_schema
 
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from penstock.checkpoint.history import History
     from penstock.clock import WallTime
     from penstock.compiler.analysis import Analysis
-    from penstock.handles import CheckpointId, Json
+    from penstock.graph.nodes import Graph
+    from penstock.handles import CheckpointId, Json, Position
     from penstock.settings import Settings
 
 log = logging.getLogger("penstock")
@@ -273,6 +274,40 @@ def timezone_of(recorded: Mapping[str, Json]) -> str | None:
     if not recorded:
         return None
     return str(recorded.get(TIMEZONE, UTC))  # it was always UTC before it was recorded
+
+
+# ---- recorded positions ---------------------------------------------------------------------------------------------
+
+
+def recorded_positions(
+    graph: Graph, start: StartOptions, read_log: Callable[[], History], *, at: WallTime
+) -> dict[str, Position]:
+    """The positions that a start restores; none if no source takes its columns from its data.
+
+    Raises:
+        PenstockError: the log cannot be read, or the start is refused.
+    """
+    if not any(isinstance(node, Read) and _takes_columns(node.source) for node in graph.nodes):
+        return {}
+    history = read_log()
+    resolved = resolve_start(start, history, job=graph.name, at=at)
+    bring = resolved["bring"]
+    if bring is not None:
+        return source_positions(bring.manifest, start.rename)
+    resolved["allow_non_restored_state"], resolved["rename"] = True, {}
+    bare = decide_recovery(history, (), at=at, **resolved)
+    found = None if bare.restored is None else history.manifests.get(bare.restored)
+    return {} if found is None else source_positions(found[1], start.rename)
+
+
+def source_positions(manifest: Manifest, rename: Mapping[str, str]) -> dict[str, Position]:
+    """The positions of a checkpoint as the sources wrote them, by the uids that the sources have after renames."""
+    tasks = manifest.tasks
+    return {rename.get(t.task, t.task): split_replays(t.position)[0] for t in tasks if t.position is not None}
+
+
+def _takes_columns(source: object) -> bool:
+    return isinstance(source, SupportsFixedColumns) and source.takes_columns
 
 
 # ---- declared state of steps ---------------------------------------------------------------------------------------

@@ -61,12 +61,14 @@ class FilesPosition:
         partial: the file that is read in cuts: ``start`` is the next byte, ``end`` its size.
         remaining: of a bounded source, the unread files of its first listing; otherwise ``None``.
         folder: inode of the directory at the last listing; ``None`` if an older version wrote the position.
+        columns: the columns that were taken from the first file, as Spark's JSON; ``None`` if they were declared.
     """
 
     done: Mapping[str, FileSignature] = field(default_factory=dict)
     gone: frozenset[str] = frozenset()
     partial: FileSlice | None = None
     remaining: Mapping[str, FileSignature] | None = None
+    columns: Json = None
     folder: int | None = None
 
     def has_read(self, name: str, signature: FileSignature) -> bool:
@@ -361,6 +363,8 @@ def encode(position: FilesPosition) -> Position:
         detail["gone"] = [*sorted(position.gone)]
     if position.folder is not None:
         detail["folder"] = position.folder
+    if position.columns is not None:
+        detail["columns"] = position.columns
     return Position(kind=KIND, detail=detail)
 
 
@@ -387,12 +391,15 @@ def decode(position: Position) -> FilesPosition:
         rest = detail.get("remaining")
         remaining = None if rest is None else {name: FileSignature(*pair) for name, pair in rest.items()}
         gone, folder = frozenset(detail.get("gone", ())), detail.get("folder")
+        columns = detail.get("columns")
     except (AttributeError, KeyError, TypeError) as error:
         msg = (
             f"the position of a files source cannot be read ({error!r}): it was written by another version of penstock"
         )
         raise StateIncompatible(msg) from error
-    return FilesPosition(done=done, gone=gone & done.keys(), partial=partial, remaining=remaining, folder=folder)
+    return FilesPosition(
+        done=done, gone=gone & done.keys(), partial=partial, remaining=remaining, folder=folder, columns=columns
+    )
 
 
 def _pair(signature: FileSignature) -> list[int]:

@@ -1,7 +1,8 @@
-"""Slices of files as Spark frames: whole files by Spark's readers, cuts in Python workers.
+"""Slices of files as Spark frames.
 
-Both ways give the same lines and decode them alike. A frame's plan has one of two shapes, whatever the batch, and no
-literal in it changes, so Spark compiles nothing again.
+Parquet is always read by Spark's own reader. Lines are read by Spark if the files are whole, and in Python workers if
+they are cut; both ways give the same lines and decode them alike. A frame's plan has one of two shapes, whatever the
+batch, and no literal in it changes, so Spark compiles nothing again.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from penstock.connectors.files.listing import COMPRESSED, FileSignature, FileSlice, file_changed, file_unreadable
-from penstock.errors import ConnectorError, DecodeError, SourceChanged
+from penstock.errors import ConnectorError, DecodeError, GraphError, SourceChanged
 from penstock.formats import text
 from penstock.formats.text import DECODE_MARK
+from penstock.spark.parquet import frame_of_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql.types import DataType, StructType
 
 
 # ---- opening files ---------------------------------------------------------------------------------------------------
@@ -136,10 +138,9 @@ def _unpacked_size(packed: bytes) -> int:
     return size
 
 
-# ---- reading splits in a Python worker -------------------------------------------------------------------------------
+# ---- reading lines of splits in a Python worker ----------------------------------------------------------------------
 
-# A split owns what begins in it: a line whose first byte, a row group whose first page lies in [start, end). So any way
-# of cutting a file gives the same rows.
+# A split owns the lines whose first byte lies in [start, end). So any way of cutting a file gives the same rows.
 
 MARK: Final = "penstock.changed:"
 """Precedes the JSON by which a worker reports a changed or unreadable file, in the text of its exception."""
@@ -179,20 +180,6 @@ class LineReader:
                     value = pa.array(lines, pa.binary()).view(pa.string())
                     file = pa.repeat(pa.scalar(split.path, pa.string()), len(lines))
                     yield pa.RecordBatch.from_arrays([value, file], names=["value", "_file"])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowGroupReader:
-    """Makes rows of splits of Parquet files, given by number; ``schema`` is the Arrow schema."""
-
-    splits: tuple[FileSplit, ...]
-    schema: Any
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of the splits whose numbers are in ``batches``. Spark calls it in a worker."""
-        for split in _numbered(self.splits, batches):
-            with FileChangeCheck(split):
-                yield from _read_groups(split, self.schema)
 
 
 def _numbered(splits: Sequence[FileSplit], batches: Iterator[pa.RecordBatch]) -> Iterator[FileSplit]:
@@ -317,63 +304,6 @@ def _first_line(file: IO[bytes], start: int) -> int:
     return position
 
 
-def _read_groups(split: FileSplit, schema: Any) -> Iterator[pa.RecordBatch]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(split.path, coerce_int96_timestamp_unit="us") as file:
-        groups = range(file.metadata.num_row_groups)
-        owned = [group for group in groups if split.start <= _first_byte(file.metadata, group) < split.end]
-        if not owned:
-            return
-        names = {name.lower(): name for name in file.schema_arrow.names}
-        columns = [names[name.lower()] for name in schema.names if name.lower() in names]
-        for batch in file.iter_batches(batch_size=_MAX_ROWS, row_groups=owned, columns=columns):
-            arrays = []
-            for field in schema:
-                name = names.get(field.name.lower())
-                if name is None:
-                    arrays.append(pa.nulls(batch.num_rows, field.type))
-                else:
-                    arrays.append(_convert(batch.column(name), field, split.path))
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _convert(column: Any, field: Any, path: str) -> Any:
-    """The column with the type of ``field``, if Spark's own reader would convert it too."""
-    if column.type != field.type and not _readable_as(column.type, field.type):
-        details = {
-            "place": path,
-            "reason": f"column {field.name!r} is {column.type} in the file and {field.type} in the schema",
-            "remedy": "correct the schema, or move the file away",
-        }
-        raise RuntimeError(DECODE_MARK + json.dumps(details))
-    return column.cast(field.type)
-
-
-def _readable_as(actual: Any, wanted: Any) -> bool:
-    import pyarrow.types as pt
-
-    families = (
-        lambda t: pt.is_string(t) or pt.is_large_string(t) or pt.is_string_view(t) or pt.is_dictionary(t),
-        lambda t: pt.is_binary(t) or pt.is_large_binary(t) or pt.is_fixed_size_binary(t) or pt.is_binary_view(t),
-        lambda t: pt.is_list(t) or pt.is_large_list(t) or pt.is_fixed_size_list(t),
-        *(pt.is_timestamp, pt.is_decimal, pt.is_struct, pt.is_map, pt.is_date),
-    )
-    if any(family(actual) and family(wanted) for family in families):
-        return True
-    numbers = (pt.is_integer, pt.is_floating)
-    return any(kind(actual) and kind(wanted) and actual.bit_width <= wanted.bit_width for kind in numbers)
-
-
-def _first_byte(metadata: Any, group: int) -> int:
-    column = metadata.row_group(group).column(0)
-    starts = [column.data_page_offset]
-    if column.dictionary_page_offset:  # some writers write 0 for none
-        starts.append(column.dictionary_page_offset)
-    return int(min(starts))
-
-
 # ---- frames ----------------------------------------------------------------------------------------------------------
 
 _MIN_SPLIT: Final = 1024 * 1024
@@ -407,14 +337,10 @@ def frame_of(
     spark: SparkSession, root: str, slices: Sequence[FileSlice], content: FileFormat, schema: StructType
 ) -> DataFrame:
     """A lazy frame of exactly the rows of the slices. Spark looks at names and sizes of the files, no more."""
+    if content.format == "parquet":
+        return _parquet(spark, root, slices, content, schema)
     # Hadoop's local file system cannot open a file with a colon in its name, and many are named by the time of day.
     by_spark = not content.header and all(part.whole and ":" not in part.name for part in slices)
-    if content.format == "parquet":
-        return (
-            _parquet_by_spark(spark, root, slices, content, schema)
-            if by_spark
-            else _row_groups(spark, root, slices, schema)
-        )
     lines = _lines_by_spark(spark, root, slices) if by_spark else _lines_of_cuts(spark, root, slices, content)
     # Both ways leave the "\r" of "\r\n" in the value.
     clean = r"CASE WHEN endswith(value, '\r') THEN left(value, length(value) - 1) ELSE value END AS value"
@@ -445,29 +371,13 @@ def _lines_of_cuts(spark: SparkSession, root: str, slices: Sequence[FileSlice], 
     return _split_numbers(spark, len(splits)).mapInArrow(reader, "value STRING, _file STRING")
 
 
-def _parquet_by_spark(
-    spark: SparkSession, root: str, slices: Sequence[FileSlice], content: FileFormat, schema: StructType
-) -> DataFrame:
-    paths = [os.path.join(root, part.name) for part in slices]
-    return spark.read.schema(schema).options(**content.options).options(**_STRICT_READ).parquet(*paths)
-
-
-def _row_groups(spark: SparkSession, root: str, slices: Sequence[FileSlice], schema: StructType) -> DataFrame:
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    splits = _splits(root, slices, spark.sparkContext.defaultParallelism)
-    arrow = to_arrow_schema(schema, timezone="UTC")
-    return _split_numbers(spark, len(splits)).mapInArrow(RowGroupReader(splits=splits, schema=arrow), schema)
-
-
 def _splits(root: str, slices: Sequence[FileSlice], cores: int) -> tuple[FileSplit, ...]:
     """Cut slices again, so that all cores have work. No row changes, by the rule of what a split owns."""
     total = sum(part.end - part.start for part in slices)
     size = max(_MIN_SPLIT, -(-total // cores))
     splits = []
     for part in slices:
-        cuts = 1 if part.name.endswith(COMPRESSED) else -(-(part.end - part.start) // size)
-        bounds = [part.start + (part.end - part.start) * at // cuts for at in range(cuts + 1)]
+        bounds = [part.start, part.end] if part.name.endswith(COMPRESSED) else _bounds(part, size)
         splits += [
             FileSplit(
                 path=os.path.join(root, part.name),
@@ -482,15 +392,137 @@ def _splits(root: str, slices: Sequence[FileSlice], cores: int) -> tuple[FileSpl
     return tuple(splits)
 
 
+def _bounds(part: FileSlice, size: int) -> list[int]:
+    """The slice cut evenly into parts of at most ``size`` bytes: where they begin, and where the last one ends."""
+    cuts = -(-(part.end - part.start) // size)
+    return [part.start + (part.end - part.start) * at // cuts for at in range(cuts + 1)]
+
+
 def _split_numbers(spark: SparkSession, count: int) -> DataFrame:
     """The numbers of the splits as rows: data of the plan, not literals of its code."""
     rows = ", ".join(f"({number})" for number in range(count))
     return spark.sql(f"SELECT n FROM VALUES {rows} AS t(n)")
 
 
+# ---- Parquet ---------------------------------------------------------------------------------------------------------
+
+_UNCHECKED: Final = {
+    "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "fs.file.impl.disable.cache": "true",
+}
+"""Options to read files without looking for Hadoop's checksums, which cannot be done for a name with a colon."""
+
+
+def _parquet(
+    spark: SparkSession, root: str, slices: Sequence[FileSlice], content: FileFormat, schema: StructType
+) -> DataFrame:
+    paths = [os.path.join(root, part.name) for part in slices]
+    whole = _parquet_reader(spark, paths, content.options).schema(schema).parquet(*paths)
+    if all(part.whole for part in slices):
+        return whole
+    (part,) = slices  # a cut is a batch of its own
+    return frame_of_ranges(whole, _group_ranges(paths[0], part, spark.sparkContext.defaultParallelism))
+
+
+def _parquet_reader(spark: SparkSession, paths: Sequence[str], options: Mapping[str, str]) -> DataFrameReader:
+    reader = spark.read.options(**options).options(**_STRICT_READ)
+    return reader.options(**_UNCHECKED) if any(":" in os.path.basename(path) for path in paths) else reader
+
+
+def _group_ranges(path: str, part: FileSlice, cores: int) -> list[tuple[int, int]]:
+    """The ranges of whole row groups that begin in the slice, about as many as there are cores.
+
+    Raises:
+        DecodeError: the file's footer cannot be read.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        footer: Any = pq.read_metadata(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise file_unreadable(path, error.strerror) from error
+        msg = f"{path}: it is no valid Parquet file: {error}; move the file away, or write it again"
+        raise DecodeError(msg) from error
+    first_bytes = [_first_byte(footer, group) for group in range(footer.num_row_groups)]
+    cuts = _bounds(part, max(_MIN_SPLIT, -(-(part.end - part.start) // cores)))
+    bounds = sorted({group_bound(first_bytes, at, part.signature.size) for at in cuts})
+    return list(itertools.pairwise(bounds)) or [(bounds[0], bounds[0])]
+
+
+def group_bound(first_bytes: Sequence[int], at: int, size: int) -> int:
+    """Where the first row group begins that begins at or after ``at``; ``size``, that of the file, if none does.
+
+    Spark reads a row group with the range that its middle byte is in. The ranges between such bounds thus hold the row
+    groups that begin in them, and whatever a footer says, each row group is in exactly one of them.
+    """
+    return min((first for first in first_bytes if first >= at), default=size) if at > 0 else 0
+
+
+def _first_byte(footer: Any, group: int) -> int:
+    column = footer.row_group(group).column(0)
+    starts = [column.data_page_offset]
+    if column.dictionary_page_offset:  # some writers write 0 for none
+        starts.append(column.dictionary_page_offset)
+    return int(min(starts))
+
+
 def parquet_schema(spark: SparkSession, path: str) -> StructType:
-    """The columns of a Parquet file as Spark reads them. Runs one job over its footer."""
-    return spark.read.options(**_STRICT_READ).parquet(path).schema
+    """The columns of a Parquet file as Spark reads them. Runs one job over its footer.
+
+    Raises:
+        GraphError: Spark has no type for one of them.
+    """
+    from pyspark.errors import AnalysisException
+
+    try:
+        return _parquet_reader(spark, [path], {}).parquet(path).schema
+    except AnalysisException as error:
+        msg = f"{path}: its columns cannot be taken: {error}. Give schema= with the columns to read, and their types."
+        raise GraphError(msg) from error
+
+
+def check_parquet_schema(spark: SparkSession, schema: StructType) -> None:
+    """Refuse columns that Spark cannot read from Parquet, whatever is in the files.
+
+    Raises:
+        GraphError: names the column.
+    """
+    from pyspark.sql import types as t
+
+    ignores_case = spark.conf.get("spark.sql.caseSensitive") != "true"
+    for name, kind in _nested("", schema):
+        if isinstance(kind, (t.CalendarIntervalType, t.CharType, t.VarcharType)):
+            instead = "STRING" if isinstance(kind, (t.CharType, t.VarcharType)) else "the type that it has in the files"
+            msg = (
+                f"Column {name!r} is {kind.simpleString().upper()}, which Spark does not read from Parquet. Declare it "
+                f"as {instead}, or leave it out."
+            )
+            raise GraphError(msg)
+        names = [field.name.lower() if ignores_case else field.name for field in getattr(kind, "fields", ())]
+        if len(set(names)) < len(names):
+            msg = f"Column {name!r} has two fields of one name: {kind.simpleString()}. Rename one, or leave it out."
+            raise GraphError(msg)
+
+
+def _nested(name: str, kind: DataType) -> Iterator[tuple[str, DataType]]:
+    """A type and all types in it, with the names by which Spark's errors call them."""
+    from pyspark.sql import types as t
+
+    if name:
+        yield name, kind
+    if isinstance(kind, t.StructType):
+        inner = [(field.name, field.dataType) for field in kind.fields]
+    elif isinstance(kind, t.MapType):
+        inner = [("key", kind.keyType), ("value", kind.valueType)]
+    else:
+        inner = [("element", kind.elementType)] if isinstance(kind, t.ArrayType) else []
+    for own, each in inner:
+        yield from _nested(f"{name}.{own}" if name else own, each)
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
 
 
 def explain(exception: BaseException) -> ConnectorError | None:
@@ -507,8 +539,15 @@ def explain(exception: BaseException) -> ConnectorError | None:
     return _spark_error(exception)
 
 
+_UNLIKE_SCHEMA: Final = re.compile(
+    r"Caused by: [\w.]+: ([^\0]{0,1000}?(?:is not a group|is not primitive|to be \w+ type|in case-insensitive mode))"
+)
+"""A column that is a struct, list or map only in the file or only in the schema, or fields that differ by case only."""
+
+
 def _spark_error(exception: BaseException) -> ConnectorError | None:
-    found = re.search(r"\[FAILED_READ_FILE\.([A-Z_]+)\] (.*)", str(exception))
+    described = str(exception)
+    found = re.search(r"\[FAILED_READ_FILE\.([A-Z_]+)\] (.*)", described)
     if found is None:
         return None
     condition, message = found.groups()
@@ -518,4 +557,8 @@ def _spark_error(exception: BaseException) -> ConnectorError | None:
     if condition in ("PARQUET_COLUMN_DATA_TYPE_MISMATCH", "CANNOT_READ_FILE_FOOTER"):
         msg = f"{message}; the file is damaged or not what the schema says: move it away, or correct the schema"
         return DecodeError(msg)
+    unlike = _UNLIKE_SCHEMA.search(described)
+    if unlike is not None:
+        reason = " ".join(unlike[1].split())
+        return DecodeError(f"{message}: {reason}; the file is not what the schema says: move it away, or correct it")
     return None

@@ -33,7 +33,7 @@ from penstock.connectors.files.listing import (
     reconcile,
     unread_files,
 )
-from penstock.connectors.files.ranges import FileFormat, frame_of, parquet_schema
+from penstock.connectors.files.ranges import FileFormat, check_parquet_schema, frame_of, parquet_schema
 from penstock.errors import GraphError, SourceUnavailable
 from penstock.formats import text
 from penstock.handles import Guarantee
@@ -378,8 +378,9 @@ class Source:
     Args:
         path: the directory, on a local disk or one that all executors have mounted.
         format: ``"json"`` (one object a line), ``"csv"``, ``"parquet"`` or ``"text"`` (one column ``value STRING``).
-        schema: columns, as DDL or a ``StructType``; required for JSON and CSV, for Parquet taken from the first file
-            if not given. All columns can be ``NULL``.
+        schema: columns, as DDL or a ``StructType``; required for JSON and CSV. For Parquet, if it is not given, the
+            columns are those of the first file at the first start. Checkpoints keep them: a restart uses the same
+            columns, until you give ``schema``. All columns can be ``NULL``.
         pattern: shell pattern for the file's name.
         recursive: whether folders below are read too (links to folders are not).
         bounded: end after the files that are there at the first start; the watermark then goes to the end of time.
@@ -404,6 +405,7 @@ class Source:
     path: str
     content: FileFormat
     declared: str | StructType | None
+    taken: StructType | None
     pattern: str
     recursive: bool
     bounded: bool
@@ -447,6 +449,7 @@ class Source:
                 format=format, options=text.check_options(decoder_options, format), header=header, with_file=with_file
             ),
             "declared": schema,
+            "taken": None,
             "pattern": pattern,
             "recursive": recursive,
             "bounded": bounded,
@@ -474,18 +477,43 @@ class Source:
         """The declared columns; of Parquet without a schema, those of the first file.
 
         Raises:
+            GraphError: a declared column cannot be in Parquet files.
             SourceUnavailable: there is no first file yet.
         """
         if self.content.format == "text":
             return text.struct_type(spark, "value STRING, _file STRING" if self.with_file else "value STRING")
         if self.declared is not None:
-            return text.struct_type(spark, self.declared)
+            declared = text.struct_type(spark, self.declared)
+            if self.content.format == "parquet":
+                check_parquet_schema(spark, declared)
+            return declared
+        if self.taken is not None:
+            return self.taken
         files = ordered(self._scan())
         if not files:
             remedy = "give schema=, put a file there first, or mount the directory"
             msg = f"{self.describe()} has no file to take the columns from: {remedy}"
             raise SourceUnavailable(msg)
         return text.struct_type(spark, parquet_schema(spark, os.path.join(self.path, files[0][0])))
+
+    @property
+    def takes_columns(self) -> bool:
+        """Whether the columns are taken from the first file."""
+        return self.content.format == "parquet" and self.declared is None
+
+    def with_fixed_columns(self, spark: SparkSession, resume: Position | None) -> Source:
+        """The same source; if no columns are declared, with those that the position records, or else the first file's.
+
+        Raises:
+            StateIncompatible: the position cannot be read.
+            SourceUnavailable: there is no first file yet.
+        """
+        from pyspark.sql.types import StructType
+
+        if not self.takes_columns or self.taken is not None:
+            return self
+        recorded: Any = decode(resume).columns if resume is not None and resume.kind == KIND else None
+        return self._with("taken", self.schema(spark) if recorded is None else StructType.fromJson(recorded))
 
     def open(self, context: SourceContext, resume: Position | None) -> FilesReader:
         """A reader that goes on after ``resume``.
@@ -498,7 +526,10 @@ class Source:
         """
         if resume is None:
             require_directory(self.path, context.uid)
-        return FilesReader(self, context, FilesPosition() if resume is None else decode(resume))
+        position = FilesPosition() if resume is None else decode(resume)
+        source = self.with_fixed_columns(context.spark, resume)
+        columns: Any = None if source.taken is None else source.taken.jsonValue()
+        return FilesReader(source, context, replace(position, columns=columns))
 
     def backlog(self, resume: Position | None) -> Backlog:
         """The unread files, and their bytes.
@@ -547,10 +578,13 @@ class Source:
         Raises:
             StateIncompatible: the position is not one of a files source.
         """
+        return self._with("end", None if end is None else decode(end))
+
+    def _with(self, name: str, value: object) -> Source:
         other = object.__new__(Source)
         for field in fields(self):
             object.__setattr__(other, field.name, getattr(self, field.name))
-        object.__setattr__(other, "end", None if end is None else decode(end))
+        object.__setattr__(other, name, value)
         return other
 
     def describe(self) -> str:
