@@ -444,7 +444,9 @@ def test_L5_a_fence_says_who_and_holds_for_ever(filesystem):
     owner = claim(filesystem)
     claim(filesystem, ids="b", pid=42)
 
-    with pytest.raises(GenerationFenced, match=r"entry 1 .* process 42 on here, started 2023-11-14 22:13:20 UTC as generation 1"):
+    with pytest.raises(
+        GenerationFenced, match=r"entry 1 .* process 42 on here, started 2023-11-14 22:13:20 UTC as generation 1"
+    ):
         owner.append(manifest(1))
     operations = len(filesystem.operations)
     for act in (lambda: owner.append(manifest(2)), owner.check, owner.trim):
