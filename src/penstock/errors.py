@@ -233,7 +233,7 @@ class CommitterMissing(StateIncompatible):
         why: the reason alone, without the remedy.
     """
 
-    def __init__(self, message: str, *, why: str, uid: str | None = None) -> None:
+    def __init__(self, message: str, *, why: str = "", uid: str | None = None) -> None:
         super().__init__(message, uid=uid)
         self.why = why
 

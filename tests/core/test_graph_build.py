@@ -238,7 +238,7 @@ def test_what_no_stream_can_do_is_answered_with_the_way_to_do_it():
         ("dropDuplicates", r"\.group_by\(.*ps\.agg\.first"),
         ("agg", r"\.group_by\(ps\.global_window\(\)\)\.agg\("),
         ("with_colum", "did you mean 'with_column'"),
-        ("surely_not", "^a Stream has no 'surely_not'; it has add, dead_letter, drop, group_by"),
+        ("surely_not", "^a Stream has no 'surely_not'; it has add, dead_letter, drop, for_each_batch, group_by"),
     ):
         with pytest.raises(AttributeError, match=told):
             getattr(stream, name)

@@ -25,6 +25,7 @@ from penstock.clock import MAX_WATERMARK
 from penstock.connectors.counting import CountPosition
 from penstock.errors import (
     CheckpointUnreadable,
+    CommitterMissing,
     GraphError,
     LogGap,
     PenstockError,
@@ -271,8 +272,8 @@ STORIES = {
         story=lambda folder: write_log(folder / "state", [CLAIM, at(0, open=(output(0),))]),
     ),
     "output of an unknown kind": Refusal(
-        error=StateIncompatible,
-        says="output of kind 'sqlite/1' waits to be published",
+        error=CommitterMissing,
+        says="of kind 'sqlite/1' waits to be published to there, but the log names no committer",
         story=lambda folder: write_log(folder / "state", [CLAIM, at(0, open=(output(0, kind="sqlite/1"),))]),
     ),
 }

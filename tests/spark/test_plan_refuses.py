@@ -19,7 +19,6 @@ from core.cli_kit import say
 from core.test_plan_refuses import first_line
 from penstock.cli.options import load_pipeline
 from spark.job_kit import drop
-from spark.shop_kit import lend
 from spark.test_plan_job import V1, order
 
 if TYPE_CHECKING:
@@ -107,7 +106,6 @@ def test_a_plan_refuses_what_a_start_refuses_with_the_same_code_and_words(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     refusal = STORIES[case]
-    lend(monkeypatch, spark)
     monkeypatch.chdir(tmp_path)
     drop(tmp_path / "in", "a.json", [order(0), order(1)])
     name = "refused_" + re.sub(r"\W", "_", case)

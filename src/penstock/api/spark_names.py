@@ -14,7 +14,7 @@ _WRITE: Final = '.write("a-uid", ps.files.Sink("out/"))'
 _JOIN: Final = 'table = p.table("t", "SELECT …"), and p.sql("SELECT * FROM {s} JOIN {t} USING (id)", s=stream, t=table)'
 _UNIQUE: Final = '.group_by("key", ps.tumbling("1 hour")).agg("a-uid", ps.agg.first("column"))'
 _ORDERED: Final = '.group_by(ps.tumbling("1 minute")).agg("a-uid", ps.agg.collect("column")), since a stream has no end'
-_ROWS: Final = ".preview([{…}]), which shows what these steps make of given rows"
+_ROWS: Final = "ps.show(stream), which prints what the first rows become, or .preview([{…}]) for given rows"
 
 STREAM: Final[Mapping[str, str]] = {
     "filter": '.where("amount > 0")',
@@ -43,7 +43,7 @@ STREAM: Final[Mapping[str, str]] = {
     "mapInArrow": ".transform(function)",
     "writeStream": _WRITE,
     "writeTo": _WRITE,
-    "foreachBatch": f"{_WRITE}, or a sink of your own",
+    "foreachBatch": '.for_each_batch("a-uid", function)',
     "printSchema": ".print_schema()",
     "columns": ".schema.names",
     "dtypes": ".schema",

@@ -273,8 +273,8 @@ def check_master(master: str) -> str:
     if _MASTER.fullmatch(master):
         return master
     msg = (
-        f"Spark has no master {master!r}: give --master (or PENSTOCK_MASTER) as local[*], local[4], "
-        "spark://HOST:PORT, yarn or k8s://URL"
+        f"Spark has no master {master!r}: write 'penstock run … --master M' (or PENSTOCK_MASTER=M); M is local[*], "
+        "local[4], spark://HOST:PORT, yarn or k8s://URL"
     )
     raise SettingsError(msg)
 

@@ -300,7 +300,10 @@ def file_changed(name: str, before: FileSignature, now: FileSignature | None, wh
         there = f"now it is {now}"
         remedy = "Put it back as it was"
     if when == "was listed at the first start":
-        remedy += ", or begin again with --fresh, or read the folder without bounded: then files are read as they are"
+        remedy += (
+            ", or begin again with 'penstock run … --fresh', or read the folder without bounded: then files are read "
+            "as they are"
+        )
     elif when == "was planned":
         remedy += ", or start the job again: no checkpoint has the file yet, so it is read as it is then"
     elif when == "was read" and now is not None:
