@@ -145,6 +145,8 @@ def test_a_batch_that_the_function_hardly_reads_counts_in_full_and_an_empty_one_
     from pyspark.sql import functions as F
 
     seen: list[int] = []
+    persistent = spark.sparkContext._jsc.getPersistentRDDs  # type: ignore[union-attr]
+    before = persistent().size()  # those of other tests
     writer = BatchWriter(lambda frame, epoch: seen.append(frame.limit(1).count()), _Context("out"))  # type: ignore[arg-type]
     observation = Observation("all")
     observed = spark.range(0, 100, 1, 4).observe(observation, F.count(F.lit(1)).alias("n"))
@@ -154,7 +156,7 @@ def test_a_batch_that_the_function_hardly_reads_counts_in_full_and_an_empty_one_
     assert measure.value == {"n": 100}
     assert writer.write(Batch(frame=spark.range(0), sequence=2)) == 0
     assert seen == [1]
-    assert spark.sparkContext._jsc.getPersistentRDDs().size() == 0  # type: ignore[union-attr]
+    assert persistent().size() <= before
 
 
 @dataclass

@@ -115,8 +115,8 @@ def show(stream: Previewable, *, rows: int = 20, timeout: float = 30.0) -> None:
         SourceUnavailable: a source cannot be read.
 
     >>> import penstock as ps
-    >>> numbers = ps.Pipeline("demo").read("n", ps.rate.Source(rows_per_second=100, limit=3))
-    >>> ps.show(numbers.select("value * 2 AS twice"), rows=2)  # doctest: +NORMALIZE_WHITESPACE
+    >>> numbers = ps.Pipeline("demo").read("n", ps.generator.Source(lambda n: n.select("n"), rows=3))
+    >>> ps.show(numbers.select("n * 2 AS twice"), rows=2)  # doctest: +NORMALIZE_WHITESPACE
     +-----+
     |twice|
     +-----+

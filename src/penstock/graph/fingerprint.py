@@ -23,8 +23,8 @@ _LIBRARY_PATHS: Final = (
 )
 """How file names of library code begin, apart from installed packages: penstock's own, and Python's."""
 
-_EXPRESSION_ID: Final = re.compile(r"#\d+L?\b")
-"""The number that Spark gives a UDF in a Column: it depends on what the JVM did before."""
+_JAVA_ADDRESS: Final = re.compile(r"\[L[\w.$]+;@[0-9a-f]+")
+"""A Java array in the text of a Column with a UDF: it stands there by its address, which differs each time."""
 
 
 def fingerprint(graph: Graph) -> dict[str, str]:
@@ -132,7 +132,7 @@ class _Canonicalizer:
         kind = type(value)
         name = [kind.__module__, kind.__qualname__]
         if is_column(value):
-            return [*name, _EXPRESSION_ID.sub("", str(value))]
+            return [*name, _JAVA_ADDRESS.sub("", str(value))]
         if kind.__name__ == "_lru_cache_wrapper":
             return [*name, self.of(value.__wrapped__)]
         if hasattr(value, "jsonValue") and kind.__module__.startswith("pyspark."):  # a schema
