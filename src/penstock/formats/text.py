@@ -14,7 +14,7 @@ from penstock.errors import DecodeError, GraphError, SchemaMismatch, did_you_mea
 from penstock.spark.session import parse_ddl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
@@ -86,11 +86,20 @@ def check_options(options: Mapping[str, object], format: str) -> dict[str, str]:
                 "own way out (parse_json(..., on_error=...)); records of several lines are not supported"
             )
             raise GraphError(msg)
-        if name.lower() not in (each.lower() for each in effective):
-            hint = did_you_mean(name, effective, otherwise=None if effective else "it has none")
-            msg = f"option {name!r} has no effect when {format} is read{hint}"
-            raise GraphError(msg)
+        check_effect(name, effective, f"{format} is read")
     return _as_text(options)
+
+
+def check_effect(name: str, effective: Sequence[str], when: str) -> None:
+    """Refuse an option that would change nothing; case does not count.
+
+    Raises:
+        GraphError: it is not among the options that have an effect; names the nearest one.
+    """
+    if name.lower() not in (each.lower() for each in effective):
+        hint = did_you_mean(name, effective, otherwise=None if effective else "it has none")
+        msg = f"option {name!r} has no effect when {when}{hint}"
+        raise GraphError(msg)
 
 
 def _as_text(options: Mapping[str, object]) -> dict[str, str]:

@@ -7,10 +7,9 @@ import threading
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
 from html import escape
 
-from penstock.clock import MAX_WATERMARK, EventTime
+from penstock.clock import MAX_WATERMARK, EventTime, format_time
 from penstock.facts import (
     BatchDone,
     BatchRead,
@@ -131,7 +130,8 @@ def _of_source(report: Report, uid: str) -> str:
 
 
 def _of_step(report: Report, uid: str) -> str:
-    words = [f"event time {_moment(report.watermarks[uid])}"] if uid in report.watermarks else []
+    at = report.watermarks.get(uid)
+    words = [] if at is None else [f"event time {'at its end' if at >= MAX_WATERMARK else format_time(at)}"]
     if uid in report.held_by:
         words.append(f"held back by {report.held_by[uid]}")
     words += [f"{amount:,} {name}" for (step, name), amount in sorted(report.counters.items()) if step == uid]
@@ -140,16 +140,6 @@ def _of_step(report: Report, uid: str) -> str:
 
 def _of_sink(report: Report, uid: str) -> str:
     return f"{report.rows_written.get(uid, 0):,} rows; output of {report.published.get(uid, 0):,} checkpoints published"
-
-
-def _moment(at: EventTime) -> str:
-    """An event time for people, in UTC."""
-    if at >= MAX_WATERMARK:
-        return "at its end"
-    try:
-        return f"{datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=at):%Y-%m-%d %H:%M:%S} UTC"
-    except OverflowError:
-        return "not known"
 
 
 # ---- summing up ------------------------------------------------------------------------------------------------------

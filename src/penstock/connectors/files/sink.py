@@ -18,8 +18,8 @@ from penstock.errors import (
     SinkIdentityConflict,
     StateDirectoryRefused,
     StorageFailed,
-    did_you_mean,
 )
+from penstock.formats import text
 from penstock.handles import Committable, FileRef, Guarantee
 
 if TYPE_CHECKING:
@@ -242,11 +242,9 @@ class Sink:
         if self.files_per_checkpoint < 1 or self.target_file_bytes < 1:
             msg = "files_per_checkpoint and target_file_bytes must be at least 1"
             raise GraphError(msg)
-        effective = _EFFECTIVE[self.format]
         for name in self.options:
-            if "." not in name and name.lower() not in (each.lower() for each in effective):
-                msg = f"option {name!r} has no effect when {self.format} is written{did_you_mean(name, effective)}"
-                raise GraphError(msg)
+            if "." not in name:
+                text.check_effect(name, _EFFECTIVE[self.format], f"{self.format} is written")
 
     @property
     def target(self) -> str:
