@@ -59,7 +59,7 @@ class Times:
         """A task that finds nothing to do stands where its inputs allow; one that was quiet for long is no let."""
         active: list[int] = []
         quiet: list[int] = []
-        restored = self._marks(task)
+        restored, begins_anew = self._marks(task)
         for i in range(len(task._inputs)):
             each = task._inputs[i]
             if (
@@ -74,26 +74,31 @@ class Times:
             after = self._shape.idle_after
             may_be = after is not None and each.channel.is_drained  # else its source may wait for what is at work
             is_quiet = may_be and self._world.now() - each.last_batch >= after
-            (quiet if is_quiet else active).append(self._told(self._shape.sources[i], restored[i]))
+            (quiet if is_quiet else active).append(self._told(self._shape.sources[i], restored[i], begins_anew=begins_anew))
         wanted = min(active) if active else max(quiet, default=MIN_WATERMARK)
         if task._announced < wanted and task._output.has_room:
             self._world.ledger.violated(
                 "idle", f"event time of '{task.id}' stands at {task._announced}, its inputs allow {wanted}"
             )
 
-    def _told(self, source: int, restored: int) -> int:
+    def _told(self, source: int, restored: int, *, begins_anew: bool) -> int:
         """The largest event time that a step was told by a source.
 
-        That of its rows from the first on; where steps have had other inputs before, from the attempt's first on, and
-        what the snapshot says of those before it: an input that is another now, or one of more or fewer, begins anew.
+        That of its rows from the first on; where the step or its inputs begin anew, from the attempt's first on, and
+        what the snapshot says of those before it.
         """
         parsed = self._shape.parses and not self._shape.union
-        rows = range(self._began[source] if self._world.is_recut else 0, self._rows[source])
+        rows = range(self._began[source] if begins_anew else 0, self._rows[source])
         good = [row for row in rows if not (parsed and self._shape.is_bad(source, row))]
         told = self._world.time_of(good[-1]) if good else MIN_WATERMARK
-        return max(told, restored) if self._world.is_recut else told
+        return max(told, restored) if begins_anew else told
 
-    def _marks(self, task: StepTask) -> tuple[int, ...]:
-        """What is restored for each of its inputs."""
+    def _marks(self, task: StepTask) -> tuple[tuple[int, ...], bool]:
+        """What is restored for each of its inputs, and whether it or one of them may begin anew.
+
+        An input that is another now, or one of more or fewer, begins anew; and a step that the checkpoint does not
+        have, since an attempt ran without it.
+        """
         found, inputs = marks(self._manifest, task.id), len(task._inputs)
-        return found if len(found) == inputs else (MIN_WATERMARK,) * inputs
+        begins_anew = self._world.is_recut or (self._manifest is not None and len(found) != inputs)
+        return found if len(found) == inputs else (MIN_WATERMARK,) * inputs, begins_anew
