@@ -61,21 +61,21 @@ def test_what_is_submitted_counts_more_than_the_defaults(
 
 def test_a_checkpoint_whose_zone_was_not_recorded_is_of_utc() -> None:
     restored = at(2)
-    check_timezone(restored, {"timezone": "UTC"}, is_chosen=False)
+    check_timezone(restored, "UTC")
     with pytest.raises(StateIncompatible, match=r"checkpoint 2 was taken in .*'UTC', .* has 'Asia/Tokyo'"):
-        check_timezone(restored, {"timezone": "Asia/Tokyo"}, is_chosen=False)
+        check_timezone(restored, "Asia/Tokyo")
 
 
 def test_a_zone_is_kept_unless_it_is_chosen_anew() -> None:
     restored = replace(at(2), settings={"timezone": "Asia/Tokyo"})
-    check_timezone(restored, {"timezone": "Asia/Tokyo"}, is_chosen=False)
-    check_timezone(restored, {"timezone": "UTC"}, is_chosen=True)
+    check_timezone(restored, "Asia/Tokyo")
+    check_timezone(restored, None)
     with pytest.raises(
         StateIncompatible, match=r"timezone='Asia/Tokyo' \(PENSTOCK_TIMEZONE=Asia/Tokyo\), or change it"
     ):
-        check_timezone(restored, {"timezone": "UTC"}, is_chosen=False)
+        check_timezone(restored, "UTC")
 
 
 def test_an_empty_start_and_state_that_no_run_has_written_take_any_zone() -> None:
-    check_timezone(None, {"timezone": "Asia/Tokyo"}, is_chosen=False)
-    check_timezone(replace(at(2), settings={}), {"timezone": "Asia/Tokyo"}, is_chosen=False)
+    check_timezone(None, "Asia/Tokyo")
+    check_timezone(replace(at(2), settings={}), "Asia/Tokyo")

@@ -28,7 +28,7 @@ from penstock.compiler.tasks import build_tasks
 from penstock.control.client import is_this_host, owner_is_gone
 from penstock.dead_letters.letters import replayed_by, with_dead_letter_folders
 from penstock.dead_letters.store import replay_numbers
-from penstock.errors import PenstockError, StateIncompatible, UnknownName
+from penstock.errors import PenstockError, UnknownName
 from penstock.filesystem import resolve
 from penstock.graph.fingerprint import fingerprint
 from penstock.graph.nodes import Read, Write
@@ -40,7 +40,6 @@ from penstock.job.failures import to_penstock_error
 from penstock.job.start import (
     DeclaredSteps,
     StartOptions,
-    check_timezone,
     declare_steps,
     declare_without_columns,
     parse_start_options,
@@ -48,6 +47,7 @@ from penstock.job.start import (
     recorded_settings,
     resolve_start,
     step_records,
+    unchosen_timezone,
 )
 from penstock.spark.session import active_session, borrow_session, set_active_session
 
@@ -144,7 +144,7 @@ def make_plan(
     at = (clock or SystemClock()).wall()
     filesystem = resolve(f"{state}/{graph.name}", probes=False)
     history = read_history(filesystem, graph.name, past_unreadable=start.is_rewind)
-    asked = _Asked(with_dead_letter_folders(graph, filesystem), start, history, filesystem, at)
+    asked = _Asked(with_dead_letter_folders(graph, filesystem), start, settings, spark, history, filesystem, at)
     resolved = resolve_start(start, history, job=graph.name, at=at)
     rewind_to, bring = resolved["rewind_to"], resolved["bring"]
     start = replace(
@@ -152,22 +152,17 @@ def make_plan(
         checkpoint=None if rewind_to is None else str(rewind_to),
         sha256=None if bring is None else bring.export.sha256,
     )
-    declared, refused = asked.declare(spark, compares_schemas=compares_schemas)
+    declared, refused = asked.declare(compares_schemas=compares_schemas)
     pipeline = pipeline_info(graph, settings)
     decision = StartDecision(history=history, start=start, bring=bring, resolver=declared.resolver)
     target = start_target(decision, pipeline.steps)
-    recorded = recorded_settings(settings, spark)
-    try:
-        check_timezone(target.target, recorded, is_chosen=settings.timezone is not None)
-    except StateIncompatible as error:
-        refused = refused or error
     positions = target.positions()
     backlogs, unreadable = _backlogs(graph, positions)
     return plan_start(
         pipeline,
         target,
         backlogs=backlogs,
-        settings=recorded,
+        settings=recorded_settings(settings, spark),
         at=at,
         warnings=(
             *_owner_warnings(history),
@@ -216,13 +211,13 @@ class _Asked:
 
     graph: Graph
     start: StartOptions
+    settings: Settings
+    spark: SparkSession | None
     history: History
     filesystem: FileSystem
     at: WallTime
 
-    def declare(
-        self, spark: SparkSession | None, *, compares_schemas: bool
-    ) -> tuple[DeclaredSteps, PenstockError | None]:
+    def declare(self, *, compares_schemas: bool) -> tuple[DeclaredSteps, PenstockError | None]:
         """The steps, with their columns if they can be had, and the error that refuses the start.
 
         Raises:
@@ -236,7 +231,7 @@ class _Asked:
             return declared, refused
         try:
             positions = recorded_positions(self.graph, self.start, lambda: self.history, at=self.at)
-            declared = _declared_steps(self.graph, spark, positions)
+            declared = _declared_steps(self.graph, self.spark, positions)
         except PenstockError as error:
             return declared, refused or error
         except Exception as raised:
@@ -246,7 +241,13 @@ class _Asked:
     def _refusal(self, declared: DeclaredSteps) -> PenstockError | None:
         return refusal(
             lambda: decide_start(
-                self.graph, self.start, self.history, declared=declared, filesystem=self.filesystem, at=self.at
+                self.graph,
+                self.start,
+                self.history,
+                declared=declared,
+                zone=unchosen_timezone(self.settings, self.spark),
+                filesystem=self.filesystem,
+                at=self.at,
             )
         )
 

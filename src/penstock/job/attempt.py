@@ -9,7 +9,7 @@ from functools import partial
 from importlib.metadata import version
 
 from penstock.checkpoint.coordinator import Coordinator
-from penstock.checkpoint.entries import Claim, Manifest
+from penstock.checkpoint.entries import Claim
 from penstock.checkpoint.events import AttemptId, EndJob, RunStarted
 from penstock.checkpoint.gc import stages_of
 from penstock.checkpoint.history import History
@@ -34,10 +34,10 @@ from penstock.job.start import (
     FROM_LATEST,
     DeclaredSteps,
     StartOptions,
-    check_timezone,
     declare_steps,
     log_schema_changes,
     recorded_settings,
+    unchosen_timezone,
 )
 from penstock.job.wiring import AttemptBuilder, JobEnvironment
 from penstock.runtime.executors import AttemptParts
@@ -144,22 +144,16 @@ class Attempt:
         return owned
 
     def _decide(self, history: History, generation: Generation | None = None) -> Recovery:
-        settings = self._env.settings
-        recovery = decide_start(
+        return decide_start(
             self._env.analysis.graph,
             self._start,
             history,
             declared=self.declared,
+            zone=unchosen_timezone(self._env.settings, self._env.spark),
             filesystem=self._env.filesystem,
             at=self._env.clock.wall(),
             generation=generation,
         )
-        check_timezone(
-            restored_manifest(recovery, history),
-            recorded_settings(settings, self._env.spark),
-            is_chosen=settings.timezone is not None,
-        )
-        return recovery
 
     def _recover(self, owned: OwnedLog) -> Recovery:
         """Publish, void and delete what the log says; the result says what to restore."""
@@ -267,13 +261,6 @@ class Attempt:
             settled=bool(recovery.commit),
             settings=recorded_settings(self._env.settings, self._env.spark),
         )
-
-
-def restored_manifest(recovery: Recovery, history: History) -> Manifest | None:
-    """The checkpoint that a recovery restores, also if it is not imported yet; ``None`` for an empty start."""
-    if recovery.bring is not None:
-        return recovery.bring.manifest
-    return None if recovery.restored is None else history.manifests[recovery.restored][1]
 
 
 def job_started_fact(owned: OwnedLog, recovery: Recovery, *, attempt: int, wall: WallTime) -> JobStarted:

@@ -15,10 +15,11 @@ from penstock.graph.nodes import Read, Write
 from penstock.handles import split_replays
 from penstock.interfaces.sink import ChecksLog, CommitContext
 from penstock.interfaces.source import KnowsEnd, SupportsBacklog
-from penstock.job.start import DeclaredSteps, StartOptions, resolve_start
+from penstock.job.start import DeclaredSteps, StartOptions, check_timezone, resolve_start
 from penstock.runtime.source_task import rows_after_end
 
 if TYPE_CHECKING:
+    from penstock.checkpoint.entries import Manifest
     from penstock.checkpoint.export import Import
     from penstock.checkpoint.history import History
     from penstock.clock import WallTime
@@ -33,6 +34,7 @@ def decide_start(
     history: History,
     *,
     declared: DeclaredSteps,
+    zone: str | None,
     filesystem: FileSystem,
     at: WallTime,
     generation: Generation | None = None,
@@ -47,6 +49,7 @@ def decide_start(
         start: the options.
         history: of the job's log.
         declared: the steps, with their columns if they are known.
+        zone: the session's time zone; ``None`` if the job's settings choose one.
         filesystem: rooted at the job's directory.
         at: the present time.
         generation: of the claim; before there is one, the next generation is assumed.
@@ -65,7 +68,15 @@ def decide_start(
             node.sink.check_log(history.log_id, node.uid)
         if isinstance(node, Read):
             _refuse_rows_after_end(node, recovery.snapshots.get(node.uid))
+    check_timezone(_restored_manifest(recovery, history), zone)
     return recovery
+
+
+def _restored_manifest(recovery: Recovery, history: History) -> Manifest | None:
+    """The checkpoint that a recovery restores, also if it is not imported yet; ``None`` for an empty start."""
+    if recovery.bring is not None:
+        return recovery.bring.manifest
+    return None if recovery.restored is None else history.manifests[recovery.restored][1]
 
 
 def refusal(decide: Callable[[], object]) -> PenstockError | None:

@@ -30,7 +30,7 @@ from penstock.interfaces.source import Until
 from penstock.job.attempt import Attempt
 from penstock.job.decision import decide_start, refusal
 from penstock.job.failures import to_penstock_error
-from penstock.job.start import StartOptions, declare_without_columns, recorded_positions
+from penstock.job.start import StartOptions, declare_without_columns, recorded_positions, unchosen_timezone
 from penstock.job.wiring import JobEnvironment
 from penstock.observability.report import Report
 from penstock.observability.status_file import StatusFileWriter
@@ -291,6 +291,7 @@ class JobRunner:
                 self._start,
                 job_log.read(past_unreadable=self._start.is_rewind),
                 declared=declare_without_columns(build_tasks(graph)),
+                zone=unchosen_timezone(self._settings, self._users_session),
                 filesystem=filesystem,
                 at=self._clock.wall(),
             )

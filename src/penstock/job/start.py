@@ -240,27 +240,30 @@ def recorded_settings(settings: Settings, spark: SparkSession | None) -> dict[st
     return asdict(settings) | {TIMEZONE: settings.timezone or session_timezone(spark)}
 
 
-def check_timezone(restored: Manifest | None, recorded: Mapping[str, Json], *, is_chosen: bool) -> None:
+def unchosen_timezone(settings: Settings, spark: SparkSession | None) -> str | None:
+    """The time zone that a job has by its session, perhaps by accident; ``None`` if its settings choose one."""
+    return None if settings.timezone is not None else session_timezone(spark)
+
+
+def check_timezone(restored: Manifest | None, zone: str | None) -> None:
     """Refuse to go on from a checkpoint of another time zone, unless the zone was chosen as a setting.
 
     Times without a zone would be hours apart from those before them: windows would close early, or rows be late.
 
     Args:
         restored: the checkpoint that is restored.
-        recorded: the settings of the start, as they would be recorded.
-        is_chosen: whether the zone is a setting of the job. Else it is the session's, which may have it by accident.
+        zone: the session's; ``None`` if the job's settings choose one.
 
     Raises:
         StateIncompatible: the zones differ.
     """
-    now = recorded[TIMEZONE]
     before = timezone_of(restored.settings) if restored is not None else None
-    if restored is None or before is None or before == now or is_chosen:
+    if restored is None or before is None or zone in (before, None):
         return
     msg = (
-        f"checkpoint {restored.checkpoint} was taken in the time zone {before!r}, and this Spark session has {now!r}: "
+        f"checkpoint {restored.checkpoint} was taken in the time zone {before!r}, and this Spark session has {zone!r}: "
         f"times without a zone would mean other moments from here on. Go on with timezone={before!r} "
-        f"(PENSTOCK_TIMEZONE={before}), or change it with timezone={now!r}"
+        f"(PENSTOCK_TIMEZONE={before}), or change it with timezone={zone!r}"
     )
     raise StateIncompatible(msg)
 
