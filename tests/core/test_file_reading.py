@@ -8,9 +8,9 @@ import os
 import pyarrow as pa
 import pytest
 
-from penstock.connectors.files import ranges, source
+from penstock.connectors.files import lines, ranges, source
+from penstock.connectors.files.lines import FileSplit, LineReader
 from penstock.connectors.files.listing import COMPRESSED
-from penstock.connectors.files.ranges import FileSplit, LineReader
 from penstock.errors import DecodeError, SourceChanged, SourceUnavailable
 
 
@@ -28,7 +28,7 @@ def read(path):
         path=str(path), name=path.name, start=0, end=status.st_size, size=status.st_size, mtime_ns=status.st_mtime_ns
     )
     numbers = pa.RecordBatch.from_arrays([pa.array([0])], names=["n"])
-    found = LineReader(splits=(piece,), header=False)(iter([numbers]))
+    found = LineReader(tasks=((piece,),), header=False)(iter([numbers]))
     return [line for batch in found for line in batch.column(0).to_pylist()]
 
 
@@ -41,7 +41,7 @@ def told(error):
 def test_a_file_that_a_worker_cannot_read_is_a_source_unavailable(tmp_path, monkeypatch, number):
     path = tmp_path / "a.json"
     path.write_text("{}\n")
-    monkeypatch.setattr(ranges, "open_file", refuse(number))
+    monkeypatch.setattr(lines, "open_file", refuse(number))
     with pytest.raises(RuntimeError) as failure:
         read(path)
     error = told(failure.value)
@@ -60,7 +60,7 @@ def test_a_file_that_goes_while_a_worker_opens_it_is_a_source_changed(tmp_path, 
         os.unlink(name)
         refuse(errno.ENOENT)(name)
 
-    monkeypatch.setattr(ranges, "open_file", vanish)
+    monkeypatch.setattr(lines, "open_file", vanish)
     with pytest.raises(RuntimeError) as failure:
         read(path)
     assert isinstance(told(failure.value), SourceChanged)

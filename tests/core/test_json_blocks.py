@@ -57,6 +57,32 @@ def test_a_bad_value_costs_itself_wherever_it_stands(bad: bytes) -> None:
         assert decoded.records.to_pylist() == without(values, place)
         assert decoded.rest.to_pylist() == [value if n == place else None for n, value in enumerate(values)]
         assert decoded.missing == 1
+        assert DECODER.decode_lines(b"\n".join(each for each in values if each is not None)) is None
+
+
+def test_lines_that_are_all_exact_are_read_as_they_stand(reads: list[int]) -> None:
+    values = good(500)
+    records = DECODER.decode_lines(b"\n".join(each for each in values if each is not None))
+    assert records is not None
+    assert records.to_pylist() == without(values)
+    assert len(reads) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"a": 1}\n',
+        b'{"a": 1}\n\n{"a": 1}',
+        b'{"a": 1}\r\n{"a": 1}',
+        b'{"a":\n1}',
+        b'{"a": 1}\n{"a": 1} {"a": 1}',
+        b'{"a": NaN}',
+        b'{"b": "' + b"x" * 1_000 + b'"}',
+        b"\n".join([b"{}"] * 70_000),
+    ],
+)
+def test_lines_of_which_one_is_odd_are_left_to_a_closer_look(text: bytes) -> None:
+    assert DECODER.decode_lines(text) is None
 
 
 def test_null_values_have_neither_record_nor_rest() -> None:

@@ -74,7 +74,9 @@ class Times:
             after = self._shape.idle_after
             may_be = after is not None and each.channel.is_drained  # else its source may wait for what is at work
             is_quiet = may_be and self._world.now() - each.last_batch >= after
-            (quiet if is_quiet else active).append(self._told(self._shape.sources[i], restored[i], begins_anew=begins_anew))
+            (quiet if is_quiet else active).append(
+                self._told(self._shape.sources[i], restored[i], begins_anew=begins_anew)
+            )
         wanted = min(active) if active else max(quiet, default=MIN_WATERMARK)
         if task._announced < wanted and task._output.has_room:
             self._world.ledger.violated(

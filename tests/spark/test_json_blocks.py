@@ -35,6 +35,9 @@ def check(spark, schema: StructType, values, *, alone: bool = False) -> list[boo
             assert ours[place] == theirs[place], value
     assert decoded.rest.to_pylist() == [None if there else value for there, value in zip(is_there, values, strict=True)]
     assert decoded.missing == is_there.count(False)
+    lines = [value for value in values if value is not None and b"\n" not in value] or [b""]
+    together = decoder.decode_lines(b"\n".join(lines))
+    assert together is None or together.equals(decoder.decode(lines).records)
     return is_there
 
 

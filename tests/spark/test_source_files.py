@@ -91,6 +91,14 @@ def test_names_are_only_names(spark, tmp_path, name):
 LINES = [f'{{"id": {n}, "text": "{"é€😀" * (n % 50)}"}}' for n in range(2000)]
 
 
+@pytest.fixture(params=["spark", "workers"])
+def decodes(request, monkeypatch):
+    """Who decodes JSON: Spark, as for a few small files, or Python workers."""
+    if request.param == "workers":
+        monkeypatch.setattr(ranges, "_is_small", lambda _slices: False)
+
+
+@pytest.mark.usefixtures("decodes")
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("closed", [True, False])
 def test_a_split_file_gives_the_rows_of_the_whole_and_any_cut_is_a_place_to_resume(spark, tmp_path, end, closed):
@@ -145,6 +153,7 @@ MALFORMED = [
 ]
 
 
+@pytest.mark.usefixtures("decodes")
 @pytest.mark.parametrize("line", MALFORMED)
 def test_a_malformed_row_fails_with_its_file_and_text(spark, tmp_path, line):
     put(tmp_path, "in.json", f'{{"id": 1}}\n{line}\n', at=1)
@@ -159,6 +168,7 @@ def test_a_malformed_row_fails_with_its_file_and_text(spark, tmp_path, line):
     assert "parse_json" in str(explained)
 
 
+@pytest.mark.usefixtures("decodes")
 def test_a_malformed_row_cannot_be_filtered_or_projected_away(spark, tmp_path):
     put(tmp_path, "in.json", '{"id": "no"}\n' + "y" * 500, at=1)
     reader = open_(spark, source.Source(str(tmp_path), schema="id LONG"))
@@ -167,6 +177,21 @@ def test_a_malformed_row_cannot_be_filtered_or_projected_away(spark, tmp_path):
         with pytest.raises(Exception, match=r"penstock\.(decode|changed):|FAILED_READ_FILE") as failure:
             action()
         assert isinstance(ranges.explain(failure.value), DecodeError)
+
+
+def test_many_small_files_are_read_by_workers_as_by_spark(spark, tmp_path, monkeypatch):
+    for n in range(30):
+        put(tmp_path, f"{n:02} é%20.txt", f"{n}\r\n\n{n} again", at=n)
+    put(tmp_path, "longer", "x\n" * 5_000, at=99)
+    rows = []
+    for few in (0, 1_000):
+        monkeypatch.setattr(ranges, "_FEW_FILES", few)
+        reader = open_(spark, source.Source(str(tmp_path), format="text", with_file=True))
+        frame = reader.frame(ask(reader).plan)
+        assert ("MapInArrow" in frame._jdf.queryExecution().executedPlan().toString()) == (few == 0)
+        rows.append(sorted(tuple(row) for row in frame.collect()))
+    assert rows[0] == rows[1]
+    assert len(rows[0]) == 30 * 3 + 5_000
 
 
 def test_csv_with_header_and_options(spark, tmp_path):
@@ -284,14 +309,20 @@ def test_a_planned_file_that_vanishes_or_changes_is_an_error(spark, tmp_path):
     assert isinstance(ranges.explain(failure.value), SourceChanged)
 
 
-def test_a_cut_file_that_changes_while_it_is_read_fails_the_job(spark, tmp_path):
+def test_a_cut_file_that_changes_while_it_is_read_fails_the_job(spark, tmp_path, monkeypatch):
     path = put(tmp_path, "a.json", '{"id": 1}\n' * 10_000, at=1)
     reader = open_(spark, source.Source(str(tmp_path), schema="id LONG", split_bytes=CUT))
-    frame = reader.frame(ask(reader).plan)
+    poll = ask(reader)
+    by_spark = reader.frame(poll.plan)
+    monkeypatch.setattr(ranges, "_is_small", lambda _slices: False)
+    by_workers = reader.frame(poll.plan)
     with path.open("a") as more:
         more.write('{"id": 2}\n')
+    noop(by_spark)  # whatever it reads, the batch is not good
+    with pytest.raises(SourceChanged, match=r"'a\.json'"):
+        poll.verify()
     with pytest.raises(Exception, match=r"penstock\.(decode|changed):|FAILED_READ_FILE") as failure:
-        noop(frame)
+        noop(by_workers)
     explained = ranges.explain(failure.value)
     assert isinstance(explained, SourceChanged)
     assert "'a.json'" in str(explained)

@@ -15,6 +15,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
@@ -228,7 +229,8 @@ _CONVERSIONS: Final = (
 # value fails its block, or even ends the process. So values are screened before they are read and checked afterwards
 # (exact_values), and a block that cannot be read is cut.
 
-_BLOCK_ROWS: Final = 16_384  # pyarrow takes no more than 100,000
+_BLOCK_ROWS: Final = 16_384
+_MAX_LINES: Final = 65_536  # pyarrow takes no more than 100,000 rows
 _BLOCK_BYTES: Final = 4 * 1024 * 1024
 _MAX_VALUE_BYTES: Final = 32 * 1024
 """Longer values are left to Spark. So no name has more than the 50,000 characters that Jackson accepts."""
@@ -298,6 +300,23 @@ class JsonDecoder:
         rest = pc.if_else(records.is_null(), pa.array(values, pa.binary()), None)
         return Decoded(records, rest, records.null_count)
 
+    def decode_lines(self, text: bytes) -> Array | None:
+        r"""The records of lines of text, if all are exact; ``None`` if :meth:`decode` has to look at each of them.
+
+        It takes half as long. The last line has no end; there is at least one.
+
+        >>> decoder = JsonDecoder(pa.struct([("id", pa.int64())]))
+        >>> decoder.decode_lines(b'{"id": 1}\n{"id": 2}').to_pylist(), decoder.decode_lines(b'{"id": 1}\n')
+        ([{'id': 1}, {'id': 2}], None)
+        """
+        if not _lines_can_be_read(text):
+            return None
+        try:
+            records, exact = self._read_exactly(text + b"\n", text.count(b"\n") + 1)
+        except pa.ArrowInvalid:
+            return None
+        return records if exact is None else None
+
     def _block(self, values: Sequence[bytes | None]) -> Array:
         """The records of the values of a block, null where there is none."""
         indexes: Sequence[int]
@@ -345,19 +364,21 @@ class JsonDecoder:
         Raises:
             pyarrow.ArrowInvalid: one of them cannot be read.
         """
-        joined = b"\n".join([*texts, b""])
+        records, exact = self._read_exactly(b"\n".join([*texts, b""]), len(texts))
+        return records if exact is None else pc.if_else(exact, records, None)
+
+    def _read_exactly(self, joined: bytes, rows: int) -> tuple[Array, Exactness]:
         table = pj.read_json(
             pa.BufferReader(joined),
             read_options=pj.ReadOptions(use_threads=False, block_size=len(joined) + 1),
             parse_options=_parse_options(self.record),
         )
-        if table.num_rows != len(texts):
+        if table.num_rows != rows:
             msg = "two objects in one value"
             raise pa.ArrowInvalid(msg)
         columns = [column.combine_chunks() for column in table.columns]
         read = pa.StructArray.from_arrays(columns, names=table.column_names)
-        records, exact = exact_values(read, self.record, is_utc=self.is_utc)
-        return records if exact is None else pc.if_else(exact, records, None)
+        return exact_values(read, self.record, is_utc=self.is_utc)
 
 
 def decoder_of(record: StructType) -> JsonDecoder | None:
@@ -434,6 +455,17 @@ def _can_be_read(values: Sequence[bytes | None]) -> bool:
     ):
         return False
     return _is_utf8(joined)
+
+
+def _lines_can_be_read(text: bytes) -> bool:
+    """Whether these lines can be read together, and none of them is long: what :func:`_can_be_read` asks of values."""
+    ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
+    bounds = np.concatenate(([-1], ends, [len(text)]))
+    if len(bounds) > _MAX_LINES or np.diff(bounds).max() > _MAX_DEPTH:
+        return False
+    if text[:1] != b"{" or text[-1:] != b"}" or text.count(b"}\n{") != len(ends):
+        return False
+    return b"\0" not in text and not _has_bare_word(text) and _is_utf8(text)
 
 
 def _has_bare_word(text: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""Byte ranges of a Parquet file as lazy frames, read by Spark's own reader."""
+"""Byte ranges of a file as lazy frames, read by Spark's own reader."""
 
 from __future__ import annotations
 
@@ -6,26 +6,33 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.spark.blocks import ScalaLists, call_either, frame_of_plan, scala_object
 from penstock.spark.plans import analyzed_plan
+from penstock.spark.session import parse_type
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pyspark.sql import DataFrame
 
 _FILES: Final = "org.apache.spark.sql.execution.datasources"
 
 
-def frame_of_ranges(whole: DataFrame, ranges: Sequence[tuple[int, int]]) -> DataFrame:
-    """The rows of some byte ranges of a Parquet file, each range a partition.
+def frame_of_ranges(
+    whole: DataFrame, ranges: Sequence[tuple[int, int]], constants: Mapping[str, str] | None = None
+) -> DataFrame:
+    """The rows of some byte ranges of a file, each range a partition.
 
-    A range has the row groups whose middle byte is in it, as in all of Spark's scans. Spark cuts files only from their
-    beginning on, so the scan is made here, by the reader that the frame of the whole file would use: the columns, their
-    types and the errors are the same.
+    A range has what it has in all of Spark's scans: of Parquet, the row groups whose middle byte is in it; of text, the
+    lines that begin after its first byte, up to the byte after its last one, and the file's first line if the range
+    begins there. Spark cuts files only from their beginning on, so the scan is made here, by the reader that the frame
+    of the whole file would use: the columns, their types and the errors are the same.
 
     Args:
         whole: the frame of the whole file, as ``spark.read`` makes it. No other file is in it.
         ranges: each the first byte and the byte after the last; at least one.
+        constants: further columns of text, each with one value.
     """
+    from pyspark.sql.types import StringType, StructField, StructType
+
     session: Any = whole.sparkSession
     jvm, classic = session._jvm, session._jsparkSession  # noqa: SLF001 - Spark's scans have no public way in
     to_list, none = ScalaLists(jvm), scala_object(jvm, "scala.None")
@@ -33,10 +40,13 @@ def frame_of_ranges(whole: DataFrame, ranges: Sequence[tuple[int, int]]) -> Data
     relation = node.relation()
     of_rows = scala_object(jvm, f"{_FILES}.FileFormat").OPTION_RETURNING_BATCH()
     options = relation.options().updated(of_rows, "false")
+    # As what Spark takes from the names of folders, they are no literals of the plan: nothing is compiled anew.
+    constants = constants or {}
+    added = parse_type(session, StructType([StructField(name, StringType(), nullable=False) for name in constants]))
     read = relation.fileFormat().buildReaderWithPartitionValues(
         classic,
         relation.dataSchema(),
-        relation.partitionSchema(),
+        added,
         relation.dataSchema(),
         to_list.nil,
         options,
@@ -45,24 +55,26 @@ def frame_of_ranges(whole: DataFrame, ranges: Sequence[tuple[int, int]]) -> Data
     rows = getattr(jvm, f"{_FILES}.FileScanRDD")(
         classic,
         read,
-        to_list(_partitions(session, relation, ranges)),
+        to_list(_partitions(session, relation, ranges, list(constants.values()))),
         relation.schema(),
         to_list.nil,
         relation.fileFormat().fileConstantMetadataExtractors(),
         getattr(jvm, "org.apache.spark.sql.catalyst.FileSourceOptions")(options),
     )
     anywhere = getattr(jvm, "org.apache.spark.sql.catalyst.plans.physical.UnknownPartitioning")(0)
-    leaf = (node.output(), rows, anywhere, to_list.nil, False, none, classic, none, none)
+    of_constants = scala_object(jvm, "org.apache.spark.sql.catalyst.types.DataTypeUtils").toAttributes(added)
+    leaf = (node.output().appendedAll(of_constants), rows, anywhere, to_list.nil, False, none, classic, none, none)
     make_leaf = getattr(jvm, "org.apache.spark.sql.execution.LogicalRDD")
     # Spark 4.3 added an argument: whether it is checkpointed
     return frame_of_plan(call_either(make_leaf, (*leaf, False), leaf), cast("Any", session))
 
 
-def _partitions(session: Any, relation: Any, ranges: Sequence[tuple[int, int]]) -> list[Any]:
+def _partitions(session: Any, relation: Any, ranges: Sequence[tuple[int, int]], values: Sequence[str]) -> list[Any]:
     jvm, array = session._jvm, session.sparkContext._gateway.new_array  # noqa: SLF001
     status = relation.location().allFiles().head()
     path = scala_object(jvm, "org.apache.spark.paths.SparkPath").fromFileStatus(status)
-    no_values = scala_object(jvm, "org.apache.spark.sql.catalyst.InternalRow").empty()
+    text = getattr(jvm, "org.apache.spark.unsafe.types.UTF8String").fromString
+    row = scala_object(jvm, "org.apache.spark.sql.catalyst.InternalRow").fromSeq(ScalaLists(jvm)([*map(text, values)]))
     no_metadata = scala_object(jvm, "scala.collection.immutable.Map").empty()
     no_hosts = array(jvm.java.lang.String, 0)
     modified, size = status.getModificationTime(), status.getLen()
@@ -70,6 +82,6 @@ def _partitions(session: Any, relation: Any, ranges: Sequence[tuple[int, int]]) 
     made = []
     for number, (start, end) in enumerate(ranges):
         files = array(file, 1)
-        files[0] = file(no_values, path, start, end - start, no_hosts, modified, size, no_metadata)
+        files[0] = file(row, path, start, end - start, no_hosts, modified, size, no_metadata)
         made.append(partition(number, files))
     return made
