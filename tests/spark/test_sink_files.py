@@ -361,6 +361,19 @@ def test_bigger_epochs_make_more_files(spark, tmp_path):
     assert spark.read.parquet(str(tmp_path)).distinct().count() == 3000
 
 
+@pytest.mark.parametrize(("large", "are_written_again"), [(10_000_000, True), (10, False)])
+def test_large_staged_files_are_not_written_again(spark, tmp_path, monkeypatch, large, are_written_again):
+    monkeypatch.setattr(sink, "_LARGE_FILE", large)
+    step = Step(spark, sink.Sink(str(tmp_path)), "(1) AS t(id)")
+    step.frame = spark.range(0, 3000, 1, 3)
+    step.writer.context = replace(step.writer.context, schema=step.frame.schema)
+    step.write()
+    (item,) = step.checkpoint(1)
+    assert any("/files-" in file.path for file in item.files) == are_written_again
+    commit(item)
+    assert spark.read.parquet(str(tmp_path)).distinct().count() == 3000
+
+
 @pytest.mark.parametrize(
     ("sink", "columns", "told"),
     [

@@ -38,6 +38,10 @@ KIND: Final = "files/1"
 """Kind of the committables."""
 
 
+_LARGE_FILE: Final = 4 * 1024 * 1024
+"""Bytes of a file from which on fewer and larger ones are not worth to write all rows again."""
+
+
 class FilesWriter(StagingWriter):
     """Stages batches and turns an epoch of them into files. Made by :meth:`Sink.writer`."""
 
@@ -52,7 +56,7 @@ class FilesWriter(StagingWriter):
         """One committable that names each staged file and the name under which it is published."""
         filesystem = self.context.filesystem
         paths = [path for part in epoch for path in self.content(part.folder)]
-        publish_staged = self._can_publish_staged() and len(paths) <= self._sink.files_per_checkpoint
+        publish_staged = self._can_publish_staged(paths)
         folder = ""
         if not publish_staged:
             folder = f"{self.root}/files-{checkpoint}-{self._next_folder()}"
@@ -66,9 +70,13 @@ class FilesWriter(StagingWriter):
             self.remove(epoch)
         return (self._committable(checkpoint, refs, folder),)
 
-    def _can_publish_staged(self) -> bool:
-        """Whether staged files can be published as they are."""
-        return self._sink.format == "parquet" and not self._sink.partition_by and not self._sink.options
+    def _can_publish_staged(self, paths: Sequence[str]) -> bool:
+        """Whether staged files can be published as they are: they have the format, and are few or large."""
+        sink = self._sink
+        if sink.format != "parquet" or sink.partition_by or sink.options:
+            return False
+        few = max(sink.files_per_checkpoint, sum(map(os.path.getsize, paths)) // _LARGE_FILE)
+        return len(paths) <= few
 
     def _convert(self, epoch: Sequence[StagedBatch], paths: Sequence[str], folder: str) -> None:
         context, sink = self.context, self._sink
@@ -196,9 +204,10 @@ class Sink:
     """Files below a directory, a few for each checkpoint, however many batches. Exactly-once.
 
     A batch is staged below ``<path>/.penstock`` in one job. At a checkpoint one background job turns the staged
-    batches into files of the format; once the checkpoint is in the log they are renamed into place, under names that
-    are never used again: ``part-<log>-<uid>-<checkpoint>-<generation>-<number>.<ending>``. A reader may take a file
-    away as soon as it sees it. The files of one checkpoint appear one after another, not at once. No rows, no file.
+    batches into files of the format, unless they are Parquet and few, or of 4 MB each on average. Once the checkpoint
+    is in the log they are renamed into place, under names that are never used again:
+    ``part-<log>-<uid>-<checkpoint>-<generation>-<number>.<ending>``. A reader may take a file away as soon as it sees
+    it. The files of one checkpoint appear one after another, not at once. No rows, no file.
 
     Do not delete ``.penstock``: while a folder of it is missing, as on a target that is not mounted, the job cannot
     tell what was published, and waits for it.
