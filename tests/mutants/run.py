@@ -32,6 +32,7 @@ from bench.result import save, show, tell  # noqa: E402
 
 import tiers  # noqa: E402
 from mutants.mutant import PACKAGE, Mutant, read_list  # noqa: E402
+from pytest_output import first_failure  # noqa: E402
 
 WORKERS = 2
 BOTH_CORES = ["-n", str(WORKERS), "--dist", "loadfile", "--no-loadscope-reorder"]
@@ -111,8 +112,7 @@ def _first_failure(tests: list[str], seconds: float, home: Path) -> str:
         ran = _pytest(["-x", "-q", "-p", "no:cacheprovider", *tests], timeout=60 + 5 * seconds, PYTHONPATH=str(home))
     except subprocess.TimeoutExpired:
         return "the time that these tests may take"
-    told = [line for line in ran.stdout.splitlines() if line.startswith(("FAILED", "ERROR "))]
-    return told[0].split(" ", 1)[1].split(" - ")[0] if told else ("an end of pytest" if ran.returncode else "")
+    return first_failure(ran.stdout) or ("an end of pytest" if ran.returncode else "")
 
 
 def _pytest(arguments: list[str], timeout: float | None = None, **variables: str) -> subprocess.CompletedProcess[str]:

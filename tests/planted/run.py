@@ -22,6 +22,7 @@ from bench.result import save, show, tell  # noqa: E402
 
 from planted import of_another_kind, of_letters, of_rewinds, of_the_breadth, of_the_log, of_the_operator, of_the_run  # noqa: E402, F401
 from planted.bug import BUGS, planted  # noqa: E402
+from pytest_output import first_failure  # noqa: E402
 from simulation.scenario import Scenario  # noqa: E402
 
 WORKERS = 2
@@ -53,8 +54,7 @@ def by_core_tests(name: str) -> str:
     ran = subprocess.run(
         command, cwd=TESTS, env={**os.environ, "PLANTED": name}, capture_output=True, text=True, check=False
     )
-    failed = [line for line in ran.stdout.splitlines() if line.startswith("FAILED")]
-    return failed[0].removeprefix("FAILED ").split(" - ")[0] if failed else ""
+    return first_failure(ran.stdout)
 
 
 def look(name: str, seeds: int, seconds: float) -> list[object]:
