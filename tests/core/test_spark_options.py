@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
 import sys
@@ -15,10 +16,10 @@ from core.plan_kit import SHOP, story, write_log
 from page_kit import blocks, command_lines
 from penstock.admin.doctor import configuration_of
 from penstock.admin.doctor_checks import Status
-from penstock.cli.output import UsageError
+from penstock.cli.output import Output, UsageError
 from penstock.cli.project_file import KEYS, find_project
 from penstock.cli.run import RunCommand
-from penstock.cli.spark_options import SparkOptions
+from penstock.cli.spark_options import SparkOptions, note_ignored
 from penstock.errors import SettingsError
 from penstock.job.start import FROM_LATEST
 from penstock.spark.configuration import SQL_SETTINGS, read_configuration
@@ -137,6 +138,36 @@ def test_executors_of_other_machines_are_not_told_that_the_driver_is_on_theirs()
 
 def test_a_cluster_on_this_machine_has_as_many_partitions_as_its_executors_have_cores() -> None:
     assert _own_settings("shop", "local-cluster[2, 3, 1024]")["spark.default.parallelism"] == "6"
+
+
+class Session:
+    """A session that the pipeline's module has made, as far as it is asked."""
+
+    _jsparkSession = None
+
+    def __init__(self, **settings: str) -> None:
+        self.settings = settings
+        self.sparkContext = self
+
+    def getConf(self) -> Session:
+        return self
+
+    def get(self, name: str, otherwise: str | None) -> str | None:
+        return self.settings.get(name.replace(".", "_"), otherwise)
+
+
+def test_options_that_come_too_late_for_a_session_are_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Session(spark_master="local[2]", spark_driver_memory="1g")
+    monkeypatch.setattr("penstock.spark.session.current_session", lambda: there)
+    err = io.StringIO()
+    note_ignored(SparkOptions(master="local[2]", driver_memory="2g", conf=("spark.a=b",)).read(), Output(err=err))
+    assert " ".join(err.getvalue().split()).startswith(
+        "penstock: a Spark session runs already, made by the pipeline's module, without spark.a=b, "
+        "spark.driver.memory=2g: "
+    )
+    err = io.StringIO()
+    note_ignored(SparkOptions(master="local[2]").read(), Output(err=err))
+    assert err.getvalue() == ""
 
 
 # ------------------------------------------------------------------------------------------------ what is refused
@@ -305,7 +336,7 @@ def test_doctor_says_what_it_found_where_and_no_secret(home: Path) -> None:
     (found,) = [each for each in json.loads(said.out)["findings"] if each["name"] == "configuration"]
     assert found["verdict"] == "ok"
     assert found["message"] == (
-        f"master local[2] ({path}); spark.hadoop.fs.s3a.secret.key=(hidden) ({path}); "
+        "master local[2] (pyproject.toml); spark.hadoop.fs.s3a.secret.key=(hidden) (pyproject.toml); "
         f"spark.driver.memory=2g (command line); {path} has state, master, conf"
     )
 

@@ -118,7 +118,7 @@ def penstock(home: Path, environment: dict[str, str], *words: str) -> subprocess
     )
 
 
-RUN = ("run", "shop:shop", "--state", "state", "--until", "caught-up", "--no-parent")
+RUN = ("run", "shop:shop", "--until", "caught-up", "--no-parent")
 
 
 def found(home: Path, done: subprocess.CompletedProcess[str]) -> dict[str, object]:
@@ -147,7 +147,9 @@ def test_two_executors_of_local_cluster_run_a_pipeline_of_a_zip_with_all_options
         "spark.jars.ivy": str(home / "ivy"),
     }
     words = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
-    done = penstock(home, environment, *RUN, *options, *words, "--packages", "local.shop:shop-jar:1.0")
+    done = penstock(
+        home, environment, *RUN, *options, *words, "--state", "state", "--packages", "local.shop:shop-jar:1.0"
+    )
     assert found(home, done) == {
         "master": "local-cluster[2,1,1024]",
         "executors": 2,
@@ -191,7 +193,7 @@ def workers_alive(page: int) -> int:
 
 @pytest.fixture
 def standalone(home: Path, environment: dict[str, str]) -> Iterator[str]:
-    """The address of a master with two workers of one core each; all are ended by their ids."""
+    """The address of a master with two workers of two cores each; all are ended by their ids."""
     port, page, *pages = free_ports(4)
     at = ("--host", "127.0.0.1")
     address = f"spark://127.0.0.1:{port}"
@@ -200,7 +202,7 @@ def standalone(home: Path, environment: dict[str, str]) -> Iterator[str]:
         master = ("master.Master", *at, "--port", str(port), "--webui-port", str(page))
         processes.append(started(home, environment, "master", *master))
         for number, own in enumerate(pages):
-            worker = ("worker.Worker", *at, "--webui-port", str(own), "--cores", "1", "--memory", "1g", address)
+            worker = ("worker.Worker", *at, "--webui-port", str(own), "--cores", "2", "--memory", "1g", address)
             processes.append(started(home, environment, f"worker-{number}", *worker))
         until(120, "two workers", lambda: workers_alive(page) == 2, lambda: (home / "master.log").read_text()[-2_000:])
         yield address
@@ -218,8 +220,17 @@ def standalone(home: Path, environment: dict[str, str]) -> Iterator[str]:
 def test_a_standalone_master_with_two_workers_runs_it_with_the_options_of_the_projects_file(
     home: Path, environment: dict[str, str], standalone: str
 ) -> None:
+    for name, text in (("shop.py", SHOP), ("tax.py", TAX)):
+        (home / name).write_text(text)
+    lacking = penstock(home, environment, *RUN, "--state", "other", "--master", standalone)
+    assert lacking.returncode == 1, lacking.stderr
+    assert "No module named 'tax'; if workers lack tax: install it there, or have 'penstock run … --py-files'" in (
+        " ".join(lacking.stderr.split())
+    )
+    for name in ("shop.py", "tax.py"):
+        (home / name).unlink()
     (home / "pyproject.toml").write_text(
-        f'[tool.penstock]\nmaster = "{standalone}"\npy-files = ["shop.zip"]\ndriver-memory = "600m"\n'
+        f'[tool.penstock]\nstate = "state"\nmaster = "{standalone}"\npy-files = ["shop.zip"]\ndriver-memory = "600m"\n'
         'conf = {"spark.executorEnv.SHOP" = "from the file", "spark.executor.memory" = "512m", '
         f'"spark.executor.extraJavaOptions" = "{EXECUTORS}"}}\n'
     )
@@ -228,7 +239,7 @@ def test_a_standalone_master_with_two_workers_runs_it_with_the_options_of_the_pr
     assert found(home, penstock(home, environment, *RUN)) == {
         "master": standalone,
         "executors": 2,
-        "partitions": 2,
+        "partitions": 4,
         "heap": pytest.approx(600, abs=40),
         "conf": "from the file",
         "jar": False,

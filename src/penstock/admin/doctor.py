@@ -112,6 +112,8 @@ def examine(options: DoctorOptions, *, announce: Callable[[str], None]) -> Itera
 def configuration_of(configuration: SparkConfiguration, project: tuple[str, ...] | None) -> Finding:
     """Return what configures Spark, each setting with the place that it comes from."""
     settings, origins = configuration.settings, configuration.origins
+    if project is not None:  # its whole path is said once
+        origins = {name: PROJECT if origin == project[0] else origin for name, origin in origins.items()}
     master = settings.pop(MASTER, None)
     parts = [f"master {master} ({origins[MASTER]})" if master else f"master {DEFAULT_MASTER}"]
     parts += [f"{setting_shown(name, value)} ({origins[name]})" for name, value in settings.items()]

@@ -75,10 +75,11 @@ def _read(path: Path) -> dict[str, Any]:
         import tomli as tomllib
 
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
         msg = f"{path} cannot be read: {error}; {SECTION} is looked for there"
         raise UsageError(msg) from error
+    return found
 
 
 def _project(path: Path, section: object) -> ProjectFile:
