@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import shlex
 import sys
 import zipfile
@@ -22,6 +23,7 @@ from penstock.cli.run import RunCommand
 from penstock.cli.spark_options import SparkOptions, note_ignored
 from penstock.errors import SettingsError
 from penstock.job.start import FROM_LATEST
+from penstock.spark import session
 from penstock.spark.configuration import SQL_SETTINGS, read_configuration
 from penstock.spark.session import _own_settings
 
@@ -138,6 +140,49 @@ def test_executors_of_other_machines_are_not_told_that_the_driver_is_on_theirs()
 
 def test_a_cluster_on_this_machine_has_as_many_partitions_as_its_executors_have_cores() -> None:
     assert _own_settings("shop", "local-cluster[2, 3, 1024]")["spark.default.parallelism"] == "6"
+
+
+class Context:
+    """A context whose executors come one by one, each with two cores, as far as it is asked."""
+
+    def __init__(self, executors: list[int]) -> None:
+        self.left, self.now, self.kept = executors, 0, {}
+        self._jsc = self._conf = self
+
+    def sc(self) -> Context:
+        return self
+
+    def getExecutorMemoryStatus(self) -> Context:
+        self.now = self.left.pop(0) if self.left else self.now
+        return self
+
+    def size(self) -> int:
+        return 1 + self.now
+
+    @property
+    def defaultParallelism(self) -> int:
+        return max(2, 2 * self.now)
+
+    def set(self, name: str, value: str) -> None:
+        self.kept[name] = value
+
+
+@pytest.mark.parametrize(
+    ("executors", "partitions", "said"),
+    [([0, 0, 0, 1, 1, 3], "6", 0), ([4], "8", 0), ([], "2", 1)],
+    ids=["one by one", "at once", "none"],
+)
+def test_state_has_a_partition_for_each_core_that_has_come_and_a_start_without_any_is_told(
+    executors: list[int], partitions: str, said: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(session, "EXECUTOR_PAUSE", 0.0)
+    monkeypatch.setattr(logging.getLogger("penstock"), "propagate", True)
+    context = Context(executors)
+    session._keep_parallelism(context, "spark://host:7077")  # type: ignore[arg-type]
+    assert context.kept == {"spark.default.parallelism": partitions}
+    assert [record.getMessage().partition(" in ")[0] for record in caplog.records] == (
+        ["no executor of spark://host:7077 came"] * said
+    )
 
 
 class Session:

@@ -284,7 +284,8 @@ def _keep_parallelism(context: SparkContext, master: str) -> None:
             break
         pause.wait(EXECUTOR_PAUSE)
     else:
-        log.warning("no executor of %s in %g s: are workers there, with free cores and memory? It waits on", master, 60)
+        seconds = EXECUTOR_LOOKS * EXECUTOR_PAUSE
+        log.warning("no executor of %s came in %g s: are workers there, with free cores and memory?", master, seconds)
     inner._conf.set(PARALLELISM, str(seen[1]))  # noqa: SLF001 - the context's own, which its scheduler reads
 
 
