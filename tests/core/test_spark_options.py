@@ -134,12 +134,19 @@ def test_the_process_of_the_job_gets_the_options_of_its_parent(home: Path) -> No
 
 
 def test_executors_of_other_machines_are_not_told_that_the_driver_is_on_theirs() -> None:
-    assert _own_settings("shop", "local[2]")["spark.driver.host"] == "127.0.0.1"
-    assert not {"spark.driver.host", "spark.driver.bindAddress"} & _own_settings("shop", "spark://far:7077").keys()
+    assert _own_settings("shop", "local[2]", {})["spark.driver.host"] == "127.0.0.1"
+    assert not {"spark.driver.host", "spark.driver.bindAddress"} & _own_settings("shop", "spark://far:7077", {}).keys()
+
+
+def test_what_is_configured_counts_more_than_our_defaults_but_not_than_what_state_relies_on() -> None:
+    configured = {"spark.locality.wait": "1s", "spark.driver.host": "10.0.0.1", "spark.sql.adaptive.enabled": "true"}
+    ours = _own_settings("shop", "local[2]", configured)
+    assert not {"spark.locality.wait", "spark.driver.host"} & ours.keys()
+    assert ours["spark.sql.adaptive.enabled"] == "false"
 
 
 def test_a_cluster_on_this_machine_has_as_many_partitions_as_its_executors_have_cores() -> None:
-    assert _own_settings("shop", "local-cluster[2, 3, 1024]")["spark.default.parallelism"] == "6"
+    assert _own_settings("shop", "local-cluster[2, 3, 1024]", {})["spark.default.parallelism"] == "6"
 
 
 class Context:

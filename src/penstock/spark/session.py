@@ -28,7 +28,7 @@ from penstock.spark.configuration import (
 from penstock.spark.jvm import MAX_SOCKET_FOLDER_CHARS, make_spark_home, remember_classes, start_jvm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
@@ -234,9 +234,8 @@ def make_session(name: str, *, master: str | None = None) -> SparkSession:
     configured = read_configuration().settings
     master = check_master(master or configured.get(MASTER) or DEFAULT_MASTER)
     conf = SparkConf().setMaster(master)
-    for key, value in _own_settings(name, master).items():
-        if key in SQL_SETTINGS or key not in configured:
-            conf.setIfMissing(key, value)
+    for key, value in _own_settings(name, master, configured).items():
+        conf.setIfMissing(key, value)
     if len(tempfile.gettempdir()) > MAX_SOCKET_FOLDER_CHARS:
         conf.set("spark.python.unix.domain.socket.enabled", "false")
     if master.startswith("local-cluster"):
@@ -255,8 +254,8 @@ def make_session(name: str, *, master: str | None = None) -> SparkSession:
     return made
 
 
-def _own_settings(name: str, master: str) -> dict[str, str]:
-    """Settings of a session that penstock makes, unless they are configured otherwise."""
+def _own_settings(name: str, master: str, configured: Mapping[str, str]) -> dict[str, str]:
+    """Settings of a session that penstock makes: those that it relies on, and those that are not configured."""
     settings = {"spark.app.name": f"penstock {name}", TIMEZONE: configured_timezone()}
     settings |= CONTEXT_SETTINGS | SQL_SETTINGS
     if master.startswith("local"):  # executors on other machines must be able to reach the driver
@@ -264,7 +263,7 @@ def _own_settings(name: str, master: str) -> dict[str, str]:
         cluster = _LOCAL_CLUSTER.match(master)
         cores = int(cluster[1]) * int(cluster[2]) if cluster else os.cpu_count() or 1
         settings |= {PARALLELISM: str(cores), "spark.sql.shuffle.partitions": str(cores)}
-    return settings
+    return {key: value for key, value in settings.items() if key in SQL_SETTINGS or key not in configured}
 
 
 def _keep_parallelism(context: SparkContext, master: str) -> None:
