@@ -10,7 +10,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
@@ -45,8 +45,10 @@ def _jobs(context: Any) -> list[str]:
     from penstock.cli.project_file import find_project
     from penstock.control.client import jobs_in
 
-    state, project = context.get("--state"), find_project()
-    default = STATE if project is None else project.options.get("state", STATE)
+    state, default = context.get("--state"), STATE
+    with suppress(UsageError):  # the command itself tells what is wrong with the file
+        project = find_project()
+        default = STATE if project is None else project.options.get("state", STATE)
     return jobs_in((state.raw if state is not None else None) or default)
 
 
