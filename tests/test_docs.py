@@ -90,6 +90,7 @@ README = {
 
 RUN_BY = {
     "cli.md": "spark/test_command_docs.py",
+    "clusters.md": "core/test_spark_options.py spark/test_cluster.py",
     "crash-tutorial.md": "test_docs.py spark/test_command_docs.py",
     "dead-letters.md": "spark/test_dead_letter_docs.py",
     "index.md": "test_docs.py",

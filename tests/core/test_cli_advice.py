@@ -30,6 +30,7 @@ OWN = {
     "admin/state_read.py": ("state query",),
     "admin/status.py": ("lag",),
     "cli/options.py": ("run", "plan", "shadow"),
+    "cli/spark_options.py": ("run", "plan", "shadow", "doctor", "state query", "deadletter show", "deadletter replay"),
     "job/start.py": ("run", "plan"),
 }
 """Commands that alone can print the texts of a module; each of them has every option that these name."""

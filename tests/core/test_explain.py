@@ -40,6 +40,10 @@ TRACE = """
   File "/home/u/shop.py", line 12, in add_tax
 ZeroDivisionError: division by zero
 """
+NO_MODULE = """
+  File "/usr/lib/site-packages/pyspark/serializers.py", line 9, in loads
+ModuleNotFoundError: No module named 'tax'
+"""
 
 
 JAVA = """An error occurred while calling o1.save.
@@ -67,6 +71,7 @@ VANISHED = READ.format("FILE_NOT_EXIST", "Encountered error while reading file f
         (SparkError("java.io.IOException: No space left on device"), StorageFailed, True, "free space"),
         (SparkError("Checkpoint block rdd_7_0 not found!"), LayerMissing, True, "state"),
         (PythonException(TRACE), UserFunctionError, False, "shop.py:12 in add_tax: ZeroDivisionError"),
+        (PythonException(NO_MODULE), UserFunctionError, False, "'tax'; if workers lack tax: install it there, or have"),
         (SparkError("[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012"), UserFunctionError, False, "DIVIDE_BY_ZERO"),
         (SparkError("Job aborted: executor lost"), EngineFailed, True, "executor lost"),
         (SparkError(JAVA), EngineFailed, True, "Job aborted: lost (caused by java.io.IOException: Mkdirs failed)"),

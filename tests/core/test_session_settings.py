@@ -10,7 +10,8 @@ import pytest
 from core.plan_kit import at
 from penstock.errors import SettingsError, StateIncompatible
 from penstock.job.start import check_timezone
-from penstock.spark.session import configured_timezone, make_session
+from penstock.spark.configuration import configured_timezone
+from penstock.spark.session import make_session
 
 
 @pytest.mark.parametrize("master", ["lokal[2]", "local[0]", "local[two]", "spark:7077", "nonsense"])

@@ -36,10 +36,18 @@ from penstock.connectors.kafka.client import Connection
 from penstock.connectors.kafka.source import Source as KafkaSource
 from penstock.connectors.secrets import Option, resolve
 from penstock.control.client import root_of
-from penstock.errors import PenstockError, StateDirectoryRefused
+from penstock.errors import PenstockError, SettingsError, StateDirectoryRefused
 from penstock.filesystem.local import NETWORK, LocalFileSystem, kind_of
 from penstock.graph.nodes import Graph, Read, Write
 from penstock.interfaces.source import SupportsBacklog
+from penstock.spark.configuration import (
+    DEFAULT_MASTER,
+    MASTER,
+    SQL_SETTINGS,
+    SparkConfiguration,
+    check_master,
+    setting_shown,
+)
 from penstock.spark.session import CONTEXT_SETTINGS, default_parallelism, make_session
 
 if TYPE_CHECKING:
@@ -47,6 +55,8 @@ if TYPE_CHECKING:
 
     from penstock.api.pipeline import PipelineDefinition
 
+
+PROJECT: Final = "pyproject.toml"
 
 # ---- all checks ------------------------------------------------------------------------------------------------------
 
@@ -60,12 +70,16 @@ class DoctorOptions:
         servers: Kafka brokers, as ``host:port``, several with commas.
         pipeline: checked with its sources and sinks; or the error with which it could not be loaded.
         spark: make a session, which takes seconds.
+        configuration: of Spark, as a session that is made now would have it; ``None`` leaves the line out.
+        project: the path of the project's file, and the keys that it has; ``None`` if there is none.
     """
 
     state: str
     servers: str | None = None
     pipeline: PipelineDefinition | PenstockError | None = None
     spark: bool = True
+    configuration: SparkConfiguration | None = None
+    project: tuple[str, ...] | None = None
 
 
 def examine(options: DoctorOptions, *, announce: Callable[[str], None]) -> Iterator[Finding]:
@@ -79,6 +93,8 @@ def examine(options: DoctorOptions, *, announce: Callable[[str], None]) -> Itera
     yield java_of(find_java(os.environ))
     yield from look_at_machine()
     yield from look_at_environment(os.environ, sys.executable)
+    if options.configuration is not None:
+        yield configuration_of(options.configuration, options.project)
     yield from look_at_storage(options.state, SystemClock())
     graph = None
     if options.pipeline is not None:
@@ -91,6 +107,30 @@ def examine(options: DoctorOptions, *, announce: Callable[[str], None]) -> Itera
     if options.spark:
         announce("starting Spark")
         yield try_spark()
+
+
+def configuration_of(configuration: SparkConfiguration, project: tuple[str, ...] | None) -> Finding:
+    """Return what configures Spark, each setting with the place that it comes from."""
+    settings, origins = configuration.settings, configuration.origins
+    if project is not None:  # its whole path is said once
+        origins = {name: PROJECT if origin == project[0] else origin for name, origin in origins.items()}
+    master = settings.pop(MASTER, None)
+    parts = [f"master {master} ({origins[MASTER]})" if master else f"master {DEFAULT_MASTER}"]
+    parts += [f"{setting_shown(name, value)} ({origins[name]})" for name, value in settings.items()]
+    if project is None:
+        parts.append(f"no {PROJECT} has a section [tool.penstock]")
+    else:
+        parts.append(f"{project[0]} has {', '.join(project[1:]) or 'an empty section [tool.penstock]'}")
+    found = "; ".join(parts)
+    try:
+        check_master(master or DEFAULT_MASTER)
+    except SettingsError as error:
+        return fail("configuration", found, str(error))
+    overruled = [name for name, value in settings.items() if SQL_SETTINGS.get(name, value).lower() != value.lower()]
+    if overruled:
+        fix = f"leave out {', '.join(overruled)}: the engine has values of its own, and these have no effect"
+        return warn("configuration", found, fix)
+    return ok("configuration", found)
 
 
 def pipeline_of(pipeline: PipelineDefinition | PenstockError) -> tuple[Finding, Graph | None]:

@@ -30,7 +30,8 @@ from penstock.graph.nodes import (
 )
 from penstock.graph.queries import ancestors
 from penstock.interfaces.source import NoData, PlannedBatch, ReadLimit, SourceContext, Until
-from penstock.spark.session import TIMEZONE, configured_timezone, current_session
+from penstock.spark.configuration import TIMEZONE, configured_timezone
+from penstock.spark.session import current_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

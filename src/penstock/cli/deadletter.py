@@ -21,6 +21,7 @@ from penstock.admin.dead_letters import (
 )
 from penstock.cli.options import STATE, AsJson, Flag, JobName, State, Yes, session_for
 from penstock.cli.output import CommandOutput, ExitCode, Output, UsageError, confirm
+from penstock.cli.spark_options import NO_OPTIONS, SparkArguments, SparkOptions
 from penstock.cli.words import UNKNOWN, clipped, count, plain_table, size
 from penstock.clock import WallTime, format_time
 from penstock.control.client import JobDirectory
@@ -171,6 +172,7 @@ def show(
     *,
     where: Where = None,
     limit: Annotated[int, Parameter(help="Maximum number of dead letters.")] = 20,
+    spark: SparkArguments = NO_OPTIONS,
     state: State = STATE,
     as_json: AsJson = False,
     output: CommandOutput,
@@ -186,7 +188,7 @@ def show(
         msg = f"--limit is {limit}, but must be at least 1"
         raise UsageError(msg)
     queue = dead_letter_queue(JobDirectory(state, job), uid)
-    chosen = None if where is None else _select_by(output, where)(queue)
+    chosen = None if where is None else _select_by(output, spark, where)(queue)
     letters, found = letters_of(queue, chosen, limit=limit)
     if as_json:
         fields = [_letter_fields(each) for each in letters]
@@ -250,7 +252,7 @@ def _end(shown: int, found: int) -> str:
 # ---- penstock deadletter replay --------------------------------------------------------------------------------------
 
 
-def replay(
+def replay(  # noqa: PLR0913 - the options of the command
     job: JobName,
     uid: Uid = None,
     /,
@@ -258,6 +260,7 @@ def replay(
     all: Annotated[bool, Flag, Parameter(help="Replay all that were not replayed yet.")] = False,
     where: Where = None,
     again: Annotated[bool, Flag, Parameter(help="Also replay those that were replayed before.")] = False,
+    spark: SparkArguments = NO_OPTIONS,
     state: State = STATE,
     as_json: AsJson = False,
     output: CommandOutput,
@@ -273,7 +276,7 @@ def replay(
         msg = 'say which: --all, or --where "SQL"'
         raise UsageError(msg)
     directory = JobDirectory(state, job)
-    choose = None if where is None else _select_by(output, where)
+    choose = None if where is None else _select_by(output, spark, where)
     done = dead_letter_replay.replay(directory, uid, choose=choose, again=again)
     if as_json:
         output.document(
@@ -290,11 +293,13 @@ def replay(
     return ExitCode.ENDED
 
 
-def _select_by(output: Output, where: str) -> Callable[[DeadLetterQueue], Mapping[str, RowRanges]]:
-    """A function that selects dead letters of a queue by SQL, in a Spark session that it starts if there is none."""
+def _select_by(
+    output: Output, options: SparkOptions, where: str
+) -> Callable[[DeadLetterQueue], Mapping[str, RowRanges]]:
+    """A function that selects dead letters of a queue by SQL, in a session that it starts if there is none."""
 
     def select(queue: DeadLetterQueue) -> Mapping[str, RowRanges]:
-        with session_for(output, "dead letters") as spark:
+        with session_for(output, options, "dead letters") as spark:
             return select_by_sql(spark, queue, where)
 
     return select

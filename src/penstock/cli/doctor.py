@@ -13,6 +13,8 @@ from penstock.admin.doctor import DoctorOptions, examine
 from penstock.admin.doctor_checks import Finding, Status, worst
 from penstock.cli.options import STATE, AsJson, State, load_pipeline
 from penstock.cli.output import CommandOutput, ExitCode, Output, ProgressLine
+from penstock.cli.project_file import find_project
+from penstock.cli.spark_options import NO_OPTIONS, SparkArguments
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -34,17 +36,26 @@ def doctor(
     spark: Annotated[
         bool, Parameter(name="--spark", negative="--no-spark", help="Make a session and run a job in it.")
     ] = True,
+    options: SparkArguments = NO_OPTIONS,
     as_json: AsJson = False,
     output: CommandOutput,
 ) -> int:
     """Examine the machine and print each finding; 1 if something fails."""
+    configuration, project = options.use(), find_project()
     loaded = None if pipeline is None else _load_pipeline(pipeline)
-    options = DoctorOptions(state=state, servers=servers, spark=spark, pipeline=loaded)
+    looked_at = DoctorOptions(
+        state=state,
+        servers=servers,
+        spark=spark,
+        pipeline=loaded,
+        configuration=configuration,
+        project=None if project is None else (str(project.path), *project.keys),
+    )
     if as_json:
-        findings = list(examine(options, announce=lambda _: None))
+        findings = list(examine(looked_at, announce=lambda _: None))
         output.document(SCHEMA, **document(findings))
     else:
-        findings = _print_findings(output, options)
+        findings = _print_findings(output, looked_at)
         output.result(Text(summary(findings), style="bold"))
     return ExitCode.FAILED if worst(findings) is Status.FAIL else ExitCode.ENDED
 

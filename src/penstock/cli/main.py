@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Final, Literal, NoReturn
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, ArgumentCollection, CycloptsError, Parameter
 from cyclopts.help import PlainFormatter
 
 from penstock.cli.output import CommandOutput, ExitCode, Output, UsageError, exit_code_table
@@ -63,7 +63,10 @@ A parent process watches the job and starts it again when the engine dies.""",
   penstock run shop:orders --from before-v2            go back to a savepoint, or a checkpoint's number
   penstock run shop:orders --from ./exports/orders     begin with a checkpoint that was exported there
   penstock run shop:orders --rename totals=sums        new code, in which the step totals is called sums
-  penstock run shop:orders --master spark://host:7077  on a cluster""",
+  penstock run shop:orders --driver-memory 4g --conf spark.sql.ansi.enabled=false
+  penstock run shop:orders --master spark://host:7077 --py-files dist/shop.zip
+The last line runs on a cluster, with modules for its workers; the pipeline may be in the zip.
+What a project always needs goes into [tool.penstock] of pyproject.toml: state = "./state", master, conf and so on.""",
     ),
     Command(
         name="plan",
@@ -296,7 +299,8 @@ Ends with 1 if something fails, with 0 if there are only warnings. Writes nothin
   penstock doctor                                      about ten seconds, most of them to start Spark
   penstock doctor --no-spark --json                    for scripts, a second
   penstock doctor shop:orders --state /data/state      the pipeline too: its folders, its brokers, its session
-  penstock doctor --servers localhost:9092             whether Kafka answers""",
+  penstock doctor --servers localhost:9092             whether Kafka answers
+  penstock doctor --master spark://host:7077           whether a session comes up there""",
     ),
     Command(
         name="init",
@@ -427,6 +431,7 @@ def make_app(output: Output) -> App:
         exit_on_error=False,
         print_error=False,
         suppress_keyboard_interrupt=False,
+        config=_fill_from_project,
         console=output.out,
         error_console=output.err,
     )
@@ -448,6 +453,13 @@ def make_app(output: Output) -> App:
                 )
             )
     return app
+
+
+def _fill_from_project(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Give a command its options of ``[tool.penstock]``; help needs none of it."""
+    from penstock.cli.project_file import fill_from_project
+
+    fill_from_project(app, commands, arguments)
 
 
 def _epilogue(examples: str) -> str:

@@ -10,7 +10,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock.api.pipeline import PipelineDefinition
+    from penstock.cli.spark_options import SparkOptions
     from penstock.job.start import StartOptions
 
 
@@ -40,11 +41,15 @@ STATE: Final = ".penstock"
 
 
 def _jobs(context: Any) -> list[str]:
-    """Completions for a job's name: the jobs in the folder of ``--state``."""
+    """Completions for a job's name: the jobs in the folder of ``--state``, also as the project's file has it."""
+    from penstock.cli.project_file import find_project
     from penstock.control.client import jobs_in
 
-    state = context.get("--state")
-    return jobs_in((state.raw if state is not None else None) or STATE)
+    state, default = context.get("--state"), STATE
+    with suppress(UsageError):  # the command itself tells what is wrong with the file
+        project = find_project()
+        default = STATE if project is None else project.options.get("state", STATE)
+    return jobs_in((state.raw if state is not None else None) or default)
 
 
 _BY_TAB: Final[dict[str, Any]] = {"completer": _jobs} if "completer" in inspect.signature(Parameter).parameters else {}
@@ -70,7 +75,6 @@ LeaveState: TypeAlias = Annotated[
     bool, Flag, Parameter(help="Leave state unused whose step the pipeline no longer has.")
 ]
 MaxRows: TypeAlias = Annotated[int | None, Parameter(help="Maximum number of rows of a batch.")]
-Master: TypeAlias = Annotated[str | None, Parameter(help="Spark master; all cores of this machine by default.")]
 Rename: TypeAlias = Annotated[
     tuple[str, ...],
     Parameter(negative="", show_default=False, help="OLD=NEW: a step goes on with the state of its old uid."),
@@ -287,17 +291,19 @@ def _hint(name: str, known: Iterable[str], none: str) -> str:
 
 
 @contextmanager
-def session_for(output: Output, purpose: str) -> Iterator[SparkSession]:
+def session_for(output: Output, spark: SparkOptions, purpose: str) -> Iterator[SparkSession]:
     """A session for a command that reads but runs no job: on the current Spark application, or one of its own.
 
     Args:
         output: says that Spark starts, which takes a while.
+        spark: options of a session of its own.
         purpose: names an application of its own, such as ``state query``; its log is thrown away.
     """
     from penstock.spark.query_log import quiet
     from penstock.spark.session import borrow_session, current_session
 
     with TemporaryDirectory(prefix="penstock-") as folder, quiet():
+        spark.use()
         if current_session() is None:
             output.note("starting Spark …", style="dim")
             log_jvm_to_file(purpose.replace(" ", "-"), folder)

@@ -32,6 +32,7 @@ from penstock.cli.options import (
 )
 from penstock.cli.output import CommandOutput, ExitCode, Output, UsageError
 from penstock.cli.run import run_settings
+from penstock.cli.spark_options import NO_OPTIONS, SparkArguments, SparkOptions, note_ignored
 from penstock.cli.words import age, count, size
 from penstock.clock import format_time
 from penstock.graph.validate import validate_mode
@@ -78,6 +79,7 @@ def plan_start(  # noqa: PLR0913 - the options of the command
     stop_timeout: Annotated[str | None, AsForRun] = None,
     max_rows_per_batch: Annotated[int | None, AsForRun] = None,
     retained: Annotated[int | None, AsForRun] = None,
+    spark: SparkArguments = NO_OPTIONS,
     all: All = False,
     as_json: AsJson = False,
     out: Out = None,
@@ -104,6 +106,7 @@ def plan_start(  # noqa: PLR0913 - the options of the command
         output,
         state=state,
         settings=settings,
+        configured=spark,
         compares_schemas=schemas,
         lists_kept=all,
         as_json=as_json,
@@ -118,6 +121,7 @@ def show_plan(  # noqa: PLR0913 - the options of the command
     *,
     state: str,
     settings: Mapping[str, object],
+    configured: SparkOptions = NO_OPTIONS,
     compares_schemas: bool = True,
     lists_kept: bool = False,
     as_json: bool = False,
@@ -133,6 +137,7 @@ def show_plan(  # noqa: PLR0913 - the options of the command
         output: prints it.
         state: the folder that holds the state of jobs.
         settings: those given as options.
+        configured: how the start would make its session; the plan's own has one core of this machine.
         compares_schemas: whether to compare the columns of restored state.
         lists_kept: list the steps that are kept, too.
         as_json: print the document instead of text.
@@ -143,7 +148,9 @@ def show_plan(  # noqa: PLR0913 - the options of the command
     Raises:
         PenstockError: nothing can be planned: no such pipeline, no such checkpoint, a log that cannot be read.
     """
+    configuration = configured.use()
     definition = load_pipeline(pipeline)
+    note_ignored(configuration, output)
     engine_log(definition.name, state)  # refuses a folder that a start could not write to
     if spark is None:
         log_jvm_to_file(definition.name, tempfile.gettempdir())  # keep the output of a JVM, if needed, off the terminal

@@ -23,7 +23,6 @@ from penstock.cli.options import (
     Flag,
     Fresh,
     LeaveState,
-    Master,
     MaxRows,
     PipelineName,
     Rename,
@@ -35,6 +34,7 @@ from penstock.cli.options import (
 )
 from penstock.cli.output import CommandOutput, ExitCode, Output, ProgressLine, UsageError
 from penstock.cli.process import ChildWatcher, StopListener
+from penstock.cli.spark_options import NO_OPTIONS, SparkArguments, SparkOptions, note_ignored
 from penstock.cli.words import progress_of
 from penstock.clock import SystemClock
 from penstock.errors import EngineDied, PenstockError
@@ -96,7 +96,7 @@ def run(  # noqa: PLR0913 - the options of the command
     stop_timeout: StopTimeout = None,
     max_rows_per_batch: MaxRows = None,
     retained: Retained = None,
-    master: Master = None,
+    spark: SparkArguments = NO_OPTIONS,
     parent: HasParent = True,
     output: CommandOutput,
 ) -> int:
@@ -107,6 +107,7 @@ def run(  # noqa: PLR0913 - the options of the command
     """
     settings = settings_of(checkpoint_every, stop_timeout, max_rows_per_batch, retained)
     read_settings(settings)  # refused before anything else
+    spark.read()  # refused here, not by one child after another
     start = start_options(
         fresh=fresh,
         restore_from=restore_from,
@@ -121,7 +122,7 @@ def run(  # noqa: PLR0913 - the options of the command
         start=start,
         until=until,
         take_over=take_over,
-        master=master,
+        spark=spark,
         plan=plan,
         settings=settings,
     )
@@ -138,7 +139,7 @@ class RunCommand:
         start: how to start.
         until: when the run ends by itself.
         take_over: claim the job even if its owner lives.
-        master: of Spark.
+        spark: how to make the session.
         plan: the file of a saved plan.
         settings: those given as options.
     """
@@ -148,7 +149,7 @@ class RunCommand:
     start: StartOptions
     until: str = "stopped"
     take_over: bool = False
-    master: str | None = None
+    spark: SparkOptions = NO_OPTIONS
     plan: str | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
 
@@ -177,13 +178,12 @@ class RunCommand:
         values = {
             "from": (start.folder or start.checkpoint) if begins else None,
             "plan": self.plan,
-            "master": self.master,
             **self.settings,
         }
         for name, value in values.items():
             if value is not None:
                 parts += [f"--{name.replace('_', '-')}", str(value)]
-        return parts
+        return [*parts, *self.spark.words()]
 
 
 # ---- with a saved plan ---------------------------------------------------------------------------------------------
@@ -318,8 +318,6 @@ class _Runner:
 
     def run(self) -> int:
         _log_to(self._output)
-        if self._command.master is not None:
-            os.environ["PENSTOCK_MASTER"] = self._command.master
         job = self._job()
         self._stop_listener.bind(job.request_stop)
         try:
@@ -341,7 +339,9 @@ class _Runner:
         has_plan = self._command.plan is not None
         command = as_planned(self._command) if has_plan else self._command
         settings = run_settings(command.settings)
+        configuration = command.spark.use()
         definition = load_pipeline(command.pipeline, state=command.state)
+        note_ignored(configuration, self._output)
         self._name = definition.name
         jvm_log = log_jvm_to_file(definition.name, command.state)  # the graph may need a JVM
         logging.getLogger("penstock").debug("the engine writes its log to %s", jvm_log)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -17,7 +16,6 @@ from penstock.cli.options import (
     AsJson,
     Begin,
     Flag,
-    Master,
     MaxRows,
     State,
     explaining_user_code,
@@ -25,6 +23,7 @@ from penstock.cli.options import (
     renames_of,
 )
 from penstock.cli.output import CommandOutput, ExitCode, ProgressLine, UsageError
+from penstock.cli.spark_options import NO_OPTIONS, SparkArguments, note_ignored
 from penstock.cli.words import count, plain_table, size
 from penstock.spark.jvm import log_jvm_to_file
 
@@ -58,7 +57,7 @@ def shadow(  # noqa: PLR0913 - the options of the command
     allow_non_restored_state: Annotated[bool, Flag, Parameter(help="The new code may leave state unused.")] = False,
     without: Annotated[tuple[str, ...], Several, Parameter(help="A source that neither code reads.")] = (),
     max_rows_per_batch: MaxRows = None,
-    master: Master = None,
+    spark: SparkArguments = NO_OPTIONS,
     state: State = STATE,
     as_json: AsJson = False,
     output: CommandOutput,
@@ -70,10 +69,10 @@ def shadow(  # noqa: PLR0913 - the options of the command
         PenstockError: the outputs could not be compared, and why.
     """
     keys, renames = keys_of(key), renames_of(rename)
+    configuration = spark.use()
     new = load_pipeline(pipeline)
     old = load_pipeline(against) if against is not None else None
-    if master is not None:
-        os.environ["PENSTOCK_MASTER"] = master
+    note_ignored(configuration, output)
     folder = Path(out or f"shadow-{new.name}")
     log_jvm_to_file(folder.name, str(folder.parent), option="--out")
     codes = pipeline if against is None else f"{against}, then through {pipeline}"

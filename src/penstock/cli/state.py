@@ -21,6 +21,7 @@ from rich.text import Text
 from penstock.admin.state_read import resolve_manifest, state_of, states_of
 from penstock.cli.options import STATE, AsJson, JobName, State, session_for
 from penstock.cli.output import CommandOutput, ExitCode, Output, UsageError
+from penstock.cli.spark_options import NO_OPTIONS, SparkArguments
 from penstock.cli.words import count, file_fields, plain_table, size
 from penstock.clock import format_time
 from penstock.control.client import JobDirectory
@@ -168,6 +169,7 @@ def query(  # noqa: PLR0913 - the options of the command
         int | None, Parameter(help="Maximum number of rows; 0 is all. By default 20 in a table, all in other formats.")
     ] = None,
     to: Annotated[str | None, Parameter(help="File to write to, instead of stdout; parquet needs one.")] = None,
+    spark: SparkArguments = NO_OPTIONS,
     state: State = STATE,
     output: CommandOutput,
 ) -> int:
@@ -186,7 +188,7 @@ def query(  # noqa: PLR0913 - the options of the command
     for manifest in manifests:
         state_of(manifest, uid)  # raises at once if the step is not there, not after Spark has started
     ids = [int(manifest.checkpoint) for manifest in manifests]
-    with session_for(output, "state query") as session:
+    with session_for(output, spark, "state query") as session:
         from penstock.admin.state_read import StateReader
 
         output.note(_progress(ids, asked), style="dim")

@@ -29,6 +29,8 @@ _SQL_CONTEXT: Final = re.compile(r"== SQL[^\n]*\(line \d+, position \d+\) ==\n((
 """Spark's context of an expression that failed: lines of the SQL text, each with carets below what failed."""
 _CALL_CONTEXT: Final = re.compile(r'== DataFrame ==\n"([^"\n]*)" was called from\n([^\n]+):(\d+)')
 """The same where no SQL text made the expression: the function of a Column, and the line that called it."""
+_NO_MODULE: Final = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+_TO_WORKERS: Final = "install it there, or have 'penstock run … --py-files' take it there"
 _PYTHON_FRAME: Final = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
@@ -90,7 +92,9 @@ def _connector_error(error: BaseException) -> PenstockError | None:
 
 def _function_error(error: BaseException, text: str) -> PenstockError | None:
     if type(error).__name__ == "PythonException" or "PythonException" in text[:2_000]:
-        return UserFunctionError(f"a function of the pipeline raised in a Spark worker: {_python_failure(text)}")
+        missing = _NO_MODULE.search(text)
+        hint = f"; if workers lack {missing[1]}: {_TO_WORKERS}" if missing is not None else ""
+        return UserFunctionError(f"a function of the pipeline raised in a Spark worker: {_python_failure(text)}{hint}")
     return None
 
 

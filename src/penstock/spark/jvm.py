@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import shlex
@@ -50,6 +51,24 @@ def start_jvm(conf: SparkConf) -> Any:
         return cast("Any", launch_gateway)(conf, popen_kwargs={"start_new_session": True})
     except Exception as error:
         raise SettingsError(_why_no_jvm()) from error
+
+
+def make_spark_home() -> None:
+    """Give the next JVM a ``SPARK_HOME`` that can be written to, unless one is set: a folder of links, deleted at exit.
+
+    ``local-cluster`` keeps the folders of executors below it. The package from pip may be read-only, and would keep
+    them for ever.
+    """
+    if os.environ.get("SPARK_HOME"):
+        return
+    import pyspark
+
+    folder = Path(tempfile.mkdtemp(prefix="penstock-spark-"))
+    for entry in Path(pyspark.__file__).parent.iterdir():
+        if entry.name != "work":
+            (folder / entry.name).symlink_to(entry)
+    os.environ["SPARK_HOME"] = str(folder)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
 def _why_no_jvm() -> str:

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import re
-import shlex
 import sys
 import tempfile
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.clock import UTC, canonical_timezone
 from penstock.errors import EngineFailed, SettingsError
-from penstock.spark.jvm import MAX_SOCKET_FOLDER_CHARS, remember_classes, start_jvm
+from penstock.spark.configuration import (
+    DEFAULT_MASTER,
+    MASTER,
+    SQL_SETTINGS,
+    STATE_SETTINGS,
+    TIMEZONE,
+    check_master,
+    configured_timezone,
+    read_configuration,
+)
+from penstock.spark.jvm import MAX_SOCKET_FOLDER_CHARS, make_spark_home, remember_classes, start_jvm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
@@ -32,17 +40,6 @@ log = logging.getLogger("penstock")
 # The JVM has an active session for each thread. PySpark also keeps one for the whole process, and its
 # ``getActiveSession`` returns that: the one that ``createDataFrame`` was last called on, by whatever thread. An engine
 # whose session is not the user's must neither read that one nor change it.
-
-STATE_SETTINGS: Final = {
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.unionOutputPartitioning": "true",
-    "spark.sql.codegen.useIdInClassName": "false",  # the number of a stage rises with the layers below it
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # INT96 has only the years 1677 to 2262 elsewhere
-    "spark.sql.parquet.compression.codec": "zstd",
-}
-"""SQL settings that plans of layers rely on."""
-TIMEZONE: Final = "spark.sql.session.timeZone"
-"""The setting with the zone in which SQL reads and shows times. It is the user's, except where layers are written."""
 
 
 def active_session() -> SparkSession | None:
@@ -127,14 +124,6 @@ def empty_frame(session: SparkSession, schema: StructType) -> DataFrame:
 # A job works on a clone, which shares the SparkContext, temporary views included. So the settings of a session that
 # penstock did not make are not changed.
 
-SQL_SETTINGS: Final = STATE_SETTINGS | {
-    "spark.sql.execution.arrow.localRelationThreshold": "0",
-    "spark.sql.execution.arrow.pyspark.enabled": "true",
-    "spark.sql.sources.partitionOverwriteMode": "static",
-    "spark.sql.files.maxPartitionBytes": "128m",
-    "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
-}
-"""SQL settings that the engine's plans rely on; set on our own session or on our clone of the user's."""
 CONTEXT_SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -142,8 +131,6 @@ CONTEXT_SETTINGS: Final = {
     "spark.locality.wait": "0",
     "spark.python.worker.reuse": "true",
     "spark.python.unix.domain.socket.enabled": "true",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
     "spark.hadoop.dfs.client.read.shortcircuit": "false",
@@ -153,6 +140,16 @@ CONTEXT_SETTINGS: Final = {
     "spark.python.sql.dataFrameDebugging.enabled": "false",  # asks the JVM six times for each Column that is made
 }
 """Settings that must be made before the context exists; a user's session may lack some of them."""
+LOOPBACK_SETTINGS: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+"""Settings of a driver whose executors are on its own machine."""
+PARALLELISM: Final = "spark.default.parallelism"
+EXECUTOR_PAUSE: Final = 0.2
+"""Seconds from one look for executors to the next."""
+EXECUTOR_CALM: Final = 5
+"""Number of looks in a row that must see the same executors."""
+EXECUTOR_LOOKS: Final = 300
+"""Number of looks after which a start says that none has come, and goes on."""
+_LOCAL_CLUSTER: Final = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,")
 
 
 @dataclass(slots=True, eq=False)
@@ -234,49 +231,61 @@ def make_session(name: str, *, master: str | None = None) -> SparkSession:
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    cores = os.cpu_count() or 1
-    master = check_master(master or os.environ.get("PENSTOCK_MASTER") or "local[*]")
-    conf = SparkConf().setAppName(f"penstock {name}").setMaster(master)
-    for key, value in (CONTEXT_SETTINGS | SQL_SETTINGS | {TIMEZONE: configured_timezone()}).items():
+    configured = read_configuration().settings
+    master = check_master(master or configured.get(MASTER) or DEFAULT_MASTER)
+    conf = SparkConf().setMaster(master)
+    for key, value in _own_settings(name, master, configured).items():
         conf.setIfMissing(key, value)
-    if master.startswith("local"):
-        conf.setIfMissing("spark.sql.shuffle.partitions", str(cores))
-        conf.setIfMissing("spark.default.parallelism", str(cores))
     if len(tempfile.gettempdir()) > MAX_SOCKET_FOLDER_CHARS:
         conf.set("spark.python.unix.domain.socket.enabled", "false")
+    if master.startswith("local-cluster"):
+        make_spark_home()
     if SparkContext._active_spark_context is None:  # noqa: SLF001 - there is no public way to ask
         gateway: Any = SparkContext._gateway or start_jvm(conf)  # noqa: SLF001 - the JVM outlives a stopped context
         try:
-            SparkContext(conf=conf, gateway=gateway)
+            context = SparkContext(conf=conf, gateway=gateway)
         except Exception as error:
             msg = f"Spark could not start on master {master!r}: {_java_message(error)}"
             raise EngineFailed(msg) from error
+        if not master.startswith("local") and PARALLELISM not in configured:
+            _keep_parallelism(context, master)
     made = SparkSession.builder.config(conf=conf).getOrCreate()
     remember_classes(made)
     return made
 
 
-_MASTER: Final = re.compile(
-    r"local|local\[([1-9]\d*|\*)(\s*,\s*\d+)?\]|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|yarn|(spark|k8s)://.+"
-)
+def _own_settings(name: str, master: str, configured: Mapping[str, str]) -> dict[str, str]:
+    """Settings of a session that penstock makes: those that it relies on, and those that are not configured."""
+    settings = {"spark.app.name": f"penstock {name}", TIMEZONE: configured_timezone()}
+    settings |= CONTEXT_SETTINGS | SQL_SETTINGS
+    if master.startswith("local"):  # executors on other machines must be able to reach the driver
+        settings |= LOOPBACK_SETTINGS
+        cluster = _LOCAL_CLUSTER.match(master)
+        cores = int(cluster[1]) * int(cluster[2]) if cluster else os.cpu_count() or 1
+        settings |= {PARALLELISM: str(cores), "spark.sql.shuffle.partitions": str(cores)}
+    return {key: value for key, value in settings.items() if key in SQL_SETTINGS or key not in configured}
 
 
-def check_master(master: str) -> str:
-    """The master, if Spark knows its kind.
+def _keep_parallelism(context: SparkContext, master: str) -> None:
+    """Wait for the first executors, and keep the number of their cores as the number of partitions.
 
-    Raises:
-        SettingsError: it does not.
-
-    >>> check_master("local[2]")
-    'local[2]'
+    Spark's own answer changes with each executor that comes or goes, and is 2 before the first: too few for state,
+    whose partitions stay as they are for the whole run.
     """
-    if _MASTER.fullmatch(master):
-        return master
-    msg = (
-        f"Spark has no master {master!r}: write 'penstock run … --master M' (or PENSTOCK_MASTER=M); M is local[*], "
-        "local[4], spark://HOST:PORT, yarn or k8s://URL"
-    )
-    raise SettingsError(msg)
+    inner = cast("Any", context)
+    pause, seen, same = threading.Event(), (0, 0), 0
+    for _ in range(EXECUTOR_LOOKS):
+        executors = int(inner._jsc.sc().getExecutorMemoryStatus().size()) - 1  # noqa: SLF001 - one is the driver
+        now = (executors, int(context.defaultParallelism))
+        same = same + 1 if executors and now == seen else 0
+        seen = now
+        if same >= EXECUTOR_CALM:
+            break
+        pause.wait(EXECUTOR_PAUSE)
+    else:
+        seconds = EXECUTOR_LOOKS * EXECUTOR_PAUSE
+        log.warning("no executor of %s came in %g s: are workers there, with free cores and memory?", master, seconds)
+    inner._conf.set(PARALLELISM, str(seen[1]))  # noqa: SLF001 - the context's own, which its scheduler reads
 
 
 def _java_message(error: BaseException) -> str:
@@ -307,35 +316,6 @@ def session_timezone(spark: SparkSession | None = None) -> str:
     """The time zone of ``spark``, else of the session that is there, else of the one that penstock would make."""
     session = spark or current_session()
     return configured_timezone() if session is None else canonical_timezone(str(session.conf.get(TIMEZONE)))
-
-
-def configured_timezone() -> str:
-    """The time zone of a session that penstock makes: that of Spark's configuration, else UTC.
-
-    It is read without a JVM, so that a plan knows it. The machine's zone has no part in it: a job must compute the
-    same on another machine.
-    """
-    return canonical_timezone(_submitted_timezone() or _default_timezone() or UTC)
-
-
-def _submitted_timezone() -> str | None:
-    words = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
-    given = [right for left, right in pairwise(words) if left in ("--conf", "-c")]
-    given += [word.removeprefix("--conf=") for word in words if word.startswith("--conf=")]
-    return {name: value for name, _, value in (each.partition("=") for each in given)}.get(TIMEZONE)
-
-
-def _default_timezone() -> str | None:
-    """The time zone in ``spark-defaults.conf``."""
-    found = importlib.util.find_spec("pyspark")
-    home = os.environ.get("SPARK_HOME") or (Path(found.origin).parent if found and found.origin else "")
-    path = Path(os.environ.get("SPARK_CONF_DIR") or Path(home, "conf"), "spark-defaults.conf")
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    settings = [re.split(r"\s*[=:]\s*|\s+", line.strip(), maxsplit=1) for line in lines]
-    return {each[0]: each[1] for each in settings if len(each) > 1}.get(TIMEZONE)
 
 
 # ---- clones ----------------------------------------------------------------------------------------------------------
