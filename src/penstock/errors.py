@@ -1,4 +1,4 @@
-"""The exception tree: each error says whose fault it is and whether a retry can help. And did_you_mean."""
+"""The exception tree: each error says whose fault it is and whether a retry can help. And pieces of messages."""
 
 from __future__ import annotations
 
@@ -275,31 +275,44 @@ class InternalError(PenstockError):
 
 def assert_never(value: NoReturn) -> NoReturn:
     """Close a ``match``: the type checker proves that no case is left (``typing`` has it only since Python 3.11)."""
-    msg = f"an unexpected case: {value!r}"
+    msg = f"The case {value!r} was not expected."
     raise InternalError(msg)
 
 
-# ---- unknown names -----------------------------------------------------------------------------------------------
+# ---- pieces of messages ----------------------------------------------------------------------------------------------
+#
+# A message is one or more sentences. Each begins with a capital, a quoted name or code, and ends with a full stop or
+# a question mark. Another message takes it in after "prefix: ", unchanged.
 
 
 def did_you_mean(name: str, there: Iterable[str], *, most: int = 1, otherwise: str | None = None) -> str:
-    """The end of a message about an unknown name: the nearest names that exist.
+    """The end of a sentence about an unknown name, and a sentence with the nearest names that exist.
 
     Args:
         name: the unknown name.
         there: the names that exist.
         most: how many names are offered.
-        otherwise: the end of the message if no name is near; by default it lists all, and is empty without any.
+        otherwise: the next sentence if no name is near; by default it lists all, and all is empty without any.
 
     >>> did_you_mean("ordrs", ["orders", "late"])
-    "; did you mean 'orders'?"
-    >>> did_you_mean("x", ["orders", "late"]), did_you_mean("x", ["orders"], otherwise="it has none")
-    ('; there is late, orders', '; it has none')
+    ". Did you mean 'orders'?"
+    >>> did_you_mean("x", ["orders", "late"]), did_you_mean("x", ["orders"], otherwise="It has none.")
+    ('. Known names: late, orders.', '. It has none.')
     """
     known = sorted(there)
     near = get_close_matches(name, known, n=most)
     if near:
-        return f"; did you mean {' or '.join(map(repr, near))}?"
+        return f". Did you mean {' or '.join(map(repr, near))}?"
     if otherwise is None:
-        otherwise = f"there is {', '.join(known)}" if known else ""
-    return f"; {otherwise}" if otherwise else ""
+        otherwise = f"Known names: {', '.join(known)}." if known else ""
+    return f". {otherwise}" if otherwise else ""
+
+
+def sentence(text: object) -> str:
+    """A text of others, such as an exception of Python's, with a full stop if it does not end as a sentence does.
+
+    >>> sentence(ValueError("no such id")), sentence("What is it?")
+    ('no such id.', 'What is it?')
+    """
+    shown = str(text).strip()
+    return shown if shown.endswith((".", "?", "!", "…")) else f"{shown}."

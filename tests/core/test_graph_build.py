@@ -105,8 +105,8 @@ def test_union_keeps_the_event_time_that_all_have():
 
 @pytest.mark.mission("S5")
 def test_a_pipeline_without_sink_or_source_is_refused():
-    assert "has no sink: end with stream.write" in refused(numbers)
-    assert "has no source: begin with p.read" in refused(lambda p: None)
+    assert "has no sink. End with stream.write" in refused(numbers)
+    assert "has no source. Begin with p.read" in refused(lambda p: None)
 
 
 @pytest.mark.mission("S5")
@@ -116,7 +116,7 @@ def test_rows_that_go_nowhere_are_refused_but_late_ones_need_no_sink():
         stream.where("value > 1").drop("value")
         stream.write("out", _Sink())
 
-    assert "the rows of drop value go nowhere" in refused(forgotten)
+    assert "The rows of drop value go nowhere" in refused(forgotten)
 
     def bad(p):
         raw = p.read("lines", ps.files.Source("in/", format="text"))
@@ -138,7 +138,7 @@ def test_a_uid_must_be_there_and_possible_and_unique():
     def twice(p):
         numbers(p).write("numbers", _Sink())
 
-    assert "the uid is taken by read 'numbers' at tests/core/" in refused(twice, ps.DuplicateUid)
+    assert "The uid is taken by read 'numbers' at tests/core/" in refused(twice, ps.DuplicateUid)
     assert "is not a valid name" in refused(lambda p: p.read("Orders!", ps.rate.Source(rows_per_second=1)))
     assert "uid must be a string" in refused(lambda p: numbers(p).write(_Sink(), _Sink()))
     assert "is given its uid first" in refused(lambda p: numbers(p).write(_Sink()))
@@ -237,7 +237,7 @@ def test_what_no_stream_can_do_is_answered_with_the_way_to_do_it():
         ("join", r"p\.table\(.*p\.sql\("),
         ("dropDuplicates", r"\.group_by\(.*ps\.agg\.first"),
         ("agg", r"\.group_by\(ps\.global_window\(\)\)\.agg\("),
-        ("with_colum", "did you mean 'with_column'"),
+        ("with_colum", "Did you mean 'with_column'"),
         ("surely_not", "^a Stream has no 'surely_not'; it has add, dead_letter, drop, for_each_batch, group_by"),
     ):
         with pytest.raises(AttributeError, match=told):

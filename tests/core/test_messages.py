@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from messages import all_messages, error_classes
@@ -22,3 +24,38 @@ def test_a_message_is_for_people(message) -> None:
     assert text, "there is something to read"
     assert "  " not in text, "words are apart by one space"
     assert not text.endswith((",", ";")), "nothing is left out"
+
+
+# ---- the form of a message -------------------------------------------------------------------------------------------
+
+DATA_SIDE = (
+    "api/",
+    "compiler/",
+    "connectors/",
+    "dead_letters/",
+    "filesystem/",
+    "formats/",
+    "operators/",
+    "spark/",
+    "state/",
+    "testing/",
+)
+CODE = ("penstock ", "rename ", "until ", "max_drift ", "key ")
+"""What else a message may begin with: a command or an argument, as the user writes it."""
+ENGINE = [each for each in all_messages() if not each.place.removeprefix("penstock/").startswith(DATA_SIDE)]
+
+
+@pytest.mark.parametrize("message", ENGINE, ids=lambda message: message.place)
+def test_a_message_is_made_of_whole_sentences(message) -> None:
+    text = message.text.strip()
+    fixed = text
+    while (shorter := re.sub(r"\{[^{}]*\}", "…", fixed)) != fixed:
+        fixed = shorter
+    assert re.match(r"[A-Z…'\"-]", fixed) or fixed.startswith(CODE), "it begins with a capital, a value or code"
+    assert fixed.endswith((".", "?", "…")), "it ends as a sentence does, or with the text of another"
+    assert not re.search(
+        r"[;:] (add|choose|export|give|leave|name|plan|put|read|restore|start|take|use|write)\b", fixed
+    ), "the remedy is a sentence of its own"
+    assert not re.search(r"\. [a-z]", fixed.replace("e.g. ", "").replace("penstock", "P")), (
+        "each sentence begins with a capital"
+    )

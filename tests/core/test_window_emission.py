@@ -139,7 +139,7 @@ def test_a_union_of_results_and_other_rows_is_not_windowed_without_a_time_of_its
         rows.group_by(ps.tumbling("1 hour")).agg("hours", ps.agg.count()).write("out", ps.memory.Sink())
 
     graph(lambda stream: mixed(stream, again=True))
-    with pytest.raises(GraphError, match="give both one event time with with_column, and with_watermark") as error:
+    with pytest.raises(GraphError, match="Give both one event time with with_column, and with_watermark") as error:
         graph(lambda stream: mixed(stream, again=False))
     assert error.value.uid == "hours"
 

@@ -50,7 +50,9 @@ def copying(folder: Path, *, name: str = "copy", **source: Any) -> ps.PipelineDe
 
 
 def test_an_unknown_option_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="unknown setting 'checkpont_every'; did you mean 'checkpoint_every'"):
+    with pytest.raises(
+        SettingsError, match=r"Setting 'checkpont_every' does not exist. Did you mean 'checkpoint_every'"
+    ):
         ps.Job(copying(tmp_path), state=tmp_path, checkpont_every="1s")
 
 

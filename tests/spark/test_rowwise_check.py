@@ -239,13 +239,13 @@ def test_a_function_that_fails_is_shown_with_module_and_line(spark):
         r"raises\(\) raised RuntimeError: boom \(tests/spark/test_rowwise_check.py:\d+ in raises\)", raised
     )
     misspelt = refusal(spark, lambda s, p, c: s.transform(misspells), ps.SchemaMismatch)
-    assert "there is no column 'amont'; did you mean 'amount'?" in misspelt
+    assert "there is no column 'amont'. Did you mean 'amount'?" in misspelt
     assert "in misspells)" in misspelt
 
 
 def test_errors_of_sql_have_the_line_and_the_nearest_columns_and_no_trace(spark, capfd):
     missing = refusal(spark, lambda s, p, c: s.select("usr"), ps.SchemaMismatch)
-    assert "select usr: there is no column 'usr'; did you mean 'user'? there are id, user, amount, tags, at" in missing
+    assert "select usr: there is no column 'usr'. Did you mean 'user'? there are id, user, amount, tags, at" in missing
     assert "Syntax error" in refusal(spark, lambda s, p, c: s.where("amount >>> > 1"))
     assert "incompatible types" in refusal(spark, lambda s, p, c: s.where("user > array(1)"))
     assert "no column 'tgas'" in refusal(spark, lambda s, p, c: s.drop("tgas"), ps.SchemaMismatch)

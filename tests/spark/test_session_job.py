@@ -114,7 +114,7 @@ def told(t: ps.testing.PipelineRun) -> list[tuple[str, float, int]]:
     [
         ("wait", "the gap 'wait' is int, but sessions need an INTERVAL DAY TO SECOND: write INTERVAL 5 MINUTES"),
         ("INTERVAL 1 MONTH", "is interval month, but sessions need"),
-        ("wiat", "column 'wiat' is not in the input; did you mean 'wait'"),
+        ("wiat", "column 'wiat' is not in the input. Did you mean 'wait'"),
         ("max(wait)", "the gap of the sessions cannot be computed from the input"),
     ],
 )

@@ -69,7 +69,7 @@ def test_background_work_is_done_when_asked_for(spark: SparkSession) -> None:
 
 
 def test_mistakes_are_told(spark: SparkSession) -> None:
-    with pytest.raises(HarnessError, match=r"pipeline 'clicks' has no stateful step 'count'; did you mean 'counts'\?"):
+    with pytest.raises(HarnessError, match=r"pipeline 'clicks' has no stateful step 'count'. Did you mean 'counts'\?"):
         OperatorHarness.of(clicks, "count", spark)
     harness = OperatorHarness.of(clicks, "counts", spark)
     with pytest.raises(HarnessError, match="in a with block"):

@@ -231,8 +231,8 @@ def step(keys=(("user", "user"),), time="at", aggregates=()) -> WindowAggregate:
 
 
 def test_refuses_an_unknown_column_with_the_nearest_names(spark):
-    assert "'usr' is not in the input; did you mean 'user'?" in refusal(spark, step(keys=(("u", "usr"),)))
-    assert "'att' is not in the input; did you mean 'at'?" in refusal(spark, step(time="att"))
+    assert "'usr' is not in the input. Did you mean 'user'?" in refusal(spark, step(keys=(("u", "usr"),)))
+    assert "'att' is not in the input. Did you mean 'at'?" in refusal(spark, step(time="att"))
     assert "'y' is not in the input; it has user, at, x" in refusal(spark, step(aggregates=(agg.sum("y"),)))
 
 

@@ -208,13 +208,13 @@ def _answer(output: Output, answer: DataFrame, asked: StateQuery, ids: list[int]
 
 def _check(asked: StateQuery) -> None:
     if asked.diff is not None and asked.at is not None:
-        msg = "--at and --diff exclude one another: --diff names both checkpoints itself"
+        msg = "--at and --diff exclude one another. Leave --at out, because --diff names both checkpoints."
         raise UsageError(msg)
     if asked.format == "parquet" and asked.to is None:
-        msg = "--format parquet needs a file: add --to totals.parquet"
+        msg = "--format parquet needs a file. Add --to totals.parquet."
         raise UsageError(msg)
     if asked.limit is not None and asked.limit < 0:
-        msg = f"--limit is {asked.limit}, but must be a number of rows, or 0 for all"
+        msg = f"--limit is {asked.limit}. It must be a number of rows, or 0 for all."
         raise UsageError(msg)
 
 
@@ -243,7 +243,7 @@ def _select(session: SparkSession, frame: DataFrame, asked: StateQuery) -> DataF
         session.sql(f"SELECT * FROM (\n{asked.sql}\n)")  # refuses what is not a query; nothing runs
         return session.sql(asked.sql)
     except PySparkException as error:
-        msg = f"this is no SELECT over {plain_name(asked.uid)} ({', '.join(frame.columns)}): {_first_line(error)}"
+        msg = f"This is not a SELECT over {plain_name(asked.uid)} ({', '.join(frame.columns)}): {_first_line(error)}"
         raise UsageError(msg) from error
 
 
@@ -306,7 +306,7 @@ def _usage_error_if_not_written(asked: StateQuery) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        msg = f"--to {asked.to} cannot be written ({error.strerror or error}): name a file in a folder that is there"
+        msg = f"--to {asked.to} cannot be written: {error.strerror or error}. Name a file in a folder that exists."
         raise UsageError(msg) from error
 
 
