@@ -132,8 +132,8 @@ def arm(name: str, action: str, *, hit: int | None = None) -> None:
         SettingsError: no such failpoint or action.
     """
     if name not in FAILPOINTS:
-        hint = did_you_mean(name, FAILPOINTS, otherwise=f"known are {', '.join(sorted(FAILPOINTS))}")
-        msg = f"there is no failpoint {name!r}{hint}"
+        hint = did_you_mean(name, FAILPOINTS, otherwise=f"Failpoints: {', '.join(sorted(FAILPOINTS))}.")
+        msg = f"Failpoint {name!r} does not exist{hint}"
         raise SettingsError(msg)
     if hit is not None and hit < 1:
         msg = f"failpoint {name!r}: hits count from 1, got {hit}"

@@ -117,9 +117,9 @@ def _check_timezone(name: object) -> None:
     try:
         ZoneInfo(cast("str", name))
     except (TypeError, ValueError, OSError, KeyError) as error:  # ZoneInfoNotFoundError is a KeyError
-        example = "give an IANA name such as 'Europe/Berlin', or an offset such as '+02:00'"
+        example = "Give an IANA name such as 'Europe/Berlin', or an offset such as '+02:00'."
         hint = did_you_mean(str(name), available_timezones(), most=3, otherwise=example)
-        msg = f"timezone is {name!r}, which is not known{hint}"
+        msg = f"Time zone {name!r} is not known{hint}"
         raise SettingsError(msg) from error
 
 
@@ -136,8 +136,8 @@ def read_settings(arguments: Mapping[str, object], *, environment: Mapping[str, 
     known = {field.name for field in fields(Settings)}
     for name in arguments:
         if name not in known:
-            hint = did_you_mean(name, known, otherwise=f"there are {', '.join(sorted(known))}")
-            msg = f"unknown setting {name!r}{hint}"
+            hint = did_you_mean(name, known, otherwise=f"Settings: {', '.join(sorted(known))}.")
+            msg = f"Setting {name!r} does not exist{hint}"
             raise SettingsError(msg)
     outside = {name: environment[PREFIX + name.upper()] for name in known if PREFIX + name.upper() in environment}
     merged = {**outside, **{name: value for name, value in arguments.items() if value is not None}}

@@ -108,7 +108,7 @@ def test_an_unknown_job_is_answered_with_the_nearest_one(state):
     said = say("checkpoints", job_of(state) + "x", "--state", str(state))
 
     assert said.code == 64
-    assert f"did you mean '{job_of(state)}'?" in said.err
+    assert f"Did you mean '{job_of(state)}'?" in said.err
 
 
 def test_a_folder_without_jobs_says_so(tmp_path):

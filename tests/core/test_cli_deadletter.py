@@ -227,7 +227,7 @@ def test_many_letters_are_several_replays_of_one_command(job: Job, monkeypatch: 
 def test_what_cannot_be_replayed_is_refused_with_the_reason(job: Job) -> None:
     assert "late: they would be late again" in job.refuses("replay", "late-totals", "--all", code=1)
     assert 'say which: --all, or --where "SQL"' in job.refuses("replay", "bad-orders")
-    assert "did you mean 'bad-orders'?" in job.refuses("replay", "bad-order", "--all")
+    assert "Did you mean 'bad-orders'?" in job.refuses("replay", "bad-order", "--all")
     assert "name one of bad-orders, late-totals" in job.refuses("show")
     job.log(at(0), at(1, 0), at(2, 1, read=1, ended=True), Stopped(checkpoint=2, at=NOON))
     ended = job.refuses("replay", "bad-orders", "--all", code=1)

@@ -190,7 +190,7 @@ def test_a_checkpoint_is_found_by_name_and_number_also_a_condemned_one(state, wh
 @pytest.mark.parametrize(
     ("which", "expected"),
     [
-        ("befor-v2", "did you mean 'before-v2'?"),
+        ("befor-v2", "Did you mean 'before-v2'?"),
         ("7", "checkpoint 7 is not in the log of job 'orders'; there is 0, 1, 2"),
     ],
 )
@@ -206,7 +206,7 @@ def test_every_command_answers_an_unknown_job_with_the_nearest_one(state):
         if name != "list":
             said = of(state, command, "ordrs", *rest[1:])
             assert said.code == 64
-            assert "did you mean 'orders'?" in said.err
+            assert "Did you mean 'orders'?" in said.err
 
 
 def test_looking_loads_no_spark(tmp_path):

@@ -142,7 +142,7 @@ def test_it_changes_nothing_and_loads_no_spark(folder, options):
     ("arguments", "code", "says"),
     [
         (["--from", "9"], 64, "checkpoint 9 is not in the log; restorable are: 0, 1, 2"),
-        (["--from", "befor-v2"], 64, "did you mean 'before-v2'?"),
+        (["--from", "befor-v2"], 64, "Did you mean 'before-v2'?"),
         (["--from", "1", "--fresh"], 64, "a start is either fresh or from '1': leave --fresh or --from out"),
         (["--claim"], 64, "claim takes an exported folder's files over"),
         (["--discard-unpublished"], 64, "--discard-unpublished is for going back in the job's own log"),

@@ -73,9 +73,9 @@ def test_names_never_move(at_rest):
     [
         (["create", JOB, "41"], "'41' cannot name a savepoint"),
         (["create", JOB, "x", "--at", "7"], "checkpoint 7 is not in the log; restorable are: 0, 1"),
-        (["create", JOB, "x", "--at", "god"], "no savepoint 'god'; did you mean 'good'?"),
-        (["show", JOB, "god"], "did you mean 'good'?"),
-        (["drop", JOB, "god", "--yes"], "did you mean 'good'?"),
+        (["create", JOB, "x", "--at", "god"], "no savepoint 'god'. Did you mean 'good'?"),
+        (["show", JOB, "god"], "Did you mean 'good'?"),
+        (["drop", JOB, "god", "--yes"], "Did you mean 'good'?"),
         (["list", "ordesr"], "there is no job 'ordesr'"),
         (["create", JOB, "x", "--timeout", "soon"], "--timeout 'soon' is not a length of time"),
         (["lst", JOB], 'Did you mean "list"?'),

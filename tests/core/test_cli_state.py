@@ -97,10 +97,10 @@ def test_the_document_has_a_versioned_schema_and_says_what_was_written_by_hand(s
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["show", "order"], "did you mean 'orders'?"),
-        (["show", "orders", "--at", "befor-v2"], "did you mean 'before-v2'?"),
+        (["show", "order"], "Did you mean 'orders'?"),
+        (["show", "orders", "--at", "befor-v2"], "Did you mean 'before-v2'?"),
         (["show", "orders", "--at", "0"], "checkpoint 0 is condemned"),
-        (["query", "orders", "total"], "has no step 'total'; did you mean 'totals'?"),
+        (["query", "orders", "total"], "has no step 'total'. Did you mean 'totals'?"),
         (
             ["query", "orders", "in"],
             "'in' is a source: a checkpoint has its position, which is no table; state is held by",

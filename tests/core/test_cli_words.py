@@ -126,14 +126,14 @@ def test_a_wrong_module_is_answered_with_the_nearest_one_here(shop):
     said = say("run", f"{shop[:-1]}:orders", "--no-parent")
 
     assert said.code == 64
-    assert f"did you mean '{shop}'?" in said.err
+    assert f"Did you mean '{shop}'?" in said.err
 
 
 def test_a_wrong_pipeline_is_answered_with_the_nearest_one(shop):
     said = say("run", f"{shop}:order", "--no-parent")
 
     assert said.code == 64
-    assert f"module '{shop}' has no pipeline 'order'; did you mean 'orders'?" in said.err
+    assert f"module '{shop}' has no pipeline 'order'. Did you mean 'orders'?" in said.err
 
 
 def test_a_function_that_is_no_pipeline_is_told_how_to_become_one(shop):

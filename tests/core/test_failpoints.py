@@ -106,8 +106,8 @@ def test_recording_appends_the_name_of_each_hit(tmp_path):
         (f"{PLACE}=error:PATH", "unknown action"),
         (f"{PLACE}=pause", "unknown action"),
         (f"{PLACE}=kill:now", "unknown action"),
-        ("sink.publish=kill", "there is no failpoint 'sink.publish'; did you mean 'sink.published'?"),
-        ("nowhere=raise", "there is no failpoint 'nowhere'; known are checkpoint.manifest.before, "),
+        ("sink.publish=kill", "Failpoint 'sink.publish' does not exist. Did you mean 'sink.published'?"),
+        ("nowhere=raise", "Failpoint 'nowhere' does not exist. Failpoints: checkpoint.manifest.before, "),
     ],
 )
 def test_what_cannot_be_understood_is_refused(text, message):

@@ -170,7 +170,7 @@ STORIES = {
     ),
     "a uid twice": Refusal(error=GraphError, says="'in'", source=change('"totals", ps.agg', '"in", ps.agg')),
     "a source that is none": Refusal(
-        error=GraphError, says="read() needs a source", source=change("ps.rate.Source(10)", "ps.console.Sink()")
+        error=GraphError, says="Give it a source such as", source=change("ps.rate.Source(10)", "ps.console.Sink()")
     ),
     # the state folder
     "a file for a state folder": Refusal(
@@ -203,7 +203,7 @@ STORIES = {
     ),
     # where it begins
     "no such checkpoint": Refusal(error=UnknownName, says="checkpoint 9 is not in the log", options="--from 9"),
-    "no such savepoint": Refusal(error=UnknownName, says="did you mean 'before-v2'?", options="--from befor-v2"),
+    "no such savepoint": Refusal(error=UnknownName, says="Did you mean 'before-v2'?", options="--from befor-v2"),
     "a checkpoint of a job without state": Refusal(
         error=UnknownName, says="has no state here", options="--from 1 --state elsewhere"
     ),
@@ -247,7 +247,7 @@ STORIES = {
         error=UnknownName, says="the pipeline has no step 'sums'", options="--rename totals=sums"
     ),
     "a rename of nothing": Refusal(
-        error=UnknownName, says="has no step 'tot'; did you mean 'totals'?", source=SUMS, options="--rename tot=sums"
+        error=UnknownName, says="has no step 'tot'. Did you mean 'totals'?", source=SUMS, options="--rename tot=sums"
     ),
     "a rename of what is still there": Refusal(
         error=StateIncompatible, says="the pipeline still has a step 'out'", options="--rename out=totals"

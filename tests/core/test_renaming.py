@@ -82,8 +82,8 @@ def test_a_rename_is_judged_as_what_it_becomes():
 @pytest.mark.parametrize(
     ("steps", "names", "error", "why"),
     [
-        ((SOURCE, SUMS, SINK), {"total": "sums"}, UnknownName, "has no step 'total'; did you mean 'totals'?"),
-        ((SOURCE, SUMS, SINK), {"totals": "sum"}, UnknownName, "the pipeline has no step 'sum'; did you mean 'sums'?"),
+        ((SOURCE, SUMS, SINK), {"total": "sums"}, UnknownName, "has no step 'total'. Did you mean 'totals'?"),
+        ((SOURCE, SUMS, SINK), {"totals": "sum"}, UnknownName, "the pipeline has no step 'sum'. Did you mean 'sums'?"),
         ((*STEPS, SUMS), {"totals": "sums"}, StateIncompatible, "the pipeline still has a step 'totals'"),
         ((STEP, SINK), {"in": "totals"}, StateIncompatible, "checkpoint 1 has both, and one step cannot go on from"),
         (

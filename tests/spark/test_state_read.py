@@ -266,9 +266,9 @@ def test_what_holds_no_state_says_so_with_what_there_is(spark: SparkSession, run
         ps.read_state(spark, run.folder, "orders")
     with pytest.raises(UnknownName, match="'ever-out' is a sink"):
         ps.read_state(spark, run.folder, "ever-out")
-    with pytest.raises(UnknownName, match="did you mean 'by-minute'"):
+    with pytest.raises(UnknownName, match="Did you mean 'by-minute'"):
         ps.read_state(spark, run.folder, "by-minut")
-    with pytest.raises(UnknownName, match="no savepoint 'latr'; did you mean 'later'"):
+    with pytest.raises(UnknownName, match=r"no savepoint 'latr'. Did you mean 'later'"):
         ps.read_state(spark, run.folder, "by-minute", at="latr")
 
 

@@ -60,7 +60,7 @@ def test_what_cannot_be_restored_is_refused_before_a_claim_a_publication_and_a_s
     ]:
         with pytest.raises(StateIncompatible, match=told):
             ps.Job(changed, state=tmp_path / "state", spark=spark).run(until="caught-up")
-    with pytest.raises(UnknownName, match="the pipeline has no step 'counts2'; did you mean 'counts'"):
+    with pytest.raises(UnknownName, match=r"the pipeline has no step 'counts2'. Did you mean 'counts'"):
         ps.Job(counting(tmp_path), state=tmp_path / "state", spark=spark, rename={"sums": "counts2"}).run()
     assert everything(tmp_path) == before
     assert scheduler.numTotalJobs() == jobs

@@ -125,7 +125,7 @@ def spark_variables_of(environment: Mapping[str, str], executable: str) -> Itera
 
 
 def _nearest(name: str, known: Collection[str]) -> str:
-    return did_you_mean(name, known, otherwise=f"those that are: {', '.join(sorted(known))}")
+    return did_you_mean(name, known, otherwise=f"Those that are: {', '.join(sorted(known))}.")
 
 
 # ---- Java ------------------------------------------------------------------------------------------------------------

@@ -15,8 +15,9 @@ from penstock.errors import (
     PenstockError,
     StorageFailed,
     UserFunctionError,
+    short_path,
 )
-from penstock.graph.nodes import Graph, Keyed, Node, RowWise, describe_step, short_path
+from penstock.graph.nodes import Graph, Keyed, Node, RowWise, describe_step
 from penstock.operators.windows.aggregate import WindowAggregate
 from penstock.spark.jvm import is_connection_lost, is_spark_error
 
