@@ -232,7 +232,7 @@ def test_what_cannot_be_replayed_is_refused_with_the_reason(job: Job) -> None:
     job.log(at(0), at(1, 0), at(2, 1, read=1, ended=True), Stopped(checkpoint=2, at=NOON))
     ended = job.refuses("replay", "bad-orders", "--all", code=1)
     assert "Source 'orders' of job 'orders' has ended, for it was bounded or drained" in ended
-    assert "go back to a checkpoint before its end (penstock rewind orders CHECKPOINT)" in ended
+    assert "Go back to a checkpoint before its end (penstock rewind orders CHECKPOINT)" in ended
     job.log(at(0), at(1, 0), manifest(2, 1, tasks=(), steps=()), Stopped(checkpoint=2, at=NOON))
     gone = job.refuses("replay", "bad-orders", "--all", code=1)
     assert "source 'orders', which is not in checkpoint 2, where the next start of job 'orders' goes on" in gone

@@ -237,14 +237,30 @@ WRONG = [
     (("body", "parent"), "3", r"\.body\.parent: The value must be a whole number, and is '3'"),
     (("body", "parent"), ..., r"\.body: Field 'parent' is missing"),
     (("body", "tasks"), {}, r"\.body\.tasks: The value must be an array, and is \{\} \(dict\)"),
-    (("body", "tasks", 0, "position", "kind"), None, r"\.body\.tasks\[0\]\.position\.kind: The value must be a string, and is None"),
+    (
+        ("body", "tasks", 0, "position", "kind"),
+        None,
+        r"\.body\.tasks\[0\]\.position\.kind: The value must be a string, and is None",
+    ),
     (("body", "tasks", 0, "watermarks"), ["x"], r"\.watermarks\[0\]: The value must be a whole number, and is 'x'"),
-    (("body", "tasks", 1, "state", "layers", 0, "files", 0, "length"), -3, r"\.length: The value must be a whole number from 0"),
+    (
+        ("body", "tasks", 1, "state", "layers", 0, "files", 0, "length"),
+        -3,
+        r"\.length: The value must be a whole number from 0",
+    ),
     (("body", "open", 0, "uid"), 5, r"\.body\.open\[0\]\.uid: The value must be a string, and is 5 \(int\)"),
-    (("body", "undone"), [[1]], r"\.body\.undone\[0\]: The value must be a pair of whole numbers, and is \[1\] \(list\)"),
+    (
+        ("body", "undone"),
+        [[1]],
+        r"\.body\.undone\[0\]: The value must be a pair of whole numbers, and is \[1\] \(list\)",
+    ),
     (("body", "settings"), [], r"\.body\.settings: The value must be an object, and is \[\] \(list\)"),
     (("body", "fulfils"), [None], r"\.body\.fulfils\[0\]: The value must be a string"),
-    (("body", "pins", 0, "expires"), "soon", r"\.body\.pins\[0\]\.expires: The value must be a whole number, and is 'soon'"),
+    (
+        ("body", "pins", 0, "expires"),
+        "soon",
+        r"\.body\.pins\[0\]\.expires: The value must be a whole number, and is 'soon'",
+    ),
     (("body", "steps", 0, "note"), "x" * 90, r"\.body\.steps\[0\]: Field 'note' with value 'x{59}…"),
 ]
 
@@ -371,7 +387,10 @@ def test_optional_fields_are_written_once_they_say_something():
         ({"format": 2, "id": 5}, r"f\.format: The format is 2, and this penstock reads 3"),
         ({"type": "line"}, r"f\.type: The type of drawing 'line' is unknown. Known are box, circle"),
         ({"shape": {"sides": [1]}}, r"f\.shape\.sides: The value must be a pair of whole numbers"),
-        ({"type": "circle", "shape": {"radius": "1"}}, r"f\.shape\.radius: The value must be a number, and is '1' \(str\)"),
+        (
+            {"type": "circle", "shape": {"radius": "1"}},
+            r"f\.shape\.radius: The value must be a number, and is '1' \(str\)",
+        ),
         ({"sizes": {"x": 0}}, r"f\.sizes\.x: The value must be a whole number from 1 on, and is 0"),
         ({"visible": 1}, r"f\.visible: The value must be true or false, and is 1"),
         ({"title": None}, r"f\.title: The value must be a string, and is None"),

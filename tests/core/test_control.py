@@ -120,7 +120,9 @@ def test_bytes_that_are_no_request_are_refused(data: bytes) -> None:
 
 
 def test_an_answer_has_one_of_four_words() -> None:
-    with pytest.raises(CheckpointUnreadable, match=r"answer\.json\.answer: The value must be one of done, refused, .*is 'maybe'"):
+    with pytest.raises(
+        CheckpointUnreadable, match=r"answer\.json\.answer: The value must be one of done, refused, .*is 'maybe'"
+    ):
         decode_answer(changed(encode_answer(answered()), answer="maybe"), ID)
     with pytest.raises(InternalError, match="The next owner of the job answers it"):
         encode_answer(answered(outcome=RequestOutcome.UNKNOWN))

@@ -48,6 +48,6 @@ def test_a_job_that_has_not_begun_cannot_be_drained_and_stays_as_it_is(tmp_path)
 
     job = ps.Job(rates, state=tmp_path)
 
-    with pytest.raises(RequestRefused, match="job 'rates' has not begun, and only a running job can be drained"):
+    with pytest.raises(RequestRefused, match="Job 'rates' has not begun, and only a running job can be drained"):
         job.stop(drain=True)
     assert job.state is JobState.CREATED

@@ -74,7 +74,7 @@ VANISHED = READ.format("FILE_NOT_EXIST", "Encountered error while reading file f
         (SparkError(BROKEN_DISK), SourceUnavailable, True, "'/in/a.json' cannot be read (java.io.IOException: Input/"),
         (SparkError(CUT_SHORT), DecodeError, False, "'/in/a.json.gz' is damaged or was not written to its end"),
         (SparkError(VANISHED), SourceChanged, False, "vanished"),
-        (KeyError("x"), InternalError, False, "please report"),
+        (KeyError("x"), InternalError, False, "Please report"),
     ],
 )
 def test_each_failure_is_told_as_what_it_is(
@@ -136,7 +136,7 @@ def test_an_expression_of_nobodys_text_is_told_as_spark_says_it() -> None:
         "'div' at /srv/shop.py:31 cannot be computed: "
     )
     for error in (failed("nothing / known", "nothing / known"), failed("share", "share"), SparkError(DIVISION)):
-        assert str(to_penstock_error(error, graph)).startswith("an expression of the pipeline cannot be computed: [DIV")
+        assert str(to_penstock_error(error, graph)).startswith("An expression of the pipeline cannot be computed: [DIV")
 
 
 def test_ours_stays_as_it_is() -> None:

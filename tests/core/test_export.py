@@ -78,7 +78,7 @@ def test_nothing_open_goes_with_it_and_it_says_what_was(tmp_path):
 def test_what_is_not_there_is_named_and_nothing_is_made(state, tmp_path, text):
     before = files_below(state)
 
-    with pytest.raises(UnknownName, match=r"Did you mean 'before-v2'|restorable are: 0, 1, 2"):
+    with pytest.raises(UnknownName, match=r"Did you mean 'before-v2'|Restorable checkpoints: 0, 1, 2"):
         export(state, text, tmp_path / "out")
 
     assert not (tmp_path / "out").exists()

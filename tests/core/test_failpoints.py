@@ -34,7 +34,7 @@ def test_every_place_is_declared_with_a_sentence():
 
 
 def test_an_undeclared_place_is_a_bug_armed_or_not():
-    with pytest.raises(InternalError, match=r"failpoint 'nowhere' is not declared"):
+    with pytest.raises(InternalError, match=r"Failpoint 'nowhere' is not declared"):
         failpoint("nowhere")
 
 

@@ -292,7 +292,7 @@ def test_L4_a_claim_on_a_trimmed_number_is_a_stray(filesystem):
         owner.trim()
 
     slow = Moving(disk=filesystem, before_create=overtake)
-    with pytest.raises(GenerationFenced, match="A start of the same job was faster. Entry 2 of its log was lost"):
+    with pytest.raises(GenerationFenced, match=r"A start of the same job was faster. Entry 2 of its log was lost"):
         claim(slow, ids="a")
     assert paths.entry(2) in filesystem.files, "the stray"
     assert log_on(filesystem)[0].read().generation == 2

@@ -170,7 +170,7 @@ STORIES = {
     ),
     "a uid twice": Refusal(error=GraphError, says="'in'", source=change('"totals", ps.agg', '"in", ps.agg')),
     "a source that is none": Refusal(
-        error=GraphError, says="read() needs a source", source=change("ps.rate.Source(10)", "ps.console.Sink()")
+        error=GraphError, says="Give it a source such as", source=change("ps.rate.Source(10)", "ps.console.Sink()")
     ),
     # the state folder
     "a file for a state folder": Refusal(

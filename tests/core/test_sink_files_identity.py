@@ -121,7 +121,7 @@ def test_a_target_that_cannot_be_written_is_refused_before_the_first_row(open_wr
     ],
 )
 def test_an_option_without_effect_is_refused(format, option, hint):
-    with pytest.raises(GraphError, match=f"option '{option}' .*{hint}"):
+    with pytest.raises(GraphError, match=f"Option '{option}' .*{hint}"):
         sink.Sink("out", format=format, options={option: "x"})
 
 

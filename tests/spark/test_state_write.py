@@ -209,10 +209,12 @@ def test_what_does_not_fit_is_refused_and_nothing_is_claimed(spark: SparkSession
         tail = open_job(t.folder).read().tail
         good = ("u", minute(2), minute(3), 1)
         wrong = {
-            "n' is int, the state has bigint: cast it": table(spark, good, kinds="INT"),
-            "there is no column 'window_end'": table(spark, good).drop("window_end"),
-            "column 'm' is none of the state's; it has|Did you mean 'n'": table(spark, good).withColumn("m", F.lit(1)),
-            "aggregate 'n' is missing: it takes 'n', or 'n__count'": table(spark, good).drop("n"),
+            "n' is int, but the state has bigint. Cast it": table(spark, good, kinds="INT"),
+            "Column 'window_end' does not exist. Columns needed: user, window_start": table(spark, good).drop(
+                "window_end"
+            ),
+            "Column 'm' does not exist": table(spark, good).withColumn("m", F.lit(1)),
+            "Aggregate 'n' is missing. It takes 'n', or 'n__count'": table(spark, good).drop("n"),
             "1 of 2 rows have the key and window of another": table(spark, good, good),
             "1 rows have a bound that is NULL": table(spark, ("u", None, minute(3), 1)),
             "1 rows have a window_end that is not after": table(spark, ("u", minute(3), minute(2), 1)),
@@ -242,8 +244,8 @@ def test_panes_and_means_cannot_be_made_of_what_is_finished(spark: SparkSession)
         t.send("orders", [{"user": "u", "amount": 1, "at": "2026-01-01T00:00:10Z"}])
         t.stop()
         for uid, message in (
-            ("two", "no column 'pane_start'.*windows that overlap are kept as panes, which ps.read_state"),
-            ("visits", "a finished avg does not say what it was made of; ps.read_state"),
+            ("two", "Column 'pane_start' does not exist.*Windows that overlap are kept as panes, which ps.read_state"),
+            ("visits", "A finished avg does not say what it was made of. ps.read_state"),
         ):
             finished = ps.read_state(spark, t.folder, uid)
             with pytest.raises(SchemaMismatch, match=message):

@@ -235,6 +235,8 @@ def _select(session: SparkSession, frame: DataFrame, asked: StateQuery) -> DataF
     """The result of the SQL over the table, or the whole table in order."""
     from pyspark.errors import PySparkException
 
+    from penstock.spark.query_log import first_line
+
     if asked.sql is None:
         return _sorted(frame)
     for name in {f"`{asked.uid}`", plain_name(asked.uid)}:
@@ -243,7 +245,7 @@ def _select(session: SparkSession, frame: DataFrame, asked: StateQuery) -> DataF
         session.sql(f"SELECT * FROM (\n{asked.sql}\n)")  # refuses what is not a query; nothing runs
         return session.sql(asked.sql)
     except PySparkException as error:
-        msg = f"This is not a SELECT over {plain_name(asked.uid)} ({', '.join(frame.columns)}): {_first_line(error)}"
+        msg = f"This is not a SELECT over {plain_name(asked.uid)} ({', '.join(frame.columns)}): {first_line(error)}"
         raise UsageError(msg) from error
 
 
@@ -255,10 +257,6 @@ def plain_name(uid: str) -> str:
     """
     name = re.sub(r"\W", "_", uid)
     return f"_{name}" if name[:1].isdigit() else name
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0]
 
 
 def _sorted(frame: DataFrame) -> DataFrame:

@@ -16,8 +16,9 @@ from penstock.errors import (
     StorageFailed,
     UserFunctionError,
     sentence,
+    short_path,
 )
-from penstock.graph.nodes import Graph, Keyed, Node, RowWise, describe_step, short_path
+from penstock.graph.nodes import Graph, Keyed, Node, RowWise, describe_step
 from penstock.operators.windows.aggregate import WindowAggregate
 from penstock.spark.jvm import is_connection_lost, is_spark_error
 
