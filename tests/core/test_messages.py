@@ -12,7 +12,7 @@ from penstock import errors
 # Raised by their subclasses only, or by code that is handed the class.
 WITHOUT_A_MESSAGE_OF_THEIR_OWN = {"CheckpointError", "PenstockError", "StateError", "CommitUnknown", "SinkBackpressure"}
 
-ENGINE = ("admin/", "checkpoint/", "cli/", "control/", "graph/", "job/", "observability/", "runtime/")
+ENGINE = ("admin/", "checkpoint/", "cli/", "control/", "dead_letters/", "filesystem/", "graph/", "job/", "runtime/")
 VALUES = ("clock.py", "codec.py", "errors.py", "failpoints.py", "handles.py", "settings.py")
 SENTENCES = ("api/", "compiler/", "formats/", "operators/", *ENGINE, *VALUES)
 """Where each message is whole sentences."""

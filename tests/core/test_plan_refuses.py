@@ -186,7 +186,9 @@ STORIES = {
         error=StateDirectoryRefused, says="Not a directory", story=write("other/orders"), options="--state other"
     ),
     "an address that no file system has": Refusal(
-        error=StateDirectoryRefused, says="no file system for 's3'", options="--state s3://bucket/state"
+        error=StateDirectoryRefused,
+        says="of the file system 's3', which is not supported",
+        options="--state s3://bucket/state",
     ),
     # the log
     "a log that was lost": Refusal(error=StateDirectoryRefused, says="but no log", story=lose_the_log),
