@@ -115,7 +115,7 @@ _HOMES: Final = {
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
-        msg = f"module 'penstock' has no attribute {name!r}"
+        msg = f"Module 'penstock' has no attribute {name!r}."
         raise AttributeError(msg)
     if name in _MODULES:
         value: object = import_module(_MODULES[name])

@@ -35,7 +35,7 @@ from typing import (
     get_type_hints,
 )
 
-from penstock.errors import CheckpointUnreadable, InternalError
+from penstock.errors import CheckpointUnreadable, InternalError, sentence
 from penstock.handles import Json
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def dump_sealed(document: Mapping[str, object]) -> bytes:
     data = _canonical({**document, "sha256": sha256(_canonical(document)).hexdigest()})
     if len(data) > MAX_DOCUMENT_BYTES:
         msg = (
-            f"an entry of {len(data)} bytes is more than {MAX_DOCUMENT_BYTES}: "
-            "a connector or operator keeps rows in a detail"
+            f"An entry of {len(data)} bytes is more than {MAX_DOCUMENT_BYTES}. A connector or operator keeps rows in "
+            "a detail."
         )
         raise InternalError(msg)
     return data
@@ -76,21 +76,24 @@ def load_sealed(data: bytes, where: str) -> dict[str, object]:
         CheckpointUnreadable: the bytes are not exactly what was written.
     """
     if len(data) > MAX_DOCUMENT_BYTES:
-        msg = f"{where}: {len(data)} bytes are more than an entry can have ({MAX_DOCUMENT_BYTES})"
+        msg = f"{where}: The file has {len(data)} bytes, and an entry can have {MAX_DOCUMENT_BYTES}."
         raise CheckpointUnreadable(msg)
     try:
         document: object = json.loads(data.decode("ascii"))
         if not isinstance(document, dict):
-            msg = f"{where}: must be an object, is {str(document)[:60]!r}"
+            msg = f"{where}: The content must be an object, and is {str(document)[:60]!r}."
             raise CheckpointUnreadable(msg)
         is_canonical = _canonical(document) == data
         recorded = document.pop("sha256", None)
         computed = sha256(_canonical(document)).hexdigest()
     except (ValueError, RecursionError) as error:
-        msg = f"{where}: its {len(data)} bytes are not an entry as it was written: {error}"
+        msg = f"{where}: Its {len(data)} bytes are not an entry as it was written: {sentence(error)}"
         raise CheckpointUnreadable(msg) from error
     if recorded != computed or not is_canonical:
-        msg = f"{where}: content does not match its checksum: sha256 is {recorded!r}, of the content it is {computed!r}"
+        msg = (
+            f"{where}: The content does not match its checksum. The recorded sha256 is {recorded!r}, and that of the "
+            f"content is {computed!r}."
+        )
         raise CheckpointUnreadable(msg)
     return document
 
@@ -123,7 +126,7 @@ class StrictFields:
     def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
         if kind is None and self._rest:
             name, value = next(iter(sorted(self._rest.items())))
-            msg = f"{self.where}: unknown field {name!r} with value {_shown(value)}"
+            msg = f"{self.where}: Field {name!r} with value {_shown(value)} is unknown."
             raise CheckpointUnreadable(msg)
 
     def has(self, name: str) -> bool:
@@ -133,7 +136,7 @@ class StrictFields:
     def take(self, name: str) -> object:
         """The raw value of a field."""
         if name not in self._rest:
-            msg = f"{self.where}: field {name!r} is missing"
+            msg = f"{self.where}: Field {name!r} is missing."
             raise CheckpointUnreadable(msg)
         return self._rest.pop(name)
 
@@ -274,7 +277,7 @@ class Codec(Generic[T]):
         form, hints = self._forms.get(kind, _REGULAR), get_type_hints(kind, localns={"Json": _AnyJson})
         unknown = {*form.names, *form.at_least, *form.optional, *form.unwritten, *form.tags} - hints.keys()
         if unknown:
-            msg = f"the form of {kind.__name__} names fields that it does not have: {', '.join(sorted(unknown))}"
+            msg = f"The form of {kind.__name__} names fields that it does not have: {', '.join(sorted(unknown))}."
             raise InternalError(msg)
         fields = tuple(
             self._field(kind, field, hints[field.name], form)
@@ -337,7 +340,7 @@ class Codec(Generic[T]):
             return _array(self._converter(arguments[0], least))
         if origin is tuple and arguments == (int, int):
             return _Converter(lambda pair, _where: list(pair), partial(_read_pair, least=least))
-        msg = f"{hint} has no form in JSON: see the types that Codec lists"
+        msg = f"{hint} has no form in JSON. See the types that Codec lists."
         raise InternalError(msg)
 
 
@@ -388,7 +391,7 @@ class _TaggedField:
         tag = fields.text(self.tag_key)
         if tag not in self.values:
             known = ", ".join(sorted(self.values))
-            msg = f"{fields.where}.{self.tag_key}: unknown {self.what} {tag!r}; known are {known}"
+            msg = f"{fields.where}.{self.tag_key}: The {self.what} {tag!r} is unknown. Known are {known}."
             raise CheckpointUnreadable(msg)
         return fields.one(self.key, self.values[tag].read)
 
@@ -454,13 +457,13 @@ def to_plain_json(value: Json, where: str) -> object:
         return {_string_key(key, where): to_plain_json(item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
         return [to_plain_json(item, f"{where}[{index}]") for index, item in enumerate(value)]
-    msg = f"{where}: {value!r} ({type(value).__name__}) cannot be written as JSON and read back the same"
+    msg = f"{where}: {value!r} ({type(value).__name__}) cannot be written as JSON and read back the same."
     raise InternalError(msg)
 
 
 def _string_key(key: object, where: str) -> str:
     if type(key) is not str:
-        msg = f"{where}: key {key!r} is a {type(key).__name__}, JSON has only strings"
+        msg = f"{where}: Key {key!r} is a {type(key).__name__}, and JSON has only strings."
         raise InternalError(msg)
     return key
 
@@ -471,7 +474,10 @@ def _string_key(key: object, where: str) -> str:
 def _check_version(fields: StrictFields, version: int) -> None:
     found = fields.whole("format")
     if found != version:
-        msg = f"{fields.where}.format: is {found}, this penstock reads {version}; use the version that wrote it"
+        msg = (
+            f"{fields.where}.format: The format is {found}, and this penstock reads {version}. Use the version that "
+            "wrote it."
+        )
         raise CheckpointUnreadable(msg)
 
 
@@ -524,7 +530,9 @@ def _read_nullable(read: Callable[[object, str], T], value: object, where: str) 
 
 
 def _wrong(where: str, wanted: str, value: object) -> CheckpointUnreadable:
-    return CheckpointUnreadable(f"{where}: must be {wanted}, is {_shown(value)} ({type(value).__name__})")
+    return CheckpointUnreadable(
+        f"{where}: The value must be {wanted}, and is {_shown(value)} ({type(value).__name__})."
+    )
 
 
 def _shown(value: object) -> str:

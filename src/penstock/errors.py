@@ -1,11 +1,16 @@
-"""The exception tree: each error says whose fault it is and whether a retry can help. And did_you_mean."""
+"""The exception tree: each error says whose fault it is and whether a retry can help. And pieces of messages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from enum import Enum
-from typing import ClassVar, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 # ---- the exception tree ----------------------------------------------------------------------------------------------
 #
@@ -275,31 +280,90 @@ class InternalError(PenstockError):
 
 def assert_never(value: NoReturn) -> NoReturn:
     """Close a ``match``: the type checker proves that no case is left (``typing`` has it only since Python 3.11)."""
-    msg = f"an unexpected case: {value!r}"
+    msg = f"The case {value!r} was not expected."
     raise InternalError(msg)
 
 
-# ---- unknown names -----------------------------------------------------------------------------------------------
+# ---- pieces of messages ----------------------------------------------------------------------------------------------
+#
+# A message is one or more sentences. Each begins with a capital, a quoted name or code, and ends with a full stop or
+# a question mark. Another message takes it in after "prefix: ", unchanged.
+
+_COLUMNS_SHOWN: Final = 20
 
 
 def did_you_mean(name: str, there: Iterable[str], *, most: int = 1, otherwise: str | None = None) -> str:
-    """The end of a message about an unknown name: the nearest names that exist.
+    """The end of a sentence about an unknown name, and a sentence with the nearest names that exist.
 
     Args:
         name: the unknown name.
         there: the names that exist.
         most: how many names are offered.
-        otherwise: the end of the message if no name is near; by default it lists all, and is empty without any.
+        otherwise: the next sentence if no name is near; by default it lists all, and all is empty without any.
 
     >>> did_you_mean("ordrs", ["orders", "late"])
-    "; did you mean 'orders'?"
-    >>> did_you_mean("x", ["orders", "late"]), did_you_mean("x", ["orders"], otherwise="it has none")
-    ('; there is late, orders', '; it has none')
+    ". Did you mean 'orders'?"
+    >>> did_you_mean("x", ["orders", "late"]), did_you_mean("x", ["orders"], otherwise="It has none.")
+    ('. Known names: late, orders.', '. It has none.')
     """
     known = sorted(there)
     near = get_close_matches(name, known, n=most)
     if near:
-        return f"; did you mean {' or '.join(map(repr, near))}?"
+        return f". Did you mean {' or '.join(map(repr, near))}?"
     if otherwise is None:
-        otherwise = f"there is {', '.join(known)}" if known else ""
-    return f"; {otherwise}" if otherwise else ""
+        otherwise = f"Known names: {', '.join(known)}." if known else ""
+    return f". {otherwise}" if otherwise else ""
+
+
+def no_column(name: str, columns: Sequence[str]) -> str:
+    """The message about a column that rows do not have.
+
+    Args:
+        name: the unknown name, perhaps with that of a table before it.
+        columns: those that the rows have; empty if they are not known.
+
+    >>> no_column("amout", ["user", "amount", "at"])
+    "Column 'amout' does not exist. Did you mean 'amount'? Columns: user, amount, at."
+    """
+    missing = f"Column {name!r} does not exist"
+    if not columns:
+        return f"{missing}."
+    meant = did_you_mean(name.rpartition(".")[2], columns, most=3, otherwise="") or "."
+    shown = ", ".join(columns[:_COLUMNS_SHOWN])
+    return f"{missing}{meant} Columns: {shown}{', …' if len(columns) > _COLUMNS_SHOWN else '.'}"
+
+
+def sentence(text: object) -> str:
+    """A text of others, such as an exception of Python's, with a full stop if it does not end as a sentence does.
+
+    >>> sentence(ValueError("no such id")), sentence("What is it?")
+    ('no such id.', 'What is it?')
+    """
+    shown = str(text).strip()
+    return shown if shown.endswith((".", "?", "!", "…")) else f"{shown}."
+
+
+# ---- lines of the user's code ----------------------------------------------------------------------------------------
+
+PACKAGE: Final = str(Path(__file__).resolve().parent) + "/"
+_FOREIGN: Final = ("/pyspark/", "/py4j/", "/site-packages/", "<frozen ", str(Path(os.__file__).parent) + "/")
+
+
+def raised_at(error: BaseException) -> str | None:
+    """Return ``shop.py:12 in add_tax``, the innermost frame of the user's code in an error's traceback."""
+    place: str | None = None
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not code.co_filename.startswith(PACKAGE) and not any(part in code.co_filename for part in _FOREIGN):
+            place = f"{short_path(code.co_filename)}:{trace.tb_lineno} in {code.co_name}"
+        trace = trace.tb_next
+    return place
+
+
+def short_path(file: str) -> str:
+    """Return a path relative to the current folder, if it is below it."""
+    try:
+        return str(Path(file).relative_to(Path.cwd()))
+    except ValueError:
+        return file

@@ -13,7 +13,7 @@ from typing import Final, cast
 from zoneinfo import ZoneInfo, available_timezones
 
 from penstock.clock import UTC, canonical_timezone, format_duration, parse_duration
-from penstock.errors import GraphError, SettingsError, did_you_mean
+from penstock.errors import GraphError, SettingsError, did_you_mean, sentence
 
 PREFIX: Final = "PENSTOCK_"
 _DURATIONS: Final = frozenset({"checkpoint_every", "checkpoint_timeout", "min_pause", "latency_every", "stop_timeout"})
@@ -82,14 +82,14 @@ class Settings:
     def _one_of(self, name: str, choices: tuple[object, ...]) -> None:
         value = getattr(self, name)
         if not any(value == choice and type(value) is type(choice) for choice in choices):
-            msg = f"{name} is {value!r}, but must be one of {', '.join(map(str, choices))}"
+            msg = f"{name} is {value!r}, but must be one of {', '.join(map(str, choices))}."
             raise SettingsError(msg)
 
     def _at_least(self, name: str, least: int) -> None:
         value = getattr(self, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             unit = " microseconds (10 ms)" if least == 10_000 else ""  # noqa: PLR2004 - the bound set above
-            msg = f"{name} is {value!r}, but must be a whole number of at least {least}{unit}"
+            msg = f"{name} is {value!r}, but must be a whole number of at least {least}{unit}."
             raise SettingsError(msg)
 
 
@@ -117,9 +117,9 @@ def _check_timezone(name: object) -> None:
     try:
         ZoneInfo(cast("str", name))
     except (TypeError, ValueError, OSError, KeyError) as error:  # ZoneInfoNotFoundError is a KeyError
-        example = "give an IANA name such as 'Europe/Berlin', or an offset such as '+02:00'"
+        example = "Give an IANA name such as 'Europe/Berlin', or an offset such as '+02:00'."
         hint = did_you_mean(str(name), available_timezones(), most=3, otherwise=example)
-        msg = f"timezone is {name!r}, which is not known{hint}"
+        msg = f"Time zone {name!r} is not known{hint}"
         raise SettingsError(msg) from error
 
 
@@ -136,8 +136,8 @@ def read_settings(arguments: Mapping[str, object], *, environment: Mapping[str, 
     known = {field.name for field in fields(Settings)}
     for name in arguments:
         if name not in known:
-            hint = did_you_mean(name, known, otherwise=f"there are {', '.join(sorted(known))}")
-            msg = f"unknown setting {name!r}{hint}"
+            hint = did_you_mean(name, known, otherwise=f"Settings: {', '.join(sorted(known))}.")
+            msg = f"Setting {name!r} does not exist{hint}"
             raise SettingsError(msg)
     outside = {name: environment[PREFIX + name.upper()] for name in known if PREFIX + name.upper() in environment}
     merged = {**outside, **{name: value for name, value in arguments.items() if value is not None}}
@@ -172,5 +172,5 @@ def _value(name: str, value: object) -> object:
     try:
         return parse_duration(name, value) if name in _DURATIONS else int(value)
     except (GraphError, ValueError) as error:
-        msg = f"setting {name!r} is {value!r}: {error}"
+        msg = f"Setting {name!r} is {value!r}: {sentence(error)}"
         raise SettingsError(msg) from error

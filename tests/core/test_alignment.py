@@ -58,7 +58,7 @@ def test_71_an_early_input_waits_until_the_barrier_came_everywhere() -> None:
 def test_a_second_barrier_on_one_input_is_a_bug_and_changes_nothing() -> None:
     alignment = AlignedBarrierHandler(2)
     alignment.handle(barrier(0, 1))
-    with pytest.raises(InternalError, match="input 0 brought the barrier of checkpoint 1 twice"):
+    with pytest.raises(InternalError, match="Input 0 brought the barrier of checkpoint 1 twice"):
         alignment.handle(barrier(0, 1))
     assert alignment.handle(barrier(1, 1)) == [snapshot(1)]
 

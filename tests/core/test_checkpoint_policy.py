@@ -22,7 +22,7 @@ from penstock.errors import SettingsError
     ],
 )
 def test_impossible_settings_are_refused_with_name_and_value(name, value):
-    with pytest.raises(SettingsError, match=rf"{name} must be at least \d+, is {value}"):
+    with pytest.raises(SettingsError, match=rf"{name} is {value}, but must be at least \d+"):
         CheckpointConfig(**{name: value})
 
 

@@ -108,14 +108,14 @@ def test_an_unknown_job_is_answered_with_the_nearest_one(state):
     said = say("checkpoints", job_of(state) + "x", "--state", str(state))
 
     assert said.code == 64
-    assert f"did you mean '{job_of(state)}'?" in said.err
+    assert f"Did you mean '{job_of(state)}'?" in said.err
 
 
 def test_a_folder_without_jobs_says_so(tmp_path):
     said = say("checkpoints", "orders", "--state", str(tmp_path / "nowhere"))
 
     assert said.code == 64
-    assert "no job has any state there" in said.err
+    assert "No job has any state there" in said.err
     assert not (tmp_path / "nowhere").exists()
 
 

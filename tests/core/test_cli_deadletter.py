@@ -226,17 +226,17 @@ def test_many_letters_are_several_replays_of_one_command(job: Job, monkeypatch: 
 
 def test_what_cannot_be_replayed_is_refused_with_the_reason(job: Job) -> None:
     assert "late: they would be late again" in job.refuses("replay", "late-totals", "--all", code=1)
-    assert 'say which: --all, or --where "SQL"' in job.refuses("replay", "bad-orders")
-    assert "did you mean 'bad-orders'?" in job.refuses("replay", "bad-order", "--all")
-    assert "name one of bad-orders, late-totals" in job.refuses("show")
+    assert 'Give --all, or --where "SQL".' in job.refuses("replay", "bad-orders")
+    assert "Did you mean 'bad-orders'?" in job.refuses("replay", "bad-order", "--all")
+    assert "Name one of bad-orders, late-totals." in job.refuses("show")
     job.log(at(0), at(1, 0), at(2, 1, read=1, ended=True), Stopped(checkpoint=2, at=NOON))
     ended = job.refuses("replay", "bad-orders", "--all", code=1)
-    assert "source 'orders' of job 'orders' has ended, for it was bounded or drained" in ended
-    assert "go back to a checkpoint before its end (penstock rewind orders CHECKPOINT)" in ended
+    assert "Source 'orders' of job 'orders' has ended, for it was bounded or drained" in ended
+    assert "Go back to a checkpoint before its end (penstock rewind orders CHECKPOINT)" in ended
     job.log(at(0), at(1, 0), manifest(2, 1, tasks=(), steps=()), Stopped(checkpoint=2, at=NOON))
     gone = job.refuses("replay", "bad-orders", "--all", code=1)
     assert "source 'orders', which is not in checkpoint 2, where the next start of job 'orders' goes on" in gone
-    assert "(sources there: none): a pipeline that reads 'orders' again reads all of it" in gone
+    assert "(sources there: none). A pipeline that reads 'orders' again reads all of it" in gone
 
 
 def test_a_renamed_source_replays_letters_of_its_old_uid(job: Job) -> None:
@@ -253,7 +253,7 @@ def test_letters_of_a_step_that_has_another_uid_now_are_not_asked_for_in_vain(jo
     steps = tuple(replace(step, uid=step.uid.replace("bad-orders", "bad-lines")) for step in before.steps)
     job.log(at(0), at(1, 0), replace(before, steps=steps), Stopped(checkpoint=2, at=NOON))
     said = job.refuses("replay", "bad-orders", "--all", code=1)
-    assert "job 'orders' had no step 'bad-orders' at checkpoint 2" in said
+    assert "Job 'orders' had no step 'bad-orders' at checkpoint 2" in said
     assert "Give the step its uid 'bad-orders' back and run the job" in said
     assert len(list((job.folder("bad-orders") / "_replays").iterdir())) == 1, "nothing was written"
 
@@ -337,7 +337,7 @@ def test_letters_behind_a_rewind_are_undone(job: Job) -> None:
 
 def test_a_drop_asks_and_leaves_what_a_replay_needs(job: Job) -> None:
     before = ("bad-orders", "--before", "2026-01-01T12:01:30Z")
-    assert "There is no terminal to answer on: give --yes" in job.refuses(
+    assert "There is no terminal to answer on. Give --yes" in job.refuses(
         "drop", "late-totals", "--before", "2027-01-01"
     )
     golden("drop-kept.txt", job.say("drop", *before, "--yes"))
@@ -349,7 +349,9 @@ def test_a_drop_asks_and_leaves_what_a_replay_needs(job: Job) -> None:
     golden("drop-dry.json", steady(job.say("drop", *before, "--dry-run", "--json")))
     golden("drop.txt", unsized(job.say("drop", *before, "--yes")))
     assert len(list(job.folder("bad-orders").glob("*.parquet"))) == 1
-    assert "is no date such as 2026-01-31" in job.refuses("drop", "bad-orders", "--before", "yesterday", "--yes")
+    assert "is neither a date nor a time. Write it as 2026-01-31" in job.refuses(
+        "drop", "bad-orders", "--before", "yesterday", "--yes"
+    )
 
 
 def test_who_says_no_to_a_drop_keeps_all_and_gets_a_document_that_says_so(
@@ -385,7 +387,7 @@ def test_a_job_without_dead_letters_says_how_to_keep_some(tmp_path: Path) -> Non
     made.log(at(0))
     assert made.say("list") == "orders: no dead letters; a pipeline keeps them with stream.dead_letter(uid)\n"
     assert json.loads(made.say("list", "--json"))["dead_letters"] == []
-    assert "has no dead letters; a pipeline keeps them" in made.refuses("show")
+    assert "has no dead letters. A pipeline keeps them" in made.refuses("show")
 
 
 def test_a_damaged_file_is_named(job: Job) -> None:

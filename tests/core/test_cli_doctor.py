@@ -128,7 +128,7 @@ def test_the_pipeline_is_built_and_its_steps_are_named(tmp_path, java, monkeypat
     )
     said = doctor(tmp_path, "doctored_shop:order", "--json")
     assert said.code == 1
-    assert "did you mean 'orders'?" in findings(said)[1]["pipeline"]["message"]
+    assert "Did you mean 'orders'?" in findings(said)[1]["pipeline"]["message"]
 
 
 FOLDERS = """\

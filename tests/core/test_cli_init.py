@@ -48,7 +48,7 @@ def test_nothing_is_overwritten_and_then_nothing_is_written(tmp_path):
     said = say("init", str(tmp_path))
 
     assert said.code == 64
-    assert f"{tmp_path} has sample.py already; nothing was written" in said.err
+    assert f"{tmp_path} has sample.py already, so nothing was written" in said.err
     assert [path.name for path in tmp_path.iterdir()] == ["sample.py"]
     assert (tmp_path / "sample.py").read_text() == "mine"
 
@@ -59,15 +59,15 @@ def test_a_folder_that_cannot_be_is_told(tmp_path):
     said = say("init", str(tmp_path / "file" / "shop"))
 
     assert said.code == 64
-    assert "cannot write" in said.err
+    assert "cannot be written" in said.err
 
 
 @pytest.mark.parametrize(
     ("name", "says"),
     [
         ("Orders", "is not a valid name"),
-        ("2fast", "begin with a letter"),
-        ("class", "begin with a letter"),
+        ("2fast", "begins with a letter"),
+        ("class", "begins with a letter"),
         ("json", "would hide the module 'json'"),
         ("pyspark", "would hide the module 'pyspark'"),
         ("sample", "would hide the module 'sample'"),
@@ -139,4 +139,4 @@ def test_without_pytest_the_extra_is_named(project):
     done = penstock(project, "test", prepare="sys.modules['pytest'] = None")
 
     assert done.returncode == 64
-    assert "penstock test needs pytest: pip install 'penstock[test]'" in done.stderr
+    assert "penstock test needs pytest. Run pip install 'penstock[test]'." in done.stderr

@@ -190,8 +190,8 @@ def test_a_checkpoint_is_found_by_name_and_number_also_a_condemned_one(state, wh
 @pytest.mark.parametrize(
     ("which", "expected"),
     [
-        ("befor-v2", "did you mean 'before-v2'?"),
-        ("7", "checkpoint 7 is not in the log of job 'orders'; there is 0, 1, 2"),
+        ("befor-v2", "Did you mean 'before-v2'?"),
+        ("7", "Checkpoint 7 is not in the log of job 'orders'. Checkpoints: 0, 1, 2."),
     ],
 )
 def test_an_unknown_checkpoint_is_answered_with_what_there_is(state, which, expected):
@@ -206,7 +206,7 @@ def test_every_command_answers_an_unknown_job_with_the_nearest_one(state):
         if name != "list":
             said = of(state, command, "ordrs", *rest[1:])
             assert said.code == 64
-            assert "did you mean 'orders'?" in said.err
+            assert "Did you mean 'orders'?" in said.err
 
 
 def test_looking_loads_no_spark(tmp_path):
@@ -304,7 +304,7 @@ def test_a_limit_that_is_none_is_refused(state):
     said = of(state, "lag", "orders", "--max-lag", "far")
 
     assert said.code == 64
-    assert "give rows, as in 10000, or a length of time, as in 30s" in said.err
+    assert "Give rows, as in 10000, or a length of time, as in 30s." in said.err
 
 
 def test_output_goes_where_it_belongs(state, capsys):

@@ -139,7 +139,7 @@ def test_ctrl_c_is_told_as_what_it_is(state, monkeypatch):
 
     said = say("checkpoints", "orders", "--state", str(state))
 
-    assert (said.code, said.err) == (130, "penstock: interrupted\n")
+    assert (said.code, said.err) == (130, "penstock: Interrupted.\n")
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
@@ -184,7 +184,7 @@ def test_where_the_shell_cannot_be_told_it_is_asked_for(monkeypatch):
     said = say("--install-completion")
 
     assert said.code == 64
-    assert "add --shell bash" in said.err
+    assert "Add --shell bash" in said.err
 
 
 @pytest.mark.skipif(not _BY_TAB, reason="the command line library of Python 3.10 is too old for it")

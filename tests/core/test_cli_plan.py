@@ -100,7 +100,7 @@ def test_a_start_in_another_time_zone_is_refused_unless_the_zone_is_a_setting_an
     kept, same = planned(folder, settings={"timezone": "Europe/Berlin"})
 
     assert (refused, changed, kept) == (65, 2, 0)
-    assert "checkpoint 2 was taken in the time zone 'Europe/Berlin', and this Spark session has 'UTC'" in why
+    assert "Checkpoint 2 was taken in the time zone 'Europe/Berlin', and this Spark session has 'UTC'" in why
     assert re.search(r"timezone +Europe/Berlin → UTC", text)
     assert "timezone" not in same
 
@@ -141,13 +141,13 @@ def test_it_changes_nothing_and_loads_no_spark(folder, options):
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["--from", "9"], 64, "checkpoint 9 is not in the log; restorable are: 0, 1, 2"),
-        (["--from", "befor-v2"], 64, "did you mean 'before-v2'?"),
-        (["--from", "1", "--fresh"], 64, "a start is either fresh or from '1': leave --fresh or --from out"),
-        (["--claim"], 64, "claim takes an exported folder's files over"),
+        (["--from", "9"], 64, "Checkpoint 9 is not in the log. Restorable checkpoints: 0, 1, 2."),
+        (["--from", "befor-v2"], 64, "Did you mean 'before-v2'?"),
+        (["--from", "1", "--fresh"], 64, "A start is either fresh or from '1'. Leave out --fresh or --from"),
+        (["--claim"], 64, "--claim takes over the files of an exported folder"),
         (["--discard-unpublished"], 64, "--discard-unpublished is for going back in the job's own log"),
         (["--retained", "0"], 64, "retained is 0"),
-        (["--rename", "totals=sums"], 64, "rename totals=sums: the pipeline has no step 'sums'"),
+        (["--rename", "totals=sums"], 64, "rename totals=sums: The pipeline has no step 'sums'"),
         (["--rename", "totals"], 64, "totals"),
         (["--out", "nowhere/plan.json"], 64, "--out nowhere/plan.json cannot be written"),
     ],
@@ -178,7 +178,7 @@ def test_a_directory_that_has_lost_its_log_is_refused(folder):
     code, text = planned(folder)
 
     assert code == 65
-    assert "the directory holds state/totals/part-0 but no log" in text
+    assert "The directory holds state/totals/part-0 but no log" in text
 
 
 def test_a_job_that_was_not_ended_in_order_is_said_to_be_so(folder):
@@ -217,7 +217,7 @@ def test_a_plan_is_refused_once_the_log_has_moved_and_says_by_what(folder):
 
     assert said.code == 65
     assert (
-        "the log has moved: entries after 5: a claim of process 7 on here, a rewind to checkpoint 1, checkpoint 3"
+        "The log has moved: entries after 5: a claim of process 7 on here, a rewind to checkpoint 1, checkpoint 3"
         in said.err
     )
 
@@ -228,7 +228,7 @@ def test_a_plan_is_refused_once_the_code_has_moved_and_names_the_steps(folder):
     said = run(folder, SHOP.replace("1 minute", "2 minutes"))
 
     assert said.code == 65
-    assert "the plan is outdated: the code has moved: 'totals' was changed; plan again" in said.err
+    assert "The plan is outdated. The code has moved: 'totals' was changed. Plan again." in said.err
 
 
 def test_a_plan_is_refused_with_other_settings(folder):
@@ -237,7 +237,7 @@ def test_a_plan_is_refused_with_other_settings(folder):
     said = run(folder)
 
     assert said.code == 65
-    assert "the setting checkpoint_every: 1 second was planned, it is 5 seconds" in said.err
+    assert "Setting checkpoint_every: 1 second was planned, it is 5 seconds" in said.err
 
 
 def test_a_plan_of_another_job_or_one_that_was_refused_is_not_run(folder):
@@ -247,8 +247,8 @@ def test_a_plan_of_another_job_or_one_that_was_refused_is_not_run(folder):
     other = run(folder, SHOP.replace('"orders"', '"others"'))
 
     assert (refused.code, other.code) == (65, 65)
-    assert "the plan says that a start would be refused" in refused.err
-    assert "the plan is of job 'orders', not of 'others': run that pipeline, or plan this one and save it" in other.err
+    assert "The plan says that a start would be refused" in refused.err
+    assert "The plan is of job 'orders', not of 'others'. Run that pipeline, or plan this one and save it" in other.err
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_the_command_line_may_say_no_more_of_where_to_begin_than_the_plan(folder
     said = run(folder, SHOP, *option.split())
 
     assert said.code == 64
-    assert f"{option.split()[0]} was not planned so: leave it out" in said.err
+    assert f"{option.split()[0]} differs from the plan, which says where to begin. Leave it out" in said.err
 
 
 def test_only_the_first_process_of_a_run_is_held_to_the_plan(folder):

@@ -156,17 +156,17 @@ def test_a_file_that_the_export_misses_is_found_before_the_start_and_named(folde
     code, text = planned(folder, start_at=str(place))
 
     assert code == 65
-    assert f"the export in {place} is not whole: {victim.relative_to(place)} is not there" in text
+    assert f"The export in {place} is not whole: {victim.relative_to(place)} is missing" in text
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["--from", "./nowhere"], 64, "there is no exported checkpoint in"),
-        (["--from", "export"], 64, "an exported folder is written with a slash: ./export"),
-        (["--from", "./export", "--fresh"], 64, "a start is either fresh or from './export'"),
+        (["--from", "./nowhere"], 64, "There is no exported checkpoint in"),
+        (["--from", "export"], 64, "An exported folder is written with a slash: ./export"),
+        (["--from", "./export", "--fresh"], 64, "A start is either fresh or from './export'"),
         (["--from", "./export", "--discard-unpublished"], 64, "--discard-unpublished is for going back"),
-        (["--from", "before-v2", "--claim"], 64, "claim takes an exported folder's files over"),
+        (["--from", "before-v2", "--claim"], 64, "--claim takes over the files of an exported folder"),
         (["--from", "./state/orders"], 64, "is the directory of a job, not an exported checkpoint"),
     ],
 )
@@ -185,7 +185,7 @@ def test_an_export_that_another_job_has_taken_over_is_refused(folder):
     said = say("plan", f"{module(folder)}:orders", "--state", "state", "--no-schemas", "--from", str(place))
 
     assert said.code == 65
-    assert "were taken over by job 'orders' (log id-elsewhere-0)" in said.err
+    assert "belong to job 'orders' (log id-elsewhere-0), which has taken them over" in said.err
 
 
 # ---------------------------------------------------------------------------------------------------- carrying it out
@@ -200,7 +200,7 @@ def test_a_plan_is_refused_once_the_folder_holds_another_export(folder):
     said = run(folder)
 
     assert said.code == 65
-    assert f"the export has moved: {place} holds another one, checkpoint 2 of job 'orders'; plan again" in said.err
+    assert f"The export has moved: {place} holds another one, checkpoint 2 of job 'orders'. Plan again." in said.err
 
 
 @pytest.mark.parametrize("became", ["gone", "damaged", "taken"])
@@ -217,7 +217,7 @@ def test_a_plan_is_refused_once_the_export_is_gone_or_damaged_or_taken_over(fold
     said = run(folder)
 
     assert said.code == 65
-    assert "the plan is outdated: the export has moved: " in said.err
+    assert "The plan is outdated. The export has moved: " in said.err
 
 
 def test_a_plan_with_an_export_is_refused_once_log_or_code_have_moved(folder):
@@ -228,8 +228,8 @@ def test_a_plan_with_an_export_is_refused_once_log_or_code_have_moved(folder):
     log = run(folder)
 
     assert (code.code, log.code) == (65, 65)
-    assert "the code has moved: 'totals' was changed" in code.err
-    assert "the log has moved: entries after 5: a claim of process 7 on here, checkpoint 3, a stop" in log.err
+    assert "The code has moved: 'totals' was changed" in code.err
+    assert "The log has moved: entries after 5: a claim of process 7 on here, checkpoint 3, a stop" in log.err
 
 
 def test_the_command_line_may_name_the_folder_that_was_planned_and_no_other(folder):
@@ -242,7 +242,8 @@ def test_the_command_line_may_name_the_folder_that_was_planned_and_no_other(fold
     for more in (["--from", "./other"], ["--from", "1"], ["--from", "./export", "--claim"]):
         said = run(folder, SHOP, *more)
         assert said.code == 64
-        assert f"{more[-2] if more[-1] != '--claim' else '--claim'} was not planned so: leave it out" in said.err
+        option = more[-2] if more[-1] != "--claim" else "--claim"
+        assert f"{option} differs from the plan, which says where to begin. Leave it out" in said.err
 
 
 def test_a_plan_that_claims_is_run_so_until_that_is_in_the_log(folder):
@@ -268,10 +269,10 @@ def test_the_start_itself_looks_at_the_export_again(folder):
         return resolve_start(start, log, job="orders", at=NOON)
 
     assert begun(seen)["bring"].export.sha256 == seen
-    with pytest.raises(PlanOutdated, match=r"the export has moved: .* holds another one, checkpoint 1 of job"):
+    with pytest.raises(PlanOutdated, match=r"The export has moved: .* holds another one, checkpoint 1 of job"):
         begun("0" * 64)
     copies_kit.Start(folder / "elsewhere", place, claim=True, steps=STEPS)
-    with pytest.raises(StateDirectoryRefused, match="were taken over"):
+    with pytest.raises(StateDirectoryRefused, match="has taken them over"):
         begun(seen)
 
 

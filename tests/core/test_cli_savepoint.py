@@ -64,7 +64,7 @@ def test_names_never_move(at_rest):
     said = say("savepoint", "create", JOB, "good", "--state", str(at_rest))
 
     assert said.code == 1
-    assert "'good' exists already: it is checkpoint 0" in said.err
+    assert "'good' exists already as checkpoint 0" in said.err
     assert len(log(at_rest).entries) == 5, "nothing was claimed for it"
 
 
@@ -72,11 +72,11 @@ def test_names_never_move(at_rest):
     ("arguments", "told"),
     [
         (["create", JOB, "41"], "'41' cannot name a savepoint"),
-        (["create", JOB, "x", "--at", "7"], "checkpoint 7 is not in the log; restorable are: 0, 1"),
-        (["create", JOB, "x", "--at", "god"], "no savepoint 'god'; did you mean 'good'?"),
-        (["show", JOB, "god"], "did you mean 'good'?"),
-        (["drop", JOB, "god", "--yes"], "did you mean 'good'?"),
-        (["list", "ordesr"], "there is no job 'ordesr'"),
+        (["create", JOB, "x", "--at", "7"], "Checkpoint 7 is not in the log. Restorable checkpoints: 0, 1."),
+        (["create", JOB, "x", "--at", "god"], "no savepoint 'god'. Did you mean 'good'?"),
+        (["show", JOB, "god"], "Did you mean 'good'?"),
+        (["drop", JOB, "god", "--yes"], "Did you mean 'good'?"),
+        (["list", "ordesr"], "There is no job 'ordesr'"),
         (["create", JOB, "x", "--timeout", "soon"], "--timeout 'soon' is not a length of time"),
         (["lst", JOB], 'Did you mean "list"?'),
     ],
@@ -94,7 +94,7 @@ def test_a_condemned_checkpoint_gets_no_name(tmp_path):
     said = say("savepoint", "create", JOB, "x", "--at", "0", "--state", str(tmp_path))
 
     assert said.code == 64
-    assert "checkpoint 0 is condemned, its files may be gone; restorable are: 1" in said.err
+    assert "Checkpoint 0 is condemned, so its files may be gone. Restorable checkpoints: 1." in said.err
 
 
 def test_the_list_has_a_line_each_and_a_document(at_rest):
@@ -123,7 +123,7 @@ def test_dropping_asks_and_refuses_where_nobody_can_answer(at_rest):
 
     assert refused.code == 64
     assert "Drop savepoint good of job orders: checkpoint 0," in refused.err
-    assert "give --yes" in refused.err
+    assert "Give --yes" in refused.err
     assert dropped.code == 0
     assert kinds(log(at_rest))[-3:] == [Claim, Unpin, Stopped]
     assert log(at_rest).pins == {}
@@ -277,8 +277,8 @@ def test_forward_again_repeats_nothing(state):
     [
         (["--yes"], 64, "say where to"),
         (["0", "--fresh", "--yes"], 64, "say where to"),
-        (["9", "--yes"], 64, "checkpoint 9 is not in the log; restorable are: 0, 1, 2"),
-        (["0"], 64, "Rewind job orders to checkpoint 0? There is no terminal to answer on: give --yes"),
+        (["9", "--yes"], 64, "Checkpoint 9 is not in the log. Restorable checkpoints: 0, 1, 2."),
+        (["0"], 64, "Rewind job orders to checkpoint 0? There is no terminal to answer on. Give --yes"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_is(state, arguments, code, told):

@@ -97,20 +97,23 @@ def test_the_document_has_a_versioned_schema_and_says_what_was_written_by_hand(s
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["show", "order"], "did you mean 'orders'?"),
-        (["show", "orders", "--at", "befor-v2"], "did you mean 'before-v2'?"),
-        (["show", "orders", "--at", "0"], "checkpoint 0 is condemned"),
-        (["query", "orders", "total"], "has no step 'total'; did you mean 'totals'?"),
+        (["show", "order"], "Did you mean 'orders'?"),
+        (["show", "orders", "--at", "befor-v2"], "Did you mean 'before-v2'?"),
+        (["show", "orders", "--at", "0"], "Checkpoint 0 is condemned"),
+        (["query", "orders", "total"], "has no step 'total'. Did you mean 'totals'?"),
         (
             ["query", "orders", "in"],
-            "'in' is a source: a checkpoint has its position, which is no table; state is held by",
+            "'in' is a source. A checkpoint has its position, which is not a table. State is held by",
         ),
-        (["query", "orders", "out"], "'out' is a sink, which keeps no state; state is held by: totals"),
+        (["query", "orders", "out"], "'out' is a sink, which keeps no state. State is held by: totals."),
         (["query", "orders", "totals", "--at", "1", "--diff", "1", "2"], "--at and --diff exclude one another"),
-        (["query", "orders", "totals", "--format", "parquet"], "needs a file: add --to totals.parquet"),
+        (["query", "orders", "totals", "--format", "parquet"], "needs a file. Add --to totals.parquet."),
         (["query", "orders", "totals", "--limit", "-1"], "--limit is -1"),
         (["query", "orders", "totals", "--format", "cvs"], "csv"),
-        (["query", "orders", "totals", "--diff", "1", "9"], "checkpoint 9 is not in the log; restorable are: 1, 2"),
+        (
+            ["query", "orders", "totals", "--diff", "1", "9"],
+            "Checkpoint 9 is not in the log. Restorable checkpoints: 1, 2.",
+        ),
         (["sho"], 'Did you mean "show"?'),
     ],
 )
@@ -138,7 +141,7 @@ def test_show_loads_no_spark_and_changes_nothing(state: Path) -> None:
 def test_a_job_is_found_by_its_folder_its_name_or_as_the_only_one(state: Path) -> None:
     assert open_job(state / "orders").job == open_job(state).job == open_job(state, "orders").job == "orders"
     (state / "late" / "log").mkdir(parents=True)
-    with pytest.raises(UnknownName, match=r"several jobs: late, orders; say which, as in job='late'"):
+    with pytest.raises(UnknownName, match=r"several jobs: late, orders. Name one, as in job='late'"):
         open_job(state)
 
 
@@ -151,7 +154,7 @@ def test_the_newest_is_what_the_next_start_continues(state: Path) -> None:
 
 def test_a_checkpoint_that_is_condemned_meanwhile_is_no_answer(state: Path) -> None:
     require_still_restorable(JobDirectory(state, "orders"), 1)
-    with pytest.raises(CondemnedWhileRead, match="checkpoint 0 of job 'orders' was condemned while it was read"):
+    with pytest.raises(CondemnedWhileRead, match="Checkpoint 0 of job 'orders' was condemned while it was read"):
         require_still_restorable(JobDirectory(state, "orders"), 0)
 
 

@@ -104,10 +104,10 @@ def test_version_is_one_line():
         (["run", "shop:orders", "--until", "cought-up"], 'Did you mean "caught-up"?'),
         (["run", "shop:orders", "--retained", "many"], 'unable to convert "many" into int'),
         (["run"], "PIPELINE requires an argument"),
-        (["run", "shop:orders", "--checkpoint-every", "fast"], "setting 'checkpoint_every' is 'fast'"),
+        (["run", "shop:orders", "--checkpoint-every", "fast"], "Setting 'checkpoint_every' is 'fast'"),
         (["run", "shop:orders", "--retained", "0"], "retained is 0"),
-        (["run", "shop", "--no-parent"], "'shop' is not module:pipeline; write for example shop:orders"),
-        (["run", "shop.py:orders", "--no-parent"], "write for example shop:orders"),
+        (["run", "shop", "--no-parent"], "'shop' is not module:pipeline. Write for example shop:orders."),
+        (["run", "shop.py:orders", "--no-parent"], "Write for example shop:orders."),
         (["doctor", "--sate", "x"], "Unknown option: --sate. Did you mean --state?"),
         (["init", "--nam", "x"], "Unknown option: --nam. Did you mean --name?"),
         (["--install-completion", "--shell", "bahs"], 'Did you mean "bash"?'),
@@ -126,14 +126,14 @@ def test_a_wrong_module_is_answered_with_the_nearest_one_here(shop):
     said = say("run", f"{shop[:-1]}:orders", "--no-parent")
 
     assert said.code == 64
-    assert f"did you mean '{shop}'?" in said.err
+    assert f"Did you mean '{shop}'?" in said.err
 
 
 def test_a_wrong_pipeline_is_answered_with_the_nearest_one(shop):
     said = say("run", f"{shop}:order", "--no-parent")
 
     assert said.code == 64
-    assert f"module '{shop}' has no pipeline 'order'; did you mean 'orders'?" in said.err
+    assert f"Module '{shop}' has no pipeline 'order'. Did you mean 'orders'?" in said.err
 
 
 def test_a_function_that_is_no_pipeline_is_told_how_to_become_one(shop):
@@ -150,7 +150,7 @@ def test_an_error_in_the_users_module_has_the_users_line_and_no_trace(tmp_path, 
     said = say("run", "broken_shop:orders", "--no-parent")
 
     assert said.code == 65
-    assert said.err.startswith("penstock: broken_shop.py:3: in <module>: JSONDecodeError")
+    assert said.err.startswith("penstock: broken_shop.py:3: In <module>: JSONDecodeError")
     assert "Traceback" not in said.err
 
 

@@ -201,7 +201,9 @@ def test_a_manifest_of_before_settings_were_recorded_is_read_and_written_as_it_w
 def test_an_entry_under_another_number_is_refused():
     [entry] = entries(CLAIM)
 
-    with pytest.raises(CheckpointUnreadable, match=r"00007\.json\.number: is 0, the file's name says 7"):
+    with pytest.raises(
+        CheckpointUnreadable, match=r"00007\.json\.number: The entry has number 0, and the file's name says 7"
+    ):
         decode(encode(entry), 7)
 
 
@@ -222,28 +224,44 @@ def resealed(body, path, value):
 
 
 WRONG = [
-    (("format",), 2, r"\.format: is 2, this penstock reads 1"),
-    (("format",), "1", r"\.format: must be a whole number, is '1' \(str\)"),
-    (("kind",), "note", r"\.kind: unknown kind of entry 'note'; known are checkpoint, claim, condemn"),
-    (("extra",), [1], r"unknown field 'extra' with value \[1\]"),
-    (("token",), ..., r"field 'token' is missing"),
-    (("generation",), -1, r"\.generation: must be a whole number from 0 on, is -1"),
-    (("generation",), True, r"\.generation: must be a whole number, is True \(bool\)"),
-    (("body",), [], r"\.body: must be an object, is \[\] \(list\)"),
-    (("body", "checkpoint"), 1.0, r"\.body\.checkpoint: must be a whole number, is 1\.0 \(float\)"),
-    (("body", "kind"), "weekly", r"\.body\.kind: must be one of 'periodic', .*'written', is 'weekly'"),
-    (("body", "parent"), "3", r"\.body\.parent: must be a whole number, is '3'"),
-    (("body", "parent"), ..., r"\.body: field 'parent' is missing"),
-    (("body", "tasks"), {}, r"\.body\.tasks: must be an array, is \{\} \(dict\)"),
-    (("body", "tasks", 0, "position", "kind"), None, r"\.body\.tasks\[0\]\.position\.kind: must be a string, is None"),
-    (("body", "tasks", 0, "watermarks"), ["x"], r"\.watermarks\[0\]: must be a whole number, is 'x'"),
-    (("body", "tasks", 1, "state", "layers", 0, "files", 0, "length"), -3, r"\.length: must be a whole number from 0"),
-    (("body", "open", 0, "uid"), 5, r"\.body\.open\[0\]\.uid: must be a string, is 5 \(int\)"),
-    (("body", "undone"), [[1]], r"\.body\.undone\[0\]: must be a pair of whole numbers, is \[1\] \(list\)"),
-    (("body", "settings"), [], r"\.body\.settings: must be an object, is \[\] \(list\)"),
-    (("body", "fulfils"), [None], r"\.body\.fulfils\[0\]: must be a string"),
-    (("body", "pins", 0, "expires"), "soon", r"\.body\.pins\[0\]\.expires: must be a whole number, is 'soon'"),
-    (("body", "steps", 0, "note"), "x" * 90, r"\.body\.steps\[0\]: unknown field 'note' with value 'x{59}…"),
+    (("format",), 2, r"\.format: The format is 2, and this penstock reads 1"),
+    (("format",), "1", r"\.format: The value must be a whole number, and is '1' \(str\)"),
+    (("kind",), "note", r"\.kind: The kind of entry 'note' is unknown. Known are checkpoint, claim, condemn"),
+    (("extra",), [1], r"Field 'extra' with value \[1\] is unknown"),
+    (("token",), ..., r"Field 'token' is missing"),
+    (("generation",), -1, r"\.generation: The value must be a whole number from 0 on, and is -1"),
+    (("generation",), True, r"\.generation: The value must be a whole number, and is True \(bool\)"),
+    (("body",), [], r"\.body: The value must be an object, and is \[\] \(list\)"),
+    (("body", "checkpoint"), 1.0, r"\.body\.checkpoint: The value must be a whole number, and is 1\.0 \(float\)"),
+    (("body", "kind"), "weekly", r"\.body\.kind: The value must be one of 'periodic', .*'written', and is 'weekly'"),
+    (("body", "parent"), "3", r"\.body\.parent: The value must be a whole number, and is '3'"),
+    (("body", "parent"), ..., r"\.body: Field 'parent' is missing"),
+    (("body", "tasks"), {}, r"\.body\.tasks: The value must be an array, and is \{\} \(dict\)"),
+    (
+        ("body", "tasks", 0, "position", "kind"),
+        None,
+        r"\.body\.tasks\[0\]\.position\.kind: The value must be a string, and is None",
+    ),
+    (("body", "tasks", 0, "watermarks"), ["x"], r"\.watermarks\[0\]: The value must be a whole number, and is 'x'"),
+    (
+        ("body", "tasks", 1, "state", "layers", 0, "files", 0, "length"),
+        -3,
+        r"\.length: The value must be a whole number from 0",
+    ),
+    (("body", "open", 0, "uid"), 5, r"\.body\.open\[0\]\.uid: The value must be a string, and is 5 \(int\)"),
+    (
+        ("body", "undone"),
+        [[1]],
+        r"\.body\.undone\[0\]: The value must be a pair of whole numbers, and is \[1\] \(list\)",
+    ),
+    (("body", "settings"), [], r"\.body\.settings: The value must be an object, and is \[\] \(list\)"),
+    (("body", "fulfils"), [None], r"\.body\.fulfils\[0\]: The value must be a string"),
+    (
+        ("body", "pins", 0, "expires"),
+        "soon",
+        r"\.body\.pins\[0\]\.expires: The value must be a whole number, and is 'soon'",
+    ),
+    (("body", "steps", 0, "note"), "x" * 90, r"\.body\.steps\[0\]: Field 'note' with value 'x{59}…"),
 ]
 
 
@@ -274,7 +292,7 @@ def test_same_content_in_other_bytes_is_refused():
 @pytest.mark.parametrize(
     ("detail", "message"),
     [
-        ({1: "a"}, r"detail: key 1 is a int, JSON has only strings"),
+        ({1: "a"}, r"detail: Key 1 is a int, and JSON has only strings"),
         ({"a": math.nan}, r"detail\.a: nan \(float\) cannot be written"),
         ([{"b": b"raw"}], r"detail\[0\]\.b: b'raw' \(bytes\) cannot be written"),
         (CheckpointKind.FINAL, r"detail: .* \(CheckpointKind\) cannot be written"),
@@ -302,7 +320,7 @@ def test_an_entry_that_is_far_too_large_is_neither_written_nor_read(monkeypatch)
 
     with pytest.raises(InternalError, match="keeps rows in a detail"):
         encode(entry)
-    with pytest.raises(CheckpointUnreadable, match="more than an entry can have"):
+    with pytest.raises(CheckpointUnreadable, match="and an entry can have"):
         decode(data, 0)
 
 
@@ -366,14 +384,17 @@ def test_optional_fields_are_written_once_they_say_something():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"format": 2, "id": 5}, r"f\.format: is 2, this penstock reads 3"),
-        ({"type": "line"}, r"f\.type: unknown type of drawing 'line'; known are box, circle"),
-        ({"shape": {"sides": [1]}}, r"f\.shape\.sides: must be a pair of whole numbers"),
-        ({"type": "circle", "shape": {"radius": "1"}}, r"f\.shape\.radius: must be a number, is '1' \(str\)"),
-        ({"sizes": {"x": 0}}, r"f\.sizes\.x: must be a whole number from 1 on, is 0"),
-        ({"visible": 1}, r"f\.visible: must be true or false, is 1"),
-        ({"title": None}, r"f\.title: must be a string, is None"),
-        ({"cached": 1}, r"f: unknown field 'cached'"),
+        ({"format": 2, "id": 5}, r"f\.format: The format is 2, and this penstock reads 3"),
+        ({"type": "line"}, r"f\.type: The type of drawing 'line' is unknown. Known are box, circle"),
+        ({"shape": {"sides": [1]}}, r"f\.shape\.sides: The value must be a pair of whole numbers"),
+        (
+            {"type": "circle", "shape": {"radius": "1"}},
+            r"f\.shape\.radius: The value must be a number, and is '1' \(str\)",
+        ),
+        ({"sizes": {"x": 0}}, r"f\.sizes\.x: The value must be a whole number from 1 on, and is 0"),
+        ({"visible": 1}, r"f\.visible: The value must be true or false, and is 1"),
+        ({"title": None}, r"f\.title: The value must be a string, and is None"),
+        ({"cached": 1}, r"f: Field 'cached' with value"),
     ],
 )
 def test_a_document_that_is_not_as_it_would_be_written_is_refused(changed, message):
@@ -385,7 +406,7 @@ def test_a_document_that_is_not_as_it_would_be_written_is_refused(changed, messa
     ("drawing", "message"),
     [
         (Drawing("a", Circle(math.inf), {}), r"drawing a: shape\.radius: inf \(float\) cannot be written"),
-        (Drawing("a", Circle(1), {}, notes={2: 1}), "drawing a: notes: key 2 is a int, JSON has only strings"),
+        (Drawing("a", Circle(1), {}, notes={2: 1}), "drawing a: notes: Key 2 is a int, and JSON has only strings"),
     ],
 )
 def test_what_json_cannot_say_is_refused_by_the_name_of_its_owner(drawing, message):

@@ -128,7 +128,7 @@ class OwnSink:
             {"sqlite/1": "mylob:SqliteCommitter"},
             r"kind 'sqlite/1', could never be published: .*No module named 'mylob'",
         ),
-        ({"sqlite/1": "mylib:SqlteCommitter"}, r"has no committer 'SqlteCommitter'; did you mean 'SqliteCommitter'\?"),
+        ({"sqlite/1": "mylib:SqlteCommitter"}, r"has no committer 'SqlteCommitter'. Did you mean 'SqliteCommitter'\?"),
         ({"sqlite/1": "mylib:NoVoid"}, r"'mylib:NoVoid' is no committer: it has no method void"),
         ({"sqlite/1": "SqliteCommitter"}, r"'SqliteCommitter' is not module:class.*'sqlite/1': 'module:class'"),
         (

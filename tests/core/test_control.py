@@ -90,22 +90,22 @@ def test_the_files_are_what_the_documentation_shows() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"format": 2}, r"format: is 2, this penstock reads 1"),
-        ({"request": "another-one"}, r"request: is 'another-one', the file's name says"),
-        ({"kind": "dance"}, r"kind: must be one of 'hello'.*, is 'dance'"),
-        ({"generation": -1}, r"generation: must be a whole number from 0 on"),
-        ({"generation": "7"}, r"generation: must be a whole number"),
-        ({"loud": True}, r"unknown field 'loud'"),
-        ({"name": "x"}, r"a hello has no name"),
-        ({"kind": "savepoint"}, r"a savepoint needs a name"),
+        ({"format": 2}, r"format: The format is 2, and this penstock reads 1"),
+        ({"request": "another-one"}, r"request: The request is 'another-one', and the file's name says"),
+        ({"kind": "dance"}, r"kind: The value must be one of 'hello'.*, and is 'dance'"),
+        ({"generation": -1}, r"generation: The value must be a whole number from 0 on"),
+        ({"generation": "7"}, r"generation: The value must be a whole number"),
+        ({"loud": True}, r"Field 'loud'"),
+        ({"name": "x"}, r"A hello has no name"),
+        ({"kind": "savepoint"}, r"A savepoint needs a name"),
         ({"kind": "savepoint", "name": "41"}, r"'41' cannot name a savepoint"),
         ({"kind": "stop", "name": "../x"}, r"'../x' cannot name a savepoint"),
-        ({"kind": "pin", "name": "x"}, r"a pin, and nothing else, names a checkpoint"),
-        ({"checkpoint": 3}, r"a pin, and nothing else, names a checkpoint"),
-        ({"patience": 3}, r"only a stop has patience"),
-        ({"kind": "stop", "patience": -1}, r"it is not negative"),
-        ({"kind": "stop", "patience": 2**63 - 1}, r"and at most 31622400000000"),
-        ({"log": 7}, r"log: must be a string"),
+        ({"kind": "pin", "name": "x"}, r"Only a pin names a checkpoint"),
+        ({"checkpoint": 3}, r"Only a pin names a checkpoint"),
+        ({"patience": 3}, r"Only a stop has patience"),
+        ({"kind": "stop", "patience": -1}, r"Only a stop has patience, from 0 to"),
+        ({"kind": "stop", "patience": 2**63 - 1}, r"from 0 to 31622400000000"),
+        ({"log": 7}, r"log: The value must be a string"),
     ],
 )
 def test_a_request_that_is_not_exactly_one_is_refused_with_its_file(fields: dict[str, object], message: str) -> None:
@@ -120,9 +120,11 @@ def test_bytes_that_are_no_request_are_refused(data: bytes) -> None:
 
 
 def test_an_answer_has_one_of_four_words() -> None:
-    with pytest.raises(CheckpointUnreadable, match=r"answer\.json\.answer: must be one of done, refused, .*is 'maybe'"):
+    with pytest.raises(
+        CheckpointUnreadable, match=r"answer\.json\.answer: The value must be one of done, refused, .*is 'maybe'"
+    ):
         decode_answer(changed(encode_answer(answered()), answer="maybe"), ID)
-    with pytest.raises(InternalError, match="the next owner answers it"):
+    with pytest.raises(InternalError, match="The next owner of the job answers it"):
         encode_answer(answered(outcome=RequestOutcome.UNKNOWN))
 
 
@@ -138,7 +140,7 @@ def test_names_of_savepoints(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "41", "-a", ".a", "a/b", "a b", "é", "x" * 101, None, 3])
 def test_a_name_that_could_be_a_path_or_a_number_is_refused(name: object) -> None:
-    with pytest.raises(SettingsError, match="cannot name a savepoint: use 1 to 100 letters"):
+    with pytest.raises(SettingsError, match=r"cannot name a savepoint. Use 1 to 100 letters"):
         check_savepoint_name(name)
 
 

@@ -80,7 +80,7 @@ def test_a_request_that_meets_an_attempt_on_its_way_out_is_taken_by_the_next(dis
     driver.supervisor.tear_down(driver.wiring)
     id = driver.save("two", replies)
     driver.requests.close()
-    assert replies[1] == AnswerRequest(request=id, outcome=RequestOutcome.REFUSED, message="the job has ended")
+    assert replies[1] == AnswerRequest(request=id, outcome=RequestOutcome.REFUSED, message="The job has ended.")
 
 
 def test_a_request_that_meets_an_attempt_after_its_successor_began_is_taken_by_that(disk) -> None:
@@ -174,5 +174,5 @@ def test_after_the_end_everything_is_refused_at_once(disk) -> None:
     pinned = ask(disk, RequestKind.PIN, 0, name="x", checkpoint=0)
     stopped = ask(disk, RequestKind.STOP, 0)
     driver.watch.look()
-    assert replies == [AnswerRequest(request=id, outcome=RequestOutcome.REFUSED, message="the job has ended")]
+    assert replies == [AnswerRequest(request=id, outcome=RequestOutcome.REFUSED, message="The job has ended.")]
     assert said(disk, asked) == said(disk, pinned) == said(disk, stopped) == ("refused", None)

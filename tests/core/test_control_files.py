@@ -120,5 +120,5 @@ def test_files_of_others_and_half_names_are_not_seen(filesystem: FileSystem) -> 
     filesystem.create(paths.request(ONE), b"?")
     files = ControlFiles(filesystem)
     assert files.scan() == FolderListing(open=(ONE,), answered=())
-    with pytest.raises(CheckpointUnreadable, match=r"control/one-00000\.request\.json: is not JSON"):
+    with pytest.raises(CheckpointUnreadable, match=r"control/one-00000\.request\.json: The file is not JSON"):
         files.request(ONE)

@@ -71,7 +71,7 @@ def test_C3_what_the_predecessor_did_not_do_is_answered_not_done_and_is_not_done
     second = running(disk, "second")
     second.look()
     assert [said(disk, each) for each in asked] == [("failed", None)] * 3
-    assert answer(disk, asked[0]).message == "not done: the driver changed, it is generation 1 now"
+    assert answer(disk, asked[0]).message == "Not done: the driver changed, it is generation 1 now."
     assert second.supervisor.ended is None
     assert second.stops == []
     assert second.owned.history.manifests == {}
@@ -86,7 +86,7 @@ def test_C2_a_stop_that_died_after_its_savepoint_is_not_done_and_says_which_save
     first.turn()  # the entry never is
     Driver(disk, "second").claim().look()
     assert said(disk, asked) == ("failed", 0)
-    assert "the savepoint 'last' was taken, it is checkpoint 0" in answer(disk, asked).message
+    assert "the savepoint 'last' was taken as checkpoint 0" in answer(disk, asked).message
 
 
 def test_C3_a_fenced_driver_answers_nobody_and_learns_of_its_fence_by_a_request_to_the_new_one(disk) -> None:

@@ -116,7 +116,7 @@ def test_patience_has_an_end() -> None:
         )
 
     assert stop(LONGEST_PATIENCE) is None
-    assert "at most" in str(stop(LONGEST_PATIENCE + 1))
+    assert "from 0 to" in str(stop(LONGEST_PATIENCE + 1))
 
 
 def test_a_wait_of_the_deciding_thread_has_an_end(disk) -> None:

@@ -60,9 +60,9 @@ def test_L9_a_living_owner_refuses_the_start_and_the_error_says_who_it_is_and_wh
     with pytest.raises(JobIsRunning) as refused:
         start.check()
     told = str(refused.value)
-    assert told.startswith(f"job 'orders' is running already: process {os.getpid()} on {platform.node()}, since 1970-")
+    assert told.startswith(f"Job 'orders' is running already: process {os.getpid()} on {platform.node()}, since 1970-")
     assert (
-        "(generation 0); stop that one first, or start with penstock run … --take-over (in Python take_over=True)"
+        "(generation 0). Stop that one first, or start with penstock run … --take-over (in Python take_over=True)"
         in told
     )
     assert not refused.value.retry

@@ -94,7 +94,10 @@ def test_L5_a_pin_is_an_entry_between_manifests_and_what_it_names_is_checked_by_
         ("refused", 0),
         ("refused", None),
     ]
-    assert "checkpoint 7 cannot be restored, so it gets no name; restorable are: 0" in answer(disk, nothing).message
+    assert (
+        "Checkpoint 7 cannot be restored, so it gets no name. Restorable checkpoints: 0"
+        in answer(disk, nothing).message
+    )
     off, nobody = ask(disk, RequestKind.UNPIN, 0, name="good"), ask(disk, RequestKind.UNPIN, 0, name="nobody")
     driver.look()
     assert said(disk, off) == ("done", None)
@@ -130,7 +133,7 @@ def test_a_name_that_is_taken_is_refused_with_the_checkpoint_that_has_it(disk) -
     stop = ask(disk, RequestKind.STOP, 0, name="one")
     driver.look()
     assert [reply.outcome for reply in replies] == [RequestOutcome.DONE, RequestOutcome.REFUSED]
-    assert "'one' exists already: it is checkpoint 0; choose another name" in replies[1].message
+    assert "'one' exists already as checkpoint 0. Choose another name" in replies[1].message
     assert said(disk, asked) == said(disk, stop) == ("refused", 0)
     assert driver.stops == [], "a stop that cannot have its savepoint stops nothing"
     assert driver.supervisor.ended is None
@@ -142,7 +145,7 @@ def test_a_name_that_is_being_given_is_refused_too(disk) -> None:
     driver.save("one", replies)
     driver.save("one", replies)
     driver.turn()
-    assert [reply.message for reply in replies] == ["'one' is being given to another checkpoint just now"]
+    assert [reply.message for reply in replies] == ["'one' is being given to another checkpoint just now."]
     driver.workers.go()
     driver.turn()
     assert replies[1].outcome is RequestOutcome.DONE
@@ -154,4 +157,4 @@ def test_what_cannot_be_read_is_refused_with_the_reason(disk) -> None:
     disk.create(paths.request("by-hand-1"), b'{"format":1}')
     driver.look()
     assert said(disk, "by-hand-1") == ("refused", None)
-    assert "field 'request' is missing" in answer(disk, "by-hand-1").message
+    assert "Field 'request' is missing" in answer(disk, "by-hand-1").message

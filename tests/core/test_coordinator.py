@@ -153,21 +153,21 @@ def test_late_acknowledgements_are_told_apart_for_a_while():
 
 
 ILLEGAL = {
-    "a job starts twice": (lambda job: job.start(next_checkpoint=0), "the job was started before"),
+    "a job starts twice": (lambda job: job.start(next_checkpoint=0), "The job was started before"),
     "an acknowledgement of a checkpoint never begun": (lambda job: job.ack_source(7), "7, which was never begun"),
     "an acknowledgement under another task's attempt": (
         lambda job: job.tell(TaskAcknowledged, checkpoint=0, attempt="in-1", snapshot=wrote()),
-        "attempt in-1 is one of 'in', not of 'out'",
+        "Attempt in-1 is one of 'in', not of 'out'",
     ),
     "a manifest nobody writes": (lambda job: job.written(0), "manifest of checkpoint 0 is not being written"),
     "a failed manifest nobody writes": (
         lambda job: job.tell(ManifestFailed, checkpoint=0, definite=True, message=""),
         "not being written",
     ),
-    "a commit nobody asked for": (lambda job: job.returned(0), "no commit of 'out' for checkpoint 0 is under way"),
+    "a commit nobody asked for": (lambda job: job.returned(0), "No commit of 'out' for checkpoint 0 is under way"),
     "a stopped entry nobody writes": (
         lambda job: job.tell(StoppedWritten, entry=1),
-        "no 'stopped' entry is being written",
+        "No 'stopped' entry is being written",
     ),
     "a decline with a reason that is not a task's": (
         lambda job: job.decline(0, AbortReason.EXPIRED),
@@ -193,7 +193,7 @@ def test_an_illegal_event_raises_and_changes_nothing(what):
 
 
 def test_15_nothing_can_happen_before_the_job_starts():
-    with pytest.raises(InternalError, match="the job has not started"):
+    with pytest.raises(InternalError, match="The job has not started"):
         Job(start=False).request()
 
 
@@ -201,7 +201,7 @@ def test_a_commit_that_is_waiting_for_its_retry_cannot_return():
     job = Job(open=(output(0),), next_checkpoint=1)
     job.returned(0, RETRY)
 
-    with pytest.raises(InternalError, match="no commit of 'out' for checkpoint 0 is under way"):
+    with pytest.raises(InternalError, match="No commit of 'out' for checkpoint 0 is under way"):
         job.returned(0)
     with pytest.raises(InternalError, match="for checkpoint 4"):
         job.returned(4)

@@ -113,7 +113,7 @@ def test_C2_whoever_does_not_wait_longer_is_told_what_is_not_published():
             "s",
             RequestOutcome.UNPUBLISHED,
             0,
-            "checkpoint 0 is taken, not yet published: #0 of 'two'; the next start publishes it",
+            "Checkpoint 0 is taken, not yet published: #0 of 'two'. The next start publishes it.",
         ),
         EndJob(published=False),
     ]
@@ -175,5 +175,5 @@ def test_after_the_end_nothing_that_comes_late_matters():
     assert job.ack_source(0) == []
     assert job.returned(0) == []
     assert job.tell(ProgressMade) == []
-    with pytest.raises(InternalError, match="the job was started before"):
+    with pytest.raises(InternalError, match="The job was started before"):
         job.start(next_checkpoint=1)

@@ -201,7 +201,7 @@ def test_46_L3_a_manifest_of_unknown_fate_ends_the_run_without_an_abort():
     job.ack(0, output(0))
 
     assert job.tell(ManifestFailed, checkpoint=0, definite=False, message="no answer") == [
-        FailJob(error=CheckpointAborted, message="whether checkpoint 0 is in the log is not known: no answer")
+        FailJob(error=CheckpointAborted, message="Whether checkpoint 0 is in the log is not known: no answer")
     ]
     assert job.written(0) == [], "the run is over; the next claim decides"
 

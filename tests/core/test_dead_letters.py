@@ -340,9 +340,9 @@ def test_a_replay_is_what_was_written():
     assert decode_replay(encode_replay(replay), "here") == replay
     assert replay.rows == 7
     for broken in (b"{", b"[]", b'{"format": 1}'):
-        with pytest.raises(StateIncompatible, match="here is no replay"):
+        with pytest.raises(StateIncompatible, match="here is not a replay"):
             decode_replay(broken, "here")
-    with pytest.raises(StateIncompatible, match="is of format 2, this penstock knows 1"):
+    with pytest.raises(StateIncompatible, match="is of format 2, and this penstock knows 1"):
         decode_replay(b'{"format": 2}', "here")
 
 

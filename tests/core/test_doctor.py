@@ -181,7 +181,7 @@ def test_the_limits_of_a_container_are_read_from_its_control_group(tmp_path):
 def test_a_variable_that_nothing_reads_is_answered_with_the_nearest():
     found = ours_of({"PENSTOCK_RETAIND": "5", "HOME": "/root"})
     assert (found.status, found.found) == (Status.WARN, "PENSTOCK_RETAIND"), "a value that we do not know stays unsaid"
-    assert found.fix == "PENSTOCK_RETAIND is not read; did you mean 'PENSTOCK_RETAINED'?"
+    assert found.fix == "PENSTOCK_RETAIND is not read. Did you mean 'PENSTOCK_RETAINED'?"
 
 
 def test_an_impossible_setting_fails_and_an_armed_failpoint_warns():

@@ -33,11 +33,11 @@ def test_127_a_drain_that_came_too_late_is_refused_and_one_whose_checkpoint_neve
     owned = ended().owned
 
     require_drained("orders", {"in"}, ended(drain=True).owned, is_cut_short=False)
-    with pytest.raises(RequestRefused, match="its last checkpoint was begun before that was asked for"):
+    with pytest.raises(RequestRefused, match="Its last checkpoint was begun before the drain was requested"):
         require_drained("orders", {"in"}, owned, is_cut_short=False)
-    with pytest.raises(RequestFailed, match="it has ended without its last checkpoint"):
+    with pytest.raises(RequestFailed, match="It has ended without its last checkpoint"):
         require_drained("orders", {"in"}, owned, is_cut_short=True)
-    with pytest.raises(RequestRefused, match="start it again, then stop it with drain alone"):
+    with pytest.raises(RequestRefused, match="Start it again, then stop it with drain alone"):
         require_drained("orders", {"in"}, None, is_cut_short=False)
 
 
@@ -48,6 +48,6 @@ def test_a_job_that_has_not_begun_cannot_be_drained_and_stays_as_it_is(tmp_path)
 
     job = ps.Job(rates, state=tmp_path)
 
-    with pytest.raises(RequestRefused, match="job 'rates' has not begun, and only a running job can be drained"):
+    with pytest.raises(RequestRefused, match="Job 'rates' has not begun, and only a running job can be drained"):
         job.stop(drain=True)
     assert job.state is JobState.CREATED

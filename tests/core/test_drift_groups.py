@@ -85,7 +85,7 @@ def test_a_drift_that_nobody_could_keep_is_refused() -> None:
     sketch = Sketch()
     results = sketch.counted("n", sketch.timed("a")).select("k", "window_end AS at").union(sketch.read("b"))
     sketch.timed(results).write("out", ps.memory.Sink())
-    with pytest.raises(GraphError, match=r"max_drift of with_watermark at, .*: only sources can pause"):
+    with pytest.raises(GraphError, match=r"max_drift of with_watermark at, .*: Only sources can pause"):
         validate(sketch.graph)
 
 

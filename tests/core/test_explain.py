@@ -67,11 +67,11 @@ VANISHED = READ.format("FILE_NOT_EXIST", "Encountered error while reading file f
         (Py4JNetworkError("Answer from Java side is empty"), EngineDied, False, "new process"),
         (SparkError("Cannot call methods on a stopped SparkContext"), EngineDied, False, "new process"),
         (BrokenPipeError("a sink's own connection"), InternalError, False, "BrokenPipeError"),
-        (OSError(errno.ENOSPC, "No space left on device"), StorageFailed, True, "free space"),
-        (SparkError("java.io.IOException: No space left on device"), StorageFailed, True, "free space"),
+        (OSError(errno.ENOSPC, "No space left on device"), StorageFailed, True, "Free space"),
+        (SparkError("java.io.IOException: No space left on device"), StorageFailed, True, "Free space"),
         (SparkError("Checkpoint block rdd_7_0 not found!"), LayerMissing, True, "state"),
         (PythonException(TRACE), UserFunctionError, False, "shop.py:12 in add_tax: ZeroDivisionError"),
-        (PythonException(NO_MODULE), UserFunctionError, False, "'tax'; if workers lack tax: install it there, or have"),
+        (PythonException(NO_MODULE), UserFunctionError, False, "'tax'. If workers lack tax, install it there, or have"),
         (SparkError("[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012"), UserFunctionError, False, "DIVIDE_BY_ZERO"),
         (SparkError("Job aborted: executor lost"), EngineFailed, True, "executor lost"),
         (SparkError(JAVA), EngineFailed, True, "Job aborted: lost (caused by java.io.IOException: Mkdirs failed)"),
@@ -79,7 +79,7 @@ VANISHED = READ.format("FILE_NOT_EXIST", "Encountered error while reading file f
         (SparkError(BROKEN_DISK), SourceUnavailable, True, "'/in/a.json' cannot be read (java.io.IOException: Input/"),
         (SparkError(CUT_SHORT), DecodeError, False, "'/in/a.json.gz' is damaged or was not written to its end"),
         (SparkError(VANISHED), SourceChanged, False, "vanished"),
-        (KeyError("x"), InternalError, False, "please report"),
+        (KeyError("x"), InternalError, False, "Please report"),
     ],
 )
 def test_each_failure_is_told_as_what_it_is(
@@ -141,7 +141,7 @@ def test_an_expression_of_nobodys_text_is_told_as_spark_says_it() -> None:
         "'div' at /srv/shop.py:31 cannot be computed: "
     )
     for error in (failed("nothing / known", "nothing / known"), failed("share", "share"), SparkError(DIVISION)):
-        assert str(to_penstock_error(error, graph)).startswith("an expression of the pipeline cannot be computed: [DIV")
+        assert str(to_penstock_error(error, graph)).startswith("An expression of the pipeline cannot be computed: [DIV")
 
 
 def test_ours_stays_as_it_is() -> None:

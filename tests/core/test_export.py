@@ -78,7 +78,7 @@ def test_nothing_open_goes_with_it_and_it_says_what_was(tmp_path):
 def test_what_is_not_there_is_named_and_nothing_is_made(state, tmp_path, text):
     before = files_below(state)
 
-    with pytest.raises(UnknownName, match=r"did you mean 'before-v2'|restorable are: 0, 1, 2"):
+    with pytest.raises(UnknownName, match=r"Did you mean 'before-v2'|Restorable checkpoints: 0, 1, 2"):
         export(state, text, tmp_path / "out")
 
     assert not (tmp_path / "out").exists()
@@ -111,7 +111,7 @@ def test_a_damaged_file_is_found_and_no_export_remains(state, tmp_path):
 def test_a_missing_file_is_found(state, tmp_path):
     (state / JOB / FIRST.files[0].path).unlink()
 
-    with pytest.raises(CheckpointUnreadable, match=r"0000/part-0.parquet is not there"):
+    with pytest.raises(CheckpointUnreadable, match=r"0000/part-0.parquet is missing"):
         export(state, "1", tmp_path / "out")
 
 

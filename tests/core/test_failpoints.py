@@ -34,7 +34,7 @@ def test_every_place_is_declared_with_a_sentence():
 
 
 def test_an_undeclared_place_is_a_bug_armed_or_not():
-    with pytest.raises(InternalError, match=r"failpoint 'nowhere' is not declared"):
+    with pytest.raises(InternalError, match=r"Failpoint 'nowhere' is not declared"):
         failpoint("nowhere")
 
 
@@ -100,14 +100,14 @@ def test_recording_appends_the_name_of_each_hit(tmp_path):
     [
         (PLACE, "is not name=action"),
         (f"{PLACE}=raise@x", "is not name=action"),
-        (f"{PLACE}=raise@0", "hits count from 1, got 0"),
-        (f"{PLACE}=explode", "unknown action 'explode'; use kill, killpg, raise, pause:FILE or error:ERRNO"),
+        (f"{PLACE}=raise@0", "counts hits from 1, and got 0"),
+        (f"{PLACE}=explode", "unknown action 'explode'. Use kill, killpg, raise, pause:FILE or error:ERRNO"),
         (f"{PLACE}=error:EVERYTHING", "unknown action"),
         (f"{PLACE}=error:PATH", "unknown action"),
         (f"{PLACE}=pause", "unknown action"),
         (f"{PLACE}=kill:now", "unknown action"),
-        ("sink.publish=kill", "there is no failpoint 'sink.publish'; did you mean 'sink.published'?"),
-        ("nowhere=raise", "there is no failpoint 'nowhere'; known are checkpoint.manifest.before, "),
+        ("sink.publish=kill", "Failpoint 'sink.publish' does not exist. Did you mean 'sink.published'?"),
+        ("nowhere=raise", "Failpoint 'nowhere' does not exist. Failpoints: checkpoint.manifest.before, "),
     ],
 )
 def test_what_cannot_be_understood_is_refused(text, message):

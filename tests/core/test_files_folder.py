@@ -316,16 +316,16 @@ def test_a_file_that_may_not_be_read_is_named_before_spark_calls_it_vanished(fee
 @pytest.mark.parametrize(
     ("format", "option", "hint"),
     [
-        ("csv", "enforceSchema", "has no effect when csv is read; did you mean|there is"),
-        ("csv", "timestampFromat", "did you mean 'timestampFormat'"),
-        ("json", "allowComment", "did you mean 'allowComments'"),
+        ("csv", "enforceSchema", "has no effect when csv is read. Did you mean|Options: "),
+        ("csv", "timestampFromat", "Did you mean 'timestampFormat'"),
+        ("json", "allowComment", "Did you mean 'allowComments'"),
         ("json", "sep", "no effect when json is read"),
         ("parquet", "mergeSchema", "no effect"),
-        ("text", "wholetext", "no effect when text is read; it has none"),
+        ("text", "wholetext", "no effect when text is read. Leave it out."),
     ],
 )
 def test_an_option_without_effect_is_refused(format, option, hint):
-    with pytest.raises(GraphError, match=rf"option '{option}' .*(?:{hint})"):
+    with pytest.raises(GraphError, match=rf"Option '{option}' .*(?:{hint})"):
         Source("in", format=format, schema=None if format == "text" else SCHEMA, options={option: "x"})
 
 

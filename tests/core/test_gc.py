@@ -148,7 +148,7 @@ def test_a_rewind_holds_the_floor_only_while_it_sets_the_restore_point():
 
 
 def test_keeping_nothing_is_impossible():
-    with pytest.raises(InternalError, match="retained=0"):
+    with pytest.raises(InternalError, match="retained is 0"):
         collect(manifest(1), history(CLAIM), retained=0)
 
 

@@ -105,8 +105,8 @@ def test_union_keeps_the_event_time_that_all_have():
 
 @pytest.mark.mission("S5")
 def test_a_pipeline_without_sink_or_source_is_refused():
-    assert "has no sink: end with stream.write" in refused(numbers)
-    assert "has no source: begin with p.read" in refused(lambda p: None)
+    assert "has no sink. End with stream.write" in refused(numbers)
+    assert "has no source. Begin with p.read" in refused(lambda p: None)
 
 
 @pytest.mark.mission("S5")
@@ -116,7 +116,7 @@ def test_rows_that_go_nowhere_are_refused_but_late_ones_need_no_sink():
         stream.where("value > 1").drop("value")
         stream.write("out", _Sink())
 
-    assert "the rows of drop value go nowhere" in refused(forgotten)
+    assert "The rows of drop value go nowhere" in refused(forgotten)
 
     def bad(p):
         raw = p.read("lines", ps.files.Source("in/", format="text"))
@@ -138,13 +138,13 @@ def test_a_uid_must_be_there_and_possible_and_unique():
     def twice(p):
         numbers(p).write("numbers", _Sink())
 
-    assert "the uid is taken by read 'numbers' at tests/core/" in refused(twice, ps.DuplicateUid)
+    assert "The uid is taken by read 'numbers' at tests/core/" in refused(twice, ps.DuplicateUid)
     assert "is not a valid name" in refused(lambda p: p.read("Orders!", ps.rate.Source(rows_per_second=1)))
     assert "uid must be a string" in refused(lambda p: numbers(p).write(_Sink(), _Sink()))
-    assert "is given its uid first" in refused(lambda p: numbers(p).write(_Sink()))
+    assert "sink its uid first" in refused(lambda p: numbers(p).write(_Sink()))
     with pytest.raises(ps.GraphError, match="is not a valid name"):
         ps.pipeline("My Job")
-    with pytest.raises(ps.GraphError, match=r'write @ps.pipeline\("name"\)'):
+    with pytest.raises(ps.GraphError, match=r'Write @ps.pipeline\("name"\).'):
         ps.pipeline(numbers)
 
 
@@ -170,21 +170,23 @@ def test_what_methods_take_is_checked_where_it_is_given():
     cases = {
         "needs a watermark": lambda s: s.group_by("value", ps.tumbling("1 minute")),
         "select() needs at least one column": lambda s: s.select(),
-        "where() takes SQL text or a Column, got 3": lambda s: s.where(3),
-        "transform() needs a function": lambda s: s.transform("f"),
+        "where() cannot take 3 (int). Give it SQL text or a Column.": lambda s: s.where(3),
+        "transform() cannot take 'f'. Give it a function": lambda s: s.transform("f"),
         "delay '5 parsecs' is not a length": lambda s: s.with_watermark("at", delay="5 parsecs"),
         "on_error is 'ignore'": lambda s: s.parse_json("value", "id LONG", on_error="ignore"),
         "union() was given one stream twice": lambda s: s.union(s),
-        "is the event time that the watermark": lambda s: s.with_watermark("at", delay="1 s").drop("at"),
-        "write() needs a sink": lambda s: s.write("out", "files"),
-        "needs exactly one window": lambda s: s.group_by("value", ps.tumbling("1 s"), ps.tumbling("2 s")),
+        "Column 'at' is the event time of the watermark. Change": lambda s: s.with_watermark("at", delay="1 s").drop(
+            "at"
+        ),
+        "write() cannot take 'files'. Give it a sink such as": lambda s: s.write("out", "files"),
+        "takes exactly one window": lambda s: s.group_by("value", ps.tumbling("1 s"), ps.tumbling("2 s")),
         "group_by('value') has no window, which says when a result is complete. For one result over all rows write "
         ".group_by('value', ps.global_window()), for": lambda s: s.group_by("value"),
         "write .group_by(ps.global_window())": lambda s: s.group_by(),
-        "use one of ps.agg.": lambda s: (
+        "Use one of ps.agg.": lambda s: (
             s.with_watermark("at", delay="1 s").group_by(ps.tumbling("1 h")).agg("n", "count(1)")
         ),
-        "has no name: write": lambda s: s.with_watermark("at", delay="1 s").group_by("value + 1", ps.tumbling("1 h")),
+        "has no name. Write": lambda s: s.with_watermark("at", delay="1 s").group_by("value + 1", ps.tumbling("1 h")),
     }
     for message, use in cases.items():
         assert message in refused(lambda p, use=use: use(numbers(p)))
@@ -195,9 +197,9 @@ def test_sql_takes_exactly_one_stream_and_every_part_by_name():
     cases = {
         "needs exactly one stream, got 0": lambda p: p.sql("SELECT * FROM {c}", c=p.table("c", table)),
         "needs exactly one stream, got 2": lambda p: p.sql("{a} {b}", a=numbers(p), b=numbers(p)),
-        "see {n}": lambda p: p.sql("SELECT * FROM m", n=numbers(p)),
-        "but 'c' is 'countries'": lambda p: p.sql("{n} {c}", n=numbers(p), c="countries"),
-        "table 'c' is declared twice": lambda p: (p.table("c", table), p.table("c", table)),
+        "differ in {n}. Name each": lambda p: p.sql("SELECT * FROM m", n=numbers(p)),
+        "cannot take c='countries'": lambda p: p.sql("{n} {c}", n=numbers(p), c="countries"),
+        "Table 'c' is declared already": lambda p: (p.table("c", table), p.table("c", table)),
         "refresh 'often'": lambda p: p.table("c", table, refresh="often"),
         "on_error is 'ignore', but must be 'fail' or 'keep'": lambda p: p.table("c", table, on_error="ignore"),
     }
@@ -223,7 +225,7 @@ def test_a_method_of_sparks_on_a_stream_is_answered_with_ours(name):
     stream = numbers(ps.Pipeline("demo"))
     ours = SPARKS_NAMES[name]
 
-    with pytest.raises(AttributeError, match=rf"^a Stream has no '{name}'; write \.{ours}\(.*\)") as caught:
+    with pytest.raises(AttributeError, match=rf"^A Stream has no '{name}'. Write \.{ours}\(.*\)") as caught:
         getattr(stream, name)
 
     assert callable(getattr(stream, ours))
@@ -237,13 +239,13 @@ def test_what_no_stream_can_do_is_answered_with_the_way_to_do_it():
         ("join", r"p\.table\(.*p\.sql\("),
         ("dropDuplicates", r"\.group_by\(.*ps\.agg\.first"),
         ("agg", r"\.group_by\(ps\.global_window\(\)\)\.agg\("),
-        ("with_colum", "did you mean 'with_column'"),
-        ("surely_not", "^a Stream has no 'surely_not'; it has add, dead_letter, drop, for_each_batch, group_by"),
+        ("with_colum", "Did you mean 'with_column'"),
+        ("surely_not", "^A Stream has no 'surely_not'. It has add, dead_letter, drop, for_each_batch, group_by"),
     ):
         with pytest.raises(AttributeError, match=told):
             getattr(stream, name)
     grouped = stream.with_watermark("at", delay="1 s").group_by("value", ps.tumbling("1 minute"))
-    with pytest.raises(AttributeError, match=r"has no 'count'; write \.agg\(\"a-uid\", ps\.agg\.count\(\)\)"):
+    with pytest.raises(AttributeError, match=r"has no 'count'. Write \.agg\(\"a-uid\", ps\.agg\.count\(\)\)"):
         grouped.count()
 
 
@@ -258,7 +260,7 @@ def test_a_stream_is_copied_like_any_object_and_private_names_are_none_of_sparks
 
 def test_a_name_of_sparks_in_a_pipeline_is_refused_with_the_line():
     told = refused(lambda p: numbers(p).filter("value > 1"), ps.UserFunctionError)
-    assert "AttributeError: a Stream has no 'filter'; write .where(" in told
+    assert "AttributeError: A Stream has no 'filter'. Write .where(" in told
 
 
 def test_a_stream_of_another_pipeline_is_refused():

@@ -182,7 +182,9 @@ def test_claiming_takes_the_files_over_and_nobody_else_can_have_them(folder, tmp
     [found] = checkpoints(tmp_path / "second").values()
     assert found.origin.claimed
     for claim in (True, False):
-        with pytest.raises(StateDirectoryRefused, match=r"were taken over by job 'orders' \(log id-second-0\)"):
+        with pytest.raises(
+            StateDirectoryRefused, match=r"belong to job 'orders' \(log id-second-0\), which has taken them over"
+        ):
             Start(tmp_path / "third", folder, claim=claim)
 
 
@@ -194,7 +196,7 @@ def test_a_crash_while_claiming_loses_nothing_and_the_same_log_goes_on(folder, t
     left = files_below(folder)
     assert left.pop("claimed.json")
     assert left == before, "the files stay until the entry is in the log"
-    with pytest.raises(StateDirectoryRefused, match="were taken over"):
+    with pytest.raises(StateDirectoryRefused, match="has taken them over"):
         Start(tmp_path / "third", folder)
     assert Start(tmp_path / "second", folder, claim=True).restored == EXPORTED
     assert set(files_below(folder)) == {"export.json", "claimed.json"}
@@ -280,8 +282,8 @@ def test_a_name_that_is_a_folder_here_is_answered_with_how_to_write_it(folder, t
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"fresh": True, "restore_from": "x"}, "a start is either fresh or from"),
-        ({"restore_from": "x", "claim": True}, "claim takes an exported folder's files over"),
+        ({"fresh": True, "restore_from": "x"}, "A start is either fresh or from"),
+        ({"restore_from": "x", "claim": True}, "--claim takes over the files of an exported folder"),
         ({"restore_from": "./x", "discard_unpublished": True}, "in the job's own log"),
         ({"discard_unpublished": True}, "in the job's own log"),
     ],

@@ -120,7 +120,7 @@ def test_absolute_paths_and_file_addresses_are_taken_as_they_are(filesystem, tmp
 
 @pytest.mark.parametrize("path", ["../other", "log/../../x", "s3://bucket/x"])
 def test_paths_that_lead_elsewhere_are_refused(filesystem, path):
-    with pytest.raises(StateDirectoryRefused, match="is no path on a local disk"):
+    with pytest.raises(StateDirectoryRefused, match="is not a path on a local disk"):
         filesystem.read(path)
 
 
@@ -204,11 +204,11 @@ def test_a_mover_that_is_overtaken_finds_nothing(filesystem, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("ENOSPC", StorageFailed, r"cannot create .*log/1: No space left on device; free some space"),
-        ("EDQUOT", StorageFailed, r"cannot create .*log/1: Disk quota exceeded; raise the quota"),
-        ("EIO", StorageFailed, r"cannot create .*log/1: Input/output error"),
-        ("EROFS", StateDirectoryRefused, r"cannot create .*log/1: Read-only file system; make the directory writable"),
-        ("EACCES", StateDirectoryRefused, r"cannot create .*log/1: Permission denied; make the directory writable"),
+        ("ENOSPC", StorageFailed, r"Cannot create .*log/1: No space left on device. Free some space"),
+        ("EDQUOT", StorageFailed, r"Cannot create .*log/1: Disk quota exceeded. Raise the quota"),
+        ("EIO", StorageFailed, r"Cannot create .*log/1: Input/output error"),
+        ("EROFS", StateDirectoryRefused, r"Cannot create .*log/1: Read-only file system. Make the directory writable"),
+        ("EACCES", StateDirectoryRefused, r"Cannot create .*log/1: Permission denied. Make the directory writable"),
     ],
 )
 def test_what_the_system_refuses_is_told_with_path_and_remedy_and_leaves_nothing(
@@ -285,21 +285,21 @@ def test_a_listing_that_fails_is_never_a_short_listing(filesystem, root, monkeyp
 
     monkeypatch.setattr(os, "walk", walk)
 
-    with pytest.raises(StateDirectoryRefused, match=r"cannot list .*log: Permission denied"):
+    with pytest.raises(StateDirectoryRefused, match=r"Cannot list .*log: Permission denied"):
         filesystem.list("log")
 
 
 def test_settling_what_is_below_a_file_is_unreadable(filesystem):
     filesystem.create("a", b"x")
 
-    with pytest.raises(CheckpointUnreadable, match="a/b is not there"):
+    with pytest.raises(CheckpointUnreadable, match="a/b is missing"):
         filesystem.settle("a/b")
 
 
 def test_reading_a_folder_is_an_error_with_its_path(filesystem):
     filesystem.create("log/1", b"x")
 
-    with pytest.raises(StorageFailed, match=r"cannot read .*log"):
+    with pytest.raises(StorageFailed, match=r"Cannot read .*log"):
         filesystem.read("log")
 
 
@@ -341,7 +341,7 @@ def test_a_path_or_a_file_address_is_a_local_disk(tmp_path, prefix):
 
 
 def test_an_unknown_scheme_is_refused_by_name():
-    with pytest.raises(StateDirectoryRefused, match="no file system for 's3'"):
+    with pytest.raises(StateDirectoryRefused, match="of the file system 's3', which is not supported"):
         resolve("s3://bucket/state")
 
 

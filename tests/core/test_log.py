@@ -131,7 +131,7 @@ def test_an_unreadable_entry_is_named_with_its_reason_and_never_skipped(filesyst
     filesystem.corrupt(path, filesystem.files[path].replace(b"orders", b"border"))
     log, _ = log_on(filesystem)
 
-    with pytest.raises(CheckpointUnreadable, match=rf"{path}: content does not match its checksum.*--fresh"):
+    with pytest.raises(CheckpointUnreadable, match=rf"{path}: The content does not match its checksum.*--fresh"):
         log.read()
     with pytest.raises(CheckpointUnreadable):
         claim(filesystem)
@@ -175,7 +175,7 @@ def test_R8_a_lost_manifest_may_have_held_the_floor(filesystem):
 def test_a_log_whose_only_entry_is_unreadable_cannot_be_claimed(filesystem):
     filesystem.create(paths.entry(0), b"rotten")
 
-    with pytest.raises(CheckpointUnreadable, match="no entry is left that tells which log this was"):
+    with pytest.raises(CheckpointUnreadable, match="No entry is left that tells which log this was"):
         claim(filesystem, past_unreadable=True)
 
 
@@ -185,7 +185,7 @@ def test_an_entry_that_was_exchanged_for_another_is_noticed_by_the_next(filesyst
     filesystem.corrupt(paths.entry(1), encode(other))
     log, _ = log_on(filesystem)
 
-    with pytest.raises(CheckpointUnreadable, match=r"0001\.json is not the entry that the one after it was written"):
+    with pytest.raises(CheckpointUnreadable, match=r"0001\.json is not the entry that the next one was written"):
         log.read()
 
 
@@ -268,7 +268,7 @@ def test_L2_what_was_read_before_the_claim_is_read_again_under_it():
 def test_L2_an_expected_tail_that_moved_refuses(filesystem):
     put(filesystem, CLAIM, manifest(1))
 
-    with pytest.raises(StateDirectoryRefused, match="entry 0 was expected to be the newest, 1 is; plan again"):
+    with pytest.raises(StateDirectoryRefused, match=r"Entry 0 was expected to be the newest, and 1 is. Plan again"):
         claim(filesystem, expect_tail=0)
     assert claim(filesystem, expect_tail=1).generation == 2
 
@@ -292,7 +292,7 @@ def test_L4_a_claim_on_a_trimmed_number_is_a_stray(filesystem):
         owner.trim()
 
     slow = Moving(disk=filesystem, before_create=overtake)
-    with pytest.raises(GenerationFenced, match="a start of the same job was faster: entry 2 of its log was lost"):
+    with pytest.raises(GenerationFenced, match=r"A start of the same job was faster. Entry 2 of its log was lost"):
         claim(slow, ids="a")
     assert paths.entry(2) in filesystem.files, "the stray"
     assert log_on(filesystem)[0].read().generation == 2
@@ -316,7 +316,7 @@ def test_L9_a_claim_that_is_overtaken_at_once_refuses(filesystem):
     put(slow, CLAIM)
     slow.acts = [lambda _: None, lambda fs: claim(fs, ids="b", pid=2)]
 
-    with pytest.raises(GenerationFenced, match="entry 1 of its log was lost to process 2"):
+    with pytest.raises(GenerationFenced, match="Entry 1 of its log was lost to process 2"):
         claim(slow)
 
 
@@ -445,7 +445,7 @@ def test_L5_a_fence_says_who_and_holds_for_ever(filesystem):
     claim(filesystem, ids="b", pid=42)
 
     with pytest.raises(
-        GenerationFenced, match=r"entry 1 .* process 42 on here, started 2023-11-14 22:13:20 UTC as generation 1"
+        GenerationFenced, match=r"Entry 1 .* process 42 on here, started 2023-11-14 22:13:20 UTC as generation 1"
     ):
         owner.append(manifest(1))
     operations = len(filesystem.operations)
@@ -478,7 +478,7 @@ def test_a_fence_that_cannot_be_explained_is_a_fence(filesystem):
     filesystem.create(paths.entry(1), b"x")
     filesystem.fail("list", StorageFailed("no answer"))
 
-    with pytest.raises(GenerationFenced, match=r"entry 1 is not its own \(no answer\)"):
+    with pytest.raises(GenerationFenced, match=r"Entry 1 is not its own: no answer"):
         owner.append(manifest(1))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from messages import all_messages, error_classes
@@ -9,6 +11,15 @@ from penstock import errors
 
 # Raised by their subclasses only, or by code that is handed the class.
 WITHOUT_A_MESSAGE_OF_THEIR_OWN = {"CheckpointError", "PenstockError", "StateError", "CommitUnknown", "SinkBackpressure"}
+
+ENGINE = ("admin/", "checkpoint/", "cli/", "control/", "dead_letters/", "filesystem/", "graph/", "job/", "runtime/")
+VALUES = ("clock.py", "codec.py", "errors.py", "failpoints.py", "handles.py", "settings.py")
+SENTENCES = ("api/", "compiler/", "formats/", "operators/", *ENGINE, *VALUES)
+"""Where each message is whole sentences."""
+_BEGINS = re.compile(r"[A-Z'\"{-]|ps\.|[a-z_]+(\(|=| of ps\.)|(penstock|rename|until|max_drift|key) ")
+"""A capital, a quoted name, a value that is filled in, an option, or code: a call, a command, or an argument."""
+_ENDS = (".", "?", "}")
+"""An end of a sentence, or a text that brings one."""
 
 
 def test_each_error_class_of_the_tree_is_raised_with_a_message_that_is_listed() -> None:
@@ -22,3 +33,17 @@ def test_a_message_is_for_people(message) -> None:
     assert text, "there is something to read"
     assert "  " not in text, "words are apart by one space"
     assert not text.endswith((",", ";")), "nothing is left out"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [message for message in all_messages() if message.place.partition("/")[2].startswith(SENTENCES)],
+    ids=lambda message: message.place,
+)
+def test_a_message_is_whole_sentences(message) -> None:
+    if message.error in ("AttributeError", "ValueError", "TypeError"):
+        return  # of Python's own form, or caught within penstock
+    for text in message.text.split(" | "):
+        assert _BEGINS.match(text), "it begins as a sentence"
+        assert text.endswith(_ENDS), "it ends as one"
+        assert not re.search(r"; [a-z]", text), "two sentences are two"

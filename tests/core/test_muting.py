@@ -65,7 +65,7 @@ def test_a_source_that_others_may_notice_is_refused_with_its_name_its_place_and_
 
     said = str(refused.value)
     assert re.match(r"step 'queue' at \S*test_muting\.py:\d+: a script", said)
-    assert "a script of 0 items cannot be read by a shadow run: it has no replayed()" in said
+    assert "a script of 0 items cannot be read by a shadow run, because it has no replayed()" in said
     assert "Leave it out with --without queue (without=['queue'])" in said
 
 
@@ -90,8 +90,8 @@ def test_a_source_that_is_left_out_has_its_columns_and_no_rows_and_neither_holds
     ("options", "error", "says"),
     [
         ({}, GraphError, "step 'queue' at .*cannot be read by a shadow run"),
-        ({"without": ["queu"]}, SettingsError, "without names the source 'queu', .*did you mean 'queue'"),
-        ({"key": {"uot": ["id"]}}, SettingsError, "key names the sink 'uot', .*did you mean 'out'"),
+        ({"without": ["queu"]}, SettingsError, "without names the source 'queu', .*Did you mean 'queue'"),
+        ({"key": {"uot": ["id"]}}, SettingsError, "key names the sink 'uot', .*Did you mean 'out'"),
     ],
 )
 def test_what_is_refused_is_refused_before_a_session_or_a_folder_is_made(tmp_path, options, error, says):

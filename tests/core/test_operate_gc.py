@@ -164,7 +164,7 @@ def test_without_a_terminal_nothing_is_deleted_unless_told(job):
 
     assert said.code == 64
     assert "Delete 2 files, 14 B" in said.err
-    assert "give --yes to do it without asking" in said.err
+    assert "Give --yes to do it without asking" in said.err
     assert NOBODYS in files(job)
 
 

@@ -62,7 +62,7 @@ def test_an_export_whose_description_is_damaged_is_broken_and_a_folder_that_is_n
     assert said.code == 1
     assert "  export.json: " in said.out
     assert none.code == 64
-    assert "there is no exported checkpoint in" in none.err
+    assert "There is no exported checkpoint in" in none.err
 
 
 def test_progress_is_shown_on_a_terminal_only(tmp_path):

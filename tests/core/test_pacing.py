@@ -176,7 +176,7 @@ def test_a_pipeline_says_the_pace_of_a_source() -> None:
 
 @pytest.mark.parametrize("wrong", ["1 second", 5, None])
 def test_what_is_no_pace_is_refused_with_the_line(wrong: object) -> None:
-    with pytest.raises(ps.GraphError, match=r"test_pacing.py:\d+: read\(\) takes pace=ps.every"):
+    with pytest.raises(ps.GraphError, match=r"test_pacing.py:\d+: read\(\) cannot take pace=.* Write ps.every"):
         ps.Pipeline("demo").read("a", ps.rate.Source(1), pace=wrong)  # type: ignore[arg-type]
 
 

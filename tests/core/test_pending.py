@@ -76,7 +76,7 @@ def test_57_acknowledgements_are_told_apart_by_attempt_while_pending_and_after()
     calls.acknowledge(0, "in-1", read_to(1))
     assert calls.classify(0, "in-1", "in") is AckResult.DUPLICATE
     assert calls.classify(0, "in-0", "in") is AckResult.UNKNOWN
-    with pytest.raises(InternalError, match="attempt out-1 is one of 'out', not of 'in'"):
+    with pytest.raises(InternalError, match="Attempt out-1 is one of 'out', not of 'in'"):
         calls.classify(0, "out-1", "in")
     calls.end()
     assert calls.classify(0, "in-1", "in") is AckResult.DUPLICATE

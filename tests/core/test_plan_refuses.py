@@ -148,9 +148,9 @@ SUMS = change('"totals", ps.agg', '"sums", ps.agg')
 
 STORIES = {
     # the command line and the settings
-    "no such module": Refusal(error=UsageError, says="there is no module", source="", options="nowhere:orders"),
+    "no such module": Refusal(error=UsageError, says="There is no module", source="", options="nowhere:orders"),
     "fresh and a checkpoint": Refusal(
-        error=SettingsError, says="a start is either fresh or from '1'", options="--fresh --from 1"
+        error=SettingsError, says="A start is either fresh or from '1'", options="--fresh --from 1"
     ),
     "fresh and a rename": Refusal(
         error=SettingsError, says="rename says whose state", options="--fresh --rename totals=sums", source=SUMS
@@ -159,7 +159,7 @@ STORIES = {
     "a discard that goes nowhere": Refusal(
         error=SettingsError, says="is for going back", options="--discard-unpublished"
     ),
-    "no rename": Refusal(error=UsageError, says="write each as OLD=NEW", options="--rename totals"),
+    "no rename": Refusal(error=UsageError, says="is not OLD=NEW", options="--rename totals"),
     "a setting": Refusal(error=SettingsError, says="retained is 0", options="--retained 0"),
     # the pipeline
     "code that raises": Refusal(error=GraphError, says="ZeroDivisionError", source="1 / 0\n" + SHOP),
@@ -170,7 +170,7 @@ STORIES = {
     ),
     "a uid twice": Refusal(error=GraphError, says="'in'", source=change('"totals", ps.agg', '"in", ps.agg')),
     "a source that is none": Refusal(
-        error=GraphError, says="read() needs a source", source=change("ps.rate.Source(10)", "ps.console.Sink()")
+        error=GraphError, says="Give it a source such as", source=change("ps.rate.Source(10)", "ps.console.Sink()")
     ),
     # the state folder
     "a file for a state folder": Refusal(
@@ -186,13 +186,15 @@ STORIES = {
         error=StateDirectoryRefused, says="Not a directory", story=write("other/orders"), options="--state other"
     ),
     "an address that no file system has": Refusal(
-        error=StateDirectoryRefused, says="no file system for 's3'", options="--state s3://bucket/state"
+        error=StateDirectoryRefused,
+        says="of the file system 's3', which is not supported",
+        options="--state s3://bucket/state",
     ),
     # the log
     "a log that was lost": Refusal(error=StateDirectoryRefused, says="but no log", story=lose_the_log),
     "a damaged entry": Refusal(error=CheckpointUnreadable, says=paths.entry(4), story=damage(4)),
     "no entry that can be read": Refusal(
-        error=CheckpointUnreadable, says="no entry is left", story=damage(*range(6)), options="--fresh"
+        error=CheckpointUnreadable, says="No entry is left", story=damage(*range(6)), options="--fresh"
     ),
     "a gap in the log": Refusal(error=LogGap, says=paths.entry(2), story=lambda folder: entry(folder, 2).unlink()),
     "the log of another job": Refusal(
@@ -202,20 +204,20 @@ STORIES = {
         source=change('"orders"', '"others"'),
     ),
     # where it begins
-    "no such checkpoint": Refusal(error=UnknownName, says="checkpoint 9 is not in the log", options="--from 9"),
-    "no such savepoint": Refusal(error=UnknownName, says="did you mean 'before-v2'?", options="--from befor-v2"),
+    "no such checkpoint": Refusal(error=UnknownName, says="Checkpoint 9 is not in the log", options="--from 9"),
+    "no such savepoint": Refusal(error=UnknownName, says="Did you mean 'before-v2'?", options="--from befor-v2"),
     "a checkpoint of a job without state": Refusal(
         error=UnknownName, says="has no state here", options="--from 1 --state elsewhere"
     ),
     "a discard of what a savepoint holds": Refusal(
         error=GraphError,
-        says="discarding would condemn checkpoints that have names",
+        says="Discarding would condemn checkpoints that have names",
         story=lambda folder: write_log(folder / "state", [*story(), pin("keep", 2)]),
         options="--from 1 --discard-unpublished",
     ),
-    "no export": Refusal(error=UnknownName, says="there is no exported checkpoint", options="--from ./nowhere"),
+    "no export": Refusal(error=UnknownName, says="There is no exported checkpoint", options="--from ./nowhere"),
     "an export that another has": Refusal(
-        error=StateDirectoryRefused, says="were taken over by job", story=claim_the_export, options="--from ./export"
+        error=StateDirectoryRefused, says="which has taken them over", story=claim_the_export, options="--from ./export"
     ),
     "an export that was changed": Refusal(
         error=CheckpointUnreadable,
@@ -235,7 +237,7 @@ STORIES = {
     ),
     "a position of another kind": Refusal(
         error=StateIncompatible,
-        says="the position is of kind 'kafka/1'",
+        says="The position is of kind 'kafka/1'",
         story=log_of(
             CLAIM,
             at(
@@ -244,13 +246,13 @@ STORIES = {
         ),
     ),
     "a rename to nothing": Refusal(
-        error=UnknownName, says="the pipeline has no step 'sums'", options="--rename totals=sums"
+        error=UnknownName, says="The pipeline has no step 'sums'", options="--rename totals=sums"
     ),
     "a rename of nothing": Refusal(
-        error=UnknownName, says="has no step 'tot'; did you mean 'totals'?", source=SUMS, options="--rename tot=sums"
+        error=UnknownName, says="has no step 'tot'. Did you mean 'totals'?", source=SUMS, options="--rename tot=sums"
     ),
     "a rename of what is still there": Refusal(
-        error=StateIncompatible, says="the pipeline still has a step 'out'", options="--rename out=totals"
+        error=StateIncompatible, says="The pipeline still has a step 'out'", options="--rename out=totals"
     ),
     # sources that have ended
     "a drained source of files": Refusal(

@@ -67,7 +67,7 @@ def test_each_step_that_is_refused_is_named_with_its_reason_not_only_the_first()
     found = plan(history(*story()), steps)
 
     assert verdicts(found) == {"in": "refused", "totals": "refused", "out": "kept"}
-    assert "recorded a step of kind 'window/1', the pipeline has a step of kind 'dedup/1'" in found.steps[1].reason
+    assert "recorded a step of kind 'window/1', and the pipeline has a step of kind 'dedup/1'" in found.steps[1].reason
     assert found.is_refused
 
 
@@ -129,7 +129,7 @@ def test_columns_that_move_are_a_migration_and_those_that_cannot_a_refusal():
     )
 
     assert (moved.verdict.value, moved.reason) == ("migrated", "adds n__count bigint, from now on")
-    assert (refused.verdict.value, refused.reason) == ("refused", "checkpoint 2: no such column")
+    assert (refused.verdict.value, refused.reason) == ("refused", "Checkpoint 2: no such column")
 
 
 # ----------------------------------------------------------------------------------------------------- going back
@@ -300,7 +300,7 @@ def test_a_rename_that_cannot_be_is_told_beside_what_its_step_alone_is_refused_f
 
     assert verdicts(found)["totals"] == "refused"
     [told] = found.refused
-    assert "rename new=totals: the pipeline still has a step 'new'" in told
+    assert "rename new=totals: The pipeline still has a step 'new'" in told
 
 
 @given(logs(), steps, beginnings)

@@ -102,7 +102,7 @@ def test_state_that_would_be_left_unused_refuses_with_both_sides_and_the_remedy(
     steps = tuple(step for step in STEPS if step.uid != gone)
     found = history(CLAIM, manifest(1))
 
-    with pytest.raises(StateIncompatible, match=rf"checkpoint 1 holds state of '{gone}', .*--allow-non-restored-state"):
+    with pytest.raises(StateIncompatible, match=rf"Checkpoint 1 holds state of '{gone}', .*--allow-non-restored-state"):
         decide(found, steps)
     allowed = decide(found, steps, allow_non_restored_state=True)
     assert allowed.dropped == (gone,)
@@ -140,8 +140,8 @@ def test_S6_what_is_open_of_a_sink_that_is_gone_is_committed_all_the_same():
 def test_another_kind_under_the_same_uid_is_refused(step):
     with pytest.raises(
         StateIncompatible,
-        match=rf"step 'totals': checkpoint 1 recorded a step of kind 'window/1', the pipeline has a {step.role.value} "
-        rf"of kind '{step.kind}'; give the new step another uid",
+        match=rf"step 'totals': Checkpoint 1 recorded a step of kind 'window/1', and the pipeline has a "
+        rf"{step.role.value} of kind '{step.kind}'. Give the new step another uid",
     ):
         decide(history(CLAIM, manifest(1)), (SOURCE, step, SINK))
 
@@ -174,7 +174,7 @@ def test_state_that_cannot_be_taken_over_is_refused_with_the_checkpoint():
             raise StateIncompatible(msg)
         return ()
 
-    with pytest.raises(StateIncompatible, match="step 'totals': checkpoint 1: no"):
+    with pytest.raises(StateIncompatible, match="step 'totals': Checkpoint 1: no"):
         decide(history(CLAIM, manifest(1)), resolver=judge)
 
 
@@ -270,7 +270,7 @@ def test_R3_a_fresh_start_may_discard_everything():
 def test_R3_a_discard_refuses_while_a_checkpoint_it_would_condemn_is_pinned():
     found = history(*TWO, pin("keep", 2))
 
-    with pytest.raises(GraphError, match="would condemn checkpoints that have names: keep; unpin them first"):
+    with pytest.raises(GraphError, match=r"would condemn checkpoints that have names: keep. Drop the names first"):
         decide(found, rewind_to=1, discard_unpublished=True)
 
 
@@ -292,8 +292,8 @@ def test_R8_a_rewind_names_the_entries_that_cannot_be_read_and_were_not_named_be
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        (1, r"checkpoint 1 is condemned, its files may be gone; restorable are: 2, 3"),
-        (9, r"checkpoint 9 is not in the log; restorable are: 2, 3"),
+        (1, r"Checkpoint 1 is condemned, so its files may be gone. Restorable checkpoints: 2, 3"),
+        (9, r"Checkpoint 9 is not in the log. Restorable checkpoints: 2, 3"),
     ],
 )
 def test_L5_the_target_of_a_rewind_must_be_restorable(target, message):
@@ -304,5 +304,5 @@ def test_L5_the_target_of_a_rewind_must_be_restorable(target, message):
 
 
 def test_a_rewind_of_a_log_without_checkpoints_says_so():
-    with pytest.raises(GraphError, match="restorable are: none"):
+    with pytest.raises(GraphError, match="Restorable checkpoints: none"):
         decide(history(CLAIM), rewind_to=1)

@@ -45,8 +45,8 @@ def test_a_step_whose_state_is_no_table_is_answered_with_those_that_are() -> Non
         frames_of(given, "seen", cast("Any", None))
 
     assert str(told.value) == (
-        "step 'seen': its state is of kind 'none/1', which is no table; tables of pipeline 'orders' are: totals. Read "
-        "one of these, or the files that penstock state show orders --json names"
+        "step 'seen': Its state is of kind 'none/1', which is not a table. Tables of pipeline 'orders': totals. Read "
+        "one of these, or the files that penstock state show orders --json names."
     )
 
 

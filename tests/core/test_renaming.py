@@ -82,15 +82,15 @@ def test_a_rename_is_judged_as_what_it_becomes():
 @pytest.mark.parametrize(
     ("steps", "names", "error", "why"),
     [
-        ((SOURCE, SUMS, SINK), {"total": "sums"}, UnknownName, "has no step 'total'; did you mean 'totals'?"),
-        ((SOURCE, SUMS, SINK), {"totals": "sum"}, UnknownName, "the pipeline has no step 'sum'; did you mean 'sums'?"),
-        ((*STEPS, SUMS), {"totals": "sums"}, StateIncompatible, "the pipeline still has a step 'totals'"),
-        ((STEP, SINK), {"in": "totals"}, StateIncompatible, "checkpoint 1 has both, and one step cannot go on from"),
+        ((SOURCE, SUMS, SINK), {"total": "sums"}, UnknownName, "has no step 'total'. Did you mean 'totals'?"),
+        ((SOURCE, SUMS, SINK), {"totals": "sum"}, UnknownName, "The pipeline has no step 'sum'. Did you mean 'sums'?"),
+        ((*STEPS, SUMS), {"totals": "sums"}, StateIncompatible, "The pipeline still has a step 'totals'"),
+        ((STEP, SINK), {"in": "totals"}, StateIncompatible, "Checkpoint 1 has both, and one step cannot go on from"),
         (
             (SOURCE, called(SOURCE, "sums"), SINK),
             {"totals": "sums"},
             StateIncompatible,
-            "recorded a step of kind 'window/1', the pipeline has a source of kind 'files/1'",
+            "recorded a step of kind 'window/1', and the pipeline has a source of kind 'files/1'",
         ),
     ],
     ids=["unknown old", "unknown new", "old still there", "both", "role"],
@@ -103,7 +103,7 @@ def test_what_a_rename_cannot_mean_is_refused(steps, names, error, why):
 
 @pytest.mark.parametrize("found", [History(), history(CLAIM)])
 def test_where_nothing_is_restored_there_is_nothing_to_rename(found):
-    with pytest.raises(UnknownName, match="rename totals=sums: there is no checkpoint to restore"):
+    with pytest.raises(UnknownName, match="rename totals=sums: There is no checkpoint to restore"):
         decide(found, (SOURCE, called(STEP, "sums"), SINK), rename={"totals": "sums"})
 
 

@@ -103,7 +103,7 @@ def test_125_whoever_stops_with_a_savepoint_that_cannot_be_published_is_told_tha
     job = job_with_open()
     job.returned(0, RETRY)
     job.at = 5
-    taken = "checkpoint 0 is taken, not yet published: #0 of 'out'; the next start publishes it"
+    taken = "Checkpoint 0 is taken, not yet published: #0 of 'out'. The next start publishes it."
     assert job.fire(StopDeadline(request="s")) == [
         answer("s", RequestOutcome.UNPUBLISHED, 0, taken),
         EndJob(published=False),

@@ -65,7 +65,7 @@ def test_15_before_all_tasks_are_restored_no_event_begins_anything():
     """Flink's periodic trigger waits until all tasks run; here the start itself says that they are restored."""
     job = Job(start=False, interval=10 * SECOND)
     for early in (job.request, lambda: job.fire(tick(10)), lambda: job.tell(AllSourcesDone)):
-        with pytest.raises(InternalError, match="the job has not started"):
+        with pytest.raises(InternalError, match="The job has not started"):
             early()
     job.at = 33
     assert job.start(next_checkpoint=0) == [wake_tick(43)], "and the beat is that of the start"

@@ -63,7 +63,7 @@ def test_what_is_submitted_counts_more_than_the_defaults(
 def test_a_checkpoint_whose_zone_was_not_recorded_is_of_utc() -> None:
     restored = at(2)
     check_timezone(restored, "UTC")
-    with pytest.raises(StateIncompatible, match=r"checkpoint 2 was taken in .*'UTC', .* has 'Asia/Tokyo'"):
+    with pytest.raises(StateIncompatible, match=r"Checkpoint 2 was taken in .*'UTC', .* has 'Asia/Tokyo'"):
         check_timezone(restored, "Asia/Tokyo")
 
 

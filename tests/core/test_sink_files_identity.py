@@ -115,13 +115,13 @@ def test_a_target_that_cannot_be_written_is_refused_before_the_first_row(open_wr
 @pytest.mark.parametrize(
     ("format", "option", "hint"),
     [
-        ("parquet", "compresion", "did you mean 'compression'"),
+        ("parquet", "compresion", "Did you mean 'compression'"),
         ("json", "header", "no effect when json is written"),
         ("csv", "inferSchema", "no effect when csv is written"),
     ],
 )
 def test_an_option_without_effect_is_refused(format, option, hint):
-    with pytest.raises(GraphError, match=f"option '{option}' .*{hint}"):
+    with pytest.raises(GraphError, match=f"Option '{option}' .*{hint}"):
         sink.Sink("out", format=format, options={option: "x"})
 
 

@@ -91,8 +91,8 @@ def test_rows_may_be_written_as_text_and_numbers_and_leave_columns_out() -> None
         ({"id": 1, "more": []}, r"column 'more'"),
         ({"id": 1, "more": {"a": 1}}, r"column 'more'"),
         ({"id": 1, "more": {"a": {"wrong": 1}}}, r"column 'more'"),
-        ({"id": 1, "usr": "u"}, r"row 1 has a column 'usr', which the source has not; did you mean 'user'\?"),
-        ({"id": 1, "zzz": "u"}, r"'zzz', which the source has not; there are id, user, amount"),
+        ({"id": 1, "usr": "u"}, r"row 1: Column 'usr' does not exist. Did you mean 'user'\? Columns: id, user"),
+        ({"id": 1, "zzz": "u"}, r"Column 'zzz' does not exist. Columns: id, user, amount"),
         (5, r"row 1 is 5, but rows are dictionaries by column"),
     ],
 )

@@ -166,7 +166,7 @@ def test_at_most_fifty_checkpoints_are_counted_and_the_oldest_is_dropped_for_goo
 def test_a_second_barrier_on_one_input_is_a_bug_and_changes_nothing() -> None:
     tracker = BarrierTracker(2)
     follow(tracker, barrier(1, 0))
-    with pytest.raises(InternalError, match="input 0 brought the barrier of checkpoint 1 twice"):
+    with pytest.raises(InternalError, match="Input 0 brought the barrier of checkpoint 1 twice"):
         tracker.handle(barrier(1, 0))
     assert follow(tracker, barrier(1, 1)) == [[1]]
 

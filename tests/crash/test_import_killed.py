@@ -158,7 +158,7 @@ def test_a_start_that_is_killed_at_each_step_of_an_import_goes_on_with_the_same_
         check(home, name, folder, whole, stands, claim=claim)
         if place == "import.claimed":
             said = ends(home, 900 + every, *words, state="another", code=65, **options)
-            assert f"the files of {folder} were taken over by job 'torture'" in said
+            assert f"The files of {folder} belong to job 'torture'" in said
         if stands in (IN_THE_LOG, RELEASED):
             assert log(home, name).restore_point == brought(log(home, name))[0]
     ends(home, number + 1, *words, state=name, **options)

@@ -137,7 +137,7 @@ def test_15_what_an_abandoned_timeline_condemned_stays_condemned(state):
     )
 
     assert refused.returncode == 64
-    assert "checkpoint 2 is condemned, its files may be gone; restorable are: 0" in refused.stderr
+    assert "Checkpoint 2 is condemned, so its files may be gone. Restorable checkpoints: 0" in refused.stderr
     assert start(state).restored == 0
     assert published(state) == []
 

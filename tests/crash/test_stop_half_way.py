@@ -124,7 +124,7 @@ def test_124_killed_once_it_is_in_the_log_the_savepoint_is_told_and_settle_publi
     code, _, err = killed_at(home, "checkpoint.manifest.written", "--savepoint", "end")
 
     assert code == 1
-    assert "but the savepoint 'end' was taken, it is checkpoint 1" in err
+    assert "But the savepoint 'end' was taken as checkpoint 1" in err
     assert rows(home) == [], "not published yet"
     settled, _, told = said(asked(home, "settle", "torture"))
     assert settled == 0, told

@@ -74,7 +74,7 @@ class Overtaken(MemoryFileSystem):
 def test_L2_who_expects_a_tail_refuses_also_when_the_log_moves_under_the_claim() -> None:
     filesystem = Overtaken()
     filesystem.owner = claimed(filesystem)
-    with pytest.raises(StateDirectoryRefused, match="the log has moved"):
+    with pytest.raises(StateDirectoryRefused, match="The log has moved"):
         claimed(filesystem, expect_tail=EntryNumber(0), take_over=True)
 
 

@@ -114,7 +114,7 @@ def _go_past(world: World) -> None:
     to = CheckpointId(known[-1]) if known else None
     tool = Tool(world, "operator", rewind_tool(to, discard=False, past_unreadable=True))
     _finish(world, tool)
-    if "no entry is left" in str(tool.outcome):
+    if "No entry is left" in str(tool.outcome):
         world.disk.mend()  # there is a copy, or the job begins in another directory
     elif tool.outcome != "done":
         world.ledger.violated("R8", f"nobody gets past an entry that cannot be read: {tool.outcome!r}")

@@ -50,7 +50,7 @@ def copying(folder: Path, *, name: str = "copy", **source: Any) -> ps.PipelineDe
 
 
 def test_an_unknown_option_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="unknown setting 'checkpont_every'; did you mean 'checkpoint_every'"):
+    with pytest.raises(SettingsError, match=r"'checkpont_every' does not exist. Did you mean 'checkpoint_every'"):
         ps.Job(copying(tmp_path), state=tmp_path, checkpont_every="1s")
 
 
@@ -67,7 +67,7 @@ def test_a_duplicate_and_a_missing_uid_are_refused_with_the_users_line(tmp_path:
     def unnamed(p: ps.Pipeline) -> None:
         p.read(ps.rate.Source(10)).write("out", ps.console.Sink())  # type: ignore[call-arg, arg-type]
 
-    with pytest.raises(GraphError, match=r"test_bad_input\.py:\d+.*given its uid first"):
+    with pytest.raises(GraphError, match=r"test_bad_input\.py:\d+.*sink its uid first"):
         ps.Job(unnamed, state=tmp_path)
 
 

@@ -224,7 +224,7 @@ def test_a_standalone_master_with_two_workers_runs_it_with_the_options_of_the_pr
         (home / name).write_text(text)
     lacking = penstock(home, environment, *RUN, "--state", "other", "--master", standalone)
     assert lacking.returncode == 1, lacking.stderr
-    assert "No module named 'tax'; if workers lack tax: install it there, or have 'penstock run … --py-files'" in (
+    assert "No module named 'tax'. If workers lack tax, install it there, or have 'penstock run … --py-files'" in (
         " ".join(lacking.stderr.split())
     )
     for name in ("shop.py", "tax.py"):

@@ -102,9 +102,9 @@ def test_a_savepoint_of_a_running_job_is_pinned_and_its_name_never_moves(spark: 
         first = it.job.savepoint("one", timeout=PATIENCE)
         plain = it.job.checkpoint(timeout=PATIENCE)
         assert plain > first
-        with pytest.raises(RequestRefused, match=f"'one' exists already: it is checkpoint {first}; choose another"):
+        with pytest.raises(RequestRefused, match=f"'one' exists already as checkpoint {first}. Choose another"):
             it.job.savepoint("one", timeout=PATIENCE)
-        with pytest.raises(RequestRefused, match=f"'one' exists already: it is checkpoint {first}"):
+        with pytest.raises(RequestRefused, match=f"'one' exists already as checkpoint {first}"):
             it.job.stop(savepoint="one", timeout=PATIENCE)
         assert it.job.state is JobState.RUNNING, "a stop that cannot have its savepoint stops nothing"
         assert it.job.stop(savepoint="last", timeout=PATIENCE)
@@ -121,7 +121,7 @@ def test_127_a_drain_that_comes_after_a_plain_stop_says_that_nothing_was_drained
         it.job.request_stop()
         it.watch.wait_for(CheckpointCompleted, 2)  # after that of the start, the last: its barriers have left
         for _ in ("while it ends", "once it is over"):
-            with pytest.raises(RequestRefused, match="job 'endless' was not drained: its last checkpoint was begun"):
+            with pytest.raises(RequestRefused, match=r"Job 'endless' was not drained. Its last checkpoint was begun"):
                 it.job.stop(timeout=PATIENCE, drain=True)
         assert it.job.stop(), "a plain stop is harmless, as ever"
     with running(spark, tmp_path) as it:

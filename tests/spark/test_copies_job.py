@@ -91,7 +91,7 @@ def test_a_claimed_export_belongs_to_the_job(spark: SparkSession, folder: Path) 
     run(spark, folder, "copy", "second", restore_from=folder / "export", claim=True)
     assert results(folder / "second") == REST
     assert not list((folder / "export" / "state").rglob("*.parquet"))
-    with pytest.raises(StateDirectoryRefused, match="were taken over by job 'orders'"):
+    with pytest.raises(StateDirectoryRefused, match="belong to job 'orders'"):
         run(spark, folder, "third", "third", restore_from=folder / "export")
     assert not (folder / "third" / "orders" / "log").exists(), "refused before anything was claimed"
 
@@ -103,7 +103,7 @@ def test_an_older_checkpoint_of_the_same_log_is_gone_back_to_by_its_number(spark
     assert report.restored == before
     assert report.rows_read == {"in": 2}, "once more"
     assert results(folder / "out") == [("u1", "00", 1), *REST, *REST, ("u2", "00", 2)], "published once more, and told"
-    with pytest.raises(UnknownName, match=r"checkpoint 99 is not in the log"):
+    with pytest.raises(UnknownName, match=r"Checkpoint 99 is not in the log"):
         run(spark, folder, "state", "out", restore_from=99)
 
 

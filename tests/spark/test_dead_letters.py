@@ -158,7 +158,7 @@ def test_a_choice_by_sql_replays_some(shop):
     assert done.rows == 1
     shop.run(V2)
     assert [row[0] for row in shop.rows()] == [1, 2, 4, 5, 6]
-    with pytest.raises(RequestRefused, match="no dead letter of 'bad-lines' is among those"):
+    with pytest.raises(RequestRefused, match="No dead letter of 'bad-lines' is among those"):
         replay(shop.job, None, choose=lambda place: select_by_sql(shop.spark, place, "step = 'none'"))
 
 

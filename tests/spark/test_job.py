@@ -110,7 +110,7 @@ def test_a_second_start_only_warns_and_a_job_that_is_over_does_not_start(
     job.start()
     assert "start() did nothing" in caplog.text
     job.wait()
-    with pytest.raises(SettingsError, match="does not start again; make a new Job"):
+    with pytest.raises(SettingsError, match=r"does not start again. Make a new Job"):
         job.start()
 
 
@@ -268,7 +268,7 @@ def test_a_user_function_that_fails_in_a_worker_ends_the_job_with_its_line(spark
 
 
 def test_an_unknown_option_names_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="did you mean 'checkpoint_every'"):
+    with pytest.raises(SettingsError, match="Did you mean 'checkpoint_every'"):
         ps.Job(counting(ps.memory.Sink()), state=tmp_path, checkpoint_evry="1s")
     with pytest.raises(SettingsError, match="must be one of stopped, caught-up"):
         ps.Job(counting(ps.memory.Sink()), state=tmp_path).run(until="tomorrow")

@@ -122,9 +122,9 @@ def test_a_run_does_what_was_planned_and_is_refused_once_the_log_has_moved(spark
 
     late = say("run", "plan_shop_v2:shop", "--state", "state", "--no-parent", "--plan", "plan.json")
     assert late.code == 65
-    assert f"the plan is outdated: the log has moved: entries after {saved['log']['tail']}: a claim of" in late.err
+    assert f"The plan is outdated. The log has moved: entries after {saved['log']['tail']}: a claim of" in late.err
     job = ps.Job(definition, state="state", **given)  # type: ignore[arg-type]
-    with pytest.raises(StateDirectoryRefused, match="the log has moved"):
+    with pytest.raises(StateDirectoryRefused, match="The log has moved"):
         job.run(until="caught-up")
 
 
@@ -183,7 +183,7 @@ def test_a_start_with_an_export_does_what_was_planned_and_nobody_else_can_have_w
     assert rows == [("u1", 1), ("u1", 1)], "the window that the export held open, and the one after it"
     late = say("run", "plan_shop_v2:shop", "--state", "third", "--no-parent", "--plan", "plan.json")
     assert late.code == 65
-    assert "the export has moved: the files of" in late.err
+    assert "The export has moved: the files of" in late.err
 
 
 @pytest.mark.mission("D9")

@@ -112,10 +112,10 @@ def told(t: ps.testing.PipelineRun) -> list[tuple[str, float, int]]:
 @pytest.mark.parametrize(
     ("by", "told"),
     [
-        ("wait", "the gap 'wait' is int, but sessions need an INTERVAL DAY TO SECOND: write INTERVAL 5 MINUTES"),
+        ("wait", "The gap 'wait' is int, but sessions need an INTERVAL DAY TO SECOND. Write INTERVAL 5 MINUTES"),
         ("INTERVAL 1 MONTH", "is interval month, but sessions need"),
-        ("wiat", "column 'wiat' is not in the input; did you mean 'wait'"),
-        ("max(wait)", "the gap of the sessions cannot be computed from the input"),
+        ("wiat", "Column 'wiat' does not exist. Did you mean 'wait'"),
+        ("max(wait)", "The gap of the sessions cannot be computed from the input"),
     ],
 )
 def test_a_gap_of_each_row_must_be_an_interval_of_its_columns(spark, by, told):

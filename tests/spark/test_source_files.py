@@ -468,11 +468,11 @@ def test_what_cannot_work_is_refused(spark, tmp_path):
         source.Source("in", format="json")
     with pytest.raises(GraphError, match="not one of"):
         source.Source("in", format="xml")
-    with pytest.raises(GraphError, match="several lines"):
+    with pytest.raises(GraphError, match="one line of UTF-8"):
         source.Source("in", format="csv", schema="a INT", options={"multiLine": True})
     with pytest.raises(GraphError, match="mount"):
         source.Source("s3://in", format="text")
-    with pytest.raises(GraphError, match="no list of columns"):
+    with pytest.raises(GraphError, match=r"no list of columns: .*Write it as in"):
         source.Source("in", schema="a NOTHING").schema(spark)
     with pytest.raises(GraphError, match="create it"):
         open_(spark, source.Source(str(tmp_path / "none"), format="text"))

@@ -262,13 +262,13 @@ def test_the_table_is_the_users_and_outlives_the_files(spark: SparkSession) -> N
 
 
 def test_what_holds_no_state_says_so_with_what_there_is(spark: SparkSession, run: PipelineRun) -> None:
-    with pytest.raises(UnknownName, match=r"'orders' is a source: a checkpoint has its position.*by-minute"):
+    with pytest.raises(UnknownName, match=r"'orders' is a source. A checkpoint has its position.*by-minute"):
         ps.read_state(spark, run.folder, "orders")
     with pytest.raises(UnknownName, match="'ever-out' is a sink"):
         ps.read_state(spark, run.folder, "ever-out")
-    with pytest.raises(UnknownName, match="did you mean 'by-minute'"):
+    with pytest.raises(UnknownName, match="Did you mean 'by-minute'"):
         ps.read_state(spark, run.folder, "by-minut")
-    with pytest.raises(UnknownName, match="no savepoint 'latr'; did you mean 'later'"):
+    with pytest.raises(UnknownName, match=r"no savepoint 'latr'. Did you mean 'later'"):
         ps.read_state(spark, run.folder, "by-minute", at="latr")
 
 
@@ -396,7 +396,7 @@ def test_only_a_select_over_the_table_is_run(run: PipelineRun, sql: str) -> None
     said = say("state", "query", "shop", "by-minute", sql, "--state", str(run.folder))
 
     assert said.code == 64
-    assert re.search(r"no SELECT over by_minute \(user, window_start, window_end, amount, n\)", said.err)
+    assert re.search(r"not a SELECT over by_minute \(user, window_start, window_end, amount, n\)", said.err)
     assert "Traceback" not in said.err
 
 

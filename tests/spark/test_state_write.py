@@ -209,10 +209,12 @@ def test_what_does_not_fit_is_refused_and_nothing_is_claimed(spark: SparkSession
         tail = open_job(t.folder).read().tail
         good = ("u", minute(2), minute(3), 1)
         wrong = {
-            "n' is int, the state has bigint: cast it": table(spark, good, kinds="INT"),
-            "there is no column 'window_end'": table(spark, good).drop("window_end"),
-            "column 'm' is none of the state's; it has|did you mean 'n'": table(spark, good).withColumn("m", F.lit(1)),
-            "aggregate 'n' is missing: it takes 'n', or 'n__count'": table(spark, good).drop("n"),
+            "n' is int, but the state has bigint. Cast it": table(spark, good, kinds="INT"),
+            "Column 'window_end' does not exist. Columns needed: user, window_start": table(spark, good).drop(
+                "window_end"
+            ),
+            "Column 'm' does not exist": table(spark, good).withColumn("m", F.lit(1)),
+            "Aggregate 'n' is missing. It takes 'n', or 'n__count'": table(spark, good).drop("n"),
             "1 of 2 rows have the key and window of another": table(spark, good, good),
             "1 rows have a bound that is NULL": table(spark, ("u", None, minute(3), 1)),
             "1 rows have a window_end that is not after": table(spark, ("u", minute(3), minute(2), 1)),
@@ -226,12 +228,12 @@ def test_what_does_not_fit_is_refused_and_nothing_is_claimed(spark: SparkSession
         for error, message, options in (
             (RequestRefused, "'taken' exists already", {"name": "taken"}),
             (PenstockError, "name", {"name": "7 of 9"}),
-            (UnknownName, "no savepoint 'tken'; did you mean 'taken'", {"name": "new", "at": "tken"}),
+            (UnknownName, "no savepoint 'tken'. Did you mean 'taken'", {"name": "new", "at": "tken"}),
             (UnknownName, "is of job 'other'", {"name": "new", "job": "clicks", "pipeline": clicks(name="other")}),
         ):
             with pytest.raises(error, match=message):
                 ps.write_state(spark, t.folder, "counts", fine, **options)
-        with pytest.raises(UnknownName, match="no checkpoint says what the state of step 'count' looks like"):
+        with pytest.raises(UnknownName, match="No checkpoint says what the state of step 'count' looks like"):
             ps.write_state(spark, t.folder, "count", fine, name="new")
 
         assert open_job(t.folder).read().tail == tail
@@ -242,8 +244,8 @@ def test_panes_and_means_cannot_be_made_of_what_is_finished(spark: SparkSession)
         t.send("orders", [{"user": "u", "amount": 1, "at": "2026-01-01T00:00:10Z"}])
         t.stop()
         for uid, message in (
-            ("two", "no column 'pane_start'.*windows that overlap are kept as panes, which ps.read_state"),
-            ("visits", "a finished avg does not say what it was made of; ps.read_state"),
+            ("two", "Column 'pane_start' does not exist.*Windows that overlap are kept as panes, which ps.read_state"),
+            ("visits", "A finished avg does not say what it was made of. ps.read_state"),
         ):
             finished = ps.read_state(spark, t.folder, uid)
             with pytest.raises(SchemaMismatch, match=message):
@@ -269,7 +271,7 @@ def test_a_running_job_is_not_written_to(spark: SparkSession, tmp_path: Path) ->
         job.savepoint("now", timeout=120)
         rows = ps.read_state(spark, tmp_path / "state", "counts")  # reading asks nobody
         assert rows.columns == ["n", "seen"]
-        with pytest.raises(JobIsRunning, match="stop it first"):
+        with pytest.raises(JobIsRunning, match="Stop it first"):
             ps.write_state(spark, tmp_path / "state", "counts", rows, name="new")
     finally:
         job.stop(timeout=120)
@@ -290,7 +292,7 @@ def test_a_users_own_aggregate_takes_the_pipeline(spark: SparkSession) -> None:
         t.stop()
         raw = ps.read_state(spark, t.folder, "sums", raw=True, pipeline=own)
         raw = raw.withColumn("squares__of", F.col("squares__of") + 1)
-        with pytest.raises(StateIncompatible, match=r"squares__of: .* give the pipeline"):
+        with pytest.raises(StateIncompatible, match=r"squares__of: .* Give the pipeline"):
             ps.write_state(spark, t.folder, "sums", raw, name="more")
         ps.write_state(spark, t.folder, "sums", raw, name="more", pipeline=own)
         t.restart()

@@ -69,7 +69,7 @@ def test_background_work_is_done_when_asked_for(spark: SparkSession) -> None:
 
 
 def test_mistakes_are_told(spark: SparkSession) -> None:
-    with pytest.raises(HarnessError, match=r"pipeline 'clicks' has no stateful step 'count'; did you mean 'counts'\?"):
+    with pytest.raises(HarnessError, match=r"Pipeline 'clicks' has no stateful step 'count'. Did you mean 'counts'\?"):
         OperatorHarness.of(clicks, "count", spark)
     harness = OperatorHarness.of(clicks, "counts", spark)
     with pytest.raises(HarnessError, match="in a with block"):
@@ -78,7 +78,7 @@ def test_mistakes_are_told(spark: SparkSession) -> None:
         counts.advance("2026-01-01T00:01:00Z")
         with pytest.raises(HarnessError, match="never goes back"):
             counts.advance("2026-01-01T00:00:00Z")
-        with pytest.raises(SchemaMismatch, match=r"send\(\): row 1 has a column 'who'"):
+        with pytest.raises(SchemaMismatch, match=r"send\(\): row 1: Column 'who' does not exist"):
             counts.send([{"who": "a"}])
         with pytest.raises(StateIncompatible):
             counts.restore(StateHandle(kind="other/1", schema="", layers=()))

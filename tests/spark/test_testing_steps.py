@@ -89,7 +89,7 @@ def test_a_savepoint_is_a_checkpoint_with_a_name(spark: SparkSession) -> None:
         assert (last.checkpoint, last.kind) == (kept, "savepoint")
         with pytest.raises(SettingsError, match="'Before V2' cannot name a savepoint"):
             t.savepoint("Before V2")
-        with pytest.raises(RequestRefused, match=f"'before-v2' exists already: it is checkpoint {kept}"):
+        with pytest.raises(RequestRefused, match=f"'before-v2' exists already as checkpoint {kept}"):
             t.savepoint("before-v2")
         assert t.savepoint("Before_V2") is not None, "what production takes"
 
@@ -149,18 +149,18 @@ def test_what_the_pipeline_raises_reaches_the_test(spark: SparkSession) -> None:
 def test_mistakes_are_told_with_what_was_meant(spark: SparkSession) -> None:
     with ps.testing.run(clicks(sources=2), spark) as t:
         for mistake, told in [
-            (lambda: t.send("aa", []), r"there is no source 'aa'; did you mean 'a'\?"),
-            (lambda: t.send("out", []), r"'out' is a sink, not a source; its sources are 'a', 'b'"),
+            (lambda: t.send("aa", []), r"Source 'aa' does not exist. Did you mean 'a'\?"),
+            (lambda: t.send("out", []), r"'out' is a sink, not a source. The pipeline's sources: 'a', 'b'"),
             (lambda: t.send("counts", []), r"'counts' is a step, not a source"),
-            (lambda: t.rows("a"), r"'a' is a source, not a sink; its sinks are 'out', 'late'"),
-            (lambda: t.rows("our"), r"there is no sink 'our'; did you mean 'out'\?"),
-            (lambda: t.watermark("a"), "a source has no watermark, ask a step or a sink"),
-            (lambda: t.watermark("count"), r"no watermark of 'count'; did you mean 'counts'\?"),
-            (lambda: t.counters("count"), r"did you mean 'counts'\?"),
+            (lambda: t.rows("a"), r"'a' is a source, not a sink. The pipeline's sinks: 'out', 'late'"),
+            (lambda: t.rows("our"), r"Sink 'our' does not exist. Did you mean 'out'\?"),
+            (lambda: t.watermark("a"), "'a' is a source, which has no watermark"),
+            (lambda: t.watermark("count"), r"Step 'count' does not exist. Did you mean 'counts'\?"),
+            (lambda: t.counters("count"), r"Did you mean 'counts'\?"),
             (lambda: t.hold("out"), "'out' is a sink"),
             (
                 lambda: t.crash(at="sink.publish"),
-                r"there is no crash point 'sink.publish'; did you mean 'sink.published'\?",
+                r"Crash point 'sink.publish' does not exist. Did you mean 'sink.published'\?",
             ),
             (t.restart, r"the job runs, and no crash is armed: crash\(\), stop\(\) or end\(\) it first"),
         ]:
@@ -172,7 +172,7 @@ def test_mistakes_are_told_with_what_was_meant(spark: SparkSession) -> None:
         t.send("b", [at("u", 9)])
         t.checkpoint()
         t.end()
-        with pytest.raises(HarnessError, match=r"sink 'out' has no column 'users'; did you mean 'user'\?"):
+        with pytest.raises(HarnessError, match=r"sink 'out': Column 'users' does not exist. Did you mean 'user'\?"):
             t.rows("out", "users")
         with pytest.raises(HarnessError, match="the job does not run: it has ended"):
             t.checkpoint()
@@ -180,7 +180,7 @@ def test_mistakes_are_told_with_what_was_meant(spark: SparkSession) -> None:
             t.send("a", [at("u", 9)])
     with pytest.raises(HarnessError, match="use it in a with block"):
         ps.testing.run(clicks(), spark).checkpoint()
-    with pytest.raises(ps.SettingsError, match="did you mean 'mode'"):
+    with pytest.raises(ps.SettingsError, match="Did you mean 'mode'"):
         ps.testing.run(clicks(), spark, modes="x")
     with pytest.raises(HarnessError, match=r"a pipeline is a function under @ps.pipeline"):
         ps.testing.run(print, spark).__enter__()  # type: ignore[arg-type]

@@ -56,11 +56,11 @@ def test_what_cannot_be_restored_is_refused_before_a_claim_a_publication_and_a_s
     for changed, told in [
         (counting(tmp_path, key="id"), r"step 'counts': checkpoint \d+: .*the keys were user string and are id bigint"),
         (counting(tmp_path, minutes=2), r"step 'counts': .*'tumbling 1 minute'; the pipeline declares 'tumbling 2 min"),
-        (counting(tmp_path, source=numbers()), r"step 'in': .*of kind 'files/1', this source reads 'generator/1'"),
+        (counting(tmp_path, source=numbers()), r"step 'in': .*of kind 'files/1', and this source reads 'generator/1'"),
     ]:
         with pytest.raises(StateIncompatible, match=told):
             ps.Job(changed, state=tmp_path / "state", spark=spark).run(until="caught-up")
-    with pytest.raises(UnknownName, match="the pipeline has no step 'counts2'; did you mean 'counts'"):
+    with pytest.raises(UnknownName, match=r"The pipeline has no step 'counts2'. Did you mean 'counts'"):
         ps.Job(counting(tmp_path), state=tmp_path / "state", spark=spark, rename={"sums": "counts2"}).run()
     assert everything(tmp_path) == before
     assert scheduler.numTotalJobs() == jobs

@@ -136,7 +136,7 @@ def _source(history: History, queue: DeadLetterQueue, chosen: Mapping[str, RowRa
     if not found:
         raise RequestRefused(_why_none(queue, chosen))
     if len(found) > 1:
-        msg = f"they come from several sources ({', '.join(sorted(found))}): choose with --where \"source = '…'\""
+        msg = f"They come from several sources ({', '.join(sorted(found))}). Choose with --where \"source = '…'\"."
         raise RequestRefused(msg)
     (source,) = found
     point = history.restore_point
@@ -147,9 +147,9 @@ def _source(history: History, queue: DeadLetterQueue, chosen: Mapping[str, RowRa
         raise RequestRefused(_why_unread(history, point, queue))
     if MAX_WATERMARK in tasks[source].watermarks:
         msg = (
-            f"source {source!r} of job {history.job!r} has ended, for it was bounded or drained, and reads no more "
-            f"rows: go back to a checkpoint before its end (penstock rewind {history.job} CHECKPOINT) and replay then, "
-            "or read the letters' files in another pipeline, as docs/dead-letters.md shows"
+            f"Source {source!r} of job {history.job!r} has ended, for it was bounded or drained, and reads no more "
+            f"rows. Go back to a checkpoint before its end (penstock rewind {history.job} CHECKPOINT) and replay "
+            "then, or read the letters' files in another pipeline, as docs/dead-letters.md shows."
         )
         raise RequestRefused(msg)
     return source
@@ -161,19 +161,19 @@ def _why_gone(history: History, source: str) -> str:
     where = f"checkpoint {point.checkpoint}" if point else "empty state"
     reads = sorted(task.task for task in point.tasks if task.position is not None) if point else []
     return (
-        f"they come from source {source!r}, which is not in {where}, where the next start of job {history.job!r} goes "
-        f"on (sources there: {', '.join(reads) or 'none'}): a pipeline that reads {source!r} again reads "
-        "all of it, these rows included; or read the letters' files in another pipeline, as docs/dead-letters.md shows"
+        f"They come from source {source!r}, which is not in {where}, where the next start of job {history.job!r} goes "
+        f"on (sources there: {', '.join(reads) or 'none'}). A pipeline that reads {source!r} again reads all of it, "
+        "these rows included. Or read the letters' files in another pipeline, as docs/dead-letters.md shows."
     )
 
 
 def _why_unread(history: History, point: Manifest, queue: DeadLetterQueue) -> str:
     """A source reads replays only in the folders of its pipeline's dead letters."""
     return (
-        f"nothing puts dead letters there any more: job {history.job!r} had no step {queue.uid!r} at checkpoint "
+        f"Nothing puts dead letters there any more. Job {history.job!r} had no step {queue.uid!r} at checkpoint "
         f"{point.checkpoint}, where its next start goes on, so no source would read a replay of them. Give the step "
         f"its uid {queue.uid!r} back and run the job, or read the letters' files in another pipeline, as "
-        "docs/dead-letters.md shows"
+        "docs/dead-letters.md shows."
     )
 
 
@@ -198,11 +198,11 @@ def _oldest(queue: DeadLetterQueue) -> Callable[[tuple[str, RowRanges]], int]:
 
 def _why_none(queue: DeadLetterQueue, chosen: Mapping[str, RowRanges] | None) -> str:
     if chosen is not None and not any(chosen.values()):
-        return f"no dead letter of {queue.uid!r} is among those that were asked for"
+        return f"No dead letter of {queue.uid!r} is among those that were asked for."
     reasons = sorted({f"{each.cause}: {each.no_replay}" for each in causes_of(queue) if each.no_replay is not None})
     if not reasons:
-        return f"all dead letters of {queue.uid!r} are of a time that a rewind has undone: their rows are read again"
-    return f"the dead letters of {queue.uid!r} cannot be replayed ({'; '.join(reasons)}); docs/dead-letters.md has ways"
+        return f"All dead letters of {queue.uid!r} are of a time that a rewind has undone. Their rows are read again."
+    return f"The dead letters of {queue.uid!r} cannot be replayed ({'; '.join(reasons)}). See docs/dead-letters.md."
 
 
 def _chosen_of(letters: Mapping[str, RowRanges], chosen: Mapping[str, RowRanges] | None) -> dict[str, RowRanges]:

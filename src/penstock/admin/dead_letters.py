@@ -28,7 +28,7 @@ from penstock.dead_letters.store import (
     replay_numbers,
     subtract_ranges,
 )
-from penstock.errors import CheckpointUnreadable, SettingsError, UnknownName, did_you_mean
+from penstock.errors import CheckpointUnreadable, SettingsError, UnknownName, did_you_mean, sentence
 from penstock.handles import CheckpointId, split_replays
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def open_parquet(path: str) -> Any:
     try:
         return pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
     except (pa.ArrowException, OSError) as error:
-        msg = f"{path} cannot be read as dead letters ({error}): put it back, or move it away"
+        msg = f"{path} cannot be read as dead letters: {sentence(error)} Put it back, or move it away."
         raise CheckpointUnreadable(msg) from error
 
 
@@ -220,14 +220,14 @@ def dead_letter_queue(job: JobDirectory, uid: str | None, *, store: LetterStore 
     if uid in queues:
         return queues[uid]
     if not queues:
-        msg = f"job {job.job!r} has no dead letters; a pipeline keeps them with stream.dead_letter(uid)"
+        msg = f"Job {job.job!r} has no dead letters. A pipeline keeps them with stream.dead_letter(uid)."
         raise UnknownName(msg)
     if uid is None and len(queues) == 1:
         return next(iter(queues.values()))
     if uid is None:
-        msg = f"job {job.job!r} has dead letters of several steps: name one of {', '.join(queues)}"
+        msg = f"Job {job.job!r} has dead letters of several steps. Name one of {', '.join(queues)}."
         raise UnknownName(msg)
-    msg = f"job {job.job!r} has no dead letters {uid!r}{did_you_mean(uid, queues)}"
+    msg = f"Job {job.job!r} has no dead letters {uid!r}{did_you_mean(uid, queues)}"
     raise UnknownName(msg)
 
 
@@ -514,7 +514,7 @@ def select_by_sql(spark: SparkSession, queue: DeadLetterQueue, where: str) -> Ma
         rows = frame.where(where).select("_letters", "_at").collect()
     except PySparkException as error:
         first = str(error).strip().splitlines()[0]
-        msg = f"--where {where!r}: {first}; the columns are {', '.join(frame.columns[:-2])}"
+        msg = f"--where {where!r}: {sentence(first)} Columns: {', '.join(frame.columns[:-2])}."
         raise SettingsError(msg) from error
     found: dict[str, list[int]] = {}
     for row in rows:

@@ -489,7 +489,7 @@ def try_writing(folder: Path, clock: Clock) -> Written:
         listed = files.list("")
         expected = sorted(["moved.json", *(f"{number}.json" for number in range(1, TRIAL_WRITES))])
         if list(listed) != expected or files.read("moved.json") != b"{}":
-            msg = f"{folder} does not list what was written and renamed: {', '.join(listed) or 'nothing'}"
+            msg = f"{folder} does not list what was written and renamed. It lists {', '.join(listed) or 'nothing'}."
             raise StateDirectoryRefused(msg)
     finally:
         shutil.rmtree(trial, ignore_errors=True)

@@ -97,7 +97,7 @@ def ours_of(environment: Mapping[str, str]) -> Finding:
     shown = [name if name in unknown else f"{name}={value}" for name, value in ours.items()]
     found = ", ".join(shown) or f"no {PREFIX}* variable is set"
     if unknown:
-        fix = "; ".join(f"{name} is not read{_nearest(name, known_variables())}" for name in sorted(unknown))
+        fix = " ".join(f"{name} is not read{_nearest(name, known_variables())}" for name in sorted(unknown))
         return warn("environment", found, fix)
     try:
         read_settings({}, environment=environment)
@@ -125,7 +125,7 @@ def spark_variables_of(environment: Mapping[str, str], executable: str) -> Itera
 
 
 def _nearest(name: str, known: Collection[str]) -> str:
-    return did_you_mean(name, known, otherwise=f"those that are: {', '.join(sorted(known))}")
+    return did_you_mean(name, known, otherwise=f"Those that are: {', '.join(sorted(known))}.")
 
 
 # ---- Java ------------------------------------------------------------------------------------------------------------

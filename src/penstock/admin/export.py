@@ -119,7 +119,7 @@ def empty_folder(folder: str | Path) -> str:
     """
     text = os.fspath(folder).removeprefix("file://")
     if not text or "://" in text:
-        msg = f"{text!r}: an export is made on a local or mounted disk; copy it from there"
+        msg = f"{text!r} is not a local folder. Export to a local or mounted disk, and copy it from there."
         raise SettingsError(msg)
     path = os.path.abspath(os.path.expanduser(text))
     found = None
@@ -127,10 +127,10 @@ def empty_folder(folder: str | Path) -> str:
         try:
             found = next(iter(sorted(os.listdir(path))), None)
         except NotADirectoryError as error:
-            msg = f"{path} is a file; give a folder that is not there yet"
+            msg = f"{path} is a file. Give a folder that does not exist yet."
             raise StateDirectoryRefused(msg) from error
     if found is not None:
-        msg = f"{path} is not empty, it has {found!r}; give a folder that is not there yet"
+        msg = f"{path} is not empty, it has {found!r}. Give a folder that does not exist yet."
         raise StateDirectoryRefused(msg)
     return path
 
@@ -157,7 +157,7 @@ def _copy(source: FileSystem, target: FileSystem, export: Export, job: str, prog
 
 def _put(target: FileSystem, path: str, data: bytes) -> None:
     if not write_once(target, path, data, sleep):
-        msg = f"{path} is in the folder already: another process exports into it; give another one"
+        msg = f"{path} is in the folder already, because another process exports into it. Give another folder."
         raise StateDirectoryRefused(msg)
 
 

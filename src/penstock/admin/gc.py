@@ -115,7 +115,7 @@ def _local_path(filesystem: FileSystem, path: str) -> str | None:
 
 
 def _failed(local: str, error: OSError) -> StorageFailed:
-    return StorageFailed(f"cannot look at {local}: {error.strerror or error}")
+    return StorageFailed(f"{local} cannot be listed: {error.strerror or error}.")
 
 
 # ---- owners ----------------------------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ def collect_garbage(job: JobDirectory) -> Collected:
         CheckpointError: the log cannot be read or written.
     """
     if job.owner() is not None:
-        msg = f"job {job.job!r} is running and cleans up by itself, after each checkpoint; nothing was deleted"
+        msg = f"Job {job.job!r} is running and cleans up by itself after each checkpoint. Nothing was deleted."
         raise JobIsRunning(msg)
     with job.own() as owned:
         history = owned.history  # read again, under the claim

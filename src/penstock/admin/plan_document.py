@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.admin.start_plan import changed_settings
 from penstock.checkpoint.entries import Claim, Condemn, Manifest, Pin, Rewind, Stopped, Unpin, host_of
 from penstock.checkpoint.history import LogMark
-from penstock.errors import PlanOutdated, SettingsError
+from penstock.errors import PlanOutdated, SettingsError, sentence
 from penstock.graph.fingerprint import changed_steps
 from penstock.handles import EntryNumber
 from penstock.job.start import StartOptions
@@ -172,7 +172,7 @@ def read_plan(text: str, where: str) -> SavedPlan:
     try:
         document: Any = json.loads(text)
         if document["schema"] != SCHEMA:
-            msg = f"{where} is of schema {document['schema']!r}, this penstock carries out {SCHEMA!r}: plan again"
+            msg = f"{where} is of schema {document['schema']!r}, and this penstock carries out {SCHEMA!r}. Plan again."
             raise SettingsError(msg)
         log = document["log"]
         return SavedPlan(
@@ -184,7 +184,7 @@ def read_plan(text: str, where: str) -> SavedPlan:
             is_refused=document["verdict"] == "refused",
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        msg = f"{where} is not a plan that penstock plan --out has written ({error!r}): plan again"
+        msg = f"{where} is not a plan that penstock plan --out has written ({error!r}). Plan again."
         raise SettingsError(msg) from error
 
 
@@ -230,23 +230,25 @@ def require_unchanged(
         PlanOutdated: something has changed; the message lists all of it.
     """
     if saved.job != job:
-        msg = f"the plan is of job {saved.job!r}, not of {job!r}: run that pipeline, or plan this one and save it again"
+        msg = (
+            f"The plan is of job {saved.job!r}, not of {job!r}. Run that pipeline, or plan this one and save it again."
+        )
         raise PlanOutdated(msg)
     if saved.is_refused:
-        msg = "the plan says that a start would be refused: mend what it names, and plan again"
+        msg = "The plan says that a start would be refused. Mend what it names, and plan again."
         raise PlanOutdated(msg)
     changes = [
-        *([f"the log has moved: {entries_since(saved.log, history)}"] if saved.log != history.mark else []),
-        *([] if export is None else [f"the export has moved: {export}"]),
-        *(f"the code has moved: {what}" for what in changed_steps(saved.code, code)),
+        *([f"The log has moved: {entries_since(saved.log, history)}"] if saved.log != history.mark else []),
+        *([] if export is None else [f"The export has moved: {export}"]),
+        *(f"The code has moved: {what}" for what in changed_steps(saved.code, code)),
         *(
-            f"the setting {change.name}: {setting_text(change.name, change.before)} was planned, it is "
+            f"Setting {change.name}: {setting_text(change.name, change.before)} was planned, it is "
             f"{setting_text(change.name, change.now)}"
             for change in changed_settings(saved.settings, settings) or ()
         ),
     ]
     if changes:
-        msg = f"the plan is outdated: {'; '.join(changes)}; plan again"
+        msg = f"The plan is outdated. {' '.join(map(sentence, changes))} Plan again."
         raise PlanOutdated(msg)
 
 

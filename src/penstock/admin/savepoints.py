@@ -85,7 +85,7 @@ def savepoint_of(history: History, name: str) -> Savepoint:
     for each in savepoints_of(history):
         if each.name == name:
             return each
-    msg = f"job {history.job!r} has no savepoint {name!r}{did_you_mean(name, history.pins) or '; it has none at all'}"
+    msg = f"Job {history.job!r} has no savepoint {name!r}{did_you_mean(name, history.pins) or '. It has none at all.'}"
     raise UnknownName(msg)
 
 
@@ -135,7 +135,7 @@ def _pin_stopped(job: JobDirectory, name: str, target: CheckpointId | None) -> C
         if target is None and history.restore_point is not None:
             target = history.restore_point.checkpoint
         if target is None:
-            msg = f"job {job.job!r} is not running and has no checkpoint that could have a name; run it first"
+            msg = f"Job {job.job!r} is not running and has no checkpoint that could have a name. Run it first."
             raise RequestFailed(msg)
         checkpoint = resolve_checkpoint(history, str(target))
         owned.append(Pin(name=name, checkpoint=checkpoint, at=job.now(), owner=process_name()))
@@ -279,8 +279,8 @@ def stop(
     if job.owner() is None:
         if drain:
             msg = (
-                f"job {job.job!r} does not run, and only a running job can be drained: start it, then penstock stop "
-                f"{job.job} --drain"
+                f"Job {job.job!r} is not running, and only a running job can be drained. Start it, then use penstock "
+                f"stop {job.job} --drain."
             )
             raise RequestRefused(msg)
         checkpoint = create(job, savepoint) if savepoint is not None else _newest(job.read())

@@ -207,7 +207,7 @@ def _finish(job: Job, side: str) -> None:
         job.start("caught-up")
         job.wait()
     if stopped.is_set() or job.is_cut_short:
-        msg = f"the run of the {side} code was stopped before it had caught up, so there is nothing to compare"
+        msg = f"The run of the {side} code was stopped before it had caught up, so there is nothing to compare."
         raise RequestFailed(msg)
 
 

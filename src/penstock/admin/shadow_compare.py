@@ -87,7 +87,7 @@ def compare(spark: SparkSession, old: Path, new: Path, *, key: Sequence[str] = (
     unknown = [name for name in key if name not in columns.compared]
     if unknown:
         there = ", ".join(columns.compared) or "none"
-        msg = f"key {', '.join(unknown)}: no column of that name is compared; there are {there}"
+        msg = f"key {', '.join(unknown)}: No column of that name is compared. Columns: {there}."
         raise SettingsError(msg)
     if not columns.compared:
         return Comparison(columns=columns, old=before.count(), new=after.count())

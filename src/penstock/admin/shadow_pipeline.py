@@ -95,7 +95,7 @@ class EmptyReader:
         Raises:
             InternalError: always.
         """
-        msg = f"a source that was left out was asked for the rows of {plan!r}"
+        msg = f"A source that was left out was asked for the rows of {plan!r}."
         raise InternalError(msg)
 
     def position(self) -> Position:
@@ -160,10 +160,12 @@ class PipelineMuter:
 def _not_mutable(node: Read) -> GraphError:
     """Reading the source might be noticed outside: a committed offset, an acknowledged message."""
     return GraphError(
-        f"{node.source.describe()} cannot be read by a shadow run: it has no replayed(), so it is not known whether "
-        "others would notice that it is read (offsets committed, messages acknowledged), or whether two runs see the "
-        f"same rows. Leave it out with --without {node.uid} (without=[{node.uid!r}]), which reads no row of it, or "
-        "give the source replayed(), see penstock.interfaces.source.SupportsReplay",
+        (
+            f"{node.source.describe()} cannot be read by a shadow run, because it has no replayed(). It is not known "
+            "whether others would notice that it is read (offsets committed, messages acknowledged), or whether two "
+            f"runs see the same rows. Leave it out with --without {node.uid} (without=[{node.uid!r}]), which reads no "
+            "row of it, or give the source replayed(), see penstock.interfaces.source.SupportsReplay."
+        ),
         uid=node.uid,
         where=str(node.origin),
     )

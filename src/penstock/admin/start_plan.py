@@ -241,8 +241,8 @@ def _plans_of_gone(
         else:
             verdict = StepVerdict.REFUSED
             reason = (
-                f"{decision.name_of(target)} holds its state, and the pipeline no longer has it; say which step it is "
-                f"now with --rename {step.uid}=NEW, or leave the state unused with --allow-non-restored-state"
+                f"The pipeline no longer has it, and {decision.name_of(target)} holds its state. Say which step it is "
+                f"now with --rename {step.uid}=NEW, or leave the state unused with --allow-non-restored-state."
             )
         yield _step_plan(step, snapshots[step.uid], verdict, reason)
 

@@ -79,7 +79,7 @@ def open_job(state: str | Path, job: str | None = None) -> JobDirectory:
         return JobDirectory(folder.parent, folder.name)
     names = jobs_in(state)
     if len(names) > 1:
-        msg = f"{root} holds the state of several jobs: {', '.join(names)}; say which, as in job={names[0]!r}"
+        msg = f"{root} holds the state of several jobs: {', '.join(names)}. Name one, as in job={names[0]!r}."
         raise UnknownName(msg)
     return JobDirectory(state, names[0] if names else folder.name)
 
@@ -95,7 +95,7 @@ def resolve_manifest(history: History, at: int | str | None) -> Manifest:
     point = history.restore_point
     if point is None:
         known = ", ".join(map(str, history.restorable)) or "none"
-        msg = f"job {history.job!r} would start empty, there is no newest checkpoint; restorable are: {known}"
+        msg = f"Job {history.job!r} would start empty, so it has no newest checkpoint. Restorable checkpoints: {known}."
         raise UnknownName(msg)
     return point
 
@@ -115,16 +115,16 @@ def state_of(manifest: Manifest, uid: str) -> StateHandle:
 def _why_none(manifest: Manifest, uid: str) -> str:
     roles = {step.uid: step.role for step in manifest.steps}
     holders = [snapshot.task for snapshot in manifest.tasks if snapshot.state is not None]
-    there = f"state is held by: {', '.join(sorted(holders)) or 'no step at all'}"
+    there = f"State is held by: {', '.join(sorted(holders)) or 'no step at all'}."
     match roles.get(uid):
         case StepRole.SOURCE:
-            return f"{uid!r} is a source: a checkpoint has its position, which is no table; {there}"
+            return f"{uid!r} is a source. A checkpoint has its position, which is not a table. {there}"
         case StepRole.SINK:
-            return f"{uid!r} is a sink, which keeps no state; {there}"
+            return f"{uid!r} is a sink, which keeps no state. {there}"
         case StepRole.STEP:
-            return f"step {uid!r} keeps no state; {there}"
+            return f"Step {uid!r} keeps no state. {there}"
         case _:
-            return f"checkpoint {manifest.checkpoint} has no step {uid!r}{did_you_mean(uid, holders) or '; ' + there}"
+            return f"Checkpoint {manifest.checkpoint} has no step {uid!r}{did_you_mean(uid, holders) or '. ' + there}"
 
 
 def states_of(manifest: Manifest) -> tuple[StepState, ...]:
@@ -159,8 +159,8 @@ def require_still_restorable(job: JobDirectory, checkpoint: CheckpointId) -> Non
     """
     if checkpoint not in job.read().restorable:
         msg = (
-            f"checkpoint {checkpoint} of job {job.job!r} was condemned while it was read, so some of its files may "
-            "have been gone: read a newer one, or give it a name before (penstock savepoint create)"
+            f"Checkpoint {checkpoint} of job {job.job!r} was condemned while it was read, so some of its files may "
+            "have been gone. Read a newer one, or give it a name before (penstock savepoint create)."
         )
         raise CondemnedWhileRead(msg)
 
@@ -283,15 +283,15 @@ def frames_of(
     steps = {node.uid: node for node in graph.nodes if isinstance(node, Keyed)}
     node = steps.get(uid)
     if node is None:
-        msg = f"pipeline {graph.name!r} has no step {uid!r} that keeps state{did_you_mean(uid, steps)}"
+        msg = f"Pipeline {graph.name!r} has no step {uid!r} that keeps state{did_you_mean(uid, steps)}"
         raise UnknownName(msg)
     spec = node.spec
     if not isinstance(spec, WindowAggregate):
         tables = sorted(each for each, step in steps.items() if isinstance(step.spec, WindowAggregate))
         msg = (
-            f"its state is of kind {spec.kind!r}, which is no table; tables of pipeline {graph.name!r} are: "
+            f"Its state is of kind {spec.kind!r}, which is not a table. Tables of pipeline {graph.name!r}: "
             f"{', '.join(tables) or 'none'}. Read one of these, or the files that penstock state show {graph.name} "
-            "--json names"
+            "--json names."
         )
         raise StateIncompatible(msg, uid=uid)
     positions = {} if manifest is None else source_positions(manifest, {})
@@ -374,8 +374,8 @@ def diff_state(reader: StateReader, history: History, uid: str, before: int | st
     old, new = (reader.rows(manifest, uid) for manifest in manifests)
     if [(field.name, field.dataType) for field in old.schema] != [(field.name, field.dataType) for field in new.schema]:
         msg = (
-            f"at {before} the table has {old.schema.simpleString()}, at {after} {new.schema.simpleString()}; look at "
-            "each with --at"
+            f"At {before} the table has {old.schema.simpleString()}, at {after} {new.schema.simpleString()}. Look at "
+            "each with --at."
         )
         raise StateIncompatible(msg, uid=uid)
     return _changes(old, new, reader.identity(manifests[1], uid))

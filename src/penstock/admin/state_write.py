@@ -87,7 +87,7 @@ def write_state(
     check_savepoint_name(name)
     directory = _directory(state, job, pipeline)
     if directory.owner() is not None:
-        msg = f"job {directory.job!r} is running: stop it first (penstock stop {directory.job})"
+        msg = f"Job {directory.job!r} is running. Stop it first with penstock stop {directory.job}."
         raise JobIsRunning(msg)
     history = directory.log.read()
     _require_writable(history, name)
@@ -172,11 +172,11 @@ class _Target:
         elif state is not None:
             table = table_of_record(state, uid=uid, partitions=default_parallelism(session))
         else:
-            msg = f"no checkpoint says what the state of step {uid!r} looks like: give the pipeline that has it"
+            msg = f"No checkpoint says what the state of step {uid!r} looks like. Give the pipeline that has it."
             raise UnknownName(msg)
         if table.lists:
             names = ", ".join(table.lists)
-            msg = f"{names}: of an aggregate of one's own no checkpoint says how it is merged: give the pipeline"
+            msg = f"{names}: No checkpoint says how an aggregate of one's own is merged. Give the pipeline."
             raise StateIncompatible(msg, uid=uid)
         return cls(uid=uid, base=base, table=table, detail=_detail(state, table))
 
@@ -216,7 +216,7 @@ def _directory(state: str | Path, job: str | None, pipeline: PipelineDefinition 
         return open_job(state, job)
     name = pipeline.graph().name
     if job not in (None, name):
-        msg = f"the pipeline is of job {name!r}, not of {job!r}"
+        msg = f"The pipeline is of job {name!r}, not of {job!r}. Give that of {job!r}."
         raise UnknownName(msg)
     root = root_of(state)
     if root is None or (root / paths.LOG).is_dir() or (root / name / paths.LOG).is_dir():
@@ -231,7 +231,7 @@ def _require_writable(history: History, name: str) -> None:
     if msg is not None:
         raise RequestRefused(msg)
     if history.to_void:
-        msg = f"a rewind of job {history.job!r} discarded output and was cut short; penstock settle ends it"
+        msg = f"A rewind of job {history.job!r} discarded output and was cut short. Let penstock settle end it."
         raise RequestRefused(msg)
 
 

@@ -362,7 +362,7 @@ def parse_lag_limit(text: str) -> LagLimit:
     try:
         return LagLimit(micros=parse_duration("--max-lag", text))
     except GraphError:
-        msg = f"--max-lag is {text!r}: give rows, as in 10000, or a length of time, as in 30s"
+        msg = f"--max-lag is {text!r}. Give rows, as in 10000, or a length of time, as in 30s."
         raise SettingsError(msg) from None
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def check_pipeline_name(name: object, origin: CallSite) -> None:
     """Refuse ``@ps.pipeline`` without a name, and impossible names."""
     if callable(name):
-        msg = 'write @ps.pipeline("name"): the name addresses the state of the job'
+        msg = 'The pipeline has no name, by which its state is found. Write @ps.pipeline("name").'
         raise GraphError(msg, where=defined_at(name) or str(origin))
     try:
         check_name("name of a pipeline", name)
@@ -32,31 +32,37 @@ def check_pipeline_name(name: object, origin: CallSite) -> None:
 def check_same(ours: GraphBuilder, theirs: GraphBuilder, origin: CallSite) -> None:
     """Refuse a stream or table of another pipeline."""
     if ours is not theirs:
-        msg = f"a stream or table of pipeline {theirs.name!r} is used in pipeline {ours.name!r}; read it there too"
+        msg = (
+            f"A stream or table of pipeline {theirs.name!r} is used in pipeline {ours.name!r}. "
+            f"Read it in pipeline {ours.name!r} too."
+        )
         raise GraphError(msg, where=str(origin))
 
 
 def check_pace(pace: object, uid: str, origin: CallSite) -> None:
     """Refuse a pace that is none of ``ps.when_ready``, ``ps.linger()`` and ``ps.every()``."""
     if not isinstance(pace, (WhenReady, Every)):
-        msg = f'read() takes pace=ps.every("1 second"), ps.linger("20 ms") or ps.when_ready, got {pace!r}'
+        msg = f'read() cannot take pace={pace!r}. Write ps.every("1 second"), ps.linger("20 ms") or ps.when_ready.'
         raise GraphError(msg, uid=uid, where=str(origin))
 
 
 def check_function(function: object, origin: CallSite) -> None:
     """Refuse an argument of ``transform()`` that cannot be called."""
     if not callable(function):
-        msg = f"transform() needs a function from DataFrame to DataFrame, got {function!r}"
+        msg = f"transform() cannot take {function!r}. Give it a function that makes a DataFrame of a DataFrame."
         raise GraphError(msg, where=str(origin))
 
 
 def check_united(refs: Sequence[PortRef], origin: CallSite) -> None:
     """Refuse a union of one stream, and of a stream with itself."""
     if len(refs) == 1:
-        msg = "union() needs at least one other stream"
+        msg = "union() needs at least one other stream. Write stream.union(other)."
         raise GraphError(msg, where=str(origin))
     if len(set(refs)) < len(refs):
-        msg = "union() was given one stream twice, which would double its rows; put a step between to mean it"
+        msg = (
+            "union() was given one stream twice, which would double its rows. "
+            'To double them on purpose, write stream.union(stream.select("*")).'
+        )
         raise GraphError(msg, where=str(origin))
 
 
@@ -66,7 +72,7 @@ def check_choice(
     """Refuse a value that is not among the choices."""
     if value not in choices:
         *others, last = map(repr, choices)
-        msg = f"{name} is {value!r}, but must be {', '.join(others)} or {last}"
+        msg = f"{name} is {value!r}, but must be {', '.join(others)} or {last}."
         raise GraphError(msg, uid=uid, where=str(origin))
 
 
@@ -79,18 +85,18 @@ _ALIASED: Final = re.compile(r"(?s)(.+?)\s+AS\s+([A-Za-z_]\w*|`[^`]+`)\s*", re.I
 def check_columns(verb: str, columns: tuple[object, ...], origin: CallSite) -> None:
     """Refuse an empty list of columns, and items that are neither SQL nor a Column."""
     if not columns:
-        msg = f"{verb}() needs at least one column"
+        msg = f"{verb}() needs at least one column, as in {verb}('user')."
         raise GraphError(msg, where=str(origin))
     for column in columns:
         if not isinstance(column, str) and not is_column(column):
-            msg = f"{verb}() takes SQL text or a Column, got {column!r} ({type(column).__name__})"
+            msg = f"{verb}() cannot take {column!r} ({type(column).__name__}). Give it SQL text or a Column."
             raise GraphError(msg, where=str(origin))
 
 
 def check_column_name(verb: str, column: object, origin: CallSite) -> None:
     """Refuse a value that is not the name of a column."""
     if not isinstance(column, str):
-        msg = f"{verb}() takes the name of a column, got {column!r}; make it with with_column() first"
+        msg = f"{verb}() needs the name of a column, got {column!r}. Make the column with with_column() first."
         raise GraphError(msg, where=str(origin))
 
 
@@ -98,8 +104,8 @@ def check_time_kept(time: str | None, names: Container[str], origin: CallSite) -
     """Refuse new columns, by name, that would replace the event time ``time``."""
     if time is not None and time in names:
         msg = (
-            f"column {time!r} is the event time that the watermark speaks of; change it before "
-            "with_watermark(), or use another name"
+            f"Column {time!r} is the event time of the watermark. Change it before with_watermark(), or give the new "
+            "column another name."
         )
         raise GraphError(msg, where=str(origin))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from penstock.api.arguments import check_choice, check_pace, check_pipeline_name, check_same
 from penstock.api.stream import Stream
 from penstock.clock import parse_duration
-from penstock.errors import GraphError, PenstockError, UserFunctionError
+from penstock.errors import GraphError, PenstockError, UserFunctionError, raised_at, sentence
 from penstock.graph.nodes import (
     CallSite,
     Graph,
@@ -23,7 +23,6 @@ from penstock.graph.nodes import (
     TableRef,
     call_site,
     check_uid,
-    raised_at,
     when_ready,
 )
 from penstock.graph.validate import validate
@@ -67,7 +66,7 @@ class Pipeline:
         origin = call_site()
         check_uid(uid, origin)
         if not hasattr(source, "open"):
-            msg = f"read() needs a source such as ps.files.Source(…), got {source!r}"
+            msg = f"read() cannot take {source!r}. Give it a source such as ps.files.Source(…)."
             raise GraphError(msg, uid=uid, where=str(origin))
         check_pace(pace, uid, origin)
         return self.add(lambda number: Read(id=number, origin=origin, uid=uid, source=source, pace=pace))
@@ -90,7 +89,7 @@ class Pipeline:
         """
         origin = call_site()
         if name in self._tables:
-            msg = f"table {name!r} is declared twice, before at {self._tables[name].origin}; give it another name"
+            msg = f"Table {name!r} is declared already, at {self._tables[name].origin}. Give this one another name."
             raise GraphError(msg, where=str(origin))
         micros = None if refresh is None else parse_duration("refresh", refresh, least=1)
         check_choice("on_error", on_error, get_args(OnTableError), origin)
@@ -146,16 +145,16 @@ class Pipeline:
         where = str(origin)
         for name, part in parts.items():
             if name not in streams and name not in tables:
-                msg = f"sql() takes streams and tables of p.table(…), but {name!r} is {part!r}"
+                msg = f"sql() cannot take {name}={part!r}. Hand in streams, and tables of p.table(…)."
                 raise GraphError(msg, where=where)
             check_same(self, part.pipeline, origin)
         if len(streams) != 1:
-            msg = f"sql() needs exactly one stream, got {len(streams)}; tables come from p.table(…)"
+            msg = f"sql() needs exactly one stream, got {len(streams)}. Tables come from p.table(…)."
             raise GraphError(msg, where=where)
         named = set(_FIELD.findall(query))
         if named != set(parts):
             wrong = ", ".join(sorted("{" + name + "}" for name in named ^ set(parts)))
-            msg = f"sql() must name each part in braces once handed in, and no other: see {wrong}"
+            msg = f"The query of sql() and its parts differ in {wrong}. Name each part in braces, and nothing else."
             raise GraphError(msg, where=where)
 
     def add(self, make: Callable[[int], Node]) -> Stream:
@@ -203,9 +202,9 @@ class PipelineDefinition:
             raise
         except Exception as error:
             if isinstance(error, TypeError) and "required positional argument" in str(error):
-                msg = f"{error}; every source, stateful step and sink is given its uid first, then what it is"
+                msg = f"{sentence(error)} Give every source, stateful step and sink its uid first, then what it is."
                 raise GraphError(msg, where=raised_at(error) or str(self.origin)) from error
-            msg = f"the function of pipeline {self.name!r} raised {type(error).__name__}: {error}"
+            msg = f"The function of pipeline {self.name!r} raised {type(error).__name__}: {sentence(error)}"
             raise UserFunctionError(msg, where=raised_at(error) or str(self.origin)) from error
         graph = p.graph()
         validate(graph)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from penstock.clock import SystemClock, sleep
 from penstock.compiler.analysis import analyze
 from penstock.compiler.steps import explain_build_errors
-from penstock.errors import GraphError
+from penstock.errors import GraphError, no_column
 from penstock.formats import text
 from penstock.graph.nodes import (
     BAD_PORT,
@@ -126,7 +126,7 @@ def show(stream: Previewable, *, rows: int = 20, timeout: float = 30.0) -> None:
     +-----+
     """
     if not isinstance(rows, int) or rows < 1:
-        msg = f"show() needs a whole number of rows of at least 1, not {rows!r}"
+        msg = f"show() cannot take rows={rows!r}. Write a whole number of at least 1."
         raise GraphError(msg)
     spark = local_session()
     graph = stream.pipeline.graph()
@@ -171,12 +171,13 @@ def _by_uid(rows: PreviewRows | Mapping[str, PreviewRows], sources: Sequence[Rea
     if isinstance(rows, Mapping):
         missing = sorted({source.uid for source in sources} ^ set(rows))
         if missing:
-            msg = f"preview() needs rows of every source by its uid, and of no other: see {', '.join(missing)}"
+            wrong = ", ".join(map(repr, missing))
+            msg = f"The rows of preview() and the sources differ in {wrong}. Give rows of each source, by its uid."
             raise GraphError(msg)
         return rows
     if len(sources) != 1:
         names = ", ".join(source.uid for source in sources)
-        msg = f"preview() needs rows of each of the sources {names}: hand in a dictionary of them by uid"
+        msg = f"preview() needs rows of each of the sources {names}. Hand in a dictionary of them by uid."
         raise GraphError(msg)
     return {sources[0].uid: rows}
 
@@ -202,7 +203,7 @@ def _visit(
             frames[here] = first
         case Keyed() | Write():
             step = describe_step(node)
-            msg = f"preview() and show() take stateless steps only, and {step} keeps state: use ps.testing.run"
+            msg = f"preview() and show() take stateless steps only, and {step} keeps state. Use ps.testing.run."
             raise GraphError(msg)
 
 
@@ -218,6 +219,6 @@ def _parse(node: ParseJson, frames: dict[PortRef, DataFrame], spark: SparkSessio
 def _values(row: Mapping[str, object], names: Sequence[str]) -> tuple[object, ...]:
     unknown = sorted(set(row) - set(names))
     if unknown:
-        msg = f"a row of preview() has {', '.join(unknown)}, but the source has {', '.join(names)}"
+        msg = f"A row of preview() does not fit the source. {no_column(unknown[0], names)}"
         raise GraphError(msg)
     return tuple(row.get(name) for name in names)

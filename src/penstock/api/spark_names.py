@@ -83,6 +83,6 @@ def _refusal(of: AnswersSparkNames, name: str) -> str:
         return f"{kind!r} object has no attribute {name!r}"
     remedy = of._spark_names.get(name)  # noqa: SLF001 - of this module
     if remedy is not None:
-        return f"a {kind} has no {name!r}; write {remedy}"
+        return f"A {kind} has no {name!r}. Write {remedy}."
     ours = [each for each in dir(type(of)) if not each.startswith("_")]
-    return f"a {kind} has no {name!r}" + did_you_mean(name, ours, otherwise=f"it has {', '.join(ours)}")
+    return f"A {kind} has no {name!r}" + did_you_mean(name, ours, otherwise=f"It has {', '.join(ours)}.")

@@ -144,7 +144,7 @@ def add_dead_letters(stream: Stream, uid: str, cause: str | None, origin: CallSi
 def _check_cause(cause: str, ref: PortRef, uid: str, origin: CallSite) -> None:
     if ref.port in (BAD_PORT, LATE_PORT):
         known = "late" if ref.port == LATE_PORT else "not decoded"
-        msg = f"cause is {cause!r}, but these rows have one: they are {known}"
+        msg = f"cause={cause!r} is not possible: these rows have the cause that they are {known}. Leave cause out."
         raise GraphError(msg, uid=uid, where=str(origin))
     try:
         check_name("cause", cause)
@@ -367,7 +367,7 @@ class Stream(spark_names.AnswersSparkNames, Previewable):
         origin = call_site()
         check_uid(uid, origin)
         if not hasattr(sink, "writer"):
-            msg = f"write() needs a sink such as ps.files.Sink(…), got {sink!r}"
+            msg = f"write() cannot take {sink!r}. Give it a sink such as ps.files.Sink(…)."
             raise GraphError(msg, uid=uid, where=str(origin))
         if guarantee is not None:
             check_choice("guarantee", guarantee, get_args(GuaranteeName), origin, uid=uid)
@@ -506,7 +506,7 @@ class GroupedStream(spark_names.AnswersSparkNames):
         from penstock.operators.windows.aggregate import WindowAggregate
 
         if not aggregates:
-            msg = "agg() needs at least one aggregate, for example ps.agg.count()"
+            msg = "agg() needs at least one aggregate, such as ps.agg.count()."
             raise GraphError(msg)
         if isinstance(self._window, CountWindow) and strategy != ON_WINDOW_CLOSE:
             what = (
@@ -514,15 +514,15 @@ class GroupedStream(spark_names.AnswersSparkNames):
                 if self._window.is_running
                 else "count_window() sends each window when it is full"
             )
-            msg = f"{what}: leave emit and early out, or take global_window()"
+            msg = f"{what}. Leave emit and early out, or take global_window()."
             raise GraphError(msg)
         checked = tuple(map(check_aggregate, aggregates))
         for aggregate in checked:
             aggregate.label  # noqa: B018 - refuses one without a name
         if strategy.updates and any(aggregate.function == "approx_percentile" for aggregate in checked):
             msg = (
-                'ps.agg.approx_percentile draws lots, and emit="updates" could not say again what it sent before: '
-                'take ps.agg.percentile, or emit="final"'
+                'ps.agg.approx_percentile draws lots, so that emit="updates" could not repeat what it sent before. '
+                'Take ps.agg.percentile, or emit="final".'
             )
             raise GraphError(msg)
         stream = self._stream
@@ -557,14 +557,14 @@ def group_stream(stream: Stream, keys: tuple[str | Column | Window, ...], origin
     where = str(origin)
     windows = [key for key in keys if _is_window(key)]
     if len(windows) > 1:
-        msg = f'group_by() needs exactly one window such as ps.tumbling("1 minute"), got {len(windows)}'
+        msg = f'group_by() takes exactly one window such as ps.tumbling("1 minute"), got {len(windows)}.'
         raise GraphError(msg, where=where)
     if not windows:
         columns_text = "".join(f"{column_text(key)!r}, " for key in keys)
         msg = (
             f"group_by({columns_text[:-2]}) has no window, which says when a result is complete. For one result over "
             f"all rows write .group_by({columns_text}ps.global_window()), for one a minute "
-            f'.group_by({columns_text}ps.tumbling("1 minute"))'
+            f'.group_by({columns_text}ps.tumbling("1 minute")).'
         )
         raise GraphError(msg, where=where)
     window = cast("Window", windows[0])
@@ -572,8 +572,8 @@ def group_stream(stream: Stream, keys: tuple[str | Column | Window, ...], origin
         window = replace(window, is_processing=True)
     if stream.time is None and not getattr(window, "is_processing", False):
         msg = (
-            "group_by() needs a watermark, which says when a window is complete: put "
-            '.with_watermark("<time column>", delay="5 seconds") before it'
+            "group_by() needs a watermark, which says when a window is complete. Put "
+            '.with_watermark("<time column>", delay="5 seconds") before it.'
         )
         raise GraphError(msg, where=where)
     columns = tuple(_key(key, where) for key in keys if not _is_window(key))
@@ -592,7 +592,7 @@ def _is_window(key: object) -> bool:
 
 def _key(key: object, where: str) -> tuple[str, str | Column]:
     if not isinstance(key, str) and not is_column(key):
-        msg = f"group_by() takes columns and a window, got {key!r} ({type(key).__name__})"
+        msg = f"group_by() cannot take {key!r} ({type(key).__name__}). Give it columns and a window."
         raise GraphError(msg, where=where)
     text = column_text(key)
     expression, name = split_alias(text)
@@ -600,5 +600,5 @@ def _key(key: object, where: str) -> tuple[str, str | Column]:
         return name, cast("str | Column", key) if is_column(key) else expression
     if _NAME.fullmatch(text):
         return text.strip("`"), cast("str | Column", key)
-    msg = f"the key {text!r} has no name: write \"{text} AS name\", or .alias('name') on a Column"
+    msg = f"The key {text!r} has no name. Write \"{text} AS name\", or .alias('name') on a Column."
     raise GraphError(msg, where=where)

@@ -79,8 +79,8 @@ class CommitQueue:
         for item in items:
             if item.checkpoint <= self._newest_sent and item not in known:
                 msg = (
-                    f"'{item.uid}' handed over output of checkpoint {item.checkpoint} after the manifest of checkpoint "
-                    f"{self._newest_sent} was sent without it (S2)"
+                    f"'{item.uid}' handed over output of checkpoint {item.checkpoint} after the manifest of "
+                    f"checkpoint {self._newest_sent} was sent without it (S2)."
                 )
                 raise InternalError(msg)
 
@@ -127,7 +127,7 @@ class CommitQueue:
         """
         queue = self._queues.get(uid)
         if queue is None or not queue.is_running or queue.items[0].checkpoint != checkpoint:
-            msg = f"no commit of '{uid}' for checkpoint {checkpoint} is under way"
+            msg = f"No commit of '{uid}' for checkpoint {checkpoint} is under way."
             raise InternalError(msg)
         queue.is_running = False
         if outcome in {CommitOutcome.RETRY, CommitOutcome.UNKNOWN}:

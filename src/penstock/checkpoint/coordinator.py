@@ -100,14 +100,14 @@ class Coordinator:
         try:
             effects = self._handle(event)
         except InternalError as error:
-            msg = f"{error}; the newest events:\n" + "\n".join(self._newest_events)
+            msg = f"{error} The newest events:\n" + "\n".join(self._newest_events)
             raise InternalError(msg) from error
         self._is_over = self._is_over or any(isinstance(effect, EndJob | FailJob) for effect in effects)
         return effects
 
     def _handle(self, event: Event) -> list[Effect]:  # noqa: PLR0911, PLR0912 - one case an event
         if not self._has_begun and not isinstance(event, RunStarted):
-            msg = "the job has not started"
+            msg = "The job has not started."
             raise InternalError(msg)
         if self._is_over and not isinstance(event, CheckpointRequested | StopRequested | RunFailed | RunStarted):
             return []
@@ -147,7 +147,7 @@ class Coordinator:
 
     def _begin(self, run: RunStarted) -> list[Effect]:
         if self._has_begun:
-            msg = "the job was started before"
+            msg = "The job was started before."
             raise InternalError(msg)
         self._has_begun = True
         self._run = run
@@ -207,7 +207,7 @@ class Coordinator:
     def _acknowledge(self, event: TaskAcknowledged) -> list[Effect]:
         snapshot, checkpoint = event.snapshot, event.checkpoint
         if checkpoint >= self._next_id:
-            msg = f"'{snapshot.task}' acknowledged checkpoint {checkpoint}, which was never begun"
+            msg = f"'{snapshot.task}' acknowledged checkpoint {checkpoint}, which was never begun."
             raise InternalError(msg)
         result = self._acks.classify(checkpoint, event.attempt, snapshot.task)
         if result is AckResult.DUPLICATE:
@@ -222,7 +222,7 @@ class Coordinator:
 
     def _decline(self, event: TaskDeclined) -> list[Effect]:
         if not event.reason.is_for_tasks:
-            msg = f"'{event.task}' declined with {event.reason.name}, which is not for tasks to tell"
+            msg = f"'{event.task}' declined with {event.reason.name}, which is not for tasks to tell."
             raise InternalError(msg)
         if not self._acks.is_pending(event.checkpoint) or not self._acks.knows(event.attempt):
             return []
@@ -286,7 +286,7 @@ class Coordinator:
         writing = self._take_writing(event.checkpoint)
         if not event.definite:
             self._writing = writing  # it may still arrive
-            message = f"whether checkpoint {event.checkpoint} is in the log is not known: {event.message}"
+            message = f"Whether checkpoint {event.checkpoint} is in the log is not known: {event.message}"
             return [FailJob(error=CheckpointAborted, message=message)]
         self._commits.not_logged()
         return self._abort(event, writing, AbortReason.MANIFEST_FAILED, event.message)
@@ -294,7 +294,7 @@ class Coordinator:
     def _take_writing(self, checkpoint: CheckpointId) -> PendingCheckpoint:
         writing = self._writing
         if writing is None or writing.checkpoint != checkpoint:
-            msg = f"the manifest of checkpoint {checkpoint} is not being written"
+            msg = f"The manifest of checkpoint {checkpoint} is not being written."
             raise InternalError(msg)
         self._writing = None
         return writing
@@ -509,7 +509,7 @@ class StopProgress:
             InternalError: it was not being written.
         """
         if not self._is_writing:
-            msg = "no 'stopped' entry is being written"
+            msg = "No 'stopped' entry is being written."
             raise InternalError(msg)
         return [*self._answer_all(RequestOutcome.DONE, "stopped, everything is published"), EndJob(published=True)]
 
@@ -529,7 +529,7 @@ class StopProgress:
 
     def _answer_unpublished(self, still_open: Iterable[Committable]) -> list[Effect]:
         waiting = output_names(*still_open)
-        message = f"checkpoint {self.final} is taken, not yet published: {waiting}; the next start publishes it"
+        message = f"Checkpoint {self.final} is taken, not yet published: {waiting}. The next start publishes it."
         return self._answer_all(RequestOutcome.UNPUBLISHED, message)
 
     def _answer_all(self, outcome: RequestOutcome, message: str) -> list[Effect]:

@@ -73,6 +73,6 @@ def decode(data: bytes, number: EntryNumber) -> Entry:
     where = paths.entry(number)
     entry = _ENTRIES.from_json(load_sealed(data, where), where)
     if entry.number != number:
-        msg = f"{where}.number: is {entry.number}, the file's name says {number}"
+        msg = f"{where}.number: The entry has number {entry.number}, and the file's name says {number}."
         raise CheckpointUnreadable(msg)
     return entry

@@ -167,7 +167,7 @@ def _refuse_outside(files: Sequence[FileRef], where: str) -> None:
     # A folder may come from elsewhere: it must not make a job read or write other files.
     for file in files:
         if not file.path.startswith(f"{paths.STATE}/") or not paths.is_ours(file.path):
-            msg = f"{where} names the file {file.path!r}; an export has files below {paths.STATE}/ only"
+            msg = f"{where} names the file {file.path!r}. An export has files below {paths.STATE}/ only."
             raise CheckpointUnreadable(msg)
 
 
@@ -275,8 +275,8 @@ def resume_import(export: Export, history: History, *, folder: str, at: WallTime
         return Import(folder=folder, export=export, manifest=before, copies=(), claims=claims, at=at, is_brought=True)
     if before.origin.claimed:
         msg = (
-            f"this log has taken over the files of {folder} already, as its checkpoint {before.checkpoint}: start "
-            f"without it to go on, or from {before.checkpoint} to go back there"
+            f"This log has taken over the files of {folder} already, as its checkpoint {before.checkpoint}. Start "
+            f"without the folder to go on, or from {before.checkpoint} to go back there."
         )
         raise StateDirectoryRefused(msg)
     return None
@@ -312,7 +312,7 @@ class _Mover:
         _, _, _, rest = file.path.split("/", 3)
         path = f"{folder}/{rest.removeprefix(f'{before}/')}"
         if path in self.copies:
-            msg = f"two files of one exported layer would have the name {path}: {file.path} is one of them"
+            msg = f"Two files of one exported layer would have the name {path}. {file.path} is one of them."
             raise InternalError(msg)
         self.copies[path] = Copy(source=file, path=path)
         return replace(file, path=path)
@@ -356,8 +356,8 @@ def refuse_claimed(claimed: Claimed, folder: str, log_id: str | None) -> None:
     """
     if claimed.log_id != log_id:
         msg = (
-            f"the files of {folder} were taken over by job {claimed.job!r} (log {claimed.log_id}) and belong to it; "
-            f"export a checkpoint of that job, or begin with another folder"
+            f"The files of {folder} belong to job {claimed.job!r} (log {claimed.log_id}), which has taken them over. "
+            "Export a checkpoint of that job, or begin with another folder."
         )
         raise StateDirectoryRefused(msg)
 
@@ -365,15 +365,18 @@ def refuse_claimed(claimed: Claimed, folder: str, log_id: str | None) -> None:
 def _no_export(exported: FileSystem, folder: str) -> UnknownName | CheckpointUnreadable:
     if exported.list(paths.LOG):
         return UnknownName(
-            f"{folder} is the directory of a job, not an exported checkpoint: penstock savepoint export makes one; to "
-            "go back in a job's own state, give the savepoint's name or a number instead of a path"
+            f"{folder} is the directory of a job, not an exported checkpoint. Make one with penstock savepoint "
+            "export. To go back in a job's own state, give the savepoint's name or a number instead of a path."
         )
     if exported.list(paths.STATE):
         return CheckpointUnreadable(
-            f"{folder} holds files and no {EXPORT}, which is written last: that export did not end; export once more, "
-            "into another folder"
+            f"{folder} holds files but no {EXPORT}, which is written last, so that export did not end. Export "
+            "once more, into another folder."
         )
-    return UnknownName(f"there is no exported checkpoint in {folder}: it has no {EXPORT}")
+    return UnknownName(
+        f"There is no exported checkpoint in {folder}, because it has no {EXPORT}. Name the folder that penstock "
+        "savepoint export has written."
+    )
 
 
 def execute_import(
@@ -419,12 +422,12 @@ def read_checked(filesystem: FileSystem, path: str, *, length: int, digest: str,
     """
     data = filesystem.read(path)
     if data is None:
-        msg = f"file {where}/{path} is not there; {length} bytes were recorded"
+        msg = f"File {where}/{path} is missing. {length} bytes were recorded."
         raise CheckpointUnreadable(msg)
     found = sha256(data).hexdigest()
     if (len(data), found) != (length, digest):
         msg = (
-            f"file {where}/{path} has {len(data)} bytes, sha256 {found}; {length} bytes, sha256 {digest} were recorded"
+            f"File {where}/{path} has {len(data)} bytes, sha256 {found}. Recorded were {length} bytes, sha256 {digest}."
         )
         raise CheckpointUnreadable(msg)
     return data
@@ -452,5 +455,5 @@ def _copy(exported: FileSystem, copy: Copy, folder: str, filesystem: FileSystem,
     source = copy.source
     data = read_checked(exported, source.path, length=source.length, digest=source.sha256, where=folder)
     if not write_once(filesystem, copy.path, data, pause):
-        msg = f"{copy.path} is there already with another content; names are never used twice"
+        msg = f"{copy.path} exists already with another content. Names are never used twice."
         raise StateDirectoryRefused(msg)

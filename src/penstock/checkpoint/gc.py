@@ -91,7 +91,7 @@ def collect(
         orphans: files of older generations that no entry names (:func:`orphans_of`).
     """
     if retained < 1:
-        msg = f"at least the newest checkpoint is kept, got retained={retained}"
+        msg = f"At least the newest checkpoint is kept, but retained is {retained}."
         raise InternalError(msg)
     condemned = _checkpoints_to_condemn(_with_manifest(history, manifest), manifest.checkpoint, retained)
     final = replace(manifest, condemned=condemned, undone=abandoned_ids(manifest, history))

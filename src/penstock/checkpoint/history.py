@@ -156,7 +156,7 @@ class History:
     def _target(self, number: EntryNumber, target: CheckpointId) -> Manifest:
         found = self.restorable.get(target)
         if found is None:
-            msg = f"{paths.entry(number)} rewinds to checkpoint {target}, which the log does not hold as restorable"
+            msg = f"{paths.entry(number)} rewinds to checkpoint {target}, which the log does not hold as restorable."
             raise CheckpointUnreadable(msg)
         return found
 
@@ -269,7 +269,7 @@ def name_conflict(history: History, name: str) -> str | None:
     pin = history.pins.get(name)
     if pin is None:
         return None
-    return f"{name!r} exists already: it is checkpoint {pin.checkpoint}; choose another name, names never move"
+    return f"{name!r} exists already as checkpoint {pin.checkpoint}. Choose another name, because names never move."
 
 
 def resolve_checkpoint(history: History, text: str) -> CheckpointId:
@@ -281,15 +281,15 @@ def resolve_checkpoint(history: History, text: str) -> CheckpointId:
     if not text.isdecimal():
         pin = history.pins.get(text)
         if pin is None:
-            names = did_you_mean(text, history.pins) or "; it has none at all"
-            msg = f"job {history.job!r} has no savepoint {text!r}{names}"
+            names = did_you_mean(text, history.pins) or ". It has none at all."
+            msg = f"Job {history.job!r} has no savepoint {text!r}{names}"
             raise UnknownName(msg)
         return pin.checkpoint
     checkpoint = CheckpointId(int(text))
     if checkpoint not in history.restorable:
-        why = "is condemned, its files may be gone" if checkpoint in history.condemned else "is not in the log"
+        why = "is condemned, so its files may be gone" if checkpoint in history.condemned else "is not in the log"
         known = ", ".join(map(str, history.restorable)) or "none"
-        msg = f"checkpoint {checkpoint} {why}; restorable are: {known}"
+        msg = f"Checkpoint {checkpoint} {why}. Restorable checkpoints: {known}."
         raise UnknownName(msg)
     return checkpoint
 

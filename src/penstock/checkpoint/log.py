@@ -25,6 +25,7 @@ from penstock.errors import (
     PenstockError,
     StateDirectoryRefused,
     StorageFailed,
+    sentence,
 )
 from penstock.failpoints import failpoint
 from penstock.filesystem.base import Created, FileSystem, UnknownOutcome
@@ -63,8 +64,8 @@ def read_history(filesystem: FileSystem, job: str, *, past_unreadable: bool = Fa
         again = numbers_in_log(filesystem)
         if again == numbers:
             msg = (
-                f"{paths.entry(missing)} is missing although the log goes on to {numbers[-1]}: entries were removed by "
-                "hand or the file system lost them; restore them from a copy"
+                f"{paths.entry(missing)} is missing although the log goes on to {numbers[-1]}. Entries were removed "
+                "by hand, or the file system lost them. Restore them from a copy."
             )
             raise LogGap(msg)
         numbers = again
@@ -118,7 +119,7 @@ class _Reader:
         """Refuse the entry unless the next one holds the hash of its bytes."""
         above = self._entries.get(EntryNumber(entry.number + 1))
         if above is not None and above.previous != sha256(self._bytes[entry.number]).hexdigest():
-            msg = f"{paths.entry(entry.number)} is not the entry that the one after it was written upon"
+            msg = f"{paths.entry(entry.number)} is not the entry that the next one was written after."
             raise CheckpointUnreadable(msg)
 
     def _is_below_lost_floor(self) -> bool:
@@ -151,7 +152,7 @@ def _without_lost(history: History) -> History:
 def _refuse_unreadable(history: History) -> None:
     for found in history.unreadable:
         if found.number not in history.lost:
-            msg = f"{found.message}; restore the file from a copy, or begin empty with penstock run … --fresh"
+            msg = f"{sentence(found.message)} Restore the file from a copy, or begin empty with penstock run … --fresh."
             raise CheckpointUnreadable(msg)
 
 
@@ -163,7 +164,10 @@ def _check_coherent(history: History, job: str) -> None:
     newest = -1
     for entry in history.entries:
         if entry.job != job:
-            msg = f"this state directory holds the log of job {entry.job!r}, not of {job!r}; give this job its own"
+            msg = (
+                f"This state directory holds the log of job {entry.job!r}, not of {job!r}. Give this job a directory "
+                "of its own."
+            )
             raise StateDirectoryRefused(msg)
         log_id = log_id or entry.log_id
         if entry.log_id != log_id:
@@ -181,7 +185,7 @@ def _check_coherent(history: History, job: str) -> None:
 
 
 def _incoherent(entry: Entry, what: str) -> CheckpointUnreadable:
-    return CheckpointUnreadable(f"{paths.entry(entry.number)} {what}: files of several logs lie in one folder")
+    return CheckpointUnreadable(f"{paths.entry(entry.number)} {what}. Files of several logs lie in one folder.")
 
 
 # ---- taking numbers (L3, L4) ----------------------------------------------------------------------------------------
@@ -250,11 +254,11 @@ class LogWriter:
 
     def fenced(self, number: EntryNumber) -> GenerationFenced:
         """The error that says who owns the log now. If that cannot be read, the error says so."""
-        what = "this process no longer owns the job"
+        what = "This process no longer owns the job"
         try:
             history = self.read()
         except CheckpointError as error:
-            return GenerationFenced(f"{what}: entry {number} is not its own ({error})")
+            return GenerationFenced(f"{what}. Entry {number} is not its own: {sentence(error)}")
         return fence_error(history.claim, number, what)
 
 
@@ -264,7 +268,7 @@ def fence_error(claim: Entry | None, number: EntryNumber, what: str) -> Generati
     if claim is not None and isinstance(claim.body, Claim):
         who = f"process {claim.body.pid} on {host_of(claim.body.host)}, started {format_time(claim.body.started)}"
     generation = f" as generation {claim.number}" if claim else ""
-    return GenerationFenced(f"{what}: entry {number} of its log was lost to {who}{generation}")
+    return GenerationFenced(f"{what}. Entry {number} of its log was lost to {who}{generation}.")
 
 
 def backoff() -> Iterator[float]:
@@ -332,7 +336,7 @@ class Log:
         """
         history = self.read(past_unreadable=past_unreadable)
         if after is not None and history.generation != after:
-            raise fence_error(history.claim, EntryNumber(after + 1), "the job was taken over while this process paused")
+            raise fence_error(history.claim, EntryNumber(after + 1), "The job was taken over while this process paused")
         began = history.tail
         while True:
             self._refuse_strange(history, expect_tail, expect)
@@ -346,7 +350,7 @@ class Log:
             else:
                 history = self.read(past_unreadable=past_unreadable)
             if (after is not None or not take_over) and (history.generation or 0) > began:
-                raise fence_error(history.claim, entry.number, "a start of the same job was faster")
+                raise fence_error(history.claim, entry.number, "A start of the same job was faster")
 
     def _claim_entry(self, history: History, claim: Claim) -> Entry:
         log_id = history.log_id or self._new_id()
@@ -363,10 +367,13 @@ class Log:
 
     def _refuse_strange(self, history: History, expect_tail: EntryNumber | None, expect: LogMark | None) -> None:
         if expect_tail is not None and history.tail != expect_tail:
-            msg = f"the log has moved: entry {expect_tail} was expected to be the newest, {history.tail} is; plan again"
+            msg = (
+                f"The log has moved. Entry {expect_tail} was expected to be the newest, and {history.tail} is. Plan "
+                "again."
+            )
             raise StateDirectoryRefused(msg)
         if expect is not None and history.mark != expect:
-            msg = f"the log has moved: {expect} was expected, it ends with {history.mark}; plan again"
+            msg = f"The log has moved. {expect} was expected, and it ends with {history.mark}. Plan again."
             raise StateDirectoryRefused(msg)
         require_log(history, self._filesystem)
 
@@ -381,15 +388,15 @@ def require_log(history: History, filesystem: FileSystem) -> None:
     if history.log_id is not None:
         return
     if not history.is_empty:
-        msg = f"{history.unreadable[0].message}; no entry is left that tells which log this was"
+        msg = f"{sentence(history.unreadable[0].message)} No entry is left that tells which log this was."
         raise CheckpointUnreadable(msg)
     for folder in (paths.STATE, paths.STAGED, paths.WAL):
         for found in filesystem.list(folder):
             if numbers_in_log(filesystem):
                 return  # another process has just begun the log: a claim will find its number taken
             msg = (
-                f"the directory holds {found} but no log: the log was lost, and a new one would use its names "
-                "again; restore log/ from a copy, or give the job an empty directory"
+                f"The directory holds {found} but no log. The log was lost, and a new one would use its names again. "
+                "Restore log/ from a copy, or give the job an empty directory."
             )
             raise StateDirectoryRefused(msg)
 
@@ -458,7 +465,7 @@ class OwnedLog:
             if self._writer.is_newest(self.history.tail):
                 return
             if not numbers_in_log(self._filesystem):
-                msg = "the log of this job is gone: its state directory was removed, or is not mounted; bring it back"
+                msg = "The log of this job is gone. Its state directory was removed, or is not mounted. Bring it back."
                 raise StateDirectoryRefused(msg)
             self._fence = self._writer.fenced(EntryNumber(self.history.tail + 1))
             raise self._fence
@@ -483,13 +490,15 @@ class OwnedLog:
         if self._fence is not None:
             return self._fence
         found = self._writer.read()
-        what = "this process no longer owns the job"
+        what = "This process no longer owns the job"
         newest = found.entries[-1] if found.entries else None
         if newest is not None and newest.token != self.token and newest.generation > self.generation:
             self._fence = fence_error(found.claim, newest.number, what)
         strange = [each for each in found.unreadable if each.number > self.history.tail]
         if self._fence is None and strange:
-            self._fence = GenerationFenced(f"{what}: entry {strange[0].number} is not its own ({strange[0].message})")
+            self._fence = GenerationFenced(
+                f"{what}. Entry {strange[0].number} is not its own: {sentence(strange[0].message)}"
+            )
         return self._fence
 
     def trim(self) -> int:

@@ -178,5 +178,5 @@ class AckTracker:
 
     def _check_name(self, attempt: AttemptId, task: str) -> None:
         if self._tasks.get(attempt) != task:
-            msg = f"attempt {attempt} is one of {self._tasks.get(attempt)!r}, not of {task!r}"
+            msg = f"Attempt {attempt} is one of {self._tasks.get(attempt)!r}, not of {task!r}."
             raise InternalError(msg)

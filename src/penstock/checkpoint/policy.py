@@ -49,7 +49,7 @@ class CheckpointConfig:
             limits["interval"] = MIN_INTERVAL
         for name, least in limits.items():
             if getattr(self, name) < least:
-                msg = f"{name} must be at least {least}, is {getattr(self, name)}"
+                msg = f"{name} is {getattr(self, name)}, but must be at least {least}."
                 raise SettingsError(msg)
 
 

@@ -100,7 +100,7 @@ def check_rename(rename: Mapping[str, str] | None, *, fresh: bool = False) -> di
     {'totals': 'sums'}
     """
     if rename and fresh:
-        msg = "rename says whose state is restored as whose, fresh that none is: leave one of them out"
+        msg = "rename says whose state is restored as whose, and fresh that none is. Leave one of them out."
         raise SettingsError(msg)
     seen: dict[str, str] = {}
     rename = rename or {}
@@ -108,10 +108,13 @@ def check_rename(rename: Mapping[str, str] | None, *, fresh: bool = False) -> di
         check_name("uid", old)
         check_name("uid", new)
         if old == new:
-            msg = f"rename has {old!r} for itself: leave it out, it is restored anyway"
+            msg = f"rename has {old!r} for itself. Leave it out, because its state is restored anyway."
             raise SettingsError(msg)
         if new in seen:
-            msg = f"rename has {new!r} for both {seen[new]!r} and {old!r}: a step takes over the state of one"
+            msg = (
+                f"rename has {new!r} for both {seen[new]!r} and {old!r}. A step can take over the state of only one "
+                "step."
+            )
             raise SettingsError(msg)
         seen[new] = old
     return dict(rename)
@@ -154,21 +157,21 @@ def _not_done(
     recorded = {step.uid: step for step in target.steps} if target else {}
     for old, new in rename.items():
         if new not in declared:
-            msg = f"rename {old}={new}: the pipeline has no step {new!r}{did_you_mean(new, declared)}"
+            msg = f"rename {old}={new}: The pipeline has no step {new!r}{did_you_mean(new, declared)}"
             raise UnknownName(msg)
         if old in declared:
             msg = (
-                f"rename {old}={new}: the pipeline still has a step {old!r}, so nobody could tell later whose state is "
-                "whose; give that step another uid"
+                f"rename {old}={new}: The pipeline still has a step {old!r}, so it could not be told later whose "
+                "state is whose. Give that step another uid."
             )
             raise StateIncompatible(msg, uid=new)
         if target is None:
-            msg = f"rename {old}={new}: there is no checkpoint to restore, so nothing of {old!r}; leave the rename out"
+            msg = f"rename {old}={new}: There is no checkpoint to restore, so nothing of {old!r}. Leave the rename out."
             raise UnknownName(msg)
         if old not in recorded:
             if new in recorded:
                 continue  # done at an earlier start
-            msg = f"rename {old}={new}: checkpoint {target.checkpoint} has no step {old!r}{did_you_mean(old, recorded)}"
+            msg = f"rename {old}={new}: Checkpoint {target.checkpoint} has no step {old!r}{did_you_mean(old, recorded)}"
             raise UnknownName(msg)
         _check_pair(target, recorded, recorded[old], declared[new])
         yield old, new
@@ -177,14 +180,14 @@ def _not_done(
 def _check_pair(target: Manifest, recorded: Mapping[str, StepRecord], old: StepRecord, new: StepRecord) -> None:
     if new.uid in recorded:
         msg = (
-            f"rename {old.uid}={new.uid}: checkpoint {target.checkpoint} has both, and one step cannot go on from "
-            "two; leave the rename out, or give the new step a uid that was never used"
+            f"rename {old.uid}={new.uid}: Checkpoint {target.checkpoint} has both, and one step cannot go on from "
+            "two. Leave the rename out, or give the new step a uid that was never used."
         )
         raise StateIncompatible(msg, uid=new.uid)
     if (old.role, old.kind) != (new.role, new.kind):
         msg = (
-            f"rename {old.uid}={new.uid}: checkpoint {target.checkpoint} recorded a {old.role.value} of kind "
-            f"{old.kind!r}, the pipeline has a {new.role.value} of kind {new.kind!r}; only the uid may differ"
+            f"rename {old.uid}={new.uid}: Checkpoint {target.checkpoint} recorded a {old.role.value} of kind "
+            f"{old.kind!r}, and the pipeline has a {new.role.value} of kind {new.kind!r}. Only the uid may differ."
         )
         raise StateIncompatible(msg, uid=new.uid)
 
@@ -267,9 +270,9 @@ def _left_unused(target: Manifest, unused: Sequence[str], declared: Mapping[str,
     names = ", ".join(f"'{uid}'" for uid in unused)
     here = ", ".join(f"'{uid}'" for uid in sorted(declared))
     return StateIncompatible(
-        f"checkpoint {target.checkpoint} holds state of {names}, which the pipeline does not have (it has {here}); "
-        "give the steps their old uids, say which is which now with penstock run … --rename OLD=NEW, or leave that "
-        "state unused with --allow-non-restored-state"
+        f"Checkpoint {target.checkpoint} holds state of {names}, which the pipeline does not have (it has "
+        f"{here}). Give the steps their old uids, name the new ones with penstock run … --rename OLD=NEW, or "
+        "leave that state unused with --allow-non-restored-state."
     )
 
 
@@ -289,8 +292,8 @@ def _change(
 def _refuse_unlike(target: Manifest, before: StepRecord, now: StepRecord) -> None:
     if (before.role, before.kind) != (now.role, now.kind):
         msg = (
-            f"checkpoint {target.checkpoint} recorded a {before.role.value} of kind {before.kind!r}, the pipeline has "
-            f"a {now.role.value} of kind {now.kind!r}; give the new step another uid, or put the old one back"
+            f"Checkpoint {target.checkpoint} recorded a {before.role.value} of kind {before.kind!r}, and the pipeline "
+            f"has a {now.role.value} of kind {now.kind!r}. Give the new step another uid, or put the old one back."
         )
         raise StateIncompatible(msg, uid=now.uid)
 
@@ -301,7 +304,7 @@ def _resolved(
     try:
         return resolver(now, replace(snapshot, task=now.uid))
     except StateIncompatible as error:
-        msg = f"checkpoint {target.checkpoint}: {error.args[0]}"
+        msg = f"Checkpoint {target.checkpoint}: {error.args[0]}"
         raise StateIncompatible(msg, uid=now.uid) from error
 
 
@@ -440,8 +443,8 @@ def plan_rewind(
     """
     if to is not None and to not in history.restorable:
         known = ", ".join(str(key) for key in history.restorable) or "none"
-        why = "is condemned, its files may be gone" if to in history.condemned else "is not in the log"
-        msg = f"checkpoint {to} {why}; restorable are: {known}"
+        why = "is condemned, so its files may be gone" if to in history.condemned else "is not in the log"
+        msg = f"Checkpoint {to} {why}. Restorable checkpoints: {known}."
         raise GraphError(msg)
     discard: tuple[Committable, ...] = ()
     if discard_unpublished:
@@ -481,7 +484,10 @@ def _condemned_by(history: History, discard: Sequence[Committable]) -> tuple[Che
     condemned = history.built_on(roots) - history.condemned
     names = sorted(pin.name for pin in history.pins.values() if pin.checkpoint in condemned)
     if names:
-        msg = f"discarding would condemn checkpoints that have names: {', '.join(names)}; unpin them first"
+        msg = (
+            f"Discarding would condemn checkpoints that have names: {', '.join(names)}. Drop the names first with "
+            "penstock savepoint drop."
+        )
         raise GraphError(msg)
     return tuple(sorted(condemned))
 

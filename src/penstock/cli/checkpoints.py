@@ -186,7 +186,7 @@ def _find_checkpoint(history: History, text: str) -> CheckpointId:
         if not text.isdecimal():
             raise
         known = ", ".join(map(str, history.manifests)) or "none"
-        msg = f"checkpoint {text} is not in the log of job {history.job!r}; there is {known}"
+        msg = f"Checkpoint {text} is not in the log of job {history.job!r}. Checkpoints: {known}."
         raise UnknownName(msg) from None
 
 

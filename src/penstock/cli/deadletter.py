@@ -185,7 +185,7 @@ def show(
         SettingsError: ``where`` is no SQL over dead letters.
     """
     if limit < 1:
-        msg = f"--limit is {limit}, but must be at least 1"
+        msg = f"--limit is {limit}. It must be at least 1."
         raise UsageError(msg)
     queue = dead_letter_queue(JobDirectory(state, job), uid)
     chosen = None if where is None else _select_by(output, spark, where)(queue)
@@ -273,7 +273,7 @@ def replay(  # noqa: PLR0913 - the options of the command
         RequestRefused: none of them can be replayed.
     """
     if all == (where is not None):
-        msg = 'say which: --all, or --where "SQL"'
+        msg = 'The command does not say which dead letters. Give --all, or --where "SQL".'
         raise UsageError(msg)
     directory = JobDirectory(state, job)
     choose = None if where is None else _select_by(output, spark, where)
@@ -366,7 +366,7 @@ def _parse_time(text: str) -> WallTime:
     try:
         at = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError as error:
-        msg = f"--before {text!r} is no date such as 2026-01-31, nor a time such as 2026-01-31T12:00:00Z"
+        msg = f"--before {text!r} is neither a date nor a time. Write it as 2026-01-31 or as 2026-01-31T12:00:00Z."
         raise UsageError(msg) from error
     at = at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)
     return WallTime(int(at.timestamp() * 1_000_000))

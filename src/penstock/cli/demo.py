@@ -55,7 +55,7 @@ def demo(
         UsageError: there are too few rows, or the folder is not empty.
     """
     if rows < FEWEST:
-        msg = f"--rows {rows} is too few to be killed half-way: at least {FEWEST:,}"
+        msg = f"--rows {rows} is too few, because the demo kills the job half-way. Give at least {FEWEST:,}."
         raise UsageError(msg)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.INTERRUPTED))  # unwinds: child and folder go too
     # Paths of Unix sockets must be short, so Spark's temporary files do not lie below a folder that the user named.
@@ -141,7 +141,7 @@ def _folder(name: str | None, *, keep: bool) -> Iterator[Path]:
     else:
         home = Path(name).resolve()
         if home.exists() and any(home.iterdir()):
-            msg = f"--dir {name} is not empty: name a new folder"
+            msg = f"Folder {name} of --dir is not empty. Name a new folder."
             raise UsageError(msg)
         home.mkdir(parents=True, exist_ok=True)
     try:

@@ -494,7 +494,7 @@ def install_completion(
     try:
         chosen = shell or detect_shell()
     except ShellDetectionError:
-        msg = "cannot tell which shell this is: add --shell bash, --shell zsh or --shell fish"
+        msg = "The shell cannot be detected. Add --shell bash, --shell zsh or --shell fish."
         raise UsageError(msg) from None
     app = make_app(output)
     path = app.install_completion(shell=chosen, output=output_file, add_to_startup=output_file is None)

@@ -152,7 +152,7 @@ def renames_of(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         old, equals, new = pair.partition("=")
         if not (old and equals and new) or old in found:
-            msg = f"--rename {pair}: write each as OLD=NEW, such as --rename totals=sums, and each old uid once"
+            msg = f"--rename {pair} is not OLD=NEW, or repeats an old uid. Write for example --rename totals=sums."
             raise UsageError(msg)
         found[old] = new
     return check_rename(found)
@@ -187,10 +187,10 @@ def load_pipeline(target: str, *, state: str | None = None) -> PipelineDefinitio
     found = getattr(module, attribute, None)
     if found is None:
         here = _pipelines(module)
-        msg = f"module {name!r} has no pipeline {attribute!r}{_hint(attribute, here, 'it has no pipeline at all')}"
+        msg = f"Module {name!r} has no pipeline {attribute!r}{_hint(attribute, here, 'It has no pipeline at all.')}"
         raise UsageError(msg)
     if not _is_pipeline(found):
-        msg = f'{target} is a {type(found).__name__}, not a pipeline; put @ps.pipeline("{attribute}") above it'
+        msg = f'{target} is a {type(found).__name__}, not a pipeline. Put @ps.pipeline("{attribute}") above it.'
         raise UsageError(msg)
     return found  # type: ignore[no-any-return]
 
@@ -204,7 +204,7 @@ def search_current_folder() -> None:
 def _shape(target: str) -> str:
     path = Path(target.partition(":")[0])
     example = f"{path.stem}:{target.partition(':')[2] or 'orders'}" if path.suffix == ".py" else f"{target}:orders"
-    return f"{target!r} is not module:pipeline; write for example {example}"
+    return f"{target!r} is not module:pipeline. Write for example {example}."
 
 
 def _import(name: str, target: str, state: str) -> ModuleType:
@@ -216,8 +216,8 @@ def _import(name: str, target: str, state: str) -> ModuleType:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
             raise user_code_error(error) from error
         near = [module.name for module in pkgutil.iter_modules([os.getcwd()])]
-        msg = f"there is no module {name!r} in {os.getcwd()} or on the path"
-        raise UsageError(msg + _hint(name, near, "this folder has no modules")) from None
+        msg = f"There is no module {name!r} in {os.getcwd()} or on the path"
+        raise UsageError(msg + _hint(name, near, "This folder has no modules.")) from None
     except PenstockError:
         raise
     except Exception as error:
@@ -261,7 +261,7 @@ def user_code_error(error: BaseException) -> GraphError:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_the_users(frame.filename)]
     if not frames:
         return GraphError(what)
-    return GraphError(f"in {frames[-1].name}: {what}", where=f"{_short(frames[-1].filename)}:{frames[-1].lineno}")
+    return GraphError(f"In {frames[-1].name}: {what}", where=f"{_short(frames[-1].filename)}:{frames[-1].lineno}")
 
 
 def _is_the_users(filename: str) -> bool:
@@ -284,7 +284,7 @@ def _is_pipeline(value: object) -> bool:
 
 
 def _hint(name: str, known: Iterable[str], none: str) -> str:
-    return did_you_mean(name, known) or f"; {none}"
+    return did_you_mean(name, known) or f". {none}"
 
 
 # ---- a session -----------------------------------------------------------------------------------------------------

@@ -187,16 +187,16 @@ CommandOutput: TypeAlias = Annotated[Output, Parameter(parse=False)]
 def explain(error: BaseException) -> list[str]:
     """What a person needs to know about an error, most important first, without frames of penstock or Spark."""
     if isinstance(error, KeyboardInterrupt):
-        return ["interrupted"]
+        return ["Interrupted."]
     if isinstance(error, PenstockError):
         lines = [str(error)]
         if NO_JAVA in lines[0]:
-            lines.append("Spark needs Java 17 or newer: put it on PATH or in JAVA_HOME")
+            lines.append("Spark needs Java 17 or newer. Put it on PATH or in JAVA_HOME.")
     else:
         name = type(error).__name__
-        lines = [f"{name}: {error}" if str(error) else name, "this is a bug of penstock, please report it"]
+        lines = [f"{name}: {error}" if str(error) else name, "This is a bug of penstock. Please report it."]
     if isinstance(error, PenstockError) and error.domain is Domain.INTERNAL and "report" not in lines[0]:
-        lines.append("this is a bug of penstock, please report it")
+        lines.append("This is a bug of penstock. Please report it.")
     return lines
 
 
@@ -253,7 +253,7 @@ def confirm(
     if yes:
         return True
     if not (sys.stdin.isatty() if is_terminal is None else is_terminal):
-        msg = f"{question}? There is no terminal to answer on: give --yes to do it without asking"
+        msg = f"{question}? There is no terminal to answer on. Give --yes to do it without asking."
         raise UsageError(msg)
     output.err.print(f"{question}? [y/N] ", end="", soft_wrap=True)
     output.err.file.flush()

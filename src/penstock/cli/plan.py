@@ -183,7 +183,7 @@ def _write(path: str, text: str) -> None:
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
-        msg = f"--out {path} cannot be written ({error.strerror or error}): name a file in a folder that is there"
+        msg = f"--out {path} cannot be written: {error.strerror or error}. Name a file in a folder that exists."
         raise UsageError(msg) from error
 
 

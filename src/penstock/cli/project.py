@@ -103,10 +103,12 @@ def module_of(name: str) -> str:
         raise SettingsError(msg) from error
     module = re.sub(r"\W", "_", name).lower()
     if not module.isidentifier() or keyword.iskeyword(module):
-        msg = f"--name {name}: {module!r} cannot be the name of a Python module; begin with a letter"
+        msg = (
+            f"--name {name}: {module!r} cannot be the name of a Python module. Choose a name that begins with a letter."
+        )
         raise SettingsError(msg)
     if module == "sample" or module in sys.stdlib_module_names or _is_installed(module):
-        msg = f"--name {name}: {module}.py would hide the module {module!r} that is there already; choose another name"
+        msg = f"--name {name}: {module}.py would hide the module {module!r} that exists already. Choose another name."
         raise SettingsError(msg)
     return module
 
@@ -119,7 +121,7 @@ def write_starter(starter: Starter, folder: Path) -> None:
     """
     there = [name for name in starter.files if (folder / name).exists()]
     if there:
-        msg = f"{folder} has {', '.join(there)} already; nothing was written: name a new folder"
+        msg = f"{folder} has {', '.join(there)} already, so nothing was written. Name a new folder."
         raise SettingsError(msg)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -127,7 +129,7 @@ def write_starter(starter: Starter, folder: Path) -> None:
             with (folder / name).open("x", encoding="utf-8") as file:
                 file.write(text)
     except OSError as error:
-        msg = f"cannot write {error.filename or folder}: {error.strerror}"
+        msg = f"{error.filename or folder} cannot be written: {error.strerror}. Name a folder that you may write to."
         raise SettingsError(msg) from error
 
 
@@ -170,7 +172,7 @@ def run_tests(
         UsageError: pytest is not installed.
     """
     if importlib.util.find_spec("pytest") is None:
-        msg = "penstock test needs pytest: pip install 'penstock[test]'"
+        msg = "penstock test needs pytest. Run pip install 'penstock[test]'."
         raise UsageError(msg)
     here = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     child = subprocess.Popen([sys.executable, "-m", "pytest", *arguments], env=here | os.environ)

@@ -206,7 +206,7 @@ def as_planned(command: RunCommand) -> RunCommand:
         ("--rename", given.rename, planned.rename),
     ):
         if here and here != there:
-            msg = f"{name} was not planned so: leave it out, for the plan says where to begin, or plan again with it"
+            msg = f"{name} differs from the plan, which says where to begin. Leave it out, or plan again with it."
             raise UsageError(msg)
     return replace(command, plan=None, start=planned)
 
@@ -222,7 +222,7 @@ def read_saved(command: RunCommand) -> SavedPlan:
     try:
         text = Path(command.plan).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        msg = f"--plan {command.plan} cannot be read ({error}): name what penstock plan --out has written"
+        msg = f"--plan {command.plan} cannot be read: {error}. Name a file that penstock plan --out has written."
         raise UsageError(msg) from error
     return read_plan(text, command.plan)
 
@@ -415,7 +415,7 @@ def run_settings(settings: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _engine_died(cause: BaseException | None) -> EngineDied:
-    error = EngineDied("the JVM under Spark is gone; the job goes on from its last complete checkpoint")
+    error = EngineDied("The JVM under Spark is gone. The job goes on from its last complete checkpoint.")
     error.__cause__ = cause
     return error
 

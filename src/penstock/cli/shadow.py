@@ -134,7 +134,7 @@ def keys_of(arguments: Iterable[str]) -> dict[str, tuple[str, ...]]:
         sink, equals, names = text.partition("=")
         columns = tuple(name.strip() for name in names.split(",") if name.strip())
         if not sink or not equals or not columns:
-            msg = f"--key {text!r} is not sink=column,column; write for example --key totals-out=user,window_start"
+            msg = f"--key {text!r} is not sink=column,column. Write for example --key totals-out=user,window_start."
             raise UsageError(msg)
         found[sink] = columns
     return found

@@ -210,13 +210,13 @@ def _answer(output: Output, answer: DataFrame, asked: StateQuery, ids: list[int]
 
 def _check(asked: StateQuery) -> None:
     if asked.diff is not None and asked.at is not None:
-        msg = "--at and --diff exclude one another: --diff names both checkpoints itself"
+        msg = "--at and --diff exclude one another. Leave --at out, because --diff names both checkpoints."
         raise UsageError(msg)
     if asked.format == "parquet" and asked.to is None:
-        msg = "--format parquet needs a file: add --to totals.parquet"
+        msg = "--format parquet needs a file. Add --to totals.parquet."
         raise UsageError(msg)
     if asked.limit is not None and asked.limit < 0:
-        msg = f"--limit is {asked.limit}, but must be a number of rows, or 0 for all"
+        msg = f"--limit is {asked.limit}. It must be a number of rows, or 0 for all."
         raise UsageError(msg)
 
 
@@ -237,6 +237,8 @@ def _select(session: SparkSession, frame: DataFrame, asked: StateQuery) -> DataF
     """The result of the SQL over the table, or the whole table in order."""
     from pyspark.errors import PySparkException
 
+    from penstock.spark.query_log import first_line
+
     if asked.sql is None:
         return _sorted(frame)
     for name in {f"`{asked.uid}`", plain_name(asked.uid)}:
@@ -245,7 +247,7 @@ def _select(session: SparkSession, frame: DataFrame, asked: StateQuery) -> DataF
         session.sql(f"SELECT * FROM (\n{asked.sql}\n)")  # refuses what is not a query; nothing runs
         return session.sql(asked.sql)
     except PySparkException as error:
-        msg = f"this is no SELECT over {plain_name(asked.uid)} ({', '.join(frame.columns)}): {_first_line(error)}"
+        msg = f"This is not a SELECT over {plain_name(asked.uid)} ({', '.join(frame.columns)}): {first_line(error)}"
         raise UsageError(msg) from error
 
 
@@ -257,10 +259,6 @@ def plain_name(uid: str) -> str:
     """
     name = re.sub(r"\W", "_", uid)
     return f"_{name}" if name[:1].isdigit() else name
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0]
 
 
 def _sorted(frame: DataFrame) -> DataFrame:
@@ -308,7 +306,7 @@ def _usage_error_if_not_written(asked: StateQuery) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        msg = f"--to {asked.to} cannot be written ({error.strerror or error}): name a file in a folder that is there"
+        msg = f"--to {asked.to} cannot be written: {error.strerror or error}. Name a file in a folder that exists."
         raise UsageError(msg) from error
 
 

@@ -126,7 +126,10 @@ def rewind(  # noqa: PLR0913 - the options of the command
         PenstockError: it cannot be done, and why.
     """
     if (to is None) != fresh:
-        msg = "say where to: a checkpoint's number, a savepoint's name, or --fresh for empty state"
+        msg = (
+            "The command does not say where to go back to. Give a checkpoint's number, a savepoint's name, or --fresh "
+            "for empty state."
+        )
         raise UsageError(msg)
     search_current_folder()  # committers may be the user's own
     directory = JobDirectory(state, job)

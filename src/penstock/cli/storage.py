@@ -70,7 +70,9 @@ def gc(
         _show(output, directory, found, as_json=as_json)
         return ExitCode.ENDED
     if found.is_running:
-        msg = f"job {job!r} is running and cleans up by itself, after each checkpoint; --dry-run shows what is there"
+        msg = (
+            f"Job {job!r} is running and cleans up by itself after each checkpoint. Use --dry-run to see what is there."
+        )
         raise JobIsRunning(msg)
     does = bool(found.deletable) and confirm(output, _question(found, directory.now()), yes=yes)
     done = collect_garbage(directory) if does else None

@@ -261,7 +261,10 @@ def analyze(
         UserFunctionError: a function given to ``transform`` raised; the original is chained.
     """
     if not is_classic(spark):
-        msg = "penstock needs a classic Spark session: Spark Connect does not give access to plans and cached blocks"
+        msg = (
+            "Penstock needs a classic Spark session, since Spark Connect gives no access to plans and cached blocks. "
+            "Build it with master(...) instead of remote(...)."
+        )
         raise GraphError(msg)
     analysis = Analysis(graph, spark, clock, positions)
     wanted = {node.id for node in graph.nodes} if only is None else ancestors(graph, only)
@@ -278,8 +281,8 @@ def _common_schema(node: Union, inputs: tuple[StructType, ...]) -> StructType:
         if [(field.name, field.dataType) for field in other.fields] != shape:
             names = ", ".join(f'"{name}"' for name in first.fieldNames())
             msg = (
-                f"{describe_step(node)}: the streams differ: the first has {first.simpleString()}, number {place} has "
-                f"{other.simpleString()}; bring them to the same columns, for example with .select({names})"
+                f"{describe_step(node)}: The streams differ: the first has {first.simpleString()}, number {place} has "
+                f"{other.simpleString()}. Bring them to the same columns, for example with .select({names})."
             )
             raise SchemaMismatch(msg)
     return first

@@ -168,7 +168,7 @@ class StepChain:
         schema = java_schema(frame)
         if not schema.sameType(compiled.input_type):
             msg = (
-                f"a batch has the columns {frame.schema.simpleString()}, but the step before it declared "
+                f"A batch has the columns {frame.schema.simpleString()}, but the step before it declared "
                 f"{compiled.input_type.simpleString()}"
             )
             raise InternalError(msg, where=str(_origin(self._steps)))

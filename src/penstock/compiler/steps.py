@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
-from penstock.compiler.tables import StaticTables, TableSnapshot, first_line
-from penstock.errors import GraphError, PenstockError, SchemaMismatch, UserFunctionError, did_you_mean
+from penstock.compiler.tables import StaticTables, TableSnapshot
+from penstock.errors import GraphError, PenstockError, SchemaMismatch, UserFunctionError, no_column, raised_at
 from penstock.formats import text
-from penstock.graph.nodes import BAD_PORT, Node, ParseJson, RowWise, WithWatermark, describe_step, raised_at
+from penstock.graph.nodes import BAD_PORT, Node, ParseJson, RowWise, WithWatermark, describe_step
 from penstock.interfaces.source import DECODED_RECORD
 from penstock.spark.blocks import JavaObject
 from penstock.spark.plan_check import JobWatch, PlanCheck
@@ -30,7 +30,7 @@ from penstock.spark.plans import (
     per_partition_array,
     scala_items,
 )
-from penstock.spark.query_log import quiet
+from penstock.spark.query_log import first_line, quiet
 from penstock.spark.sql import nullable_columns, quote_identifier, variable_literal
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 
 # ----------------------------------------------------------------------------------------- errors while a step is built
-
-_COLUMNS_SHOWN: Final = 20
 
 
 @contextmanager
@@ -66,9 +64,9 @@ def _explained(error: Exception, node: Node, columns: Sequence[str]) -> Penstock
     if isinstance(error, (AnalysisException, ParseException)):
         missing = _missing_column(error)
         if missing is not None:
-            return SchemaMismatch(f"{describe_step(node)}: {_no_column(missing, columns)}{place}", uid=uid, where=where)
-        return GraphError(f"{describe_step(node)}: {first_line(error)}{place}", uid=uid, where=where)
-    msg = f"{describe_step(node)} raised {type(error).__name__}: {first_line(error)}{place}"
+            return SchemaMismatch(f"{describe_step(node)}{place}: {no_column(missing, columns)}", uid=uid, where=where)
+        return GraphError(f"{describe_step(node)}{place}: {first_line(error)}.", uid=uid, where=where)
+    msg = f"{describe_step(node)}{place} raised {type(error).__name__}: {first_line(error)}."
     return UserFunctionError(msg, uid=uid, where=where)
 
 
@@ -79,12 +77,6 @@ def _missing_column(error: Exception) -> str | None:
     given: dict[str, str] = getattr(error, "getMessageParameters", dict)() or {}
     name = given.get("objectName") or given.get("colName") or given.get("fieldName")
     return str(name).replace("`", "") if name else None
-
-
-def _no_column(name: str, columns: Sequence[str]) -> str:
-    meant = did_you_mean(name.rpartition(".")[2], columns, most=3, otherwise="") or ";"
-    shown = ", ".join(columns[:_COLUMNS_SHOWN]) + (", …" if len(columns) > _COLUMNS_SHOWN else "")
-    return f"there is no column {name!r}{meant} there are {shown}" if columns else f"there is no column {name!r}"
 
 
 # ----------------------------------------------------------------------------------------------------- compiling a step
@@ -213,14 +205,13 @@ class StepCompiler:
             built = node.build(frame, *frames)
         if watch.jobs:
             msg = (
-                f"{describe_step(node)}: it ran {watch.jobs} Spark job{'s' * (watch.jobs > 1)} while it was built "
-                "(collect, count, rdd, localCheckpoint, …), on an empty frame; "
-                "it may only describe what to do with a row"
+                f"{describe_step(node)}: It ran {watch.jobs} Spark job{'s' * (watch.jobs > 1)} (collect, count, rdd, "
+                "localCheckpoint, …) while it was built, on an empty frame. Only describe what to do with a row."
             )
             raise GraphError(msg)
         if not is_frame(built):
-            forgot = "; is a return missing?" if built is None else ""
-            msg = f"{describe_step(node)} returned {type(built).__name__} instead of a DataFrame{forgot}"
+            forgot = " Is a return missing?" if built is None else ""
+            msg = f"{describe_step(node)} returned {type(built).__name__} instead of a DataFrame.{forgot}"
             raise UserFunctionError(msg)
         return cast("DataFrame", built)
 
@@ -269,8 +260,8 @@ class StepCompiler:
         elif not isinstance(schema[node.column].dataType, TimestampType):
             kind = schema[node.column].dataType.simpleString()
             msg = (
-                f"{describe_step(node)}: event time must be TIMESTAMP, but {node.column!r} is {kind}; "
-                f'convert it before, for example .with_column("{node.column}", "CAST({node.column} AS TIMESTAMP)")'
+                f"{describe_step(node)}: Event time must be TIMESTAMP, but {node.column!r} is {kind}. "
+                f'Convert it first, for example .with_column("{node.column}", "CAST({node.column} AS TIMESTAMP)").'
             )
             raise SchemaMismatch(msg)
         leaf = self.editor.new_leaf(schema)
@@ -330,7 +321,7 @@ def _check_distinct(schema: StructType) -> None:
     seen: set[str] = set()
     for name in schema.fieldNames():
         if name.lower() in seen:
-            msg = f"column {name!r} stands twice in the result (case does not count): drop or rename one"
+            msg = f"Column {name!r} stands twice in the result (case does not count). Drop or rename one."
             raise SchemaMismatch(msg)
         seen.add(name.lower())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from penstock.elements import RefCount
 from penstock.errors import GraphError, PenstockError, SourceUnavailable
 from penstock.spark.blocks import free_rows, is_gone
 from penstock.spark.plans import analyzed_plan
-from penstock.spark.query_log import quiet
+from penstock.spark.query_log import first_line, quiet
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -23,13 +22,6 @@ if TYPE_CHECKING:
 log: Final = logging.getLogger("penstock")
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error, without Spark's codes and the plan that follows."""
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    first = lines[0] if lines else "no message"
-    return re.sub(r"\s*SQLSTATE: \w+", "", re.sub(r"^\[[A-Z_.0-9]+\]\s*", "", first)).strip(" ;")[:500]
 
 
 @contextmanager
@@ -44,10 +36,10 @@ def explain_table_errors(name: str, origin: object) -> Iterator[None]:
         error.where = error.where or str(origin)
         raise
     except (AnalysisException, ParseException) as error:
-        msg = f"table {name!r} cannot be read: {first_line(error)}"
+        msg = f"Table {name!r} cannot be read: {first_line(error)}."
         raise GraphError(msg, where=str(origin)) from error
     except Exception as error:
-        msg = f"table {name!r} cannot be read now: {first_line(error)}"
+        msg = f"Table {name!r} cannot be read now: {first_line(error)}."
         raise SourceUnavailable(msg, where=str(origin)) from error
 
 
@@ -165,11 +157,11 @@ class StaticTables:
         except Exception as error:
             if is_gone(self._spark):
                 raise
-            msg = f"table {table.name!r} cannot be read again: {first_line(error)}"
+            msg = f"Table {table.name!r} cannot be read again: {first_line(error)}."
             if table.on_error == "keep":
-                log.warning("%s: %s; its rows are still those that were read last", table.origin, msg)
+                log.warning("%s: %s Its rows are still those that were read last.", table.origin, msg)
                 return replace(last, at=now)
-            msg = f'{msg}; with on_error="keep" its rows would be those that were read last'
+            msg = f'{msg} With on_error="keep" its rows would be those that were read last.'
             raise SourceUnavailable(msg, where=str(table.origin)) from error
         last.lease.release()
         return snapshot

@@ -203,9 +203,9 @@ class OwnerCheck:
         if owner is not None:
             who = f"process {owner.pid} on {host_of(owner.host)}, since {format_time(owner.started)}"
         return (
-            f"job {self._job!r} is running already: {who} (generation {answer.generation}); stop that one first, or "
+            f"Job {self._job!r} is running already: {who} (generation {answer.generation}). Stop that one first, or "
             "start with penstock run … --take-over (in Python take_over=True), which ends it without its last "
-            "checkpoint"
+            "checkpoint."
         )
 
 
@@ -347,8 +347,8 @@ class JobDirectory:
                 return answer
             if left is not None and left <= turn:
                 msg = (
-                    f"job {self.job!r} has not answered within {seconds:g} s; it may still do what was asked: "
-                    f"penstock checkpoints {self.job} shows whether it did"
+                    f"Job {self.job!r} has not answered within {seconds:g} s. It may still do what was asked: "
+                    f"penstock checkpoints {self.job} shows whether it did."
                 )
                 raise RequestFailed(msg)
             if self.owner() is None:
@@ -435,5 +435,5 @@ def root_of(state: str | Path) -> Path | None:
 def _unknown(job: str, state: str | Path) -> UnknownName:
     place = root_of(state) or state
     return UnknownName(
-        f"there is no job {job!r} in {place}" + (did_you_mean(job, jobs_in(state)) or "; no job has any state there")
+        f"There is no job {job!r} in {place}" + (did_you_mean(job, jobs_in(state)) or ". No job has any state there.")
     )

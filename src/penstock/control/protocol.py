@@ -15,7 +15,14 @@ from penstock.checkpoint.history import History
 from penstock.checkpoint.log import backoff
 from penstock.clock import MonotonicTime, WallTime
 from penstock.codec import StrictFields
-from penstock.errors import CheckpointUnreadable, InternalError, SettingsError, StateDirectoryRefused, StorageFailed
+from penstock.errors import (
+    CheckpointUnreadable,
+    InternalError,
+    SettingsError,
+    StateDirectoryRefused,
+    StorageFailed,
+    sentence,
+)
 from penstock.filesystem.base import Created, FileSystem, UnknownOutcome
 from penstock.handles import CheckpointId, Generation, check_savepoint_name
 
@@ -139,8 +146,8 @@ def answer_for_old_request(history: History, request: str, cause: str) -> Answer
         return done
     pin = savepoint_for_request(history, request)
     if pin is None:
-        return AnswerRequest(request=request, outcome=RequestOutcome.FAILED, message=f"not done: {cause}")
-    message = f"not done: {cause}; but the savepoint {pin.name!r} was taken, it is checkpoint {pin.checkpoint}"
+        return AnswerRequest(request=request, outcome=RequestOutcome.FAILED, message=f"Not done: {sentence(cause)}")
+    message = f"Not done: {sentence(cause)} But the savepoint {pin.name!r} was taken as checkpoint {pin.checkpoint}."
     return AnswerRequest(request=request, outcome=RequestOutcome.FAILED, checkpoint=pin.checkpoint, message=message)
 
 
@@ -148,19 +155,19 @@ def invalid_reason(request: Request) -> str | None:
     """Why the fields do not fit the kind of the request; ``None`` if they do."""
     kind = request.kind
     if kind in _NAMED and request.name is None:
-        return f"a {kind.value} needs a name"
+        return f"A {kind.value} needs a name."
     if request.name is not None:
         if kind not in _NAMED and kind not in _STOPS:
-            return f"a {kind.value} has no name"
+            return f"A {kind.value} has no name."
         try:
             check_savepoint_name(request.name)
         except SettingsError as error:
             return str(error)
     is_pin = kind is RequestKind.PIN
     if (request.checkpoint is not None) != is_pin or (request.expires is not None and not is_pin):
-        return "a pin, and nothing else, names a checkpoint and may expire"
+        return "Only a pin names a checkpoint and may expire."
     if request.patience is not None and (kind not in _STOPS or not 0 <= request.patience <= LONGEST_PATIENCE):
-        return f"only a stop has patience, and it is not negative and at most {LONGEST_PATIENCE}"
+        return f"Only a stop has patience, from 0 to {LONGEST_PATIENCE}."
     return None
 
 
@@ -242,7 +249,10 @@ def encode_answer(answer: Answer) -> bytes:
     """
     me = answer.me
     if answer.outcome not in OUTCOME_TEXTS:
-        msg = f"request {answer.request} cannot be answered with {answer.outcome.name}: the next owner answers it"
+        msg = (
+            f"Request {answer.request} cannot be answered with {answer.outcome.name}. The next owner of the job "
+            "answers it."
+        )
         raise InternalError(msg)
     return _line(
         {
@@ -302,18 +312,18 @@ def _line(document: Mapping[str, object]) -> bytes:
 def _fields(data: bytes, where: str, request: str) -> StrictFields:
     """The other fields, after format and id were checked."""
     if len(data) > MAX_FILE_BYTES:
-        _unreadable(where, f"{len(data)} bytes are more than {MAX_FILE_BYTES}")
+        _unreadable(where, f"The file has {len(data)} bytes, more than {MAX_FILE_BYTES}.")
     try:
         document: object = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        _unreadable(where, f"is not JSON: {error}")
+        _unreadable(where, f"The file is not JSON: {sentence(error)}")
     fields = StrictFields(document, where)
     version = fields.whole("format")
     if version != FORMAT:
-        _unreadable(f"{where}.format", f"is {version}, this penstock reads {FORMAT}")
+        _unreadable(f"{where}.format", f"The format is {version}, and this penstock reads {FORMAT}.")
     written = fields.text("request")
     if written != request:
-        _unreadable(f"{where}.request", f"is {written!r}, the file's name says {request!r}")
+        _unreadable(f"{where}.request", f"The request is {written!r}, and the file's name says {request!r}.")
     return fields
 
 
@@ -375,7 +385,7 @@ class ControlFiles:
         for seconds in backoff():
             try:
                 if self._filesystem.create(path, data) is Created.EXISTS and self._filesystem.read(path) != data:
-                    msg = f"{path} holds another request; ids are random and never used twice"
+                    msg = f"{path} holds another request. The ids of requests are random and never used twice."
                     raise StateDirectoryRefused(msg)
                 return
             except UnknownOutcome:

@@ -34,7 +34,14 @@ from penstock.control.protocol import (
     answer_for_old_request,
     answer_from_log,
 )
-from penstock.errors import CheckpointUnreadable, GenerationFenced, PenstockError, StateDirectoryRefused, StorageFailed
+from penstock.errors import (
+    CheckpointUnreadable,
+    GenerationFenced,
+    PenstockError,
+    StateDirectoryRefused,
+    StorageFailed,
+    sentence,
+)
 from penstock.handles import CheckpointId, Generation
 
 log = logging.getLogger("penstock")
@@ -55,7 +62,9 @@ def pin_refusal(request: Request, history: History) -> str | None:
     """Why the log does not allow this pin or unpin; ``None`` if it does (rule L5)."""
     if request.kind is RequestKind.PIN and request.checkpoint not in history.restorable:
         known = ", ".join(map(str, history.restorable)) or "none"
-        return f"checkpoint {request.checkpoint} cannot be restored, so it gets no name; restorable are: {known}"
+        return (
+            f"Checkpoint {request.checkpoint} cannot be restored, so it gets no name. Restorable checkpoints: {known}."
+        )
     if request.kind is RequestKind.UNPIN and request.name not in history.pins:
         known = ", ".join(sorted(history.pins)) or "none"
         return f"no checkpoint is called {request.name!r}; there are: {known}"
@@ -230,7 +239,7 @@ class RequestRegistry:
             return opened.answer(RequestOutcome.REFUSED, conflict, history.pins[opened.name].checkpoint)
         earlier = itertools.takewhile(lambda other: other is not opened, self._open.values())
         if any(other.name == opened.name for other in earlier):
-            message = f"{opened.name!r} is being given to another checkpoint just now"
+            message = f"{opened.name!r} is being given to another checkpoint just now."
             return opened.answer(RequestOutcome.REFUSED, message)
         return None
 
@@ -340,7 +349,7 @@ class RequestRegistry:
         with self._lock:
             if self._end is not None:
                 return
-            message = f"the job has ended: {error}" if error else "the job has ended"
+            message = f"The job has ended: {sentence(error)}" if error else "The job has ended."
             outcome = RequestOutcome.FAILED if error else RequestOutcome.REFUSED
             self._end = outcome, message
             self._attempt = None

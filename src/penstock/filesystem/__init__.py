@@ -17,7 +17,10 @@ def resolve(root: str, *, probes: bool = True) -> FileSystem:
     """
     scheme, separator, rest = root.partition("://")
     if separator and scheme != "file":
-        msg = f"{root!r}: no file system for {scheme!r}; the state directory is a path or a file:// address"
+        msg = (
+            f"{root!r} is of the file system {scheme!r}, which is not supported. Give a path or a file:// address as "
+            "the state directory."
+        )
         raise StateDirectoryRefused(msg)
     local = LocalFileSystem(rest if separator else root)
     if probes:

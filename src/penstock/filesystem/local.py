@@ -17,7 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from penstock.errors import CheckpointError, CheckpointUnreadable, StateDirectoryRefused, StorageFailed
+from penstock.errors import CheckpointError, CheckpointUnreadable, StateDirectoryRefused, StorageFailed, sentence
 from penstock.failpoints import failpoint
 from penstock.filesystem.base import Created, Moved, UnknownOutcome
 from penstock.handles import FileRef
@@ -96,7 +96,7 @@ class LocalFileSystem:
             failpoint("local.create.linked")
             _sync_folder(file.parent)
         except OSError as error:
-            msg = f"{file} was created, but whether it would survive a crash is not known: {error}"
+            msg = f"{file} was created, but whether it would survive a crash is not known: {sentence(error)}"
             raise UnknownOutcome(msg) from error
         return Created.CREATED
 
@@ -127,7 +127,7 @@ class LocalFileSystem:
                         length += len(chunk)
                     _sync(content.fileno())
             except (FileNotFoundError, NotADirectoryError) as error:
-                msg = f"{file} is not there, although a task reported that it had written it"
+                msg = f"{file} is missing, although a task reported that it had written it."
                 raise CheckpointUnreadable(msg) from error
             failpoint("local.settle.synced")
             self._sync_up(file.parent)
@@ -143,7 +143,7 @@ class LocalFileSystem:
             if not old.exists():
                 return Moved(found=False)
             if new.exists() and not new.samefile(old):
-                msg = f"{old} cannot be moved to {new}: another file has that name; names are never used twice"
+                msg = f"{old} cannot be moved to {new}, because another file has that name. Names are never used twice."
                 raise StateDirectoryRefused(msg)
             self._make_folders(new.parent)
             failpoint("local.move.before")
@@ -169,7 +169,9 @@ class LocalFileSystem:
         """
         kind = kind_of(self._root)
         if kind in NETWORK:
-            msg = f"{self._root} lies on {kind}, where two hosts could own one job; use a local disk or an object store"
+            msg = (
+                f"{self._root} lies on {kind}, where two hosts could own one job. Use a local disk or an object store."
+            )
             raise StateDirectoryRefused(msg)
         with _translate_errors(self._root, "write in"):
             nearest = next(folder for folder in (self._root, *self._root.parents) if folder.exists())
@@ -194,8 +196,8 @@ class LocalFileSystem:
                 self.delete(path)
         if answers != [Created.CREATED, Created.EXISTS] or content != b"first":
             msg = (
-                f"{self._root} does not refuse to create a file that exists ({kind_of(self._root)}); the log needs a "
-                "file system that does: a local disk, or an object store with conditional writes"
+                f"{self._root} does not refuse to create a file that exists ({kind_of(self._root)}). The log needs a "
+                "file system that does: use a local disk, or an object store with conditional writes."
             )
             raise StateDirectoryRefused(msg)
 
@@ -208,7 +210,7 @@ class LocalFileSystem:
         if path.startswith("/"):
             return Path(path)
         if "://" in path or ".." in path.split("/"):
-            msg = f"{path!r} is no path on a local disk below {self._root}"
+            msg = f"{path!r} is not a path on a local disk below {self._root}."
             raise StateDirectoryRefused(msg)
         return self._root / path
 
@@ -260,10 +262,10 @@ def _translate_errors(file: Path, what: str) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         if error.errno in _REFUSED_ERRNOS:
-            msg = f"cannot {what} {file}: {reason}; make the directory writable for this user, or choose another one"
+            msg = f"Cannot {what} {file}: {reason}. Make the directory writable for this user, or choose another one."
             raise StateDirectoryRefused(msg) from error
-        remedy = {errno.ENOSPC: "; free some space", errno.EDQUOT: "; raise the quota"}.get(error.errno or 0, "")
-        msg = f"cannot {what} {file}: {reason}{remedy}"
+        remedy = {errno.ENOSPC: " Free some space.", errno.EDQUOT: " Raise the quota."}.get(error.errno or 0, "")
+        msg = f"Cannot {what} {file}: {reason}.{remedy}"
         raise StorageFailed(msg) from error
 
 
@@ -281,7 +283,7 @@ def _link(temporary: Path, file: Path) -> bool:
         return False
     except OSError as error:
         if error.errno in _UNKNOWN_OUTCOME_ERRNOS:
-            msg = f"whether {file} was created is not known: {error}"
+            msg = f"Whether {file} was created is not known: {sentence(error)}"
             raise UnknownOutcome(msg) from error
         raise
     return True

@@ -10,7 +10,8 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.errors import DecodeError, GraphError, SchemaMismatch, did_you_mean
+from penstock.errors import DecodeError, GraphError, SchemaMismatch, did_you_mean, no_column, sentence
+from penstock.spark.query_log import first_line
 from penstock.spark.session import parse_ddl
 
 if TYPE_CHECKING:
@@ -37,12 +38,12 @@ _FIELD: Final = "field '"
 _NOT_OF_TYPE: Final = "' is not of its declared type "
 _MALFORMED: Final = "malformed"
 _JSON_REMEDY: Final = (
-    "to keep such rows aside instead of failing, read them as text and use "
-    "parse_json('value', schema, on_error='split')"
+    "To keep such rows aside instead of failing, read them as text and use "
+    "parse_json('value', schema, on_error='split')."
 )
 _CSV_REMEDY: Final = (
-    "correct schema=, options= (sep, quote, header, timestampFormat, …) or the line in its file, and start again; or "
-    "read the file as text and use select(\"from_csv(value, 'id INT, …') AS row\"), which makes NULL of what is bad"
+    "Correct schema=, options= (sep, quote, header, timestampFormat, …) or the line in its file, and start again. Or "
+    "read the file as text and use select(\"from_csv(value, 'id INT, …') AS row\"), which makes NULL of what is bad."
 )
 _CORRUPT = "_penstock_corrupt"
 _RESERVED = frozenset(
@@ -82,8 +83,8 @@ def check_options(options: Mapping[str, object], format: str) -> dict[str, str]:
     for name in options:
         if name.lower() in _RESERVED:
             msg = (
-                f"option {name!r} cannot be set: a record is one line of UTF-8, and bad records have their "
-                "own way out (parse_json(..., on_error=...)); records of several lines are not supported"
+                f"Option {name!r} cannot be set: a record is one line of UTF-8, and bad records have their own way "
+                "out. Leave it out, and say what becomes of bad records with parse_json(…, on_error=…)."
             )
             raise GraphError(msg)
         check_effect(name, effective, f"{format} is read")
@@ -97,8 +98,9 @@ def check_effect(name: str, effective: Sequence[str], when: str) -> None:
         GraphError: it is not among the options that have an effect; names the nearest one.
     """
     if name.lower() not in (each.lower() for each in effective):
-        hint = did_you_mean(name, effective, otherwise=None if effective else "it has none")
-        msg = f"option {name!r} has no effect when {when}{hint}"
+        there = f"Options: {', '.join(sorted(effective))}." if effective else "Leave it out."
+        hint = did_you_mean(name, effective, otherwise=there)
+        msg = f"Option {name!r} has no effect when {when}{hint}"
         raise GraphError(msg)
 
 
@@ -125,23 +127,20 @@ def struct_type(spark: SparkSession, schema: str | StructType) -> StructType:
         except Exception as error:
             if not isinstance(error, PySparkException) and "ParseException" not in str(error):
                 raise
-            msg = f"schema {schema!r} is no list of columns such as 'id LONG, user STRING': {_first_line(error)}"
+            msg = (
+                f"Schema {schema!r} is no list of columns: {first_line(error)}. Write it as in 'id LONG, user STRING'."
+            )
             raise GraphError(msg) from error
     else:
         parsed = schema
     seen: set[str] = set()
     for name in parsed.fieldNames():
         if name.lower() in seen:
-            msg = (
-                f"column {name!r} appears twice in the schema {parsed.simpleString()} (case does not count): rename one"
-            )
+            shown = parsed.simpleString()
+            msg = f"Column {name!r} appears twice in the schema {shown} (case does not count). Rename one."
             raise GraphError(msg)
         seen.add(name.lower())
     return StructType([StructField(f.name, f.dataType, True, f.metadata) for f in parsed.fields])
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def decode_json(
@@ -307,16 +306,17 @@ def parsed_schema(rows: StructType, column: str, record: StructType) -> StructTy
     from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
     if column not in rows.fieldNames():
-        msg = f"there is no column {column!r} to parse; there are {', '.join(rows.fieldNames())}"
-        raise SchemaMismatch(msg)
+        raise SchemaMismatch(no_column(column, rows.fieldNames()))
     if not isinstance(rows[column].dataType, (StringType, BinaryType)):
-        msg = f"column {column!r} is {rows[column].dataType.simpleString()}, only STRING or BINARY can be parsed"
+        kind = rows[column].dataType.simpleString()
+        msg = f"Column {column!r} is {kind}, but only STRING or BINARY can be parsed. Cast it to STRING first."
         raise SchemaMismatch(msg)
     kept = [field for field in rows.fields if field.name != column]
     kept_names = {field.name.lower() for field in kept}
     twice = sorted(name for name in record.fieldNames() if name.lower() in kept_names)
     if twice:
-        msg = f"parsing {column!r} would make {', '.join(twice)} appear twice: drop or rename the column before it"
+        those = ", ".join(map(repr, twice))
+        msg = f"Parsing {column!r} would make {those} appear twice. Drop or rename the older one before parse_json()."
         raise SchemaMismatch(msg)
     return StructType([*kept, *(StructField(f.name, f.dataType, True, f.metadata) for f in record.fields)])
 
@@ -324,10 +324,10 @@ def parsed_schema(rows: StructType, column: str, record: StructType) -> StructTy
 def explain(exception: BaseException) -> DecodeError | None:
     """The error of a Spark job that failed because of a bad record; ``None`` for other failures."""
     for details in parse_marked(exception, DECODE_MARK):
-        place = details.get("place") or "a row"
+        place = details.get("place") or "A row"
         reason = str(details.get("reason"))
         remedy = details.get("remedy") or (_CSV_REMEDY if reason.startswith(f"{_MALFORMED} CSV") else _JSON_REMEDY)
-        return DecodeError(f"{place}: {reason}; {remedy}")
+        return DecodeError(f"{place}: {sentence(reason)} {sentence(remedy)}")
     return None
 
 

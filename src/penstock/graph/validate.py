@@ -46,8 +46,8 @@ def window_shift(graph: Graph, ref: PortRef) -> int:
     shifts = {window_shift(graph, read) for read in inputs}
     if len(shifts) > 1:
         msg = (
-            f"the union ({node.origin}) mixes results of windows, whose event time is the last moment of their window, "
-            "with other rows: give both one event time with with_column, and with_watermark after the union"
+            f"The union ({node.origin}) mixes results of windows, whose event time is the last moment of their "
+            "window, with other rows. Give both one event time with with_column, and with_watermark after the union."
         )
         raise GraphError(msg)
     return shifts.pop()
@@ -57,20 +57,20 @@ def _check(node: Node, maker: Keyed) -> None:
     is_change_stream = getattr(maker.spec, "is_change_stream", False)
     if isinstance(node, Keyed) and is_change_stream:
         msg = (
-            f"it would add up the changes of '{maker.uid}' ({maker.origin}), whose rows undo one another: "
-            f"write them to a sink, or take emit=\"final\" in '{maker.uid}'"
+            f"The step would add up the changes of '{maker.uid}' ({maker.origin}), whose rows undo one another. Write "
+            f"them to a sink, or take emit=\"final\" in '{maker.uid}'."
         )
         raise GraphError(msg, uid=node.uid, where=str(node.origin))
     if isinstance(node, Keyed) and getattr(maker.spec, "may_repeat", False):
         msg = (
-            f"'{maker.uid}' ({maker.origin}) may send a window more than once, and each time would count: take "
-            f"allowed_lateness, early and every_rows out of '{maker.uid}', and wait longer in with_watermark instead"
+            f"'{maker.uid}' ({maker.origin}) may send a window more than once, and each time would count. Take "
+            f"allowed_lateness, early and every_rows out of '{maker.uid}', and wait longer in with_watermark instead."
         )
         raise GraphError(msg, uid=node.uid, where=str(node.origin))
     if isinstance(node, Write) and is_change_stream and not getattr(node.sink, "accepts_changes", False):
         msg = (
-            f"{node.sink.describe()} does not understand the changes of '{maker.uid}' ({maker.origin}): take "
-            f'emit="final" there, or a sink that keeps the column _change, such as ps.files.Sink'
+            f"{node.sink.describe()} does not understand the changes of '{maker.uid}' ({maker.origin}). Take "
+            'emit="final" there, or a sink that keeps the column _change, such as ps.files.Sink.'
         )
         raise GraphError(msg, uid=node.uid, where=str(node.origin))
 
@@ -125,7 +125,7 @@ def _check_names(graph: Graph) -> None:
             raise
         if node.uid in seen:
             before = seen[node.uid]
-            msg = f"the uid is taken by {describe_step(before)} at {before.origin}; each step needs its own"
+            msg = f"The uid is taken by {describe_step(before)} at {before.origin}. Give each step a uid of its own."
             raise DuplicateUid(msg, uid=node.uid, where=str(node.origin))
         seen[node.uid] = node
 
@@ -135,15 +135,15 @@ def _check_order(graph: Graph) -> None:
     for place, node in enumerate(graph.nodes):
         known = all(ref.node < place and ref.port in graph.ports(graph.node(ref.node)) for ref in node.inputs)
         if node.id != place or not known:
-            msg = f"node {place} of pipeline {graph.name!r} is out of order or reads an output that is not there"
+            msg = f"Node {place} of pipeline {graph.name!r} is out of order or reads an output that does not exist."
             raise InternalError(msg, where=str(node.origin))
 
 
 def _check_ends(graph: Graph) -> None:
-    ends = ((Read, "source: begin with p.read(uid, source)"), (Write, "sink: end with stream.write(uid, sink)"))
+    ends = ((Read, "source. Begin with p.read(uid, source)"), (Write, "sink. End with stream.write(uid, sink)"))
     for kind, what in ends:
         if not any(isinstance(node, kind) for node in graph.nodes):
-            msg = f"pipeline {graph.name!r} has no {what}"
+            msg = f"Pipeline {graph.name!r} has no {what}."
             raise GraphError(msg, where=str(graph.origin))
 
 
@@ -161,7 +161,7 @@ def _check_dangling(graph: Graph) -> None:
                 )
             else:
                 step = describe_step(node)
-                msg = f"the rows of {step} go nowhere: end the branch with .write(uid, sink), or leave it out"
+                msg = f"The rows of {step} go nowhere. End the branch with .write(uid, sink), or leave it out."
             raise GraphError(msg, uid=uid, where=str(node.origin))
 
 
@@ -173,8 +173,8 @@ def _check_alignment(graph: Graph) -> None:
             and direct_sources(graph, node.inputs[0]) is None
         ):
             msg = (
-                f"max_drift of {describe_step(node)}: only sources can pause, and these rows are made by a step that "
-                "keeps state; set max_drift in with_watermark before that step"
+                f"max_drift of {describe_step(node)}: Only sources can pause, and these rows are made by a step that "
+                "keeps state. Set max_drift in with_watermark before that step."
             )
             raise GraphError(msg, where=str(node.origin))
 
@@ -185,13 +185,13 @@ def _check_guarantee(graph: Graph, node: Write) -> None:
         return
     best = node.sink.guarantee
     if _RANK[asked] > _RANK[best]:
-        msg = f"{asked.value} is asked for, but the best that {node.sink.describe()} can do is {best.value}"
+        msg = f"{asked.value} is asked for, but the best that {node.sink.describe()} can do is {best.value}."
         raise GraphError(msg, uid=node.uid, where=str(node.origin))
     for source in _sources(graph, node):
         if _RANK[asked] > _RANK[source.source.guarantee]:
             msg = (
                 f"{asked.value} is asked for, but its rows come from {source.source.describe()} (source "
-                f"'{source.uid}'), which can be read {source.source.guarantee.value} only"
+                f"'{source.uid}'), which can be read {source.source.guarantee.value} only."
             )
             raise GraphError(msg, uid=node.uid, where=str(node.origin))
 
@@ -204,7 +204,7 @@ def validate_mode(graph: Graph, best: Guarantee) -> None:
     """
     for node in graph.nodes:
         if isinstance(node, Write) and node.guarantee is not None and _RANK[node.guarantee] > _RANK[best]:
-            msg = f"{node.guarantee.value} is asked for, but the job runs with mode={best.value!r}"
+            msg = f"{node.guarantee.value} is asked for, but the job runs with mode={best.value!r}."
             raise GraphError(msg, uid=node.uid, where=str(node.origin))
 
 

@@ -96,10 +96,10 @@ def _require_export(bring: Import | None) -> None:
         file, expected = Path(bring.folder, copy.source.path), copy.source.length
         length = file.stat().st_size if file.is_file() else None
         if length != expected:
-            found = "is not there" if length is None else f"has {length:,} bytes, {expected:,} were written"
+            found = "is missing" if length is None else f"has {length:,} bytes instead of {expected:,}"
             msg = (
-                f"the export in {bring.folder} is not whole: {copy.source.path} {found}; export the checkpoint once "
-                "more, into another folder"
+                f"The export in {bring.folder} is not whole: {copy.source.path} {found}. Export the checkpoint once "
+                "more, into another folder."
             )
             raise CheckpointUnreadable(msg)
 

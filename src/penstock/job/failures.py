@@ -15,8 +15,10 @@ from penstock.errors import (
     PenstockError,
     StorageFailed,
     UserFunctionError,
+    sentence,
+    short_path,
 )
-from penstock.graph.nodes import Graph, Keyed, Node, RowWise, describe_step, short_path
+from penstock.graph.nodes import Graph, Keyed, Node, RowWise, describe_step
 from penstock.operators.windows.aggregate import WindowAggregate
 from penstock.spark.jvm import is_connection_lost, is_spark_error
 
@@ -30,7 +32,7 @@ _SQL_CONTEXT: Final = re.compile(r"== SQL[^\n]*\(line \d+, position \d+\) ==\n((
 _CALL_CONTEXT: Final = re.compile(r'== DataFrame ==\n"([^"\n]*)" was called from\n([^\n]+):(\d+)')
 """The same where no SQL text made the expression: the function of a Column, and the line that called it."""
 _NO_MODULE: Final = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
-_TO_WORKERS: Final = "install it there, or have 'penstock run … --py-files' take it there"
+_TO_WORKERS: Final = "install it there, or have 'penstock run … --py-files' take it there."
 _PYTHON_FRAME: Final = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
@@ -59,19 +61,23 @@ def to_penstock_error(error: BaseException, graph: Graph | None = None) -> Penst
     if known is not None:
         return known
     if is_spark_error(error):
-        return EngineFailed(f"a Spark job failed: {_first_line(text)}{_root_cause(text)}")
-    return InternalError(f"{type(error).__name__}: {_first_line(text)}. This is a bug of penstock, please report it")
+        return EngineFailed(f"A Spark job failed: {sentence(_first_line(text) + _root_cause(text))}")
+    return InternalError(
+        f"{type(error).__name__}: {sentence(_first_line(text))} This is a bug of penstock. Please report it."
+    )
 
 
 def _engine_error(error: BaseException) -> PenstockError | None:
     if is_connection_lost(error) or _CONTEXT_STOPPED.search(str(error)[:2_000]):
-        return EngineDied("the JVM under Spark, or its context, is gone; the job begins again in a new process")
+        return EngineDied("The JVM under Spark, or its context, is gone. The job begins again in a new process.")
     return None
 
 
 def _storage_error(error: BaseException, text: str) -> PenstockError | None:
     if _WRITE_REFUSED_TEXT.search(text) or (isinstance(error, OSError) and error.errno in _WRITE_REFUSED):
-        return StorageFailed(f"storage refused a write: {_first_line(text)}; free space or make it writable")
+        return StorageFailed(
+            f"Storage refused a write: {sentence(_first_line(text))} Free space, or make the folder writable."
+        )
     return None
 
 
@@ -79,7 +85,9 @@ def _lost_block_error(error: BaseException) -> PenstockError | None:
     from penstock.spark.blocks import is_lost_block
 
     if is_lost_block(error):
-        return LayerMissing("a cached block of state is gone (a lost executor?); restoring from the durable layers")
+        return LayerMissing(
+            "A cached block of state is gone, perhaps with a lost executor. The job restores from the durable layers."
+        )
     return None
 
 
@@ -93,8 +101,8 @@ def _connector_error(error: BaseException) -> PenstockError | None:
 def _function_error(error: BaseException, text: str) -> PenstockError | None:
     if type(error).__name__ == "PythonException" or "PythonException" in text[:2_000]:
         missing = _NO_MODULE.search(text)
-        hint = f"; if workers lack {missing[1]}: {_TO_WORKERS}" if missing is not None else ""
-        return UserFunctionError(f"a function of the pipeline raised in a Spark worker: {_python_failure(text)}{hint}")
+        hint = f". If workers lack {missing[1]}, {_TO_WORKERS}" if missing is not None else ""
+        return UserFunctionError(f"A function of the pipeline raised in a Spark worker: {_python_failure(text)}{hint}")
     return None
 
 
@@ -123,7 +131,7 @@ def _sql_error(text: str, graph: Graph | None) -> PenstockError | None:
     called = _CALL_CONTEXT.search(text)
     if called is not None:
         return UserFunctionError(f"{called[1]!r} at {short_path(called[2].strip())}:{called[3]} {reason}")
-    return UserFunctionError(f"an expression of the pipeline {reason}")
+    return UserFunctionError(f"An expression of the pipeline {reason}")
 
 
 def _failed_sql(text: str) -> Iterator[tuple[str, str]]:

@@ -80,7 +80,7 @@ def refuse_own_threads(call: str, instead: str) -> None:
         InternalError: the current thread is one of the job's.
     """
     if threading.current_thread().name.startswith("penstock-"):
-        msg = f"{call} was called on one of the job's own threads, which it would wait for; {instead}"
+        msg = f"{call} was called on one of the job's own threads, which it would wait for. {instead}"
         raise InternalError(msg)
 
 
@@ -110,7 +110,7 @@ class LocalRequests:
             RequestFailed: the checkpoint failed, or did not complete in time.
         """
         what = "checkpoint()" if name is None else "savepoint()"
-        refuse_own_threads(what, "call it on a thread of your own")
+        refuse_own_threads(what, "Call it on a thread of your own.")
         if name is not None:
             check_savepoint_name(name)
         self._refuse_unless_alive(what)
@@ -121,11 +121,14 @@ class LocalRequests:
         self._requests.submit(event, waiter.set)
         reply = waiter.wait(timeout)
         if reply is None:
-            msg = f"{what} of job {self._job!r} has not ended after {timeout:g} s; it may still be taken"
+            msg = (
+                f"{what} of job {self._job!r} has not ended after {timeout:g} s. It may still be taken: penstock "
+                f"checkpoints {self._job} shows whether it was."
+            )
             raise RequestFailed(msg)
         self._check(what, reply)
         if reply.checkpoint is None:
-            msg = f"{what} of job {self._job!r} is done, but the answer does not say which checkpoint it is"
+            msg = f"{what} of job {self._job!r} is done, but the answer does not say which checkpoint it is."
             raise InternalError(msg)
         return reply.checkpoint
 
@@ -192,7 +195,9 @@ class LocalRequests:
     def _refuse_unless_alive(self, what: str) -> None:
         state = self._state()
         if state is JobState.CREATED or state in TERMINAL_STATES:
-            msg = f"{what} of job {self._job!r}: it is not running, its state is {state.value!r}"
+            msg = (
+                f"{what} of job {self._job!r} is refused, because the job is {state.value}. Call it while the job runs."
+            )
             raise RequestRefused(msg)
 
 
@@ -201,7 +206,7 @@ class LocalRequests:
 
 def never_ran_error(job: str) -> RequestRefused:
     """The refusal to drain a job that was never started: only a running job can end its sources."""
-    return RequestRefused(f"job {job!r} has not begun, and only a running job can be drained: start it first")
+    return RequestRefused(f"Job {job!r} has not begun, and only a running job can be drained. Start it first.")
 
 
 def require_drained(job: str, sources: Collection[str], owned: OwnedLog | None, *, is_cut_short: bool) -> None:
@@ -213,11 +218,11 @@ def require_drained(job: str, sources: Collection[str], owned: OwnedLog | None, 
     """
     if owned is not None and is_drained(owned.history, sources):
         return
-    left = "its sources have not ended and windows stay open; start it again, then stop it with drain alone"
+    left = "its sources have not ended and windows stay open. Start it again, then stop it with drain alone."
     if is_cut_short:
-        msg = f"job {job!r} was not drained: it has ended without its last checkpoint, so {left}"
+        msg = f"Job {job!r} was not drained. It has ended without its last checkpoint, so {left}"
         raise RequestFailed(msg)
-    msg = f"job {job!r} was not drained: its last checkpoint was begun before that was asked for, so {left}"
+    msg = f"Job {job!r} was not drained. Its last checkpoint was begun before the drain was requested, so {left}"
     raise RequestRefused(msg)
 
 
@@ -399,7 +404,10 @@ class Job:
         goal = parse_until(until)
         with self._lock:
             if self._lifecycle.is_over:
-                msg = f"job {self.name!r} is {self.state.value} and does not start again; make a new Job, it continues"
+                msg = (
+                    f"Job {self.name!r} is {self.state.value} and does not start again. Make a new Job, which "
+                    "continues where this one ended."
+                )
                 raise SettingsError(msg)
             if self._thread is not None:
                 log.warning("job %s is already %s; start() did nothing", self.name, self.state.value)
@@ -471,7 +479,7 @@ class Job:
             RequestFailed: the job ended without its savepoint, or without the last checkpoint that a drain needs.
             PenstockError: the failure that ended the job instead.
         """
-        refuse_own_threads("stop()", "use request_stop()")
+        refuse_own_threads("stop()", "Use request_stop().")
         if drain and self._thread is None:
             raise never_ran_error(self.name)
         deadline = None if timeout is None else self._clock.now() + timeout * 1_000_000

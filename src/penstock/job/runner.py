@@ -94,7 +94,10 @@ class StopSignal:
             StopTimedOut: the job was asked to stop.
         """
         if self._asked.wait(seconds):
-            msg = "stopped while waiting for storage or a sink; the next start goes on where this one gave up"
+            msg = (
+                "The job was stopped while it waited for storage or a sink. The next start goes on where this one "
+                "gave up."
+            )
             raise StopTimedOut(msg)
 
 
@@ -150,7 +153,7 @@ def parse_until(text: str) -> Until:
     try:
         return Until(text)
     except ValueError as error:
-        msg = f"until is {text!r}, but must be one of {', '.join(each.value for each in Until)}"
+        msg = f"until is {text!r}. It must be one of {', '.join(each.value for each in Until)}."
         raise SettingsError(msg) from error
 
 
@@ -243,7 +246,7 @@ class JobRunner:
             self._is_given_up = True
             attempt = self._attempt
         if attempt is not None:
-            attempt.give_up(StopTimedOut("stopped before the last checkpoint was complete"))
+            attempt.give_up(StopTimedOut("The job was stopped before the last checkpoint was complete."))
 
     def run(self) -> None:
         """Run to the end; errors that end the job go to ``finish`` and are not raised."""
@@ -301,7 +304,7 @@ class JobRunner:
 
     def _refuse_if_given_up(self) -> None:
         if self._is_given_up:
-            self._cut_short = StopTimedOut("stopped while the session was made")
+            self._cut_short = StopTimedOut("The job was stopped while the session was made.")
             raise self._cut_short
 
     def _environment(
@@ -380,7 +383,7 @@ class JobRunner:
         except PenstockError as error:
             if isinstance(error, StopTimedOut) or (self._is_given_up and not isinstance(error, GenerationFenced)):
                 self._cut_short = error
-                log.warning("job %s: %s; the next start goes on from the last complete one", self._name, error)
+                log.warning("job %s: %s The next start goes on from the last complete checkpoint.", self._name, error)
                 return True
             self._wait_or_raise(error, number)
             return False
@@ -398,7 +401,7 @@ class JobRunner:
         attempt = Attempt(env, number=number, after=previous.generation if previous else None, start=self._start)
         with self._lock:
             if self._is_given_up:
-                msg = "stopped before the job had begun"
+                msg = "The job was stopped before it had begun."
                 raise StopTimedOut(msg)
             self._attempt = attempt
         return attempt

@@ -123,20 +123,21 @@ def parse_start_options(
     checkpoint = None if restore_from is None or is_folder else str(restore_from)
     if fresh and restore_from is not None:
         msg = (
-            f"a start is either fresh or from {str(restore_from)!r}: leave --fresh or --from out (in Python fresh or "
-            "restore_from)"
+            f"A start is either fresh or from {str(restore_from)!r}. Leave out --fresh or --from (in Python fresh or "
+            "restore_from)."
         )
         raise SettingsError(msg)
     if claim and not is_folder:
         msg = (
-            "claim takes an exported folder's files over: give that folder with --from (in Python restore_from), with "
-            "a slash in its path"
+            "--claim takes over the files of an exported folder. Give that folder with --from (in Python "
+            "restore_from), with a slash in its path."
         )
         raise SettingsError(msg)
     if discard_unpublished and not (fresh or checkpoint):
         msg = (
-            "--discard-unpublished is for going back in the job's own log: give a savepoint or a number with --from "
-            "(in Python restore_from), or begin with --fresh. Before a start from a folder, use it with penstock rewind"
+            "--discard-unpublished is for going back in the job's own log. Give a savepoint or a number with --from "
+            "(in Python restore_from), or begin with --fresh. Before a start from a folder, use it with penstock "
+            "rewind."
         )
         raise SettingsError(msg)
     return StartOptions(
@@ -191,7 +192,7 @@ def export_change(export: Export, folder: str, sha256: str) -> str | None:
     """How the export in a folder differs from the one with this digest, in words; ``None`` if it is the same."""
     if export.sha256 == sha256:
         return None
-    return f"{folder} holds another one, checkpoint {export.checkpoint} of job {export.job!r}"
+    return f"{folder} holds another one, checkpoint {export.checkpoint} of job {export.job!r}."
 
 
 def _import_of(
@@ -203,7 +204,7 @@ def _import_of(
     export = open_export(folder, log_id=history.log_id, folders=folders)
     change = None if start.sha256 is None else export_change(export, folder, start.sha256)
     if change is not None:
-        msg = f"the plan is outdated: the export has moved: {change}; plan again"
+        msg = f"The plan is outdated. The export has moved: {change} Plan again."
         raise PlanOutdated(msg)
     return resume_import(export, history, folder=folder, at=at) or plan_import(
         export,
@@ -216,9 +217,9 @@ def _import_of(
 
 
 def _checkpoint_id(history: History, text: str, job: str) -> CheckpointId:
-    hint = f"; an exported folder is written with a slash: ./{text}" if Path(text, EXPORT).is_file() else ""
+    hint = f" An exported folder is written with a slash: ./{text}." if Path(text, EXPORT).is_file() else ""
     if history.is_empty:
-        msg = f"job {job!r} has no state here, so it has no checkpoint {text!r}{hint}"
+        msg = f"Job {job!r} has no state here, so it has no checkpoint {text!r}.{hint}"
         raise UnknownName(msg)
     try:
         return resolve_checkpoint(history, text)
@@ -261,9 +262,9 @@ def check_timezone(restored: Manifest | None, zone: str | None) -> None:
     if restored is None or before is None or zone in (before, None):
         return
     msg = (
-        f"checkpoint {restored.checkpoint} was taken in the time zone {before!r}, and this Spark session has {zone!r}: "
-        f"times without a zone would mean other moments from here on. Go on with timezone={before!r} "
-        f"(PENSTOCK_TIMEZONE={before}), or change it with timezone={zone!r}"
+        f"Checkpoint {restored.checkpoint} was taken in the time zone {before!r}, and this Spark session has {zone!r}. "
+        f"Times without a zone would mean other moments from here on. Go on with timezone={before!r} "
+        f"(PENSTOCK_TIMEZONE={before}), or change it with timezone={zone!r}."
     )
     raise StateIncompatible(msg)
 
@@ -339,8 +340,8 @@ class DeclaredSteps:
         kind = self.positions.get(step.uid)
         if snapshot.position is not None and kind not in (None, snapshot.position.kind):
             msg = (
-                f"the position is of kind {snapshot.position.kind!r}, this source reads {kind!r}: give the new source "
-                "a uid of its own, or restore with the source that wrote it"
+                f"The position is of kind {snapshot.position.kind!r}, and this source reads {kind!r}. Give the new "
+                "source a uid of its own, or restore with the source that wrote it."
             )
             raise StateIncompatible(msg, uid=step.uid)
         schema = self.schemas.get(step.uid)

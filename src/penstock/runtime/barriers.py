@@ -134,7 +134,7 @@ class AlignedBarrierHandler:
         if current is None:
             self._current = barrier
         elif event.source in self._arrived:
-            msg = f"input {event.source} brought the barrier of checkpoint {barrier.checkpoint} twice"
+            msg = f"Input {event.source} brought the barrier of checkpoint {barrier.checkpoint} twice."
             raise InternalError(msg)
         self._arrived.add(event.source)
         return effects + self._complete()
@@ -226,7 +226,7 @@ class BarrierTracker:
             return []
         count = self._count(barrier.checkpoint)
         if source in count.arrived and not count.is_aborted:
-            msg = f"input {source} brought the barrier of checkpoint {barrier.checkpoint} twice"
+            msg = f"Input {source} brought the barrier of checkpoint {barrier.checkpoint} twice."
             raise InternalError(msg)
         count.barrier = barrier
         count.arrived.add(source)

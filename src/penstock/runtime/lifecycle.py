@@ -81,7 +81,7 @@ class Lifecycle:
         """
         if state not in TRANSITIONS[self.state]:
             past = " → ".join(each.value for each in self._past[-8:])
-            msg = f"a job cannot go from {self.state.value} to {state.value} (it went {past})"
+            msg = f"A job cannot go from {self.state.value} to {state.value} (it went {past})."
             raise InternalError(msg)
         self._past.append(state)
 

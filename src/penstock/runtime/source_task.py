@@ -270,9 +270,9 @@ SourceMail: TypeAlias = Barrier | CancelBarrier | Completed | Drain | Finish
 def rows_after_end(uid: str) -> StateIncompatible:
     """The refusal to read more rows of a source that has ended."""
     msg = (
-        f"source '{uid}' ended in an earlier run, or was drained, which closed all windows for ever; now it has more "
-        "rows: give it another uid, rewind to a checkpoint before, or begin again with penstock run … --fresh; a "
-        "source that will go on later must not be bounded"
+        f"Source '{uid}' ended in an earlier run, or was drained, which closed all windows for ever, and now it has "
+        "more rows. Give it another uid, rewind to a checkpoint before, or begin again with penstock run … --fresh. A "
+        "source that will go on later must not be bounded."
     )
     return StateIncompatible(msg, uid=uid)
 

@@ -201,7 +201,7 @@ class Supervisor:
 
     def abandoned(self, task: str, checkpoint: CheckpointId) -> None:
         """A cancel barrier or a newer barrier came; the coordinator has yet to learn of the latter."""
-        message = "its barrier was cancelled or overtaken"
+        message = "Its barrier was cancelled or overtaken."
         self._decline(task, checkpoint, AbortReason.TASK_NOT_READY, message)
 
     def _decline(self, task: str, checkpoint: CheckpointId, reason: AbortReason, message: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from penstock.clock import MAX_WATERMARK, EventTime
 from penstock.elements import Batch, is_empty
-from penstock.errors import EngineFailed, StateIncompatible
+from penstock.errors import EngineFailed, StateIncompatible, sentence
 from penstock.failpoints import failpoint
 from penstock.handles import CheckpointId, TaskSnapshot
 from penstock.interfaces.operator import DeferredBatch, Operator, ProcessingTimeOperator
@@ -120,9 +120,9 @@ class OperatorLogic:
         """Refuse rows after all sources ended: that closed all windows, so every row would be late."""
         if watermark == MAX_WATERMARK and not self._repeats:
             msg = (
-                f"the event time of step '{self._task}' came to its end when its sources ended, and now a source that "
-                "was added has rows for it, all of which would be late: give the step another uid, or begin again "
-                "with penstock run … --fresh"
+                f"The event time of step '{self._task}' came to its end when its sources ended, and now a source that "
+                "was added has rows for it, all of which would be late. Give the step another uid, or begin again "
+                "with penstock run … --fresh."
             )
             raise StateIncompatible(msg, uid=self._task)
 
@@ -230,6 +230,6 @@ def _then_failpoint(work: Callable[[], None]) -> None:
 
 def _overtaken(checkpoint: CheckpointId, by: CheckpointId, error: Exception) -> EngineFailed:
     return EngineFailed(
-        f"the output of checkpoint {checkpoint} could not be made durable ({error}), and the epoch of checkpoint {by} "
-        "is closed without it; the job begins again from its checkpoint"
+        f"The output of checkpoint {checkpoint} could not be made durable, and the epoch of checkpoint {by} is "
+        f"closed without it: {sentence(error)} The job begins again from its checkpoint."
     )

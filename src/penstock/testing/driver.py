@@ -474,8 +474,8 @@ class JobUnderTest:
         """
         if name not in failpoints.FAILPOINTS:
             there = failpoints.FAILPOINTS
-            hint = did_you_mean(name, there, otherwise=f"there are {', '.join(sorted(there))}")
-            msg = f"there is no crash point {name!r}{hint}"
+            hint = did_you_mean(name, there, otherwise=f"Crash points: {', '.join(sorted(there))}.")
+            msg = f"Crash point {name!r} does not exist{hint}"
             raise HarnessError(msg)
         if self.point is not None:
             msg = f"{self.point.not_reached()}; one crash at a time"

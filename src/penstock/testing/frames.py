@@ -9,7 +9,7 @@ from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from penstock.errors import HarnessError, SchemaMismatch, did_you_mean
+from penstock.errors import HarnessError, SchemaMismatch, no_column
 from penstock.spark.arrow import frame_of_arrow
 
 if TYPE_CHECKING:
@@ -86,8 +86,7 @@ def _fit_row(row: object, schema: StructType, where: str) -> Row:
     names = schema.fieldNames()
     for name in values:
         if name not in names:
-            hint = did_you_mean(str(name), names, otherwise=f"there are {', '.join(names)}")
-            msg = f"{where} has a column {name!r}, which the source has not{hint}"
+            msg = f"{where}: {no_column(str(name), names)}"
             raise SchemaMismatch(msg)
     fitted = {}
     for field in schema.fields:

@@ -98,8 +98,8 @@ class OperatorHarness:
         steps = {node.uid: node for node in analysis.graph.nodes if isinstance(node, Keyed)}
         analysis.close()
         if uid not in steps:
-            hint = did_you_mean(uid, steps, otherwise=f"there are {', '.join(steps) or 'none'}")
-            msg = f"pipeline {pipeline.name!r} has no stateful step {uid!r}{hint}"
+            hint = did_you_mean(uid, steps, otherwise=f"Stateful steps: {', '.join(steps) or 'none'}.")
+            msg = f"Pipeline {pipeline.name!r} has no stateful step {uid!r}{hint}"
             raise HarnessError(msg)
         node = steps[uid]
         return cls(node.spec, spark, *(analysis.schema(ref) for ref in node.inputs), **options)

@@ -12,7 +12,7 @@ from penstock.api.pipeline import PipelineDefinition
 from penstock.checkpoint.events import CheckpointRequested, RequestOutcome, StopRequested
 from penstock.checkpoint.recovery import check_rename
 from penstock.clock import MAX_WATERMARK, MIN_WATERMARK, MonotonicTime, parse_duration
-from penstock.errors import CheckpointAborted, HarnessError, RequestRefused, did_you_mean
+from penstock.errors import CheckpointAborted, HarnessError, RequestRefused, did_you_mean, no_column
 from penstock.facts import Fact, JobStarted, WatermarkAdvanced
 from penstock.graph.nodes import Graph
 from penstock.handles import CheckpointId, check_savepoint_name
@@ -82,10 +82,11 @@ class Outcome:
         """
         roles = self._stand_ins.roles
         if roles.get(uid) not in ("step", "sink"):
-            hint = did_you_mean(uid, roles, otherwise="there is no such step")
+            known = [each for each, role in roles.items() if role != "source"]
             if uid in roles:
-                hint = ": a source has no watermark, ask a step or a sink"
-            msg = f"no watermark of {uid!r}{hint}"
+                msg = f"{uid!r} is a source, which has no watermark. Ask for that of a step or a sink."
+            else:
+                msg = f"Step {uid!r} does not exist{did_you_mean(uid, known) or '.'}"
             raise HarnessError(msg)
         at = self._watermarks.get(uid, MIN_WATERMARK)
         if at in (MIN_WATERMARK, MAX_WATERMARK):
@@ -99,8 +100,7 @@ class Outcome:
             HarnessError: there is no such step.
         """
         if uid not in self._stand_ins.roles:
-            hint = did_you_mean(uid, self._stand_ins.roles, otherwise="there is no such step")
-            msg = f"no counters of {uid!r}{hint}"
+            msg = f"Step {uid!r} does not exist{did_you_mean(uid, self._stand_ins.roles) or '.'}"
             raise HarnessError(msg)
         return {name: amount for (step, name), amount in self.report().counters.items() if step == uid}
 
@@ -128,8 +128,7 @@ def _select_columns(rows: list[Row], columns: Sequence[str], uid: str) -> list[R
     for row in rows[:1]:
         for name in columns:
             if name not in row:
-                hint = did_you_mean(name, row, otherwise=f"there are {', '.join(row)}")
-                msg = f"sink {uid!r} has no column {name!r}{hint}"
+                msg = f"sink {uid!r}: {no_column(name, list(row))}"
                 raise HarnessError(msg)
     return [{name: row[name] for name in columns} for row in rows]
 

@@ -213,11 +213,11 @@ def _named(uid: str, known: Mapping[str, _T], role: str, roles: Mapping[str, str
     if uid in known:
         return known[uid]
     if uid in roles:
-        msg = f"{uid!r} is a {roles[uid]}, not a {role}; {_listed(role, known)}"
+        msg = f"{uid!r} is a {roles[uid]}, not a {role}. {_listed(role, known)}"
     else:
-        msg = f"there is no {role} {uid!r}{did_you_mean(uid, known, otherwise=_listed(role, known))}"
+        msg = f"{role.capitalize()} {uid!r} does not exist{did_you_mean(uid, known, otherwise=_listed(role, known))}"
     raise HarnessError(msg)
 
 
 def _listed(role: str, names: Collection[str]) -> str:
-    return f"its {role}s are {', '.join(repr(name) for name in names)}"
+    return f"The pipeline's {role}s: {', '.join(repr(name) for name in names) or 'none'}."

@@ -109,7 +109,7 @@ class Aggregate:
             return self.name
         for of in self.of:
             if not isinstance(of, str) or not _NAME.fullmatch(of):
-                msg = f'ps.agg.{self.function}({of!r}) has no name: add .alias("…") to it'
+                msg = f'ps.agg.{self.function}({of!r}) has no name. Add .alias("…") to it.'
                 raise GraphError(msg)
         return "_".join((self.function, *map(str, self.of)))
 
@@ -148,7 +148,7 @@ def merge_once(merge: Callable[[Column], Column]) -> Callable[[Column], Column]:
 
 def unsupported_input(function: str, data_type: DataType, why: str, remedy: str) -> GraphError:
     """The error for an input that a function cannot take."""
-    msg = f"ps.agg.{function} cannot take {data_type.simpleString()}, {why}: {remedy}"
+    msg = f"ps.agg.{function} cannot take {data_type.simpleString()}, {why}. {remedy}"
     return GraphError(msg)
 
 
@@ -159,7 +159,7 @@ def check_ordered(function: str, data_type: DataType) -> None:
         GraphError: the type is, or holds, a map or a variant.
     """
     if not is_ordered(data_type):
-        remedy = "give it a field of the value, or its text, as in to_json(…)"
+        remedy = "Give it a field of the value, or its text, as in to_json(…)."
         raise unsupported_input(function, data_type, "which has no order", remedy)
 
 
@@ -235,5 +235,5 @@ def check_aggregate(value: object) -> Aggregate:
         use = f"ps.agg.{_INSTEAD[name]}"
     else:
         use = "one of " + ", ".join(f"ps.agg.{word}" for word in FUNCTIONS) + ", or ps.agg.custom for one of your own"
-    msg = f"agg() was given {value!r} ({type(value).__name__}), which cannot be merged over batches: use {use}"
+    msg = f"agg() cannot take {value!r} ({type(value).__name__}), which cannot be merged over batches. Use {use}."
     raise GraphError(msg)

@@ -97,7 +97,7 @@ def as_double(function: str, column: Column, input_type: DataType) -> Column:
     if isinstance(input_type, (NumericType, StringType, NullType)):
         return column.cast("double")
     raise unsupported_input(
-        function, input_type, "which is no number", "convert it first, as in unix_micros(…) for a time"
+        function, input_type, "which is no number", "Convert it first, as in unix_micros(…) for a time."
     )
 
 
@@ -115,7 +115,7 @@ def _room(function: str) -> Callable[[DataFrame, Column], None]:
             return
         if rows.sparkSession.conf.get("spark.sql.ansi.enabled") != "true":
             why = "whose sum may overflow and would then be wrong without ANSI"
-            remedy = f"cast it to at most {_ROOMY} digits, or set spark.sql.ansi.enabled=true"
+            remedy = f"Cast it to at most {_ROOMY} digits, or set spark.sql.ansi.enabled=true."
             raise unsupported_input(function, kind, why, remedy)
 
     return check

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.errors import GraphError, PenstockError, UserFunctionError
+from penstock.errors import GraphError, PenstockError, UserFunctionError, sentence
 from penstock.operators.aggregates.base import Aggregate, Part
 from penstock.spark.plans import analyzed_plan
+from penstock.spark.query_log import first_line
 from penstock.spark.session import empty_frame
 
 if TYPE_CHECKING:
@@ -134,10 +135,10 @@ class _Triple:
         except PenstockError:
             raise
         except Exception as error:
-            msg = f"{what} of {self._shown(function)} raised {type(error).__name__}: {error}"
+            msg = f"{what} of {self._shown(function)} raised {type(error).__name__}: {sentence(error)}"
             raise UserFunctionError(msg) from error
         if not isinstance(made, Column):
-            msg = f"{what} of {self._shown(function)} gave {made!r}, expected a Column"
+            msg = f"{what} of {self._shown(function)} gave {made!r}. Let it give a Column, such as F.sum(column)."
             raise GraphError(msg)
         return made
 
@@ -149,14 +150,13 @@ class _Triple:
         try:
             made = frame.select(column)
         except AnalysisException as error:
-            first = str(error).splitlines()[0]
-            msg = f"{what} of {self._shown(function)} cannot be computed: {first}"
+            msg = f"{what} of {self._shown(function)} cannot be computed: {first_line(error)}."
             raise GraphError(msg) from error
         plan = analyzed_plan(made)
         plain = plan.nodeName() in ("Aggregate", "Project") and plan.children().head().equals(analyzed_plan(frame))
         if not plain or (plan.nodeName() == "Aggregate") != aggregate or not plan.deterministic():
             expected = "an aggregate over its rows, such as F.sum(…)" if aggregate else "computed from one row of parts"
-            msg = f"{what} of {self._shown(function)} gives {column}, which is not {expected}"
+            msg = f"{what} of {self._shown(function)} gives {column}, which is not {expected}."
             raise GraphError(msg)
         return made
 
@@ -169,8 +169,8 @@ class _Triple:
         before, after = partial.simpleString(), merged.simpleString()
         if before != after:
             msg = (
-                f"merge {key!r} of {self._shown(self.merges[key])} makes {after} of {before}: "
-                f"cast the partial to the type that merging gives, or the merge to {before}"
+                f"The merge {key!r} of {self._shown(self.merges[key])} makes {after} of {before}. "
+                f"Cast the partial to the type that merging gives, or the merge to {before}."
             )
             raise GraphError(msg)
 
@@ -190,27 +190,30 @@ def _shape(columns: Sequence[Column], _order: Column) -> Column:
 def _check_names(name: object, partial: Mapping[str, object], merge: Mapping[str, object]) -> None:
     for what, word in (("name", name), *(("part", key) for key in partial)):
         if not isinstance(word, str) or not _NAME.fullmatch(word):
-            msg = f"ps.agg.custom needs a {what} of letters, digits and underscores, got {word!r}"
+            msg = f"ps.agg.custom needs a {what} of letters, digits and underscores, got {word!r}."
             raise GraphError(msg)
     for part in partial:
         if part.startswith("_") or "__" in part:
             msg = (
-                f"ps.agg.custom({name!r}): part {part!r} begins with an underscore or has two in a row, which is how "
-                "columns of state tell an alias from a part; rename it"
+                f"Part {part!r} of ps.agg.custom({name!r}) begins with an underscore or has two in a row, which is how "
+                "columns of state tell an alias from a part. Rename it."
             )
             raise GraphError(msg)
     if not partial:
-        msg = f"ps.agg.custom({name!r}) has no part: give it a partial and a merge, such as F.sum and F.sum"
+        msg = f"ps.agg.custom({name!r}) has no part. Give it a partial and a merge, such as F.sum and F.sum."
         raise GraphError(msg)
     if partial.keys() != merge.keys():
-        msg = f"ps.agg.custom({name!r}): partial has the parts {list(partial)}, merge has {list(merge)}; name the same"
+        msg = (
+            f"partial of ps.agg.custom({name!r}) has the parts {list(partial)}, merge has {list(merge)}. "
+            "Name the same parts in both."
+        )
         raise GraphError(msg)
 
 
 def _check_callable(name: str, functions: Mapping[str, object]) -> None:
     for what, function in functions.items():
         if not callable(function):
-            msg = f"{what} of ps.agg.custom({name!r}) must be a function that gives a Column, got {function!r}"
+            msg = f"{what} of ps.agg.custom({name!r}) must be a function that gives a Column, got {function!r}."
             raise GraphError(msg)
 
 

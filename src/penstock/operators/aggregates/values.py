@@ -86,7 +86,7 @@ def approx_count_distinct(of: str | Column, *more: str | Column, rsd: float = 0.
 
         check_ordered(name, input_type)
         if is_collated(input_type):
-            why, remedy = "whose collation a hash does not see", "give it lower(…), or use ps.agg.count_distinct"
+            why, remedy = "whose collation a hash does not see", "Give it lower(…), or use ps.agg.count_distinct."
             raise unsupported_input(name, input_type, why, remedy)
         # The sketch takes few types and skips the empty string, so values are hashed first.
         return F.hll_sketch_agg(F.when(column.isNotNull(), F.xxhash64(column)), size)
@@ -120,7 +120,7 @@ def _size(rsd: float) -> int:
         for size in range(_FEWEST, _MOST + 1):
             if _SPREAD / 2 ** (size / 2) <= rsd:
                 return size
-    msg = f"rsd of ps.agg.approx_count_distinct must be a number of at least 0.00072, got {rsd!r}"
+    msg = f"rsd of ps.agg.approx_count_distinct must be a number of at least 0.00072, got {rsd!r}."
     raise GraphError(msg)
 
 
@@ -206,7 +206,7 @@ def collect(of: str | Column, *, limit: int | None = None, by: str | Column | No
     'collect_page'
     """
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
-        msg = f"limit of ps.agg.collect must be a whole number above zero, got {limit!r}"
+        msg = f"limit of ps.agg.collect must be a whole number above zero, got {limit!r}."
         raise GraphError(msg)
 
     def partial(column: Column, input_type: DataType) -> Column:
@@ -342,7 +342,7 @@ def approx_percentile(of: str | Column, p: float | Sequence[float], *, k: int = 
     """
     shares = _shares("approx_percentile", p)
     if not isinstance(k, int) or isinstance(k, bool) or not _LEAST_K <= k <= _MOST_K:
-        msg = f"k of ps.agg.approx_percentile must be a whole number from {_LEAST_K} to {_MOST_K}, got {k!r}"
+        msg = f"k of ps.agg.approx_percentile must be a whole number from {_LEAST_K} to {_MOST_K}, got {k!r}."
         raise GraphError(msg)
     return Aggregate(
         function="approx_percentile",
@@ -357,10 +357,10 @@ def _shares(function: str, p: float | Sequence[float]) -> list[float]:
     given = list(p) if isinstance(p, Sequence) else [p]
     for share in given:
         if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 <= share <= 1:
-            msg = f"ps.agg.{function} takes shares from 0.0 to 1.0, such as 0.99, got {share!r}"
+            msg = f"ps.agg.{function} takes shares from 0.0 to 1.0, such as 0.99, got {share!r}."
             raise GraphError(msg)
     if not given:
-        msg = f"ps.agg.{function} was given an empty list of shares: give it at least one, such as [0.5, 0.99]"
+        msg = f"ps.agg.{function} was given an empty list of shares. Give it at least one, such as [0.5, 0.99]."
         raise GraphError(msg)
     return [float(share) for share in given]
 
@@ -383,8 +383,8 @@ def _sketch(column: Column, input_type: DataType, k: int) -> Column:
     from pyspark.sql import functions as F
 
     if not hasattr(F, _NEEDED):
-        remedy = "upgrade, or take ps.agg.percentile, which is exact"
-        msg = f"ps.agg.approx_percentile needs {_NEEDED}, which came with Spark 4.1.2: {remedy}"
+        remedy = "Upgrade Spark, or take ps.agg.percentile, which is exact."
+        msg = f"ps.agg.approx_percentile needs {_NEEDED}, which came with Spark 4.1.2. {remedy}"
         raise GraphError(msg)
     return F.kll_sketch_agg_double(as_double("approx_percentile", column, input_type), k)
 

@@ -141,6 +141,6 @@ class WindowAggregate:
 def _session() -> SparkSession:
     session = active_session()
     if session is None:
-        msg = "a windowed aggregate is checked by Spark's analyser: create the SparkSession before the pipeline"
+        msg = "Spark's analyser checks a windowed aggregate, and no session runs. Create the SparkSession first."
         raise GraphError(msg)
     return session

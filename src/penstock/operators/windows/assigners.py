@@ -288,7 +288,7 @@ def sliding(
     length = parse_duration("size of a sliding window", size, least=1)
     every = parse_duration("slide of a sliding window", slide, least=1)
     if every > length:
-        msg = f"windows of {size!r} every {slide!r} leave gaps, whose rows are in no window: slide by {size!r} or less"
+        msg = f"Windows of {size!r} every {slide!r} leave gaps, whose rows are in no window. Slide by {size!r} or less."
         raise GraphError(msg)
     lateness = _lateness(allowed_lateness)
     shape = SlidingWindow(size=length, slide=every, offset=_offset("sliding", offset) % every, lateness=lateness)
@@ -318,7 +318,7 @@ def cumulative(
     each = parse_duration("step of a cumulative window", step, least=1)
     length = parse_duration("size of a cumulative window", size, least=1)
     if length % each:
-        msg = f"cumulative windows grow by {step!r} and cannot end at {size!r}, which is no multiple of it"
+        msg = f"Cumulative windows that grow by {step!r} cannot end at {size!r}. Give a size that is a multiple of it."
         raise GraphError(msg)
     lateness = _lateness(allowed_lateness)
     shape = CumulativeWindow(step=each, size=length, offset=_offset("cumulative", offset) % length, lateness=lateness)
@@ -361,7 +361,7 @@ def session(
     """
     is_processing, lateness = _is_processing(time, allowed_lateness), _lateness(allowed_lateness)
     if (gap is None) == (by is None) or not isinstance(by, str | None):
-        msg = 'session() takes a gap, as in session("30 minutes"), or by= with SQL text that gives each row its own'
+        msg = 'session() takes a gap, as in session("30 minutes"), or by= with SQL text that gives each row its own.'
         raise GraphError(msg)
     length = None if gap is None else parse_duration("gap of a session", gap, least=1)
     return SessionWindow(gap=length, by=by, lateness=lateness, is_processing=is_processing)
@@ -411,7 +411,7 @@ def global_window(*, every_rows: int | None = None) -> Window:
 
 def _rows(what: str, rows: int) -> int:
     if not isinstance(rows, int) or isinstance(rows, bool) or not 0 < rows < 2**31:
-        msg = f"{what}: the number of rows must be a whole number from 1 to 2147483647"
+        msg = f"{what}: The number of rows must be a whole number from 1 to 2147483647."
         raise GraphError(msg)
     return rows
 
@@ -422,7 +422,8 @@ def _offset(kind: str, offset: str | None) -> int:
 
 def _is_processing(time: str, allowed_lateness: str | None) -> bool:
     if time not in ("event", "processing") or (time == "processing" and allowed_lateness is not None):
-        msg = f'time is {time!r}, but must be "event", or "processing" without allowed_lateness, since no row is late'
+        say = '"event", or "processing" without allowed_lateness, since no row is late then'
+        msg = f"Windows cannot have time={time!r} so. Write {say}."
         raise GraphError(msg)
     return time == "processing"
 
@@ -438,8 +439,8 @@ def _in_zone(shape: _Shape, period: int, zone: str | None) -> Window:
     fixed: FixedWindow = shape
     if fixed.step % HOUR:
         msg = (
-            f"windows by the clocks of {zone!r} need lengths of whole hours, not {format_duration(fixed.step)}: "
-            "leave the time zone out, and give an offset if the zone's hours do not begin with those of UTC"
+            f"Windows by the clocks of {zone!r} need lengths of whole hours, not {format_duration(fixed.step)}. "
+            "Leave the time zone out, and give an offset if the zone's hours do not begin with those of UTC."
         )
         raise GraphError(msg)
     _check_zone(zone)
@@ -452,7 +453,7 @@ def _check_zone(zone: str) -> None:
     try:
         ZoneInfo(zone)
     except (ValueError, OSError, KeyError) as error:  # ZoneInfoNotFoundError is a KeyError
-        example = "did you mean an IANA name such as 'Europe/Berlin'?"
+        example = "Did you mean an IANA name such as 'Europe/Berlin'?"
         hint = did_you_mean(zone, available_timezones(), most=3, otherwise=example)
-        msg = f"the time zone {zone!r} is not known{hint}"
+        msg = f"Time zone {zone!r} is not known{hint}"
         raise GraphError(msg) from error

@@ -48,13 +48,16 @@ def emit_strategy(emit: str, emit_every: str | None, early: str | None) -> EmitS
     1000000
     """
     if emit not in ("final", "updates"):
-        msg = f'emit is {emit!r}, but must be "final" (each window at its end) or "updates" (each change)'
+        msg = f'agg() cannot take emit={emit!r}. Write "final" (each window at its end) or "updates" (each change).'
         raise GraphError(msg)
     if emit == "updates" and early is not None:
-        msg = 'emit="updates" sends every change as it comes: leave early out, or set emit_every to have fewer'
+        msg = 'emit="updates" sends every change as it comes. Leave early out, or set emit_every to have fewer.'
         raise GraphError(msg)
     if emit == "final" and emit_every is not None:
-        msg = 'emit_every goes with emit="updates"; for preliminary results beside final ones write early="10 seconds"'
+        msg = (
+            'agg() takes emit_every with emit="updates" only. For preliminary results beside final ones write '
+            'early="10 seconds".'
+        )
         raise GraphError(msg)
     if emit == "updates":
         every = None if emit_every is None else parse_duration("emit_every", emit_every, least=MIN_EMIT_INTERVAL)

@@ -80,7 +80,7 @@ class WindowEmitter:
         """Send what a layer changes that is not made yet; the job that runs that makes it, and settles ``ran``."""
         due = self._open_windows()
         if due is None:
-            msg = f"step '{self._context.uid}' has closed all its windows, and a batch waits for what it changes"
+            msg = f"Step '{self._context.uid}' has closed all its windows, but a batch waits for what it changes."
             raise InternalError(msg)
         layers = self._stack.begin_emission(*due.panes, layer)
         self._send(self._results.changes(layers, due), layers.lease, emit, {f"ran:{self._context.uid}": ran})

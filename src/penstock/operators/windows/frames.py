@@ -6,13 +6,14 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from penstock.errors import GraphError, did_you_mean
+from penstock.errors import GraphError, no_column
 from penstock.interfaces.operator import StateSchema
 from penstock.operators.aggregates.base import is_ordered, merge_once
 from penstock.operators.windows.assigners import CountWindow, GlobalWindow, SessionWindow
 from penstock.operators.windows.panes import PanedWindow
 from penstock.operators.windows.record import to_record
 from penstock.spark.plans import per_partition_array
+from penstock.spark.query_log import first_line
 from penstock.spark.session import empty_frame
 from penstock.spark.sql import nullable, quote_identifier, variable_literal
 from penstock.state.layers import WINDOW_END, WINDOW_START, LayerFormat
@@ -51,13 +52,12 @@ def check_time(schema: StructType, time: str | None) -> None:
     if time is None:
         return
     if time not in schema.names:
-        msg = f"the event-time column {time!r} is not in the input{nearest_columns(time, schema.names)}"
-        raise GraphError(msg)
+        raise GraphError(no_column(time, schema.names))
     kind = schema[time].dataType
     if not isinstance(kind, TimestampType):
         msg = (
-            f"the event-time column {time!r} is {kind.simpleString()}, but windows need a TIMESTAMP: "
-            f'convert it first, as in .with_column("{time}", "to_timestamp({time})")'
+            f"Column {time!r} is {kind.simpleString()}, but the event time of windows is a TIMESTAMP. "
+            f'Convert it first, as in .with_column("{time}", "to_timestamp({time})").'
         )
         raise GraphError(msg)
 
@@ -70,8 +70,8 @@ def check_gap(frame: DataFrame, by: str, schema: StructType) -> None:
     kind = found.schema.fields[-1].dataType
     if not isinstance(kind, DayTimeIntervalType):
         msg = (
-            f"the gap {by!r} is {kind.simpleString()}, but sessions need an INTERVAL DAY TO SECOND: write "
-            "INTERVAL 5 MINUTES, or make one of a number of seconds with make_dt_interval(0, 0, 0, seconds)"
+            f"The gap {by!r} is {kind.simpleString()}, but sessions need an INTERVAL DAY TO SECOND. Write "
+            "INTERVAL 5 MINUTES, or make one of a number of seconds with make_dt_interval(0, 0, 0, seconds)."
         )
         raise GraphError(msg)
 
@@ -79,7 +79,7 @@ def check_gap(frame: DataFrame, by: str, schema: StructType) -> None:
 def check_names(keys: Sequence[tuple[str, str | Column]], aggregates: Sequence[Aggregate], schema: StructType) -> None:
     """Refuse two columns of one name, in results or state, and names with penstock's own prefix."""
     if not aggregates:
-        msg = "agg() needs at least one aggregate, as in ps.agg.count()"
+        msg = "agg() needs at least one aggregate, such as ps.agg.count()."
         raise GraphError(msg)
     group = [*(name for name, _ in keys), WINDOW_START, WINDOW_END]
     marks = [*group, CHANGE_COLUMN, TIMING_COLUMN]
@@ -90,12 +90,12 @@ def check_names(keys: Sequence[tuple[str, str | Column]], aggregates: Sequence[A
         seen: set[str] = set()
         for name in names:
             if name.casefold() in seen:
-                msg = f"two {what} would be called {name!r}: name one of them otherwise with .alias(…)"
+                msg = f"Two {what} would be called {name!r}. Give one of them another name with .alias(…)."
                 raise GraphError(msg)
             seen.add(name.casefold())
     for name in (*schema.names, *group, *results):
         if name.casefold().startswith(INTERNAL):
-            msg = f"column {name!r}: names that begin with {INTERNAL} are penstock's own; rename it"
+            msg = f"Column {name!r} begins with {INTERNAL}, as only penstock's own columns do. Rename it."
             raise GraphError(msg)
 
 
@@ -105,8 +105,8 @@ def check_keys(types: Mapping[str, DataType]) -> None:
         kind = data_type.simpleString()
         if re.search(r"\b(map<|variant\b)", kind):
             msg = (
-                f"key {name!r} is {kind}, which Spark cannot group by: use a field of it, "
-                f"or its text as in to_json({name})"
+                f"Key {name!r} is {kind}, which Spark cannot group by. Use a field of it, "
+                f"or its text as in to_json({name})."
             )
             raise GraphError(msg)
 
@@ -125,19 +125,10 @@ def explain_analysis(make: Callable[[], DataFrame], what: str, schema: StructTyp
         parameters = error.getMessageParameters() or {}
         unknown = parameters.get("objectName", "").replace("`", "")
         if (error.getCondition() or "").startswith("UNRESOLVED_COLUMN"):
-            msg = f"column {unknown!r} is not in the input{nearest_columns(unknown, schema.names)}"
+            msg = no_column(unknown, schema.names)
         else:
-            msg = f"the {what} cannot be computed from the input: {error}"
+            msg = f"The {what} cannot be computed from the input: {first_line(error)}."
         raise GraphError(msg) from error
-
-
-def nearest_columns(name: str, known: Sequence[str]) -> str:
-    """The end of a message about an unknown column: the columns most like it, else all.
-
-    >>> nearest_columns("amuont", ["amount", "user"])
-    "; did you mean 'amount'?"
-    """
-    return did_you_mean(name, known, most=3, otherwise=f"it has {', '.join(known)}")
 
 
 # ---- figures over a batch's flagged rows -----------------------------------------------------------------------------

@@ -64,7 +64,7 @@ class LayerQueries:
         """The plan of a batch's flagged rows: see :meth:`WindowFrames.with_timeliness`."""
         below = logical_plan(frame)
         if not self._preparer.fits(self._flagged, below):
-            msg = f"a batch has the columns {frame.schema.simpleString()}, not those that the step before it declared"
+            msg = f"A batch has the columns {frame.schema.simpleString()}, not those that the step before it declared."
             raise InternalError(msg)
         return self._preparer.bind(self._flagged, below, horizon, mark, *(() if arrival is None else (arrival,)))
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.clock import MAX_WATERMARK, MIN_WATERMARK
-from penstock.errors import SchemaMismatch, StateIncompatible
+from penstock.errors import SchemaMismatch, StateIncompatible, no_column
 from penstock.operators.aggregates.base import merge_once
 from penstock.operators.windows import counts, sessions
 from penstock.operators.windows.assigners import FIRST, LAST, CountWindow, GlobalWindow, SessionWindow
-from penstock.operators.windows.frames import PANE_END, PANE_START, WindowFrames, nearest_columns
+from penstock.operators.windows.frames import PANE_END, PANE_START, WindowFrames
 from penstock.operators.windows.panes import PanedWindow
 from penstock.operators.windows.record import read_aggregates, read_window
 from penstock.operators.windows.results import PaneResults, bounds_of
@@ -156,12 +156,12 @@ def table_of_record(handle: StateHandle, *, uid: str, partitions: int) -> StateT
 
 def _record(handle: StateHandle, uid: str) -> Mapping[str, Json]:
     if handle.kind not in KINDS:
-        msg = f"its state is of kind {handle.kind!r}, which is no table; there are tables of {', '.join(KINDS)}"
+        msg = f"Its state is of kind {handle.kind!r}, which is no table. Kinds with tables: {', '.join(KINDS)}."
         raise StateIncompatible(msg, uid=uid)
     if not isinstance(handle.detail, dict) or "table" not in handle.detail:
         msg = (
-            "its state was written by an older penstock, which did not say how it is finished: give the pipeline, as "
-            "in ps.read_state(spark, state, uid, pipeline=orders)"
+            "Its state was written by an older penstock, which did not say how it is finished. Give the pipeline, as "
+            "in ps.read_state(spark, state, uid, pipeline=orders)."
         )
         raise StateIncompatible(msg, uid=uid)
     return cast("Mapping[str, Json]", handle.detail["table"])
@@ -254,16 +254,15 @@ def to_layer_rows(table: StateTable, frame: DataFrame) -> DataFrame:
     sources = _sources(table, frame)
     unknown = [name for name in frame.columns if name not in sources.values()]
     if unknown:
-        msg = f"column {unknown[0]!r} is none of the state's{nearest_columns(unknown[0], [*sources.values()])}"
-        raise SchemaMismatch(msg, uid=layers_format.uid)
+        raise SchemaMismatch(no_column(unknown[0], [*sources.values()]), uid=layers_format.uid)
     types = {field.name: field.dataType for field in frame.schema}
     for field in layers_format.schema:
         name = sources.get(field.name)
         if name is not None and types[name] != field.dataType:
             kind = field.dataType.simpleString()
             msg = (
-                f"column {name!r} is {types[name].simpleString()}, the state has {kind}: "
-                f'cast it, as in .withColumn("{name}", F.col("{name}").cast("{kind}"))'
+                f"Column {name!r} is {types[name].simpleString()}, but the state has {kind}. "
+                f'Cast it, as in .withColumn("{name}", F.col("{name}").cast("{kind}")).'
             )
             raise SchemaMismatch(msg, uid=layers_format.uid)
     return frame.select(*(_column(field.name, sources) for field in layers_format.schema))
@@ -290,8 +289,8 @@ def _missing(table: StateTable, missing: list[str]) -> str:
         needed += [table.layers_format.start, table.layers_format.end]
     panes = ""
     if table.frames.window.is_paned:
-        panes = "; windows that overlap are kept as panes, which ps.read_state(…, raw=True) gives"
-    return f"there is no column {missing[0]!r}: it takes {', '.join(needed)} and the aggregates{panes}"
+        panes = " Windows that overlap are kept as panes, which ps.read_state(…, raw=True) gives."
+    return f"Column {missing[0]!r} does not exist. Columns needed: {', '.join(needed)} and the aggregates.{panes}"
 
 
 def _of_result(table: StateTable, result: RecordedAggregate, there: list[str]) -> Mapping[str, str]:
@@ -303,8 +302,8 @@ def _of_result(table: StateTable, result: RecordedAggregate, there: list[str]) -
         return {result.columns[0]: result.name}
     wanted = f"{result.name!r}, or " if is_same else ""
     parts = " and ".join(map(repr, result.columns))
-    why = "" if is_same else f": a finished {function} does not say what it was made of"
-    msg = f"aggregate {result.name!r} is missing: it takes {wanted}{parts}{why}; ps.read_state(…, raw=True) gives them"
+    why = "" if is_same else f" A finished {function} does not say what it was made of."
+    msg = f"Aggregate {result.name!r} is missing. It takes {wanted}{parts}.{why} ps.read_state(…, raw=True) gives them."
     raise SchemaMismatch(msg, uid=table.layers_format.uid)
 
 
@@ -333,7 +332,7 @@ def check_rows(table: StateTable, rows: DataFrame, *, horizon: int) -> None:
         together = ", ".join((*layers_format.keys, layers_format.start, layers_format.end))
         if isinstance(table.frames.window, CountWindow):
             together = ", ".join(layers_format.keys) or "it all"
-        msg = f"{count - merged} of {count} rows have the key and window of another ({together}), or touch it"
+        msg = f"{count - merged} of {count} rows have the key and window of another ({together}), or touch it."
         raise SchemaMismatch(msg, uid=layers_format.uid)
 
 
@@ -362,5 +361,5 @@ def _refuse(wrong: DataFrame, what: str, uid: str) -> None:
     found = wrong.limit(_SHOWN).collect()
     if found:
         shown = "; ".join(", ".join(f"{name}={value}" for name, value in row.asDict().items()) for row in found)
-        msg = f"{wrong.count()} rows have {what}, such as {shown}"
+        msg = f"{wrong.count()} rows have {what}, such as {shown}."
         raise SchemaMismatch(msg, uid=uid)
