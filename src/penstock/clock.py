@@ -137,16 +137,16 @@ def parse_duration(what: str, text: object, *, least: int = 0) -> int:
     unit = _unit(found[2]) if found else None
     if found is None or unit is None:
         msg = (
-            f"{what} {text!r} is not a length of time: write a whole number and one of microseconds, milliseconds, "
-            'seconds, minutes, hours, days, weeks, as in "90 seconds"'
+            f"{what} {text!r} is not a length of time. Write a whole number and one of microseconds, milliseconds, "
+            'seconds, minutes, hours, days, weeks, as in "90 seconds".'
         )
         raise GraphError(msg)
     micros = int(found[1]) * unit
     if micros < least:
-        msg = f"{what} {text!r} is too short: it must be at least {least} microseconds"
+        msg = f"{what} {text!r} is too short. It must be at least {format_duration(least)}."
         raise GraphError(msg)
     if abs(micros) > _LONGEST:
-        msg = f"{what} {text!r} is too long: it must be at most a thousand years"
+        msg = f"{what} {text!r} is too long. It must be at most a thousand years."
         raise GraphError(msg)
     return micros
 

@@ -107,7 +107,7 @@ def failpoint(name: str) -> None:
         InternalError: the name is not declared in :data:`FAILPOINTS`.
     """
     if name not in FAILPOINTS:
-        msg = f"failpoint {name!r} is not declared in penstock.failpoints.FAILPOINTS"
+        msg = f"Failpoint {name!r} is not declared in penstock.failpoints.FAILPOINTS."
         raise InternalError(msg)
     if _active:
         _hit(name)
@@ -136,7 +136,7 @@ def arm(name: str, action: str, *, hit: int | None = None) -> None:
         msg = f"Failpoint {name!r} does not exist{hint}"
         raise SettingsError(msg)
     if hit is not None and hit < 1:
-        msg = f"failpoint {name!r}: hits count from 1, got {hit}"
+        msg = f"Failpoint {name!r} cannot act at hit {hit}. Hits count from 1."
         raise SettingsError(msg)
     with _register.lock:
         _register.plans[name] = _Plan(_action(name, action), hit)
@@ -187,7 +187,7 @@ def load(environment: Mapping[str, str]) -> None:
         name, equals, action = text.partition("=")
         action, _, hit = action.partition("@")
         if not equals or (hit and not hit.isdigit()):
-            msg = f"PENSTOCK_FAILPOINTS: {text!r} is not name=action or name=action@hit"
+            msg = f"PENSTOCK_FAILPOINTS: {text!r} is not name=action or name=action@hit."
             raise SettingsError(msg)
         arm(name.strip(), action.strip(), hit=int(hit) if hit else None)
     record = environment.get("PENSTOCK_FAILPOINTS_RECORD")
@@ -213,7 +213,7 @@ def _action(name: str, action: str) -> Callable[[str], None]:
     number = getattr(errno, argument, None) if argument.startswith("E") else None
     if verb == "error" and isinstance(number, int):
         return lambda place: _raise_error(number, place)
-    msg = f"failpoint {name!r}: unknown action {action!r}; use kill, killpg, raise, pause:FILE or error:ERRNO"
+    msg = f"Failpoint {name!r} has no action {action!r}. Use kill, killpg, raise, pause:FILE or error:ERRNO."
     raise SettingsError(msg)
 
 

@@ -39,12 +39,12 @@ def check_name(what: str, value: object) -> str:
     'orders-by_user.v2'
     """
     if not isinstance(value, str):
-        msg = f"{what} must be a string, got {value!r} ({type(value).__name__})"
+        msg = f"{what} must be a string, got {value!r} ({type(value).__name__})."
         raise GraphError(msg)
     if not _NAME.fullmatch(value):
         msg = (
-            f"{what} {value!r} is not a valid name: use 1 to 64 characters of a-z, 0-9, '.', '_' and '-', "
-            "beginning and ending with a letter or a digit"
+            f"{what} {value!r} is not a valid name. Use 1 to 64 characters of a-z, 0-9, '.', '_' and '-', "
+            "beginning and ending with a letter or a digit."
         )
         raise GraphError(msg)
     return value
@@ -61,7 +61,8 @@ def check_savepoint_name(name: object) -> str:
     """
     if not isinstance(name, str) or not _SAVEPOINT.fullmatch(name):
         msg = (
-            f"{name!r} cannot name a savepoint: use 1 to 100 letters, digits, '.', '_' and '-', beginning with a letter"
+            f"{name!r} cannot name a savepoint. Use 1 to 100 letters, digits, '.', '_' and '-', beginning with a "
+            "letter."
         )
         raise SettingsError(msg)
     return name

@@ -82,14 +82,16 @@ class Settings:
     def _one_of(self, name: str, choices: tuple[object, ...]) -> None:
         value = getattr(self, name)
         if not any(value == choice and type(value) is type(choice) for choice in choices):
-            msg = f"{name} is {value!r}, but must be one of {', '.join(map(str, choices))}"
+            msg = f"{name} is {value!r}, but must be one of {', '.join(map(str, choices))}."
             raise SettingsError(msg)
 
     def _at_least(self, name: str, least: int) -> None:
         value = getattr(self, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            unit = " microseconds (10 ms)" if least == 10_000 else ""  # noqa: PLR2004 - the bound set above
-            msg = f"{name} is {value!r}, but must be a whole number of at least {least}{unit}"
+            if is_duration(name):
+                msg = f"{name} is {setting_text(name, value)}, but must be at least {format_duration(least)}."
+            else:
+                msg = f"{name} is {value!r}, but must be a whole number of at least {least}."
             raise SettingsError(msg)
 
 
@@ -171,6 +173,9 @@ def _value(name: str, value: object) -> object:
         return _SWITCHES.get(value.strip().lower(), value)
     try:
         return parse_duration(name, value) if name in _DURATIONS else int(value)
-    except (GraphError, ValueError) as error:
-        msg = f"setting {name!r} is {value!r}: {error}"
+    except GraphError as error:
+        msg = f"Setting {error}"
+        raise SettingsError(msg) from error
+    except ValueError as error:
+        msg = f"Setting {name} {value!r} is not a whole number."
         raise SettingsError(msg) from error

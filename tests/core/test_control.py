@@ -138,7 +138,7 @@ def test_names_of_savepoints(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "41", "-a", ".a", "a/b", "a b", "é", "x" * 101, None, 3])
 def test_a_name_that_could_be_a_path_or_a_number_is_refused(name: object) -> None:
-    with pytest.raises(SettingsError, match="cannot name a savepoint: use 1 to 100 letters"):
+    with pytest.raises(SettingsError, match=r"cannot name a savepoint. Use 1 to 100 letters"):
         check_savepoint_name(name)
 
 

@@ -342,7 +342,7 @@ def test_a_replay_is_what_was_written():
     for broken in (b"{", b"[]", b'{"format": 1}'):
         with pytest.raises(StateIncompatible, match="here is no replay"):
             decode_replay(broken, "here")
-    with pytest.raises(StateIncompatible, match="is of format 2, this penstock knows 1"):
+    with pytest.raises(StateIncompatible, match="is of format 2, but this penstock knows 1"):
         decode_replay(b'{"format": 2}', "here")
 
 

@@ -26,7 +26,7 @@ def test_reads_a_number_and_a_unit(text, micros):
 
 @pytest.mark.parametrize("text", ["", "1", "minute", "1.5 minutes", "1 month", "1 mins", "1 ss", "1 m", "1 Minute", 60])
 def test_refuses_what_is_no_length_with_name_value_and_remedy(text):
-    with pytest.raises(GraphError, match=r"size .* is not a length of time: write a whole number") as error:
+    with pytest.raises(GraphError, match=r"size .* is not a length of time. Write a whole number") as error:
         parse_duration("size", text)
     assert repr(text) in str(error.value)
 

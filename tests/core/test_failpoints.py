@@ -34,7 +34,7 @@ def test_every_place_is_declared_with_a_sentence():
 
 
 def test_an_undeclared_place_is_a_bug_armed_or_not():
-    with pytest.raises(InternalError, match=r"failpoint 'nowhere' is not declared"):
+    with pytest.raises(InternalError, match=r"Failpoint 'nowhere' is not declared"):
         failpoint("nowhere")
 
 
@@ -100,12 +100,12 @@ def test_recording_appends_the_name_of_each_hit(tmp_path):
     [
         (PLACE, "is not name=action"),
         (f"{PLACE}=raise@x", "is not name=action"),
-        (f"{PLACE}=raise@0", "hits count from 1, got 0"),
-        (f"{PLACE}=explode", "unknown action 'explode'; use kill, killpg, raise, pause:FILE or error:ERRNO"),
-        (f"{PLACE}=error:EVERYTHING", "unknown action"),
-        (f"{PLACE}=error:PATH", "unknown action"),
-        (f"{PLACE}=pause", "unknown action"),
-        (f"{PLACE}=kill:now", "unknown action"),
+        (f"{PLACE}=raise@0", "cannot act at hit 0. Hits count from 1"),
+        (f"{PLACE}=explode", "has no action 'explode'. Use kill, killpg, raise, pause:FILE or error:ERRNO"),
+        (f"{PLACE}=error:EVERYTHING", "has no action"),
+        (f"{PLACE}=error:PATH", "has no action"),
+        (f"{PLACE}=pause", "has no action"),
+        (f"{PLACE}=kill:now", "has no action"),
         ("sink.publish=kill", "Failpoint 'sink.publish' does not exist. Did you mean 'sink.published'?"),
         ("nowhere=raise", "Failpoint 'nowhere' does not exist. Failpoints: checkpoint.manifest.before, "),
     ],

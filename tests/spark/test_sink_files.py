@@ -369,7 +369,7 @@ def test_bigger_epochs_make_more_files(spark, tmp_path):
         (lambda: sink.Sink("o", partition_by="b"), "1 AS a", "partition_by names b"),
         (lambda: sink.Sink("o", partition_by="a"), "1 AS a", "nothing is left"),
         (lambda: sink.Sink("o", partition_by=".b"), "1 AS a, 2 AS `.b`", "hidden folders"),
-        (lambda: sink.Sink("o"), "NULL AS a", "cast or drop"),
+        (lambda: sink.Sink("o"), "NULL AS a", "Cast or drop"),
         (lambda: sink.Sink("o"), "1 AS a, 2 AS A", "twice"),
         (lambda: sink.Sink("o", format="xml"), "1 AS a", "not one of"),
         (lambda: sink.Sink("s3://o"), "1 AS a", "rename"),

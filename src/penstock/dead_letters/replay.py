@@ -84,8 +84,8 @@ def letters_frame(spark: SparkSession, filesystem: FileSystem, replay: Replay, s
 def letters_gone(path: str) -> SourceChanged:
     """The error of a letter file that went away after a source had begun to read its replay."""
     msg = (
-        f"{path} went away while its dead letters were to be read again: put it back before the next start, or "
-        "they are left out (penstock deadletter drop leaves files that are yet to be read)"
+        f"{path} went away while its dead letters were to be read again. Put it back before the next start, or "
+        "they are left out. The command penstock deadletter drop leaves files that are yet to be read."
     )
     return SourceChanged(msg)
 

@@ -327,7 +327,7 @@ def decode_replay(data: bytes, path: str) -> Replay:
         document: Any = json.loads(data)
         version = document["format"]
         if version != _FORMAT:
-            msg = f"{path} is of format {version}, this penstock knows {_FORMAT}: use the version that wrote it"
+            msg = f"{path} is of format {version}, but this penstock knows {_FORMAT}. Use the version that wrote it."
             raise StateIncompatible(msg)
         letters = tuple(
             LetterRange(file=file, ranges=tuple((int(start), int(end)) for start, end in ranges))
@@ -344,5 +344,5 @@ def decode_replay(data: bytes, path: str) -> Replay:
             letters=letters,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        msg = f"{path} is no replay of dead letters ({error!r}): put it back as it was written"
+        msg = f"{path} is no replay of dead letters ({error!r}). Put it back as it was written."
         raise StateIncompatible(msg) from error

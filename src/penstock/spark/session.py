@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.clock import UTC, canonical_timezone
-from penstock.errors import EngineFailed, SettingsError
+from penstock.errors import EngineFailed, SettingsError, sentence
 from penstock.spark.jvm import MAX_SOCKET_FOLDER_CHARS, remember_classes, start_jvm
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def make_session(name: str, *, master: str | None = None) -> SparkSession:
         try:
             SparkContext(conf=conf, gateway=gateway)
         except Exception as error:
-            msg = f"Spark could not start on master {master!r}: {_java_message(error)}"
+            msg = f"Spark could not start on master {master!r}: {sentence(_java_message(error))}"
             raise EngineFailed(msg) from error
     made = SparkSession.builder.config(conf=conf).getOrCreate()
     remember_classes(made)
@@ -273,8 +273,8 @@ def check_master(master: str) -> str:
     if _MASTER.fullmatch(master):
         return master
     msg = (
-        f"Spark has no master {master!r}: write 'penstock run … --master M' (or PENSTOCK_MASTER=M); M is local[*], "
-        "local[4], spark://HOST:PORT, yarn or k8s://URL"
+        f"Spark has no master {master!r}. Write 'penstock run … --master M' (or PENSTOCK_MASTER=M), where M is "
+        "local[*], local[4], spark://HOST:PORT, yarn or k8s://URL."
     )
     raise SettingsError(msg)
 
@@ -353,8 +353,8 @@ def clone_session(spark: SparkSession, *, timezone: str | None = None) -> SparkS
 
     if type(spark).__module__.startswith("pyspark.sql.connect") or not is_classic(spark):
         msg = (
-            "this is a Spark Connect session; penstock needs a classic one, for it works with plans, Spark jobs and "
-            "cached blocks, which Connect does not show. Build it with master(...) instead of remote(...)"
+            "This is a Spark Connect session. Penstock needs a classic one, since it works with plans, Spark jobs and "
+            "cached blocks, which Connect does not show. Build it with master(...) instead of remote(...)."
         )
         raise SettingsError(msg)
     inner = cast("Any", spark)._jsparkSession.cloneSession()  # noqa: SLF001 - there is no public way
