@@ -93,16 +93,16 @@ def test_a_recorded_class_is_found_by_importing_it(mylib: type[SqliteCommitter],
 @pytest.mark.parametrize(
     ("item", "told"),
     [
-        (ITEM, r"the log names no committer for it, and this penstock knows files/1, for-each/1, memory/1"),
+        (ITEM, r"The log names no committer for it, and this penstock knows files/1, for-each/1, memory/1"),
         (OURS, r"'mylib:SqliteCommitter' cannot be imported here \(ModuleNotFoundError: No module named 'mylib'\)"),
-        (replace(ITEM, committer="json:Commiter"), "module 'json' has no committer 'Commiter'"),
+        (replace(ITEM, committer="json:Commiter"), "Module 'json' has no committer 'Commiter'"),
     ],
 )
 def test_what_cannot_be_published_says_so_with_a_remedy(item: Committable, told: str, context: CommitContext) -> None:
     with pytest.raises(CommitterMissing, match=told) as error:
         check_open([item], context)
 
-    assert str(error.value).startswith("step 'out': output #2 of 'out' of kind 'sqlite/1' waits to be published to")
+    assert str(error.value).startswith("step 'out': Output #2 of 'out' of kind 'sqlite/1' waits to be published to")
     assert "penstock rewind orders --fresh --discard-unpublished" in str(error.value)
 
 
@@ -126,7 +126,7 @@ class OwnSink:
         ({}, r"sqlite copy\.db promises exactly-once, but has no attribute 'committers'.*AT_LEAST_ONCE"),
         (
             {"sqlite/1": "mylob:SqliteCommitter"},
-            r"kind 'sqlite/1', could never be published: .*No module named 'mylob'",
+            r"kind 'sqlite/1', could never be published. Committer .*No module named 'mylob'",
         ),
         ({"sqlite/1": "mylib:SqlteCommitter"}, r"has no committer 'SqlteCommitter'. Did you mean 'SqliteCommitter'\?"),
         ({"sqlite/1": "mylib:NoVoid"}, r"'mylib:NoVoid' is no committer: it has no method void"),
@@ -135,7 +135,7 @@ class OwnSink:
             {"sqlite/1": "__main__:SqliteCommitter"},
             r"in the script that was started, which no other process can import",
         ),
-        ({"files/1": "mylib:SqliteCommitter"}, r"kind 'files/1', which is penstock's own; give the kind a name"),
+        ({"files/1": "mylib:SqliteCommitter"}, r"kind 'files/1', which is penstock's own. Give the kind a name"),
     ],
 )
 @pytest.mark.usefixtures("mylib")
@@ -235,7 +235,7 @@ def test_the_remedy_of_the_error_gets_rid_of_it(tmp_path: Path, item: Committabl
     assert stuck.code == 65
     assert "penstock rewind orders --fresh --discard-unpublished" in stuck.err
     assert said.code == 0
-    assert "  ! output #2 of 'out' is discarded but cannot be voided in copy.db" in said.err
+    assert "  ! Output #2 of 'out' is discarded but cannot be voided in copy.db" in said.err
     assert after.code == 0
     history = read_history(LocalFileSystem(tmp_path / "orders"), "orders")
     assert history.open_committables == history.to_void == ()
@@ -259,7 +259,7 @@ def test_a_users_committer_publishes_and_voids_in_commands(mylib: type[SqliteCom
 @pytest.mark.parametrize(
     ("raised", "kind", "told"),
     [
-        (ConnectionResetError("gone"), CommitFailed, "raised ConnectionResetError: gone; it is called again"),
+        (ConnectionResetError("gone"), CommitFailed, "raised ConnectionResetError: gone. It is called again"),
         (CommitFailed("later"), CommitFailed, "later"),
         (FileNotFoundError("no such file"), UserFunctionError, "FileNotFoundError: no such file"),
         (KeyError("log"), UserFunctionError, r"'mylib:SqliteCommitter' of #2 of 'out' raised KeyError: 'log'"),
@@ -308,7 +308,7 @@ def test_its_output_is_voided_without_the_pipeline_and_called_never(
 
 
 def test_its_output_waits_for_a_pipeline_that_has_the_function(waiting: Committable, context: CommitContext) -> None:
-    with pytest.raises(CommitterMissing, match="its function is in the pipeline: start the job"):
+    with pytest.raises(CommitterMissing, match=r"Its function is in the pipeline. Start the job"):
         ForEachCommitter(context).commit(waiting)
     for sink in (MemorySink(), ForEachSink(print, "batch")):
         other = replace(context, sinks={"out": sink})

@@ -49,13 +49,13 @@ async def later(frame: object, epoch: int) -> None:
     [
         (
             lambda frame: frame,
-            r"with two arguments, the rows and the epoch, and it takes \(frame\) \(too many.*write def",
+            r"with two arguments, the rows and the epoch, but it takes \(frame\) \(too many.*Write def",
         ),
         (
             lambda frame, epoch, table: table,
             r"it takes \(frame, epoch, table\) \(missing a required argument: 'table'\)",
         ),
-        ("save", "needs a function of the rows and the epoch, got 'save'"),
+        ("save", "cannot take 'save'. Give it a function of the rows"),
         (later, "later is async, and for_each_batch"),
     ],
 )

@@ -192,6 +192,20 @@ def test_what_methods_take_is_checked_where_it_is_given():
         assert message in refused(lambda p, use=use: use(numbers(p)))
 
 
+def test_what_a_refusal_says_to_write_is_taken():
+    p = ps.Pipeline("demo")
+    stream = numbers(p)
+
+    stream.union(stream.select("*"))
+    timed = stream.with_watermark("at", delay="5 seconds")
+    timed.group_by("value", ps.global_window()).agg("all", ps.agg.count())
+    timed.group_by("value + 1 AS next", ps.tumbling("1 minute")).agg("minutes", ps.agg.sum("value + 1").alias("sum"))
+    for pace in (ps.every("1 second"), ps.linger("20 ms"), ps.when_ready):
+        p.read(f"paced-{len(p.graph().nodes)}", ps.rate.Source(1), pace=pace)
+
+    assert len(p.graph().nodes) == 9
+
+
 def test_sql_takes_exactly_one_stream_and_every_part_by_name():
     table = "SELECT 1 AS value"
     cases = {

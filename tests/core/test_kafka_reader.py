@@ -285,7 +285,7 @@ def test_a_start_at_the_groups_offsets_a_time_or_the_end_is_a_number_at_once():
 
 
 def test_a_topic_that_is_not_there_is_named_and_no_retry_helps():
-    with pytest.raises(ConnectorError, match=r"no topic 'orders'.*create it") as raised:
+    with pytest.raises(ConnectorError, match=r"no topic 'orders'.*Create it") as raised:
         Bench(FakeCluster(), gone_after="200 ms")
     assert not raised.value.retry
 
@@ -487,7 +487,7 @@ def test_a_consumer_that_may_not_read_a_topic_fails_the_job_with_the_remedy():
     bench.until_quiet()
     at = TopicPartition("orders", 0)
     bench.cluster.consumers[0].events.append(FakeMessage(at, -1, trouble=FakeTrouble("TOPIC_AUTHORIZATION_FAILED")))
-    with pytest.raises(ConnectorError, match=r"k:9092, topic 'orders' partition 0.*grant READ"):
+    with pytest.raises(ConnectorError, match=r"k:9092, topic 'orders' partition 0.*Grant READ"):
         bench.poll()
 
 

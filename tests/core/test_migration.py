@@ -129,18 +129,18 @@ def test_a_name_in_other_letters_is_the_same_column():
 @pytest.mark.parametrize(
     ("declared", "why"),
     [
-        (V1.replace("`user` string", "`user` int"), r"the keys were user string and are user int"),
-        (V1.replace("`user` string", "`who` string"), r"the keys were user string and are who string"),
-        (V1.replace("`user` string, ", ""), r"the keys were user string and are none"),
-        (f"`more` int, {V1}", r"the keys were user string and are more int, user string"),
+        (V1.replace("`user` string", "`user` int"), r"The keys were user string and are user int"),
+        (V1.replace("`user` string", "`who` string"), r"The keys were user string and are who string"),
+        (V1.replace("`user` string, ", ""), r"The keys were user string and are none"),
+        (f"`more` int, {V1}", r"The keys were user string and are more int, user string"),
         (
             V1.replace("window_", "pane_"),
-            r"rows were cut by window_start timestamp, window_end timestamp and are by pane",
+            r"Rows were cut by window_start timestamp, window_end timestamp and are by pane",
         ),
-        (V1.replace("x__sum` bigint", "x__sum` double"), r"column 'x__sum' was bigint and would be double"),
-        (V1.replace("low__min` int", "low__min` smallint"), r"column 'low__min' was int and would be smallint"),
-        (V1.replace("x__sum", "x__max"), r"aggregate 'x' was kept as x__sum bigint and would be as x__max bigint"),
-        (f"{V1}, `x__count` bigint", r"aggregate 'x' was kept as x__sum bigint and would be as x__sum bigint, x__co"),
+        (V1.replace("x__sum` bigint", "x__sum` double"), r"Column 'x__sum' was bigint and would be double"),
+        (V1.replace("low__min` int", "low__min` smallint"), r"Column 'low__min' was int and would be smallint"),
+        (V1.replace("x__sum", "x__max"), r"Aggregate 'x' was kept as x__sum bigint and would be as x__max bigint"),
+        (f"{V1}, `x__count` bigint", r"Aggregate 'x' was kept as x__sum bigint and would be as x__sum bigint, x__co"),
         ("`n` bigint", r"has none of the columns window_start, pane_start"),
     ],
 )
@@ -150,7 +150,7 @@ def test_what_else_changes_is_refused_with_the_reason(declared, why):
 
 
 def test_what_cannot_be_told_apart_is_refused():
-    with pytest.raises(IncompatibleSchema, match="'n LONG' is no column, so the two cannot be compared"):
+    with pytest.raises(IncompatibleSchema, match="The two cannot be compared: 'n LONG' is no column"):
         column_changes("n LONG", V1)
 
 
@@ -170,10 +170,13 @@ def test_a_refusal_has_both_sides_and_the_remedy():
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        (keeps(V1, kind="sessions/1"), "holds state of kind 'window/1', this step keeps 'sessions/1': give it another"),
+        (
+            keeps(V1, kind="sessions/1"),
+            "holds state of kind 'window/1', but this step keeps 'sessions/1'. Give it another",
+        ),
         (
             keeps(V1, window="tumbling 5 minutes"),
-            "cut for windows 'tumbling 1 minute'; the pipeline declares 'tumbling 5 m",
+            "cut for windows 'tumbling 1 minute', but the pipeline declares 'tumbling 5 m",
         ),
     ],
 )
@@ -225,5 +228,5 @@ def test_going_back_to_the_old_code_needs_no_move_for_the_layers_it_wrote():
 
 
 def test_a_detail_that_is_not_ours_is_unreadable():
-    with pytest.raises(CheckpointUnreadable, match="layer g1-000001 says 7 of its columns"):
+    with pytest.raises(CheckpointUnreadable, match="Layer g1-000001 says 7 of its columns"):
         layer_columns(LayerRef(name="g1-000001", level=0, rows=1, files=(), detail={"schema": 7}))

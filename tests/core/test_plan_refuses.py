@@ -175,7 +175,7 @@ STORIES = {
     # the state folder
     "a file for a state folder": Refusal(
         error=StateDirectoryRefused,
-        says="cannot write in taken of --state: File exists",
+        says="Folder taken of --state cannot be written in: File exists",
         story=write("taken"),
         options="--state taken",
     ),
@@ -275,7 +275,7 @@ STORIES = {
     ),
     "output of an unknown kind": Refusal(
         error=CommitterMissing,
-        says="of kind 'sqlite/1' waits to be published to there, but the log names no committer",
+        says="of kind 'sqlite/1' waits to be published to there. The log names no committer",
         story=lambda folder: write_log(folder / "state", [CLAIM, at(0, open=(output(0, kind="sqlite/1"),))]),
     ),
 }

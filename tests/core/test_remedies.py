@@ -60,7 +60,8 @@ def test_a_state_folder_that_cannot_be_made_is_refused_with_65_by_parent_and_chi
 
         assert said.code == 65
         assert (
-            f"cannot write in {state} of --state: {why}; make it a writable folder, or give --state another" in said.err
+            f"Folder {state} of --state cannot be written in: {why}. Make it a writable folder, or give --state another"
+            in said.err
         )
         assert "bug of penstock" not in said.err
 
@@ -72,13 +73,16 @@ def test_a_folder_for_a_shadow_run_is_told_by_its_own_option(tmp_path, monkeypat
     said = say("shadow", f"{module(tmp_path, SHOP)}:orders", "--from", "x", "--out", "taken/tried")
 
     assert said.code == 65
-    assert "cannot write in taken of --out: File exists; make it a writable folder, or give --out another" in said.err
+    assert (
+        "Folder taken of --out cannot be written in: File exists. Make it a writable folder, or give --out another"
+        in said.err
+    )
 
 
 def test_a_folder_that_only_others_may_write_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jvm.os, "access", lambda path, mode: False)  # who runs this may be allowed everything
 
-    with pytest.raises(StateDirectoryRefused, match="Permission denied; make it a writable folder"):
+    with pytest.raises(StateDirectoryRefused, match=r"Permission denied. Make it a writable folder"):
         log_jvm_to_file("orders", str(tmp_path))
 
 
@@ -88,5 +92,5 @@ def test_a_full_disk_is_not_the_fault_of_the_folder(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(Path, "mkdir", full)
 
-    with pytest.raises(StorageFailed, match="of --state: No space left on device; free some space"):
+    with pytest.raises(StorageFailed, match=r"of --state cannot be made: No space left on device. Free some space"):
         log_jvm_to_file("orders", str(tmp_path / "state"))

@@ -21,7 +21,7 @@ def test_a_master_that_spark_does_not_know_is_refused_by_its_name_before_java_is
     monkeypatch.setenv("JAVA_HOME", "/gone")
     with pytest.raises(SettingsError) as error:
         make_session("demo", master=master)
-    assert str(error.value).startswith(f"Spark has no master {master!r}: write ")
+    assert str(error.value).startswith(f"Spark has no master {master!r}. Write ")
 
 
 # ---------------------------------------------------------------------------------- the time zone of a session of ours

@@ -30,7 +30,7 @@ def test_a_master_that_cannot_be_is_told_in_one_line(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PENSTOCK_MASTER", "nonsense")
     found = try_spark()
     assert found.status is Status.FAIL
-    assert "Spark has no master 'nonsense': write 'penstock run … --master M'" in found.found
+    assert "Spark has no master 'nonsense'. Write 'penstock run … --master M'" in found.found
     assert "\n" not in found.found
 
 

@@ -101,7 +101,7 @@ def test_one_job_and_nothing_compiled_whatever_the_size(spark):
 
 def test_what_the_user_did_wrong(spark):
     with pytest.raises(
-        UserFunctionError, match=r"test_source_generator.py:\d+: .*no DataFrame|must return a DataFrame"
+        UserFunctionError, match=r"test_source_generator.py:\d+: .*returned NoneType\. Let it return a DataFrame"
     ):
         generator.Source(lambda f: None).schema(spark)
     with pytest.raises(UserFunctionError, match="failed"):

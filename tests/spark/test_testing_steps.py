@@ -162,27 +162,27 @@ def test_mistakes_are_told_with_what_was_meant(spark: SparkSession) -> None:
                 lambda: t.crash(at="sink.publish"),
                 r"Crash point 'sink.publish' does not exist. Did you mean 'sink.published'\?",
             ),
-            (t.restart, r"the job runs, and no crash is armed: crash\(\), stop\(\) or end\(\) it first"),
+            (t.restart, r"The job runs, and no crash is armed. Call crash\(\), stop\(\) or end\(\) first"),
         ]:
             with pytest.raises(HarnessError, match=told):
                 mistake()
-        with pytest.raises(SchemaMismatch, match=r"send\('a'\): row 2: column 'at' is TIMESTAMP and cannot hold 'now'"):
+        with pytest.raises(SchemaMismatch, match=r"send\('a'\): row 2: Column 'at' is TIMESTAMP and cannot hold 'now'"):
             t.send("a", [at("u", 0), {"user": "u", "at": "now"}])
         t.send("a", [at("u", 9)])
         t.send("b", [at("u", 9)])
         t.checkpoint()
         t.end()
-        with pytest.raises(HarnessError, match=r"sink 'out': Column 'users' does not exist. Did you mean 'user'\?"):
+        with pytest.raises(HarnessError, match=r"Sink 'out': Column 'users' does not exist. Did you mean 'user'\?"):
             t.rows("out", "users")
-        with pytest.raises(HarnessError, match="the job does not run: it has ended"):
+        with pytest.raises(HarnessError, match="The job does not run: it has ended"):
             t.checkpoint()
-        with pytest.raises(HarnessError, match="the source has ended, nothing can follow"):
+        with pytest.raises(HarnessError, match=r"The source has ended. Send rows before"):
             t.send("a", [at("u", 9)])
-    with pytest.raises(HarnessError, match="use it in a with block"):
+    with pytest.raises(HarnessError, match="Use it in a with block"):
         ps.testing.run(clicks(), spark).checkpoint()
     with pytest.raises(ps.SettingsError, match="Did you mean 'mode'"):
         ps.testing.run(clicks(), spark, modes="x")
-    with pytest.raises(HarnessError, match=r"a pipeline is a function under @ps.pipeline"):
+    with pytest.raises(HarnessError, match=r"is no pipeline. Write a function under @ps.pipeline"):
         ps.testing.run(print, spark).__enter__()  # type: ignore[arg-type]
 
 
@@ -193,13 +193,13 @@ def never_reached(t: PipelineRun) -> None:
         with pytest.raises(HarnessError, match="one crash at a time"):
             t.crash(at="sink.staged")
         t.restart()
-        with pytest.raises(HarnessError, match=r"the restart waits for the crash: .*never reached"):
+        with pytest.raises(HarnessError, match=r"The restart waits for the crash. .*never reached"):
             t.restart()
         story(t)
 
 
 def test_a_crash_point_that_is_never_reached_fails_the_test(spark: SparkSession) -> None:
-    told = r"crash\(at='state.compacted'\) was never reached; since then were: .*sink"
+    told = r"crash\(at='state.compacted'\) was never reached. Reached since then: .*sink"
     with pytest.raises(AssertionError, match=told):
         never_reached(ps.testing.run(clicks(), spark))
     with ps.testing.run(clicks(), spark) as t:

@@ -235,7 +235,7 @@ def test_a_lost_block_is_an_error_that_restarts_and_never_a_recomputation(spark,
         rig.process(rows(0))
     layers, lease = rig.operator._stack.lease_due(0, MAX_WATERMARK)
     free_blocks(layers[2].frame)
-    with pytest.raises(LayerMissing, match="a cached block of the state is lost"):
+    with pytest.raises(LayerMissing, match="A cached block of the state is lost"):
         rig.maintain()
     rig.advance(MAX_WATERMARK)
     with pytest.raises(Exception, match="CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND") as error:

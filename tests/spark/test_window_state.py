@@ -433,7 +433,7 @@ def test_a_missing_or_altered_file_is_named_at_restore(rig):
     with pytest.raises(CheckpointUnreadable, match=f"file {handle.layers[0].files[0].path} .* sha256"):
         rig.again(handle)
     file.unlink()
-    with pytest.raises(LayerMissing, match="is not there; the checkpoint recorded"):
+    with pytest.raises(LayerMissing, match="is not there, though the checkpoint recorded"):
         rig.again(handle)
 
 

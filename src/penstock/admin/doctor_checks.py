@@ -102,7 +102,7 @@ def ours_of(environment: Mapping[str, str]) -> Finding:
     try:
         read_settings({}, environment=environment)
     except SettingsError as error:
-        return fail("environment", found, f"{error}; correct it or unset it")
+        return fail("environment", found, f"{error} Correct it or unset it.")
     if ours.get(_ARMED):
         return warn("environment", found, f"unset {_ARMED}: jobs crash on purpose where it says")
     return ok("environment", found)

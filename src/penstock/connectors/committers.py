@@ -17,6 +17,7 @@ from penstock.errors import (
     UserFunctionError,
     did_you_mean,
     raised_at,
+    sentence,
 )
 from penstock.handles import CommitOutcome, Guarantee, output_names
 from penstock.interfaces.sink import ChecksCommittable, CommitContext
@@ -55,21 +56,21 @@ def committer(item: Committable, context: CommitContext) -> Committer:
     place = item.committer or COMMITTERS.get(item.kind)
     if place is None:
         known = ", ".join(sorted(COMMITTERS))
-        reason = f"the log names no committer for it, and this penstock knows {known}"
-        why = f"{reason}: start the version that wrote it"
+        reason = f"The log names no committer for it, and this penstock knows {known}."
+        why = f"{reason} Start the version that wrote it."
     else:
         try:
             make = _load(place)
         except LookupError as error:
             reason = str(error.args[0])
-            why = f"{reason}: put that back, or install what it needs"
+            why = f"{reason} Put that back, or install what it needs."
         else:
             with explain_user_errors(f"committer {place!r}", uid=item.uid):
                 return make(context)
     msg = (
-        f"output {output_names(item)} of kind {item.kind!r} waits to be published to {item.target}, but {why}; or "
-        f"discard it with: penstock rewind {context.job} --fresh --discard-unpublished (instead of --fresh, any "
-        f"checkpoint below {item.checkpoint})"
+        f"Output {output_names(item)} of kind {item.kind!r} waits to be published to {item.target}. {why} Or "
+        f"discard it with penstock rewind {context.job} --fresh --discard-unpublished (instead of --fresh, any "
+        f"checkpoint below {item.checkpoint})."
     )
     raise CommitterMissing(msg, why=reason, uid=item.uid)
 
@@ -122,8 +123,8 @@ def _explained(item: Committable) -> AbstractContextManager[None]:
 def unvoided(item: Committable, error: CommitterMissing) -> str:
     """The warning that an output is discarded without a void."""
     return (
-        f"output {output_names(item)} is discarded but cannot be voided in {item.target} ({error.why}): what was begun "
-        "there is left as it is, and a process that still runs might publish it"
+        f"Output {output_names(item)} is discarded but cannot be voided in {item.target}. {error.why} What was begun "
+        "there is left as it is, and a process that still runs might publish it."
     )
 
 
@@ -135,23 +136,23 @@ def _load(place: str) -> _Make:
     """
     module, _, name = place.partition(":")
     if not module or not name:
-        msg = f"{place!r} is not module:class"
+        msg = f"{place!r} is not module:class."
         raise LookupError(msg)
     if module == "__main__":
-        msg = f"{place!r} is in the script that was started, which no other process can import"
+        msg = f"{place!r} is in the script that was started, which no other process can import."
         raise LookupError(msg)
     try:
         there = import_module(module)
     except Exception as error:  # whatever the user's module raises
-        msg = f"its committer {place!r} cannot be imported here ({type(error).__name__}: {error})"
+        msg = f"Committer {place!r} cannot be imported here ({type(error).__name__}: {error})."
         raise LookupError(msg) from error
     made = getattr(there, name, None)
     if made is None:
-        msg = f"module {module!r} has no committer {name!r}{did_you_mean(name, vars(there), otherwise='')}"
+        msg = f"Module {module!r} has no committer {name!r}{did_you_mean(name, vars(there), otherwise='') or '.'}"
         raise LookupError(msg)
     missing = [verb for verb in ("commit", "void") if isinstance(made, type) and not hasattr(made, verb)]
     if missing or not callable(made):
-        msg = f"{place!r} is no committer: it has no method {' and no method '.join(missing) or 'to make one with'}"
+        msg = f"{place!r} is no committer: it has no method {' and no method '.join(missing) or 'to make one with'}."
         raise LookupError(msg)
     return cast("_Make", made)
 
@@ -173,9 +174,9 @@ def explain_user_errors(what: str, *, uid: str) -> Iterator[None]:
         if isinstance(error, PenstockError) and not error.retry:
             error.uid = error.uid or uid
             raise
-        msg = f"{what} raised {type(error).__name__}: {error}"
+        msg = f"{what} raised {type(error).__name__}: {sentence(error)}"
         if isinstance(error, (OSError, PenstockError)) and not isinstance(error, _LASTING):
-            again = f"{msg}; it is called again"
+            again = f"{msg} It is called again."
             raise CommitFailed(again, uid=uid) from error
         raise UserFunctionError(msg, uid=uid, where=raised_at(error)) from error
 
@@ -193,25 +194,25 @@ def check_committers(sink: Sink) -> None:
     if not declared and sink.guarantee is Guarantee.EXACTLY_ONCE:
         msg = (
             f"{sink.describe()} promises exactly-once, but has no attribute 'committers', so nothing could publish "
-            "what its writers hand over; name the committer of each kind, as in "
-            "committers = {'sqlite/1': 'mylib:SqliteCommitter'}, or promise Guarantee.AT_LEAST_ONCE and write at once"
+            "what its writers hand over. Name the committer of each kind, as in "
+            "committers = {'sqlite/1': 'mylib:SqliteCommitter'}, or promise Guarantee.AT_LEAST_ONCE and write at once."
         )
         raise GraphError(msg)
     for kind, place in declared.items():
         own = COMMITTERS.get(kind)
         if own is not None and place != own:
             msg = (
-                f"{sink.describe()} names {place!r} as the committer of kind {kind!r}, which is penstock's own; "
-                "give the kind a name of its own, such as 'mylib/1'"
+                f"{sink.describe()} names {place!r} as the committer of kind {kind!r}, which is penstock's own. "
+                "Give the kind a name of its own, such as 'mylib/1'."
             )
             raise GraphError(msg)
         try:
             _load(place)
         except LookupError as error:
             msg = (
-                f"output of {sink.describe()}, of kind {kind!r}, could never be published: {error.args[0]}; name a "
+                f"Output of {sink.describe()}, of kind {kind!r}, could never be published. {error.args[0]} Name a "
                 "class with the methods commit and void in a module that any process can import, as "
-                f"committers = {{{kind!r}: 'module:class'}}"
+                f"committers = {{{kind!r}: 'module:class'}}."
             )
             raise GraphError(msg) from error
 
@@ -257,8 +258,8 @@ class _Writer:
         place = self._committers.get(item.kind)
         if place is None:
             msg = (
-                f"{self._sink.describe()} hands over output of kind {item.kind!r}, for which it names no committer: it "
-                f"would never be published. Name it: committers = {{{item.kind!r}: 'module:class'}}"
+                f"{self._sink.describe()} hands over output of kind {item.kind!r}, for which it names no committer, so "
+                f"that it would never be published. Name it, as committers = {{{item.kind!r}: 'module:class'}}."
             )
             self._refused = GraphError(msg, uid=item.uid)
             raise self._refused

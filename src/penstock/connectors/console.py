@@ -49,7 +49,7 @@ class Sink:
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.truncate < 0:
-            msg = f"rows must be at least 1 and truncate at least 0, got {self.rows} and {self.truncate}"
+            msg = f"A console sink needs rows=1 or more and truncate=0 or more, got {self.rows} and {self.truncate}."
             raise GraphError(msg)
 
     @property

@@ -54,7 +54,7 @@ class Rate:
         """
         exact = Fraction(rows_per_second).limit_denominator(1_000_000) if rows_per_second > 0 else Fraction(0)
         if exact <= 0:
-            msg = f"rows_per_second must be above 0, got {rows_per_second!r}"
+            msg = f"rows_per_second={rows_per_second!r} is not possible. Give a number above 0."
             raise GraphError(msg)
         return cls(exact.numerator, exact.denominator)
 
@@ -95,7 +95,7 @@ class CountPosition:
             return cls()
         detail: Any = position.detail
         if position.kind != kind or not isinstance(detail, dict) or not {"next", "started"} <= detail.keys():
-            msg = f"the position is of kind {position.kind!r}, this source reads {kind!r}: give it a uid of its own"
+            msg = f"The position is of kind {position.kind!r}, but the source reads {kind!r}. Give it a uid of its own."
             raise StateIncompatible(msg)
         return cls(next=detail["next"], started=detail["started"])
 
@@ -157,7 +157,7 @@ class CountingReader:
         self._catching_up = context.until is Until.CAUGHT_UP
         endless = count_limits.limit is None and count_limits.rate is None and count_limits.end is None
         if self._catching_up and endless:
-            msg = "a source without limit and rate is never caught up: limit its rows, or give rows_per_second"
+            msg = "A source without limit and rate is never caught up. Limit its rows, or give rows_per_second."
             raise GraphError(msg)
 
     def poll(self, *, now: MonotonicTime, wall: WallTime, limits: ReadLimit) -> PollResult:

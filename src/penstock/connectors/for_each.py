@@ -47,10 +47,10 @@ def check_batch_function(function: object) -> None:
         GraphError: with the signature and the remedy.
     """
     if not callable(function):
-        msg = f"for_each_batch() needs a function of the rows and the epoch, got {function!r}"
+        msg = f"for_each_batch() cannot take {function!r}. Give it a function of the rows and the epoch."
         raise GraphError(msg)
     if inspect.iscoroutinefunction(function):
-        msg = f"{_name(function)} is async, and for_each_batch() does not await it: call asyncio.run(…) within it"
+        msg = f"{_name(function)} is async, and for_each_batch() does not await it. Call asyncio.run(…) within it."
         raise GraphError(msg)
     try:
         signature = inspect.signature(function)
@@ -60,8 +60,8 @@ def check_batch_function(function: object) -> None:
         signature.bind(None, 0)
     except TypeError as error:
         msg = (
-            f"for_each_batch() calls {_name(function)} with two arguments, the rows and the epoch, and it takes "
-            f"{signature} ({error}): write def {getattr(function, '__name__', 'save')}(frame, epoch)"
+            f"for_each_batch() calls {_name(function)} with two arguments, the rows and the epoch, but it takes "
+            f"{signature} ({error}). Write def {getattr(function, '__name__', 'save')}(frame, epoch)."
         )
         raise GraphError(msg) from error
 
@@ -222,13 +222,13 @@ class ForEachCommitter:
         if isinstance(sink, ForEachSink) and sink.when == "commit":
             return sink.function
         if self._context.sinks:
-            why = f"the pipeline has no for_each_batch('{item.uid}', …) any more that is called at commit time"
-            remedy = "put it back for one start"
+            why = f"The pipeline has no for_each_batch('{item.uid}', …) any more that is called at commit time."
+            remedy = "Put it back for one start."
         else:
-            why, remedy = "its function is in the pipeline", "start the job, which calls it first"
+            why, remedy = "Its function is in the pipeline.", "Start the job, which calls it first."
         msg = (
-            f"output {output_names(item)} waits for {item.target}, and {why}: {remedy}; or discard the output with: "
+            f"Output {output_names(item)} waits for {item.target}. {why} {remedy} Or discard the output with "
             f"penstock rewind {self._context.job} --fresh --discard-unpublished (instead of --fresh, any checkpoint "
-            f"below {item.checkpoint})"
+            f"below {item.checkpoint})."
         )
         raise CommitterMissing(msg, why=why, uid=item.uid)

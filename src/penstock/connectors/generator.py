@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.connectors.counting import CountingReader, CountLimits, CountPosition, NumberRange, Rate, number_frame
-from penstock.errors import GraphError, PenstockError, UserFunctionError
+from penstock.errors import GraphError, PenstockError, UserFunctionError, sentence
 from penstock.handles import Guarantee, Position
 
 if TYPE_CHECKING:
@@ -54,10 +54,10 @@ class Source:
         if self.rows_per_second is not None:
             Rate.of(self.rows_per_second)
         if self.rows is not None and self.rows < 0:
-            msg = f"rows must be 0 or more, got {self.rows}"
+            msg = f"rows={self.rows} is not possible. Give 0 or more."
             raise GraphError(msg)
         if self.per_batch < 1:
-            msg = f"per_batch must be at least 1 row, got {self.per_batch}"
+            msg = f"per_batch={self.per_batch} is not possible. Give 1 row or more."
             raise GraphError(msg)
 
     @property
@@ -98,10 +98,10 @@ class Source:
         except PenstockError:
             raise
         except Exception as error:
-            msg = f"the generator's function failed: {error}"
+            msg = f"The generator's function failed: {sentence(error)}"
             raise UserFunctionError(msg, where=where) from error
         if not isinstance(rows, DataFrame):
-            msg = f"the generator's function must return a DataFrame, it gave {type(rows).__name__}"
+            msg = f"The generator's function returned {type(rows).__name__}. Let it return a DataFrame."
             raise UserFunctionError(msg, where=where)
         return rows
 

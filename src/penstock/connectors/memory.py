@@ -116,11 +116,12 @@ class Sink:
         from pyspark.sql.pandas.types import to_arrow_schema
 
         from penstock.errors import GraphError
+        from penstock.spark.query_log import first_line
 
         try:
             to_arrow_schema(schema, timezone="UTC")
         except Exception as error:
-            msg = f"a memory sink cannot hold {schema.simpleString()}: {error}; cast or drop the column"
+            msg = f"A memory sink cannot hold {schema.simpleString()}: {first_line(error)}. Cast or drop the column."
             raise GraphError(msg) from error
 
     def writer(self, context: SinkContext) -> MemoryWriter:

@@ -54,7 +54,7 @@ class Source:
     def __post_init__(self) -> None:
         Rate.of(self.rows_per_second)
         if self.limit is not None and self.limit < 0:
-            msg = f"limit must be 0 or more rows, got {self.limit}"
+            msg = f"limit={self.limit} is not possible. Give 0 rows or more."
             raise GraphError(msg)
 
     @property

@@ -24,9 +24,7 @@ class EnvironmentSecret:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.name):
             # The name is not shown: it may be the secret itself.
-            msg = (
-                "env() takes the name of an environment variable (letters, digits and '_'), as in env('KAFKA_PASSWORD')"
-            )
+            msg = "env() takes the name of an environment variable (letters, digits, '_'), as in env('KAFKA_PASSWORD')."
             raise GraphError(msg)
 
     def __repr__(self) -> str:
@@ -41,8 +39,8 @@ class EnvironmentSecret:
         value = os.environ.get(self.name, "")
         if not value:
             msg = (
-                f"the environment variable {self.name} is not set in this process: set it for the driver, and for its "
-                "executors too (spark.executorEnv or the cluster's own way); or read with read_in='driver'"
+                f"Environment variable {self.name} is not set in this process. Set it for the driver, and for its "
+                "executors too (spark.executorEnv or the cluster's own way), or read with read_in='driver'."
             )
             raise ConnectorError(msg)
         return value
@@ -56,7 +54,7 @@ class FileSecret:
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str) or not os.path.isabs(self.path) or "\n" in self.path:
-            msg = "file() takes an absolute path, as in file('/run/secrets/kafka-password'); executors run elsewhere"
+            msg = "file() takes an absolute path, as in file('/run/secrets/kafka-password'). Executors run elsewhere."
             raise GraphError(msg)
 
     def __repr__(self) -> str:
@@ -74,12 +72,12 @@ class FileSecret:
             value = ""  # the error would show some of it
         except OSError as error:
             msg = (
-                f"the secret in {self.path} cannot be read ({error.strerror}): put the file there on the driver and on "
-                "all executors, readable for their user; or read with read_in='driver'"
+                f"The secret in {self.path} cannot be read ({error.strerror}). Put the file there on the driver and on "
+                "all executors, readable for their user, or read with read_in='driver'."
             )
             raise ConnectorError(msg) from None
         if not value:
-            msg = f"the secret in {self.path} is empty, or not text in UTF-8"
+            msg = f"The secret in {self.path} is empty, or not text in UTF-8. Write the secret into that file."
             raise ConnectorError(msg)
         return value
 
@@ -141,7 +139,7 @@ def check_option(name: str, value: object) -> None:
         return
     if _SECRET_NAME.search(name) or _SECRET_VALUE.search(str(value)):
         msg = (
-            f"option {name!r} holds a secret: refer to it, as in {{{name!r}: ps.kafka.env('KAFKA_SECRET')}} or "
-            f"ps.kafka.file('/run/secrets/kafka'); the value itself may stand in no pipeline"
+            f"Option {name!r} holds a secret, whose value may stand in no pipeline. Refer to it, as in "
+            f"{{{name!r}: ps.kafka.env('KAFKA_SECRET')}} or ps.kafka.file('/run/secrets/kafka')."
         )
         raise GraphError(msg)

@@ -48,7 +48,7 @@ def check_names(schema: StructType) -> None:
     names = [name.lower() for name in schema.fieldNames()]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        msg = f"columns {', '.join(twice)} appear twice (case does not count): rename one of each"
+        msg = f"Columns {', '.join(twice)} appear twice (case does not count). Rename one of each."
         raise GraphError(msg)
 
 
@@ -56,7 +56,7 @@ def check_column(column: StructField) -> None:
     """Refuse a column of a type that no file can hold."""
     kind = column.dataType.typeName()
     if kind in ("void", "null", "interval"):
-        msg = f"column {column.name!r} is {kind}, which no file can hold: cast or drop it"
+        msg = f"Column {column.name!r} is {kind}, which no file can hold. Cast or drop it."
         raise GraphError(msg)
 
 
@@ -197,7 +197,7 @@ class StagingWriter(ABC):
     def no_file(self, checkpoint: CheckpointId, epoch: Sequence[StagedBatch]) -> InternalError:
         """The error that an epoch has rows, and no file."""
         rows = sum(part.rows for part in epoch)
-        msg = f"checkpoint {checkpoint} has {rows} rows staged, and Spark's job wrote no file of them"
+        msg = f"Checkpoint {checkpoint} has {rows} rows staged, but Spark's job wrote no file of them."
         return InternalError(msg, uid=self.context.uid)
 
 
@@ -303,8 +303,8 @@ def staged_frame(item: Committable, filesystem: FileSystem, spark: SparkSession)
 
 def _staged_gone(item: Committable, path: str) -> CheckpointUnreadable:
     return CheckpointUnreadable(
-        f"staged file {path} of checkpoint {item.checkpoint} is not there, so its rows cannot be published: put it "
-        "back, or rewind to a checkpoint before it",
+        f"Staged file {path} of checkpoint {item.checkpoint} is not there, so its rows cannot be published. Put it "
+        "back, or rewind to a checkpoint before it.",
         uid=item.uid,
     )
 

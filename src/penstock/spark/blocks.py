@@ -202,7 +202,7 @@ def explain_lost_blocks(uid: str) -> Iterator[None]:
         yield
     except Exception as error:
         if is_lost_block(error):
-            msg = "a cached block of the state is lost (an executor died?): the job restarts from durable layers"
+            msg = "A cached block of the state is lost, perhaps with an executor. The job restarts from durable layers."
             raise LayerMissing(msg, uid=uid) from error
         raise
 

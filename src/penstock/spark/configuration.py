@@ -128,8 +128,8 @@ def check_master(master: str) -> str:
     if _MASTERS.fullmatch(master):
         return master
     msg = (
-        f"Spark has no master {master!r}: write 'penstock run … --master M' (or PENSTOCK_MASTER=M); M is local[*], "
-        "local[4], spark://HOST:PORT, yarn or k8s://URL"
+        f"Spark has no master {master!r}. Write 'penstock run … --master M' (or PENSTOCK_MASTER=M), where M is "
+        "local[*], local[4], spark://HOST:PORT, yarn or k8s://URL."
     )
     raise SettingsError(msg)
 

@@ -153,8 +153,11 @@ def engine_log(job: str, state: str, *, option: str = "--state") -> Path:
 def _no_folder(folder: Path, option: str, error: OSError) -> StateDirectoryRefused | StorageFailed:
     reason = error.strerror or str(error)
     if error.errno in _FULL:
-        return StorageFailed(f"cannot make {folder} of {option}: {reason}; free some space")
-    msg = f"cannot write in {folder} of {option}: {reason}; make it a writable folder, or give {option} another one"
+        return StorageFailed(f"Folder {folder} of {option} cannot be made: {reason}. Free some space.")
+    msg = (
+        f"Folder {folder} of {option} cannot be written in: {reason}. "
+        f"Make it a writable folder, or give {option} another one."
+    )
     return StateDirectoryRefused(msg)
 
 

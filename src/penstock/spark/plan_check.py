@@ -76,10 +76,10 @@ _ALLOWED: Final = frozenset(
         "PythonMapInArrow",
     }
 )
-_WINDOWED: Final = "it would see one batch only; use .group_by(…, ps.tumbling(…)).agg(…), which sees whole windows"
-_ORDER: Final = "a stream has no order and no end; aggregate in a window, or sort what the sink holds"
-_LAYOUT: Final = "how rows are cut is the engine's business and may change with every run; leave it out"
-_SET: Final = "it would compare the rows of one batch; join a declared p.table instead"
+_WINDOWED: Final = "It would see one batch only. Use .group_by(…, ps.tumbling(…)).agg(…), which sees whole windows."
+_ORDER: Final = "A stream has no order and no end. Aggregate in a window, or sort what the sink holds."
+_LAYOUT: Final = "How rows are cut may change with every run. Leave it out."
+_SET: Final = "It would compare the rows of one batch. Join a declared p.table instead."
 _REMEDIES: Final = {
     "Aggregate": _WINDOWED,
     "Window": _WINDOWED,
@@ -96,15 +96,15 @@ _REMEDIES: Final = {
     "LocalLimit": _ORDER,
     "Tail": _ORDER,
     "Offset": _ORDER,
-    "Sample": 'it draws anew at each replay; use .where("pmod(xxhash64(id), 100) < 10"), which takes the same rows',
+    "Sample": 'It draws other rows at each replay. Use .where("pmod(xxhash64(id), 100) < 10"), which takes the same.',
     "Repartition": _LAYOUT,
     "RepartitionByExpression": _LAYOUT,
     "RebalancePartitions": _LAYOUT,
-    "Union": "use stream.union(other)",
+    "Union": "Use stream.union(other).",
     "Intersect": _SET,
     "Except": _SET,
-    "CollectMetrics": "penstock counts rows itself; leave .observe(…) out",
-    "WithCTE": "write the query without WITH",
+    "CollectMetrics": "Leave .observe(…) out, since penstock counts rows itself.",
+    "WithCTE": "Write the query without WITH.",
 }
 _NAMES: Final = {
     "GlobalLimit": "Limit",
@@ -115,15 +115,15 @@ _NAMES: Final = {
     "WithCTE": "WithCTE (a WITH clause)",
 }
 _SHOWN: Final = 100
-_OTHERWISE: Final = "only row-wise work is possible here: columns, filters, explode, joins with a declared p.table"
+_OTHERWISE: Final = "Only row-wise work is possible here: columns, filters, explode, joins with a declared p.table."
 # Not a function of the row: what they give depends on how the batch is cut and where it was read.
 _REFUSED_EXPRESSIONS: Final = {
-    "MonotonicallyIncreasingID": "monotonically_increasing_id() begins anew in each batch and numbers nothing; "
-    "use a column of the source, or uuid()",
-    "SparkPartitionID": "spark_partition_id() depends on how a batch is cut; leave it out",
-    "InputFileName": "input_file_name() is empty once a batch is kept; use the source's own columns",
-    "InputFileBlockStart": "input_file_block_start() is lost once a batch is kept; use the source's own columns",
-    "InputFileBlockLength": "input_file_block_length() is lost once a batch is kept; use the source's own columns",
+    "MonotonicallyIncreasingID": "monotonically_increasing_id() begins again in each batch and numbers nothing. "
+    "Use a column of the source, or uuid().",
+    "SparkPartitionID": "spark_partition_id() depends on how a batch is cut. Leave it out.",
+    "InputFileName": "input_file_name() is empty once a batch is kept. Use the source's own columns.",
+    "InputFileBlockStart": "input_file_block_start() is lost once a batch is kept. Use the source's own columns.",
+    "InputFileBlockLength": "input_file_block_length() is lost once a batch is kept. Use the source's own columns.",
 }
 # Join types under which a row of the left, or of the right, side depends on no other row of its side.
 _LEFT_STREAM: Final = frozenset({"Inner", "Cross", "LeftOuter", "LeftSemi", "LeftAnti"})
@@ -151,7 +151,7 @@ class PlanCheck:
             GraphError: the plan is not row-wise; the message names the operator and what to use instead.
         """
         if not self._walk(plan):
-            msg = "its result does not come from the stream it was given; build it from the frame it gets"
+            msg = "The result does not come from the stream it was given. Build it from the frame that the step gets."
             raise GraphError(msg)
 
     def _walk(self, node: JavaObject) -> bool:
@@ -159,7 +159,7 @@ class PlanCheck:
         kind = _kind(node)
         for subquery in scala_items(node.subqueries()):
             if self._walk_subquery(subquery):
-                msg = f"a subquery reads the stream itself; {_WINDOWED}"
+                msg = f"A subquery reads the stream itself. {_WINDOWED}"
                 raise GraphError(msg)
         children = list(scala_items(node.children()))
         if not children:
@@ -183,8 +183,8 @@ class PlanCheck:
             if number in self.tables:
                 return False
         msg = (
-            f"it reads {_shown(node)}, which is neither the stream nor a declared table; declare it with "
-            'p.table("name", "SELECT …") and pass that in'
+            f"The step reads {_shown(node)}, which is neither the stream nor a declared table. Declare it with "
+            'p.table("name", "SELECT …") and pass that in.'
         )
         raise GraphError(msg)
 
@@ -192,20 +192,20 @@ class PlanCheck:
         if kind == "Join":
             self._join(node, sides)
         elif kind not in _ALLOWED:
-            msg = f"{_NAMES.get(kind, kind)} is not row-wise: {_REMEDIES.get(kind, _OTHERWISE)}"
+            msg = f"{_NAMES.get(kind, kind)} is not row-wise. {_REMEDIES.get(kind, _OTHERWISE)}"
             raise GraphError(msg)
 
     def _join(self, node: JavaObject, sides: list[bool]) -> None:
         join = str(node.joinType().toString())
         name = join.partition("(")[0]
         if all(sides):
-            msg = "Join of the stream with itself would meet the rows of one batch only; join a declared p.table"
+            msg = "Join of the stream with itself would meet the rows of one batch only. Join a declared p.table."
             raise GraphError(msg)
         if name not in (_LEFT_STREAM if sides[0] else _RIGHT_STREAM):
             side = "left" if sides[0] else "right"
             msg = (
                 f"Join {name} with the stream on the {side} is not row-wise: it would give rows of the table once a "
-                "batch; use an inner join, or an outer, semi or anti join that keeps the stream's side"
+                "batch. Use an inner join, or an outer, semi or anti join that keeps the stream's side."
             )
             raise GraphError(msg)
 

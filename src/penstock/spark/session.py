@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.clock import UTC, canonical_timezone
-from penstock.errors import EngineFailed, SettingsError
+from penstock.errors import EngineFailed, SettingsError, sentence
 from penstock.spark.configuration import (
     DEFAULT_MASTER,
     MASTER,
@@ -245,7 +245,7 @@ def make_session(name: str, *, master: str | None = None) -> SparkSession:
         try:
             context = SparkContext(conf=conf, gateway=gateway)
         except Exception as error:
-            msg = f"Spark could not start on master {master!r}: {_java_message(error)}"
+            msg = f"Spark could not start on master {master!r}: {sentence(_java_message(error))}"
             raise EngineFailed(msg) from error
         if not master.startswith("local") and PARALLELISM not in configured:
             _keep_parallelism(context, master)
@@ -284,7 +284,7 @@ def _keep_parallelism(context: SparkContext, master: str) -> None:
         pause.wait(EXECUTOR_PAUSE)
     else:
         seconds = EXECUTOR_LOOKS * EXECUTOR_PAUSE
-        log.warning("no executor of %s came in %g s: are workers there, with free cores and memory?", master, seconds)
+        log.warning("No executor of %s came in %g s. Are workers there, with free cores and memory?", master, seconds)
     inner._conf.set(PARALLELISM, str(seen[1]))  # noqa: SLF001 - the context's own, which its scheduler reads
 
 
@@ -333,8 +333,8 @@ def clone_session(spark: SparkSession, *, timezone: str | None = None) -> SparkS
 
     if type(spark).__module__.startswith("pyspark.sql.connect") or not is_classic(spark):
         msg = (
-            "this is a Spark Connect session; penstock needs a classic one, for it works with plans, Spark jobs and "
-            "cached blocks, which Connect does not show. Build it with master(...) instead of remote(...)"
+            "This is a Spark Connect session. Penstock needs a classic one, since it works with plans, Spark jobs and "
+            "cached blocks, which Connect does not show. Build it with master(...) instead of remote(...)."
         )
         raise SettingsError(msg)
     inner = cast("Any", spark)._jsparkSession.cloneSession()  # noqa: SLF001 - there is no public way

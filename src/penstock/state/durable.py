@@ -181,7 +181,7 @@ class DurableLayers:
 
     def _check_order(self, scope: SnapshotScope) -> None:
         if scope.epoch <= self._epoch:
-            msg = f"snapshot {scope.epoch} is overtaken: snapshot {self._epoch} is durable already"
+            msg = f"Snapshot {scope.epoch} is overtaken: snapshot {self._epoch} is durable already."
             raise CheckpointAborted(msg, uid=self._writer.layers_format.uid)
 
 
@@ -198,7 +198,7 @@ class PendingLayers:
     def materialise(self) -> StateHandle:
         """Write what is not durable yet; see :meth:`DurableLayers.materialise`."""
         if not self._take():
-            msg = f"snapshot {self._scope.epoch} was given up before it was written: a later one was asked for"
+            msg = f"Snapshot {self._scope.epoch} was given up before it was written, since a later one was asked for."
             raise CheckpointAborted(msg)
         return self._durable.materialise(self._scope)
 

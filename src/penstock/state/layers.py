@@ -352,7 +352,7 @@ def _bounds(stats: Mapping[str, Any], layers_format: LayerFormat) -> tuple[int, 
     if not rows:
         return 0, MAX_WATERMARK, MIN_WATERMARK
     if first is None or last is None:
-        msg = f"a layer of step '{layers_format.uid}' has {rows} rows and no window"
+        msg = f"A layer of step '{layers_format.uid}' has {rows} rows and no window."
         raise InternalError(msg)
     return rows, max(first, MIN_WATERMARK), last
 

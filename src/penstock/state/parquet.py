@@ -282,5 +282,5 @@ def window_bounds(ref: LayerRef) -> tuple[int, int]:
             return first, last
     from penstock.errors import CheckpointUnreadable
 
-    msg = f"layer {ref.name} says {detail!r} of its windows, expected first_end and last_end in microseconds"
+    msg = f"Layer {ref.name} says {detail!r} of its windows. Expected were first_end and last_end in microseconds."
     raise CheckpointUnreadable(msg)

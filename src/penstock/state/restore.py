@@ -49,7 +49,7 @@ def read_event_time(handle: StateHandle, name: str) -> int:
     if found is None:
         return MIN_WATERMARK
     if not isinstance(found, int) or isinstance(found, bool):
-        msg = f"state of kind {handle.kind} has the detail {detail!r}, expected {name!r} in microseconds"
+        msg = f"State of kind {handle.kind} has the detail {detail!r}. Expected was {name!r} in microseconds."
         raise CheckpointUnreadable(msg)
     return found
 
@@ -191,11 +191,14 @@ def _check_file(filesystem: FileSystem, recorded: FileRef, uid: str) -> None:
     try:
         found = filesystem.settle(recorded.path)
     except CheckpointUnreadable as error:
-        msg = f"file {recorded.path} of a layer is not there; the checkpoint recorded {recorded.length} bytes"
+        msg = (
+            f"File {recorded.path} of a layer is not there, though the checkpoint recorded {recorded.length} bytes. "
+            "Put it back from a copy, or rewind to a checkpoint that does not need it."
+        )
         raise LayerMissing(msg, uid=uid) from error
     if (found.length, found.sha256) != (recorded.length, recorded.sha256):
         msg = (
-            f"file {recorded.path} of a layer has {found.length} bytes, sha256 {found.sha256}; the checkpoint "
-            f"recorded {recorded.length} bytes, sha256 {recorded.sha256}"
+            f"File {recorded.path} of a layer has {found.length} bytes, sha256 {found.sha256}, but the checkpoint "
+            f"recorded {recorded.length} bytes, sha256 {recorded.sha256}. Put it back from a copy."
         )
         raise CheckpointUnreadable(msg, uid=uid)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 STARTS: Final = ("window_start", "pane_start")
 """Names of the column with the start of a row's stretch of time: keys come before it, the end after it."""
-_REMEDY: Final = "put the old one back, or give the step a new uid and start it without its state"
+_REMEDY: Final = "Put the old one back, or give the step a new uid and start it without its state."
 
 
 class IncompatibleSchema(ValueError):
@@ -35,14 +35,14 @@ def resolve_schema(recorded: StateHandle, declared: StateSchema, *, uid: str) ->
     """
     if recorded.kind != declared.kind:
         msg = (
-            f"the checkpoint holds state of kind {recorded.kind!r}, this step keeps {declared.kind!r}: "
-            "give it another uid"
+            f"The checkpoint holds state of kind {recorded.kind!r}, but this step keeps {declared.kind!r}. "
+            "Give it another uid."
         )
         raise StateIncompatible(msg, uid=uid)
     window = recorded.detail.get("window") if isinstance(recorded.detail, dict) else None
     if window != declared.window:
         msg = (
-            f"the checkpoint's state is cut for windows {window!r}; the pipeline declares {declared.window!r}: "
+            f"The checkpoint's state is cut for windows {window!r}, but the pipeline declares {declared.window!r}. "
             f"{_REMEDY}"
         )
         raise StateIncompatible(msg, uid=uid)
@@ -52,8 +52,8 @@ def resolve_schema(recorded: StateHandle, declared: StateSchema, *, uid: str) ->
         return column_changes(recorded.schema, declared.schema)
     except IncompatibleSchema as error:
         msg = (
-            f"the checkpoint's state has the columns {recorded.schema}; the pipeline declares {declared.schema}: "
-            f"{error}; {_REMEDY}"
+            f"The checkpoint's state has the columns {recorded.schema}, but the pipeline declares {declared.schema}. "
+            f"{error} {_REMEDY}"
         )
         raise StateIncompatible(msg, uid=uid) from error
 
@@ -105,7 +105,7 @@ def layer_columns(ref: LayerRef) -> str | None:
     """
     found = ref.detail.get("schema") if isinstance(ref.detail, dict) else None
     if found is not None and not isinstance(found, str):
-        msg = f"layer {ref.name} says {found!r} of its columns, expected Spark DDL"
+        msg = f"Layer {ref.name} says {found!r} of its columns. Expected was Spark DDL."
         raise CheckpointUnreadable(msg)
     return found
 
@@ -155,11 +155,11 @@ def _split(ddl: str) -> _Parts:
     try:
         columns = parse_columns(ddl)
     except ValueError as error:
-        msg = f"{error}, so the two cannot be compared"
+        msg = f"The two cannot be compared: {error}."
         raise IncompatibleSchema(msg) from error
     place = next((place for place, column in enumerate(columns) if column.name in STARTS), None)
     if place is None:
-        msg = f"{ddl!r} has none of the columns {', '.join(STARTS)}, so its keys cannot be told"
+        msg = f"{ddl!r} has none of the columns {', '.join(STARTS)}, so its keys cannot be told."
         raise IncompatibleSchema(msg)
     return _Parts(columns[:place], columns[place : place + 2], columns[place + 2 :])
 
@@ -167,10 +167,10 @@ def _split(ddl: str) -> _Parts:
 def _check_keys(before: _Parts, now: _Parts) -> None:
     """Keys may only change their order: otherwise rows of different keys would be merged."""
     if set(before.keys) != set(now.keys):
-        msg = f"the keys were {_shown(before.keys)} and are {_shown(now.keys)}; keys cannot change"
+        msg = f"The keys were {_shown(before.keys)} and are {_shown(now.keys)}, but keys cannot change."
         raise IncompatibleSchema(msg)
     if before.bounds != now.bounds:
-        msg = f"rows were cut by {_shown(before.bounds)} and are by {_shown(now.bounds)}"
+        msg = f"Rows were cut by {_shown(before.bounds)} and are by {_shown(now.bounds)}."
         raise IncompatibleSchema(msg)
 
 
@@ -180,8 +180,8 @@ def _check_aggregates(before: _Parts, now: _Parts) -> None:
     for alias in held.keys() & wanted.keys():
         if held[alias].keys() != wanted[alias].keys():
             msg = (
-                f"aggregate {alias!r} was kept as {_shown(held[alias].values())} and would be as "
-                f"{_shown(wanted[alias].values())}: it is another function now, so give it another alias"
+                f"Aggregate {alias!r} was kept as {_shown(held[alias].values())} and would be as "
+                f"{_shown(wanted[alias].values())}. It is another function now, so give it another alias."
             )
             raise IncompatibleSchema(msg)
 
@@ -198,8 +198,8 @@ def _families(partials: Sequence[StateColumn]) -> dict[str, dict[str, StateColum
 def _check_widens(before: StateColumn, now: StateColumn) -> None:
     if not widens(before.type, now.type):
         msg = (
-            f"column {now.name!r} was {before.type} and would be {now.type}, which does not hold all that the other "
-            "does: cast the aggregate's input to what it was, or give the aggregate another alias and begin it anew"
+            f"Column {now.name!r} was {before.type} and would be {now.type}, which does not hold all that the other "
+            "does. Cast the aggregate's input to what it was, or give the aggregate another alias, which begins empty."
         )
         raise IncompatibleSchema(msg)
 

@@ -387,7 +387,7 @@ class Stack:
         """Remove the boundary of a snapshot that is durable or given up, and release its layers."""
         with self._lock:
             if scope.epoch not in self._boundaries:
-                msg = f"snapshot {scope.epoch} was ended twice"
+                msg = f"Snapshot {scope.epoch} was ended twice."
                 raise InternalError(msg)
             self._boundaries.remove(scope.epoch)
             if durable:

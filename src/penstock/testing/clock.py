@@ -65,6 +65,6 @@ class ManualClock:
             HarnessError: it is earlier: the clock never goes back.
         """
         if instant < self._elapsed:
-            msg = f"the clock stands at {self._elapsed} microseconds and never goes back, to {instant}"
+            msg = f"The clock stands {(self._elapsed - instant) / 1_000_000:g} s later, and never goes back."
             raise HarnessError(msg)
         self._elapsed = int(instant)

@@ -71,7 +71,7 @@ class SinkContract:
     @pytest.fixture
     def sink(self) -> Sink:
         """The sink, empty."""
-        msg = "override the fixture 'sink'"
+        msg = "Override the fixture 'sink'."
         raise pytest.UsageError(msg)
 
     @pytest.fixture
@@ -300,13 +300,13 @@ class SourceContract:
     @pytest.fixture
     def source(self) -> Source:
         """The source."""
-        msg = "override the fixture 'source'"
+        msg = "Override the fixture 'source'."
         raise pytest.UsageError(msg)
 
     @pytest.fixture
     def expected(self) -> Sequence[Row]:
         """All of its rows."""
-        msg = "override the fixture 'expected'"
+        msg = "Override the fixture 'expected'."
         raise pytest.UsageError(msg)
 
     # ---- reading -----------------------------------------------------------------------------------------------------
@@ -501,7 +501,7 @@ class FileSystemContract:
     @pytest.fixture
     def filesystem(self) -> FileSystem:
         """An empty file system."""
-        msg = "override the fixture 'filesystem'"
+        msg = "Override the fixture 'filesystem'."
         raise pytest.UsageError(msg)
 
     def write(self, filesystem: FileSystem, path: str, data: bytes) -> None:

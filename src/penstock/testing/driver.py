@@ -18,7 +18,7 @@ from penstock.checkpoint.log import Log
 from penstock.clock import Clock, MonotonicTime
 from penstock.compiler.analysis import analyze
 from penstock.control.server import RequestRegistry, RunningAttempt
-from penstock.errors import HarnessError, PenstockError, did_you_mean
+from penstock.errors import HarnessError, PenstockError, did_you_mean, sentence
 from penstock.facts import JobEnded, Listener
 from penstock.failpoints import FailpointCrash
 from penstock.filesystem.local import LocalFileSystem
@@ -296,7 +296,7 @@ class CrashPoint:
         """The message that the failpoint was never reached, and which ones were."""
         since = {name: count - self.reached.get(name, 0) for name, count in failpoints.reached().items()}
         others = ", ".join(f"{name} ({count} times)" for name, count in sorted(since.items()) if count > 0)
-        return f"crash(at={self.name!r}) was never reached; since then were: {others or 'none'}"
+        return f"crash(at={self.name!r}) was never reached. Reached since then: {others or 'none'}."
 
 
 class JobUnderTest:
@@ -344,7 +344,7 @@ class JobUnderTest:
             HarnessError: none is.
         """
         if self._running is None:
-            msg = f"the job does not run: {self.cause_of_death}"
+            msg = f"The job does not run: {sentence(self.cause_of_death)}"
             raise HarnessError(msg)
         return self._running
 
@@ -364,9 +364,7 @@ class JobUnderTest:
         """
         previous = self._env
         if previous is not None and previous.name != graph.name:
-            msg = (
-                f"pipeline {graph.name!r} is no new version of {previous.name!r}: state is found by the pipeline's name"
-            )
+            msg = f"Pipeline {graph.name!r} is no new version of {previous.name!r}. State is found by the name."
             raise HarnessError(msg)
         with self.own_thread():
             analysis = analyze(graph, self.spark, clock=self.clock)
@@ -478,7 +476,7 @@ class JobUnderTest:
             msg = f"Crash point {name!r} does not exist{hint}"
             raise HarnessError(msg)
         if self.point is not None:
-            msg = f"{self.point.not_reached()}; one crash at a time"
+            msg = f"{self.point.not_reached()} Arm one crash at a time."
             raise HarnessError(msg)
         failpoints.arm(name, "raise", hit=hit)
         self.point = CrashPoint(name, dict(failpoints.reached()))

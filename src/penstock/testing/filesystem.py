@@ -141,7 +141,7 @@ class MemoryFileSystem:
         def act() -> FileRef:
             data = self._files.get(path)
             if data is None:
-                msg = f"{path} is not there, though a task said that it had written it"
+                msg = f"{path} is not there, though a task said that it had written it."
                 raise CheckpointUnreadable(msg)
             self._durable[path] = data
             return FileRef(path=path, length=len(data), sha256=sha256(data).hexdigest())
@@ -155,7 +155,7 @@ class MemoryFileSystem:
             if source not in self._files:
                 return Moved(found=False)
             if target in self._files:
-                msg = f"{source} cannot be moved to {target}: another file has that name; names are never used twice"
+                msg = f"{source} cannot be moved to {target}, since another file has that name. Use each name once."
                 raise StateDirectoryRefused(msg)
             self._files[target] = self._durable[target] = self._files.pop(source)
             self._durable.pop(source, None)
@@ -179,7 +179,7 @@ class MemoryFileSystem:
                 self._in_flight.append(act)
             else:
                 act()
-            msg = f"no answer to {name} of {path}"
+            msg = f"There was no answer to {name} of {path}."
             raise UnknownOutcome(msg)
 
     def _fault(self, name: str, path: str) -> _Fault | None:

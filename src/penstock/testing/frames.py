@@ -58,7 +58,7 @@ def micros_of(value: object) -> int:
     try:
         return (time_of(value) - _EPOCH) // _MICROSECOND  # type: ignore[arg-type]
     except (TypeError, ValueError, AttributeError) as error:
-        msg = f"{value!r} is no time: write a datetime, or text such as '2026-01-01T00:00:00Z'"
+        msg = f"{value!r} is no time. Write a datetime, or text such as '2026-01-01T00:00:00Z'."
         raise HarnessError(msg) from error
 
 
@@ -81,7 +81,7 @@ def fit_rows(rows: Iterable[object], schema: StructType, what: str) -> list[Row]
 def _fit_row(row: object, schema: StructType, where: str) -> Row:
     values = as_mapping(row)
     if values is None:
-        msg = f"{where} is {row!r}, but rows are dictionaries by column"
+        msg = f"{where} is {row!r}. Write rows as dictionaries by column."
         raise SchemaMismatch(msg)
     names = schema.fieldNames()
     for name in values:
@@ -98,7 +98,7 @@ def _fit_row(row: object, schema: StructType, where: str) -> Row:
         except Unfit as error:
             type_text = field.dataType.simpleString().upper() + ("" if field.nullable else " NOT NULL")
             shown = "NULL" if value is None else f"{value!r} ({type(value).__name__})"
-            msg = f"{where}: column {field.name!r} is {type_text} and cannot hold {shown}"
+            msg = f"{where}: Column {field.name!r} is {type_text} and cannot hold {shown}."
             raise SchemaMismatch(msg) from error
     return fitted
 
@@ -303,7 +303,7 @@ def listed(rows: TestRows) -> list[Row]:
     for row in rows:
         values = as_mapping(row)
         if values is None:
-            msg = f"rows are compared as dictionaries, got {row!r}"
+            msg = f"{row!r} is no row to compare. Write rows as dictionaries by column."
             raise HarnessError(msg)
         found.append(dict(values))
     return found

@@ -149,7 +149,8 @@ class OperatorHarness:
         """
         at = EventTime(micros_of(watermark))
         if at < self.watermark:
-            msg = f"a watermark never goes back, from {self.watermark} to {at}"
+            late = (self.watermark - at) / 1_000_000
+            msg = f"A watermark never goes back, and {watermark!r} is {late:g} s before it. Give a later time."
             raise HarnessError(msg)
         self.watermark = at
         self._running.advance(at, emit=self._emit)
@@ -229,7 +230,7 @@ class OperatorHarness:
     @property
     def _running(self) -> Any:
         if self._operator is None:
-            msg = "use the harness in a with block"
+            msg = "The harness is not open. Use it in a with block."
             raise HarnessError(msg)
         return self._operator
 

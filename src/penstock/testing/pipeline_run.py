@@ -128,7 +128,7 @@ def _select_columns(rows: list[Row], columns: Sequence[str], uid: str) -> list[R
     for row in rows[:1]:
         for name in columns:
             if name not in row:
-                msg = f"sink {uid!r}: {no_column(name, list(row))}"
+                msg = f"Sink {uid!r}: {no_column(name, list(row))}"
                 raise HarnessError(msg)
     return [{name: row[name] for name in columns} for row in rows]
 
@@ -439,7 +439,7 @@ def take_checkpoint(job: JobUnderTest, name: str | None, *, wait: bool) -> Check
     if answer is None:
         if not wait:
             return None
-        msg = f"the checkpoint does not complete: {_describe_tasks(job.running)}"
+        msg = f"The checkpoint does not complete: {_describe_tasks(job.running)}."
         raise HarnessError(msg)
     if answer.outcome is RequestOutcome.REFUSED:
         raise RequestRefused(answer.message)
@@ -469,11 +469,11 @@ def restart_later(job: JobUnderTest, *, is_new: bool) -> None:
         HarnessError: no crash is armed, a restart was asked for already, or ``is_new``.
     """
     if job.point is None:
-        msg = "the job runs, and no crash is armed: crash(), stop() or end() it first"
+        msg = "The job runs, and no crash is armed. Call crash(), stop() or end() first."
         raise HarnessError(msg)
     if job.restarts_then or is_new:
-        why = "a new version begins when the job has died" if is_new else "the restart waits for the crash"
-        msg = f"{why}: {job.point.not_reached()}"
+        why = "A new version begins when the job has died" if is_new else "The restart waits for the crash"
+        msg = f"{why}. {job.point.not_reached()}"
         raise HarnessError(msg)
     job.restarts_then = True
 
@@ -495,10 +495,10 @@ def until_over(job: JobUnderTest, what: str, ask: Callable[[SteppedAttempt], Non
             continue  # the job died and restarted: ask the new attempt
         due = job.running.next_due
         if due is None or due > latest:
-            msg = f"{what} does not come to its end: {_describe_tasks(job.running)}"
+            msg = f"{what} does not come to its end: {_describe_tasks(job.running)}."
             raise HarnessError(msg)
         job.move(lambda running, due=due: running.advance_to(due))  # type: ignore[misc]
 
 
 def _describe_tasks(running: SteppedAttempt) -> str:
-    return "; ".join(f"'{task}' is {doing}" for task, doing in running.doing.items())
+    return ", ".join(f"'{task}' is {doing}" for task, doing in running.doing.items())

@@ -150,7 +150,7 @@ class Script:
             if index in self._crashed:
                 return
             self._crashed.add(index)
-        msg = f"the script crashes here, at its item {index + 1}"
+        msg = f"The script crashes here, at its item {index + 1}."
         raise CrashRow(msg)
 
 
@@ -242,7 +242,7 @@ class ScriptedSource:
         """
         items: list[object] = [*(rows_of(cast("DataFrame", rows)) if hasattr(rows, "toArrow") else rows)]
         if self.has_ended:
-            msg = f"{self._name}: the source has ended, nothing can follow"
+            msg = f"{self._name}: The source has ended. Send rows before end()."
             raise HarnessError(msg)
         if self._checked_schema is None:
             self._unchecked += [Pause(), *items]
@@ -274,7 +274,7 @@ def _parse_position(position: Position) -> tuple[int, list[int]]:
     """The index of the next item, and the indexes of earlier rows that were left."""
     detail: Any = position.detail
     if position.kind != KIND or not isinstance(detail, dict) or not isinstance(detail.get("next"), int):
-        msg = f"the position is of kind {position.kind!r}, a scripted source reads {KIND!r}: give it a uid of its own"
+        msg = f"The position is of kind {position.kind!r}, but this source reads {KIND!r}. Give it a uid of its own."
         raise StateIncompatible(msg)
     return int(detail["next"]), [int(index) for index in detail.get("left", ())]
 

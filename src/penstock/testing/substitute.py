@@ -146,7 +146,7 @@ class StandIns:
             HarnessError: it is not a pipeline.
         """
         if not hasattr(pipeline, "graph"):
-            msg = f"a pipeline is a function under @ps.pipeline(…), got {pipeline!r}"
+            msg = f"{pipeline!r} is no pipeline. Write a function under @ps.pipeline(…)."
             raise HarnessError(msg)
         graph = pipeline.graph()
         validate_mode(graph, Guarantee(mode))

@@ -297,12 +297,12 @@ _IMPOSSIBLE: Final = frozenset(
     }
 )
 _MEANINGS: Final[tuple[tuple[frozenset[str], type[ConnectorError], str], ...]] = (
-    (_LOGIN, ConnectorError, "no secure connection ({cause}): check security.protocol, ssl.* and sasl.* in options"),
-    (_FORBIDDEN, ConnectorError, "not allowed ({cause}): grant READ and DESCRIBE on the topic to this job's user"),
-    (_GROUP_FORBIDDEN, ConnectorError, "not allowed ({cause}): grant READ on the consumer group to this job's user"),
-    (_GONE, SourceChanged, "what is to be read is gone ({cause}): retention, or a topic made again, has removed it"),
-    (_UNKNOWN_TOPIC, ConnectorError, "it is not there ({cause}): create it, or correct the name"),
-    (_IMPOSSIBLE, ConnectorError, "the client cannot go on ({cause}): check the options of the source"),
+    (_LOGIN, ConnectorError, "No secure connection ({cause}). Check security.protocol, ssl.* and sasl.* in options."),
+    (_FORBIDDEN, ConnectorError, "Not allowed ({cause}). Grant READ and DESCRIBE on the topic to this job's user."),
+    (_GROUP_FORBIDDEN, ConnectorError, "Not allowed ({cause}). Grant READ on the consumer group to this job's user."),
+    (_GONE, SourceChanged, "What is to be read is gone ({cause}). Retention, or a topic made again, has removed it."),
+    (_UNKNOWN_TOPIC, ConnectorError, "It is not there ({cause}). Create it, or correct the name."),
+    (_IMPOSSIBLE, ConnectorError, "The client cannot go on ({cause}). Check the options of the source."),
 )
 """Names of errors; the class and the text of the job's error for them. Any other name is an outage."""
 
@@ -362,8 +362,8 @@ def to_error(name: str, message: str, *, servers: str, what: str) -> ConnectorEr
     for names, error_class, meaning in _MEANINGS:
         if name in names:
             return error_class(f"Kafka at {servers}, {what}: {meaning.format(cause=f'{name}: {message}')}")
-    reach = "see that a broker runs there and can be reached"
-    return SourceUnavailable(f"Kafka at {servers}, {what}: not reached ({name}: {message}); {reach}")
+    reach = "See that a broker runs there and can be reached."
+    return SourceUnavailable(f"Kafka at {servers}, {what}: Not reached ({name}: {message}). {reach}")
 
 
 def fetch_error(details: Mapping[str, Any]) -> ConnectorError:
@@ -375,7 +375,7 @@ def fetch_error(details: Mapping[str, Any]) -> ConnectorError:
     code, cause = str(details.get("code")), str(details.get("cause"))
     error = to_error(code, cause, servers=str(details.get("servers")), what=what)
     if isinstance(error, SourceChanged) and details.get("skips_lost"):
-        return SourceUnavailable(f"{error}; a restart goes on behind it, as on_lost_offsets='continue' says")
+        return SourceUnavailable(f"{error} A restart goes on behind it, as on_lost_offsets='continue' says.")
     return error
 
 

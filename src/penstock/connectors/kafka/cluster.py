@@ -31,7 +31,7 @@ def require_client() -> None:
     try:
         import confluent_kafka.admin  # noqa: F401
     except ImportError as error:
-        msg = f"Kafka needs confluent-kafka, which cannot be loaded ({error}): pip install 'penstock[kafka]'"
+        msg = f"Kafka needs confluent-kafka, which cannot be loaded ({error}). Run pip install 'penstock[kafka]'."
         raise SettingsError(msg) from error
 
 
@@ -98,7 +98,8 @@ class KafkaCluster:
             return client({**resolve(options), "error_cb": on_error}, logger=self._log)
         except KafkaException as raised:
             error = raised.args[0]
-            msg = f"Kafka at {self._connection.servers}: an option of the source cannot be ({error.str()})"
+            why = f"The client refuses an option ({error.str()}). Correct options= of the source."
+            msg = f"Kafka at {self._connection.servers}: {why}"
             raise ConnectorError(msg) from None
 
     # ---- requests, each a chain of steps for ChainedFuture -----------------------------------------------------------

@@ -12,7 +12,7 @@ from penstock.clock import parse_duration
 from penstock.connectors.kafka.client import Connection
 from penstock.connectors.kafka.offsets import OffsetReset, Offsets, Start, Stop, TopicPartition
 from penstock.connectors.secrets import EnvironmentSecret, FileSecret, Option, check_option
-from penstock.errors import GraphError
+from penstock.errors import GraphError, sentence
 from penstock.interfaces.source import DECODED_RECORD, ReadLimit
 
 if TYPE_CHECKING:
@@ -167,14 +167,14 @@ _SERVER: Final = re.compile(r"(?:\w+://)?(?:[\w.-]+|\[[0-9a-fA-F:.%]+\]):\d{1,5}
 def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     """Raise ``GraphError`` unless ``value`` is one of ``choices``."""
     if value not in choices:
-        msg = f"{name} is {value!r}, but must be one of {', '.join(repr(choice) for choice in choices)}"
+        msg = f"{name} is {value!r}, but must be one of {', '.join(repr(choice) for choice in choices)}."
         raise GraphError(msg)
 
 
 def check_limit(name: str, value: object) -> None:
     """Raise ``GraphError`` unless ``value`` is ``None`` or a whole number of at least 1."""
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        msg = f"{name} is {value!r}, but must be a whole number of at least 1, or None"
+        msg = f"{name} is {value!r}, but must be a whole number of at least 1, or None."
         raise GraphError(msg)
 
 
@@ -185,15 +185,18 @@ def parse_servers(servers: object) -> str:
     """
     names = servers.split(",") if isinstance(servers, str) else servers
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-        msg = f"servers must be text such as 'host:9092', or a list of such, got a {type(servers).__name__}"
+        msg = f"A {type(servers).__name__} names no servers. Write servers='host:9092', or a list of such."
         raise GraphError(msg)
     names = [name.strip() for name in names if name.strip()]
     if any("@" in name for name in names):  # not shown: there may be a password before the sign
-        msg = "servers are hosts and ports; a user's name and password go into options (sasl.username, sasl.password)"
+        msg = (
+            "Names of servers have no '@'. Write hosts and ports, and a user's name and password into options "
+            "(sasl.username, sasl.password)."
+        )
         raise GraphError(msg)
     wrong = [name for name in names if not _SERVER.fullmatch(name)]
     if wrong or not names:
-        msg = f"servers must name hosts with their ports, as in 'kafka-1:9092,kafka-2:9092'; got {servers!r}"
+        msg = f"servers={servers!r} has no host, or one without a port. Write 'kafka-1:9092,kafka-2:9092'."
         raise GraphError(msg)
     return ",".join(names)
 
@@ -201,23 +204,26 @@ def parse_servers(servers: object) -> str:
 def parse_topics(topics: object, pattern: object) -> tuple[str, ...]:
     """The names of the topics, sorted and each once; empty if there is a pattern."""
     if (topics is None) == (pattern is None):
-        msg = f"write either topics=['orders', …] or pattern='orders[.].*'; got topics={topics!r}, pattern={pattern!r}"
+        msg = (
+            f"A source has topics={topics!r} and pattern={pattern!r}. Write one of them, as topics=['orders', …] or "
+            "pattern='orders[.].*'."
+        )
         raise GraphError(msg)
     if topics is None:
         try:
             re.compile(pattern)  # type: ignore[call-overload] # the user may have passed anything
         except (re.error, TypeError) as error:
-            msg = f"pattern {pattern!r} is no regular expression: {error}"
+            msg = f"pattern={pattern!r} is no regular expression: {sentence(error)}"
             raise GraphError(msg) from error
         return ()
     if isinstance(topics, str) or not isinstance(topics, Sequence) or not topics:
-        msg = f"topics must be a list of names, as in topics=['orders']; got {topics!r}"
+        msg = f"topics={topics!r} is no list of names. Write topics=['orders']."
         raise GraphError(msg)
     for topic in topics:
         if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
             msg = (
-                f"topic {topic!r} is not a possible name: Kafka takes 1 to 249 of the characters a-z, A-Z, 0-9, '.', "
-                "'_' and '-'; for several topics at once write pattern="
+                f"Topic {topic!r} is not a possible name: Kafka takes 1 to 249 of the characters a-z, A-Z, 0-9, '.', "
+                "'_' and '-'. For several topics at once write pattern=."
             )
             raise GraphError(msg)
     return tuple(sorted(set(topics)))
@@ -226,10 +232,10 @@ def parse_topics(topics: object, pattern: object) -> tuple[str, ...]:
 def parse_group(group: object, start: object) -> str | None:
     """The name of the consumer group, if there is one."""
     if group is None and start == "committed":
-        msg = "start='committed' begins at the offsets of a consumer group: say which, group='…'"
+        msg = "start='committed' begins at the offsets of a consumer group. Name it with group='…'."
         raise GraphError(msg)
     if group is not None and (not isinstance(group, str) or not group.strip()):
-        msg = f"group must be the name of a consumer group, got {group!r}"
+        msg = f"group={group!r} is no name. Write the name of a consumer group."
         raise GraphError(msg)
     return group
 
@@ -243,9 +249,9 @@ def parse_stall_timeouts(warn: str, reopen: str, fail: str) -> StallTimeouts:
     )
     if not timeouts.warn <= timeouts.reopen <= timeouts.fail:
         msg = (
-            f"warn_stalled_after {warn!r}, reopen_stalled_after {reopen!r} and fail_stalled_after {fail!r}: a stall is "
-            "first reported, then answered with a new connection, then an error, so none may be shorter than the "
-            "previous one"
+            f"warn_stalled_after={warn!r}, reopen_stalled_after={reopen!r} and fail_stalled_after={fail!r} are not in "
+            "this order. A stall is first reported, then answered with a new connection, then an error. Make none "
+            "shorter than the previous one."
         )
         raise GraphError(msg)
     return timeouts
@@ -270,21 +276,21 @@ CommitChoice(mode=<CommitMode.DISABLED: 'disabled'>, warning=None))
 
 # ---- client properties -----------------------------------------------------------------------------------------------
 
-_ASSIGNS_ITSELF: Final = "leave it out: penstock gives partitions to readers itself and joins no group"
-_SETS_ITSELF: Final = "leave it out: penstock needs it as it sets it"
+_ASSIGNS_ITSELF: Final = "Leave it out, since penstock gives partitions to readers itself and joins no group"
+_SETS_ITSELF: Final = "Leave it out, since penstock needs it as it sets it"
 _RESERVED: Final = {
-    "bootstrap.servers": "write servers=",
-    "metadata.broker.list": "write servers=",
-    "group.id": "write group=",
-    "auto.offset.reset": "write start=, for a first start, and on_lost_offsets=, for later",
-    "isolation.level": "write isolation=",
-    "enable.auto.commit": "write commit=",
-    "auto.commit.enable": "write commit=",
-    "auto.commit.interval.ms": "write commit='periodic' and commit_interval=",
-    "enable.auto.offset.store": "write commit=",
-    "offset.store.method": "write commit=",
-    "topic.blacklist": "write pattern=, which can leave out what it should not match",
-    "max.poll.records": "write max_rows_per_batch=",
+    "bootstrap.servers": "Write servers= instead",
+    "metadata.broker.list": "Write servers= instead",
+    "group.id": "Write group= instead",
+    "auto.offset.reset": "Write start=, for a first start, and on_lost_offsets=, for later",
+    "isolation.level": "Write isolation= instead",
+    "enable.auto.commit": "Write commit= instead",
+    "auto.commit.enable": "Write commit= instead",
+    "auto.commit.interval.ms": "Write commit='periodic' and commit_interval= instead",
+    "enable.auto.offset.store": "Write commit= instead",
+    "offset.store.method": "Write commit= instead",
+    "topic.blacklist": "Write pattern=, which can leave out what it should not match",
+    "max.poll.records": "Write max_rows_per_batch= instead",
     "enable.partition.eof": _SETS_ITSELF,
     "consume.callback.max.messages": _SETS_ITSELF,
     "group.instance.id": _ASSIGNS_ITSELF,
@@ -295,13 +301,13 @@ _RESERVED: Final = {
     "max.poll.interval.ms": _ASSIGNS_ITSELF,
     "partition.assignment.strategy": _ASSIGNS_ITSELF,
     "session.timeout.ms": _ASSIGNS_ITSELF,
-    "key.deserializer": "leave it out: keys are bytes, decode them in the pipeline",
-    "value.deserializer": "leave it out: values are bytes, decode them in the pipeline",
-    "sasl.jaas.config": "this is the Java client's: write sasl.mechanism, sasl.username and sasl.password",
-    "ssl.keystore.type": "this is the Java client's: write ssl.keystore.location (PKCS#12) or ssl.key.location (PEM)",
-    "ssl.truststore.location": "this is the Java client's: write ssl.ca.location, a file of PEM",
-    "ssl.truststore.password": "this is the Java client's: write ssl.ca.location, a file of PEM",
-    "ssl.truststore.type": "this is the Java client's: write ssl.ca.location, a file of PEM",
+    "key.deserializer": "Leave it out: keys are bytes. Decode them in the pipeline",
+    "value.deserializer": "Leave it out: values are bytes. Decode them in the pipeline",
+    "sasl.jaas.config": "It is the Java client's. Write sasl.mechanism, sasl.username and sasl.password",
+    "ssl.keystore.type": "It is the Java client's. Write ssl.keystore.location (PKCS#12) or ssl.key.location (PEM)",
+    "ssl.truststore.location": "It is the Java client's. Write ssl.ca.location, a file of PEM",
+    "ssl.truststore.password": "It is the Java client's. Write ssl.ca.location, a file of PEM",
+    "ssl.truststore.type": "It is the Java client's. Write ssl.ca.location, a file of PEM",
 }
 """Client properties that cannot be set as options, and what to do instead."""
 
@@ -319,14 +325,14 @@ def check_options(options: Mapping[Any, object]) -> dict[str, Option]:
     checked: dict[str, Option] = {}
     for name, value in options.items():
         if not isinstance(name, str):
-            msg = f"options are named by text, such as 'security.protocol'; one of them is named by {name!r}"
+            msg = f"Option {name!r} is not named by text. Write names such as 'security.protocol'."
             raise GraphError(msg)
         _check_property_name(name)
         check_option(name, value)
         if not isinstance(value, str | int | float | bool | EnvironmentSecret | FileSecret):
             msg = (
-                f"option {name!r} is a {type(value).__name__}: properties are text, numbers, true or false, or the "
-                "reference of a secret, so that they can be sent to executors; there are no callbacks"
+                f"Option {name!r} is a {type(value).__name__}, which cannot be sent to executors. Give text, a number, "
+                "true or false, or the reference of a secret. There are no callbacks."
             )
             raise GraphError(msg)
         checked[name] = value
@@ -335,8 +341,8 @@ def check_options(options: Mapping[Any, object]) -> dict[str, Option]:
 
 def _check_property_name(name: str) -> None:
     if name.startswith("kafka."):
-        msg = f"option {name!r}: write it without the prefix, {name.removeprefix('kafka.')!r}"
+        msg = f"Option {name!r} has the prefix of Spark's source. Write {name.removeprefix('kafka.')!r}."
         raise GraphError(msg)
     if name in _RESERVED:
-        msg = f"option {name!r} is not set here: {_RESERVED[name]}"
+        msg = f"Option {name!r} is not set here. {_RESERVED[name]}."
         raise GraphError(msg)

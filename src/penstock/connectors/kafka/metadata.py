@@ -64,7 +64,7 @@ def fetch_metadata(config: KafkaConfig, cluster: Cluster, position: KafkaPositio
         if rounds <= 0:
             msg = (
                 f"Kafka at {config.servers} has no topic {', '.join(map(repr, missing))}, or does not show it to this "
-                "job's user: create it, correct topics=, or grant DESCRIBE on it"
+                "job's user. Create it, correct topics=, or grant DESCRIBE on it."
             )
             raise ConnectorError(msg)
         threading.Event().wait(_RETRY_INTERVAL)
@@ -132,7 +132,7 @@ def await_answer(future: KafkaFuture[T]) -> T:
         ConnectorError: the request failed, or there was no answer in time.
     """
     if not future.wait(ANSWER_TIMEOUT):
-        msg = f"Kafka has not answered within {ANSWER_TIMEOUT:g} s: see that its brokers are well and can be reached"
+        msg = f"Kafka has not answered within {ANSWER_TIMEOUT:g} s. See that its brokers are well and can be reached."
         raise SourceUnavailable(msg)
     return future.result()
 
@@ -172,11 +172,11 @@ class TopicIdCheck:
         changed = sorted(name for name, id in self.ids.items() if now.get(name, id) not in (id, None))
         if not changed:
             return
-        cause = f"topic {', '.join(map(repr, changed))} was deleted and made again while it was read"
+        cause = f"Topic {', '.join(map(repr, changed))} was deleted and made again while it was read."
         if self.skips_lost:
-            msg = f"{cause}; a restart reads the new one from its beginning"
+            msg = f"{cause} A restart reads the new one from its beginning."
             raise SourceUnavailable(msg)
-        msg = f"{cause}: give the new topic another name, or the source another uid"
+        msg = f"{cause} Give the new topic another name, or the source another uid."
         raise SourceChanged(msg)
 
 

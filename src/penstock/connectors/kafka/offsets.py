@@ -111,7 +111,7 @@ def advance(position: KafkaPosition, ranges: Sequence[OffsetRange]) -> KafkaPosi
     after = dict(position.next)
     for part in ranges:
         if after.get(part.at) != part.start or part.end < part.start:
-            msg = f"range {part} does not follow on offset {after.get(part.at)} of {part.at}"
+            msg = f"Range {part} does not follow on offset {after.get(part.at)} of {part.at}."
             raise InternalError(msg)
         after[part.at] = part.end
     return replace(position, next=after)
@@ -146,8 +146,8 @@ def decode(position: Position) -> KafkaPosition:
     """
     if position.kind != KIND:
         msg = (
-            f"the position is of kind {position.kind!r}, a Kafka source reads {KIND!r}: give the new source a uid of "
-            "its own, or restore with the source, or the version of penstock, that wrote it"
+            f"The position is of kind {position.kind!r}, but a Kafka source reads {KIND!r}. Give the new source a uid "
+            "of its own, or restore with the source, or the version of penstock, that wrote it."
         )
         raise StateIncompatible(msg)
     detail: Any = position.detail
@@ -160,11 +160,12 @@ def decode(position: Position) -> KafkaPosition:
             stop = {at: offset for topic, entry in topics.items() for at, offset in _read(topic, entry["stop"])}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         msg = (
-            f"the position of a Kafka source cannot be read ({error!r}): it was written by another version of penstock"
+            f"The position of a Kafka source cannot be read ({error!r}). It was written by another version of "
+            "penstock. Start that version, or give the source a uid of its own."
         )
         raise StateIncompatible(msg) from error
     if stop is not None and not stop.keys() <= next.keys():
-        msg = "the position of a Kafka source ends in partitions where it does not begin: it is damaged"
+        msg = "The position of a Kafka source is damaged: it ends in partitions where it does not begin."
         raise StateIncompatible(msg)
     return KafkaPosition(ids=ids, next=next, stop=stop)
 
@@ -261,23 +262,23 @@ def _moment(name: str, text: str, words: tuple[str, ...]) -> datetime:
 
 def _meaningless(name: str, value: object, words: tuple[str, ...]) -> GraphError:
     known = ", ".join(map(repr, words))
-    hint = ", the group's offsets are called 'committed'" if value in ("group", "group-offsets") else ""
+    hint = " The group's offsets are called 'committed'." if value in ("group", "group-offsets") else ""
     return GraphError(
-        f"{name} {value!r} says no place in a topic{hint}: write one of {known}, a time such as "
-        "'2026-01-31T00:00:00Z', or offsets such as {'orders': {0: 120, 1: 97}}"
+        f"{name}={value!r} says no place in a topic.{hint} Write one of {known}, a time such as "
+        "'2026-01-31T00:00:00Z', or offsets such as {'orders': {0: 120, 1: 97}}."
     )
 
 
 def _millis(name: str, moment: datetime) -> int:
     if moment.tzinfo is None:
         msg = (
-            f"{name} {moment.isoformat()!r} has no time zone, so it could be any of several moments: write it with "
-            "one, as in '2026-01-31T00:00:00Z' or datetime(2026, 1, 31, tzinfo=timezone.utc)"
+            f"{name}={moment.isoformat()!r} has no time zone, so it could be any of several moments. Write it with "
+            "one, as in '2026-01-31T00:00:00Z' or datetime(2026, 1, 31, tzinfo=timezone.utc)."
         )
         raise GraphError(msg)
     millis = (moment - _EPOCH) // timedelta(milliseconds=1)
     if millis < 0:
-        msg = f"{name} {moment.isoformat()!r} is before 1970: records have no such times; write 'earliest'"
+        msg = f"{name}={moment.isoformat()!r} is before 1970, and records have no such times. Write 'earliest'."
         raise GraphError(msg)
     return millis
 
@@ -288,14 +289,14 @@ def _offsets(
     found: dict[TopicPartition, int | OffsetWord] = {}
     for topic, partitions in value.items():
         if not isinstance(topic, str) or not isinstance(partitions, Mapping) or not partitions:
-            msg = f"{name} must have offsets by topic and partition, as {{'orders': {{0: 120}}}}; got {value!r}"
+            msg = f"{name}={value!r} has no offsets by topic and partition. Write {{'orders': {{0: 120}}}}."
             raise GraphError(msg)
         for partition, offset in partitions.items():
             if not _is_number(partition) or not (_is_number(offset) or offset in words):
                 known = " or ".join(map(repr, words))
                 msg = (
-                    f"{name} says {partition!r}: {offset!r} for topic {topic!r}: partitions are numbers from 0 on, and "
-                    f"their offsets are such numbers too, or {known}"
+                    f"{name} has {{{partition!r}: {offset!r}}} for topic {topic!r}. Write partitions as numbers from 0 "
+                    f"on, and their offsets as such numbers too, or as {known}."
                 )
                 raise GraphError(msg)
             found[TopicPartition(topic, cast("int", partition))] = cast("int | OffsetWord", offset)
@@ -352,7 +353,8 @@ def _check_named(argument: str, bound: AtOffsets, topics: Topics) -> None:
     unknown = [at for at in bound.offsets if at.topic not in topics or at.partition not in topics[at.topic].partitions]
     if unknown:
         msg = (
-            f"{argument} has offsets for {_list(unknown)}, which the source does not read or the cluster does not have"
+            f"{argument} has offsets for {_list(unknown)}, which the source does not read or the cluster does not "
+            "have. Leave them out, or correct topics=."
         )
         raise ConnectorError(msg)
 
@@ -388,14 +390,16 @@ def _resolve_partition(
 def _no_offset(argument: str, bound: Start | Stop, at: TopicPartition) -> ConnectorError:
     if bound == "committed":
         return ConnectorError(
-            f"start is 'committed', but the group has no offset for {at} (it never committed one, or it has expired): "
-            "say where to begin in such partitions, start_otherwise='earliest' or 'latest'"
+            f"start='committed', but the group has no offset for {at} (it never committed one, or it has expired). "
+            "Say where to begin in such partitions, with start_otherwise='earliest' or 'latest'."
         )
     hint = (
-        ", or say where to begin in all others, start_otherwise='earliest' or 'latest'" if argument == "start" else ""
+        ", or say where to begin in all others, with start_otherwise='earliest' or 'latest'"
+        if argument == "start"
+        else ""
     )
     return ConnectorError(
-        f"{argument} has no offset for {at}: name each partition, perhaps with the word 'latest'{hint}"
+        f"{argument} has no offset for {at}. Name each partition, perhaps with the word 'latest'{hint}."
     )
 
 

@@ -176,23 +176,23 @@ def skip_lost(position: KafkaPosition, lost: Sequence[LostOffsets], topics: Topi
 def lost_offsets_error(lost: Sequence[LostOffsets]) -> SourceChanged:
     """The error for lost offsets, with the remedies."""
     shown = "; ".join(map(str, lost[:5])) + (f"; and {len(lost) - 5} more" if len(lost) > 5 else "")  # noqa: PLR2004
-    remedies = "; ".join(dict.fromkeys(_REMEDIES[loss.reason] for loss in lost))
+    remedies = " ".join(dict.fromkeys(_REMEDIES[loss.reason] for loss in lost))
     msg = (
-        f"records that were to be read are no longer there ({shown}). Reading on would leave them out, or read others "
-        f"for them. {remedies}. To go on without them, with each range counted: on_lost_offsets='continue'; to begin "
-        "again: penstock run … --fresh, or a new uid for the source"
+        f"Records that were to be read are no longer there ({shown}). Reading on would leave them out, or read others "
+        f"for them. {remedies} To go on without them, with each range counted, write on_lost_offsets='continue'. To "
+        "begin again, start with penstock run … --fresh, or give the source a new uid."
     )
     return SourceChanged(msg)
 
 
 _REMEDIES: Final = {
-    LossReason.EXPIRED: "Keep records for longer than the job may be down (retention.ms, retention.bytes)",
+    LossReason.EXPIRED: "Keep records for longer than the job may be down (retention.ms, retention.bytes).",
     LossReason.TRUNCATED: "See that servers= is the same cluster, and that it lost no replica that was ahead of others "
-    "(unclean.leader.election.enable)",
-    LossReason.RECREATED: "A topic's name is not its identity: give the new topic another name, "
-    "or the source another uid",
-    LossReason.TOPIC_GONE: "See that the topic exists and that this client may describe it",
-    LossReason.PARTITION_GONE: "See that servers= is the same cluster: partitions of a topic never become fewer",
+    "(unclean.leader.election.enable).",
+    LossReason.RECREATED: "A topic's name is not its identity. Give the new topic another name, "
+    "or the source another uid.",
+    LossReason.TOPIC_GONE: "See that the topic exists and that this client may describe it.",
+    LossReason.PARTITION_GONE: "See that servers= is the same cluster: partitions of a topic never become fewer.",
 }
 
 
