@@ -188,7 +188,7 @@ def test_state_has_a_partition_for_each_core_that_has_come_and_a_start_without_a
     session._keep_parallelism(context, "spark://host:7077")  # type: ignore[arg-type]
     assert context.kept == {"spark.default.parallelism": partitions}
     assert [record.getMessage().partition(" in ")[0] for record in caplog.records] == (
-        ["no executor of spark://host:7077 came"] * said
+        ["No executor of spark://host:7077 came"] * said
     )
 
 
@@ -229,18 +229,18 @@ def test_options_that_come_too_late_for_a_session_are_told(home: Path, monkeypat
     ("options", "reason"),
     [
         ({"conf": ("spark.sql.adaptive.enabled=true",)}, "always false in penstock, for layers of state are put"),
-        ({"conf": ("spark.sql.shuffle.partitions=7",)}, "set spark.default.parallelism instead"),
-        ({"conf": ("spark.master=local[2]",)}, "write 'penstock run … --master M'"),
+        ({"conf": ("spark.sql.shuffle.partitions=7",)}, "Set spark.default.parallelism instead"),
+        ({"conf": ("spark.master=local[2]",)}, "Write 'penstock run … --master M'"),
         ({"conf": ("spark.submit.deployMode=cluster",)}, "only client works"),
         ({"conf": ("spark.remote=sc://x",)}, "Spark Connect gives no access"),
         ({"conf": ("spark.api.mode=connect",)}, "Spark Connect gives no access"),
-        ({"conf": ("executor.memory=2g",)}, "such as spark.executor.memory"),
-        ({"conf": ("spark.executor.memory",)}, "write it as KEY=VALUE"),
+        ({"conf": ("executor.memory=2g",)}, "Write for example spark.executor.memory"),
+        ({"conf": ("spark.executor.memory",)}, "Write it as KEY=VALUE"),
         ({"driver_memory": "2048"}, "whole number with its unit"),
         ({"driver_memory": "2g", "conf": ("spark.driver.memory=3g",)}, "contradict each other"),
         ({"packages": ("spark-avro",)}, "GROUP:ARTIFACT:VERSION"),
-        ({"py_files": ("gone.zip",)}, "there is no such file"),
-        ({"py_files": ("folder",)}, "is a folder: zip what is in it"),
+        ({"py_files": ("gone.zip",)}, "There is no such file"),
+        ({"py_files": ("folder",)}, "is a folder. Zip what is in it."),
         ({"py_files": ("wheel.whl",)}, "is none of .py, .zip and .egg"),
         ({"master": "nonsense"}, "Spark has no master"),
     ],
@@ -257,7 +257,7 @@ def test_what_spark_or_penstock_would_not_follow_is_refused_with_the_reason(
 
 def test_a_file_of_a_near_name_is_offered(home: Path) -> None:
     (home / "shop.zip").write_bytes(b"")
-    with pytest.raises(UsageError, match=r"did you mean 'shop\.zip'\?"):
+    with pytest.raises(UsageError, match=r"Did you mean 'shop\.zip'\?"):
         settings(py_files=("shopp.zip",))
 
 
@@ -270,14 +270,14 @@ def test_a_refused_setting_of_the_file_is_told_with_the_files_name(home: Path) -
     path = project(home, 'conf = {"spark.sql.adaptive.enabled" = true}')
     with pytest.raises(SettingsError) as error:
         settings()
-    assert str(error.value).startswith(f"{path}: [tool.penstock] conf spark.sql.adaptive.enabled=true: it is always")
+    assert str(error.value).startswith(f"{path}: [tool.penstock] conf spark.sql.adaptive.enabled=true: It is always")
 
 
 def test_run_refuses_before_it_starts_a_process(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.cli.run.ChildWatcher", None)
     said = say("run", "shop:orders", "--conf", "spark.sql.shuffle.partitions=7")
     assert said.code == 64
-    assert "set spark.default.parallelism instead" in said.err
+    assert "Set spark.default.parallelism instead" in said.err
 
 
 # ------------------------------------------------------------------------------------------- [tool.penstock]
@@ -301,8 +301,8 @@ def test_parts_of_a_setting_need_no_quotes(home: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("py_files = []", "has an unknown key 'py_files'; did you mean 'py-files'?"),
-        ("colour = 1", f"has an unknown key 'colour'; the keys are {', '.join(sorted(KEYS))}"),
+        ("py_files = []", "has an unknown key 'py_files'. Did you mean 'py-files'?"),
+        ("colour = 1", f"has an unknown key 'colour'. The keys are {', '.join(sorted(KEYS))}"),
         ("master = 1", "master of [tool.penstock] is 1, but must be a text"),
         ('retained = "3"', "retained of [tool.penstock] is '3', but must be a whole number"),
         ('packages = "a:b:c"', "but must be a list of texts"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cyclopts import Token
 
 from penstock.cli.output import UsageError
-from penstock.errors import did_you_mean
+from penstock.errors import did_you_mean, sentence
 from penstock.settings import PREFIX
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
-        msg = f"{path} cannot be read: {error}; {SECTION} is looked for there"
+        msg = f"{path} cannot be read: {sentence(error)} {SECTION} is looked for there."
         raise UsageError(msg) from error
     return found
 
@@ -88,7 +88,7 @@ def _project(path: Path, section: object) -> ProjectFile:
         raise UsageError(msg)
     unknown = next((key for key in section if key not in KEYS), None)
     if unknown is not None:
-        hint = did_you_mean(unknown, KEYS, otherwise=f"the keys are {', '.join(sorted(KEYS))}")
+        hint = did_you_mean(unknown, KEYS, otherwise=f"The keys are {', '.join(sorted(KEYS))}.")
         msg = f"{path}: {SECTION} has an unknown key {unknown!r}{hint}"
         raise UsageError(msg)
     for key, value in section.items():
@@ -115,7 +115,7 @@ def _check(path: Path, key: str, value: object) -> None:
     else:
         is_right, must = isinstance(value, dict), 'a table, such as {"spark.executor.memory" = "2g"}'
     if not is_right:
-        msg = f"{path}: {key} of {SECTION} is {value!r}, but must be {must}"
+        msg = f"{path}: {key} of {SECTION} is {value!r}, but must be {must}."
         raise UsageError(msg)
 
 
@@ -130,7 +130,7 @@ def _flat(path: Path, table: Mapping[str, Any], prefix: str = "") -> Iterator[tu
         elif isinstance(value, (str, int, float)):
             yield name, str(value)
         else:
-            msg = f"{path}: {name} of {SECTION} conf is {value!r}, but must be a text or a number"
+            msg = f"{path}: {name} of {SECTION} conf is {value!r}, but must be a text or a number."
             raise UsageError(msg)
 
 

@@ -177,7 +177,7 @@ def _layer(
         if not value:
             continue
         if conf.get(name, value) != value:
-            msg = f"{shown}{option} {value} and {shown}conf {name}={conf[name]} contradict each other: leave one out"
+            msg = f"{shown}{option} {value} and {shown}conf {name}={conf[name]} contradict each other. Leave one out."
             raise UsageError(msg)
         check_setting(name, value, shown=f"{shown}{option} {value}")
         settings[name] = value
@@ -209,7 +209,7 @@ def _pairs(texts: Iterable[str]) -> dict[str, str]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not name or not equals:
-            msg = f"--conf {text}: write it as KEY=VALUE, such as --conf spark.executor.memory=2g"
+            msg = f"--conf {text}: Write it as KEY=VALUE, such as --conf spark.executor.memory=2g."
             raise UsageError(msg)
         found[name.strip()] = value
     return found
@@ -226,8 +226,8 @@ def _package(text: str, shown: str) -> str:
     if _COORDINATES.fullmatch(text):
         return text
     msg = (
-        f"{shown}packages {text}: write it as GROUP:ARTIFACT:VERSION, such as org.apache.spark:spark-avro_2.13:4.1.0; "
-        "a jar of this machine goes into spark.jars with conf"
+        f"{shown}packages {text}: Write it as GROUP:ARTIFACT:VERSION, such as org.apache.spark:spark-avro_2.13:4.1.0. "
+        "A jar of this machine goes into spark.jars with conf."
     )
     raise UsageError(msg)
 
@@ -235,15 +235,15 @@ def _package(text: str, shown: str) -> str:
 def _py_file(text: str, shown: str) -> str:
     """The absolute path of a file, or the address of one that Spark fetches."""
     if not text.endswith((".py", ".zip", ".egg")):
-        kind = "is a folder: zip what is in it" if Path(text).is_dir() else "is none of .py, .zip and .egg"
-        msg = f"{shown}py-files {text}: it {kind}, for Spark takes no other to its workers"
+        kind = "It is a folder. Zip what is in it." if Path(text).is_dir() else "It is none of .py, .zip and .egg."
+        msg = f"{shown}py-files {text}: {kind} Spark takes no other to its workers."
         raise UsageError(msg)
     if "://" in text:
         return text
     path = Path(text).absolute()
     if not path.is_file():
         near = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
-        hint = did_you_mean(path.name, near, otherwise="make it first")
-        msg = f"{shown}py-files {text}: there is no such file{hint}"
+        hint = did_you_mean(path.name, near, otherwise="Make it first.")
+        msg = f"{shown}py-files {text}: There is no such file{hint}"
         raise UsageError(msg)
     return str(path)

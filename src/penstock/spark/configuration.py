@@ -62,11 +62,11 @@ _REASONS: Final = {
 }
 """Why a setting of :data:`SQL_SETTINGS` cannot be another one, for people."""
 _ELSEWHERE: Final = {
-    MASTER: "the master has an option of its own: write 'penstock run … --master M', or master in [tool.penstock]",
+    MASTER: "The master has an option of its own. Write 'penstock run … --master M', or master in [tool.penstock].",
     "spark.sql.shuffle.partitions": (
-        "state has one partition for each task that runs at a time: set spark.default.parallelism instead"
+        "State has one partition for each task that runs at a time. Set spark.default.parallelism instead."
     ),
-    "spark.remote": "Spark Connect gives no access to plans and cached blocks: leave it out, for sessions are classic",
+    "spark.remote": "Spark Connect gives no access to plans and cached blocks. Leave it out: sessions are classic.",
 }
 """Settings that nobody may give, with what to do instead."""
 
@@ -85,22 +85,22 @@ def check_setting(name: str, value: str, *, shown: str) -> None:
     >>> check_setting("spark.executor.memory", "2g", shown="--conf spark.executor.memory=2g")
     """
     if not name.startswith("spark."):
-        msg = f'{shown}: the names of Spark\'s settings begin with "spark.", such as spark.{name}'
+        msg = f"{shown}: Names of Spark's settings begin with 'spark.'. Write for example spark.{name}."
         raise SettingsError(msg)
     if name in _ELSEWHERE:
         msg = f"{shown}: {_ELSEWHERE[name]}"
         raise SettingsError(msg)
     if name in SQL_SETTINGS and not _is_same(SQL_SETTINGS[name], value):
-        msg = f"{shown}: it is always {SQL_SETTINGS[name]} in penstock, for {_REASONS[name]}; leave it out"
+        msg = f"{shown}: It is always {SQL_SETTINGS[name]} in penstock, for {_REASONS[name]}. Leave it out."
         raise SettingsError(msg)
     if name == "spark.submit.deployMode" and value.lower() != "client":
-        msg = f"{shown}: the driver is the process that runs the job, so only client works; leave it out"
+        msg = f"{shown}: The driver is the process that runs the job, so only client works. Leave it out."
         raise SettingsError(msg)
     if name == "spark.api.mode" and value.lower() != "classic":
         msg = f"{shown}: {_ELSEWHERE['spark.remote']}"
         raise SettingsError(msg)
     if name == DRIVER_MEMORY and not _MEMORY.fullmatch(value):
-        msg = f"{shown}: {value!r} is no amount of memory; write a whole number with its unit, such as 2g or 1500m"
+        msg = f"{shown}: {value!r} is no amount of memory. Write a whole number with its unit, such as 2g or 1500m."
         raise SettingsError(msg)
 
 
