@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import Enum
@@ -70,6 +71,15 @@ class PenstockError(Exception):
         super().__init__(message)
         self.uid = uid
         self.where = where
+        self._full_traceback: str | None = None
+
+    def full_traceback(self) -> str:
+        """Return the traceback with all frames and causes, those too that a short one leaves out."""
+        return self._full_traceback or "".join(traceback.format_exception(self))
+
+    def keep_full_traceback(self) -> None:
+        """Keep the traceback as it is, before it is shortened; only the first counts."""
+        self._full_traceback = self.full_traceback()
 
     def __str__(self) -> str:
         message = super().__str__()

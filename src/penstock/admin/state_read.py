@@ -23,6 +23,7 @@ from penstock.errors import (
 )
 from penstock.job.failures import to_penstock_error
 from penstock.spark.session import active_session, clone_session, default_parallelism, set_active_session
+from penstock.user_code import short_tracebacks
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -170,6 +171,7 @@ def require_still_restorable(job: JobDirectory, checkpoint: CheckpointId) -> Non
 # too late gets an error and never a part. A pin would need an entry, and so a claim of a stopped job.
 
 
+@short_tracebacks
 def read_state(
     spark: SparkSession,
     state: str | Path,

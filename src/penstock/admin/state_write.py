@@ -25,6 +25,7 @@ from penstock.failpoints import failpoint
 from penstock.filesystem import resolve
 from penstock.handles import StateHandle, TaskSnapshot, check_savepoint_name
 from penstock.spark.session import default_parallelism
+from penstock.user_code import short_tracebacks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from penstock.operators.windows.table import StateTable
 
 
+@short_tracebacks
 def write_state(
     spark: SparkSession,
     state: str | Path,

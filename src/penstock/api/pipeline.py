@@ -23,12 +23,12 @@ from penstock.graph.nodes import (
     TableRef,
     call_site,
     check_uid,
-    raised_at,
     when_ready,
 )
 from penstock.graph.validate import validate
 from penstock.handles import check_name
 from penstock.spark.session import borrow_session, lacks_session
+from penstock.user_code import raised_at, short_tracebacks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -39,6 +39,7 @@ OnTableError = Literal["fail", "keep"]
 _FIELD = re.compile(r"\{(\w+)")
 
 
+@short_tracebacks
 class Pipeline:
     """The argument of a pipeline's function: makes streams and collects their nodes.
 
@@ -173,6 +174,7 @@ class Pipeline:
         return Graph(name=self.name, origin=self._origin, nodes=tuple(self._nodes), tables=tuple(self._tables.values()))
 
 
+@short_tracebacks
 class PipelineDefinition:
     """A pipeline's name and the function that describes it. Calling it calls the function."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 from penstock.compiler.tables import StaticTables, TableSnapshot, first_line
 from penstock.errors import GraphError, PenstockError, SchemaMismatch, UserFunctionError, did_you_mean
 from penstock.formats import text
-from penstock.graph.nodes import BAD_PORT, Node, ParseJson, RowWise, WithWatermark, describe_step, raised_at
+from penstock.graph.nodes import BAD_PORT, Node, ParseJson, RowWise, WithWatermark, describe_step
 from penstock.interfaces.source import DECODED_RECORD
 from penstock.spark.blocks import JavaObject
 from penstock.spark.plan_check import JobWatch, PlanCheck
@@ -32,6 +32,7 @@ from penstock.spark.plans import (
 )
 from penstock.spark.query_log import quiet
 from penstock.spark.sql import nullable_columns, quote_identifier, variable_literal
+from penstock.user_code import raised_at
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

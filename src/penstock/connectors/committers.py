@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import sysconfig
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 from penstock.errors import (
@@ -23,6 +20,7 @@ from penstock.errors import (
 from penstock.handles import CommitOutcome, Guarantee, output_names
 from penstock.interfaces.sink import ChecksCommittable, CommitContext
 from penstock.spark import jvm
+from penstock.user_code import line_of
 
 if TYPE_CHECKING:
     from penstock.elements import Batch
@@ -42,8 +40,6 @@ So output of a sink that a pipeline no longer has can be published too.
 """
 _LASTING: Final = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 """Kinds of ``OSError`` that no retry mends."""
-_NOT_THE_USERS: Final = (str(Path(__file__).resolve().parent.parent) + "/", sysconfig.get_path("stdlib") + "/", "<")
-"""How file names of code begin that is not the user's."""
 _Make: TypeAlias = Callable[[CommitContext], "Committer"]
 
 
@@ -181,16 +177,7 @@ def explain_user_errors(what: str, *, uid: str) -> Iterator[None]:
         if isinstance(error, (OSError, PenstockError)) and not isinstance(error, _LASTING):
             again = f"{msg}; it is called again"
             raise CommitFailed(again, uid=uid) from error
-        raise UserFunctionError(msg, uid=uid, where=_where(error)) from error
-
-
-def _where(error: BaseException) -> str | None:
-    """The innermost line of the traceback that is neither penstock's nor a library's."""
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_NOT_THE_USERS)
-    ]
-    users = [frame for frame in frames if "site-packages" not in frame.filename]
-    return f"{users[-1].filename}:{users[-1].lineno}" if users else None
+        raise UserFunctionError(msg, uid=uid, where=line_of(error)) from error
 
 
 # ---- of a sink -------------------------------------------------------------------------------------------------------

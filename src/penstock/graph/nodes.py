@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
 
 from penstock.clock import format_duration, parse_duration
@@ -15,6 +14,7 @@ from penstock.handles import Guarantee, check_name
 from penstock.interfaces.operator import LATE_PORT, MAIN_PORT, OperatorSpec
 from penstock.interfaces.sink import Sink
 from penstock.interfaces.source import Source
+from penstock.user_code import PACKAGE, short_path
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -293,44 +293,21 @@ class Graph:
 
 # --------------------------------------------------------------------------------------------- lines of the user's code
 
-_PACKAGE: Final = str(Path(__file__).resolve().parent.parent) + "/"
-_FOREIGN: Final = ("/pyspark/", "/py4j/", "/site-packages/", "<frozen ")
-
 
 def call_site() -> CallSite:
     """Return the file and line of the innermost frame outside of penstock."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - inspect.stack() reads every source file
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
     if frame is None:
         return CallSite("<unknown>", 0)
     return CallSite(short_path(frame.f_code.co_filename), frame.f_lineno)
 
 
-def raised_at(error: BaseException) -> str | None:
-    """Return ``shop.py:12 in add_tax``, the innermost frame of the user's code in an error's traceback."""
-    place: str | None = None
-    trace: TracebackType | None = error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if not code.co_filename.startswith(_PACKAGE) and not any(part in code.co_filename for part in _FOREIGN):
-            place = f"{short_path(code.co_filename)}:{trace.tb_lineno} in {code.co_name}"
-        trace = trace.tb_next
-    return place
-
-
 def defined_at(function: object) -> str | None:
     """Return ``shop.py:12``, where a function is defined, or ``None`` if it has no code of its own."""
     code = getattr(function, "__code__", None)
     return f"{short_path(code.co_filename)}:{code.co_firstlineno}" if code is not None else None
-
-
-def short_path(file: str) -> str:
-    """Return a path relative to the current folder, if it is below it."""
-    try:
-        return str(Path(file).relative_to(Path.cwd()))
-    except ValueError:
-        return file
 
 
 # ------------------------------------------------------------------------------------------------------- making a graph

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from html import escape
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from penstock.api.pipeline import PipelineDefinition
@@ -36,6 +36,7 @@ from penstock.job.start import StartOptions, parse_start_options
 from penstock.observability.report import Report, ReportCollector, notify_listener
 from penstock.runtime.lifecycle import TERMINAL_STATES, JobState, Lifecycle
 from penstock.settings import read_settings
+from penstock.user_code import short_tracebacks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -265,6 +266,7 @@ def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
 # ---- the job -------------------------------------------------------------------------------------------------------
 
 
+@short_tracebacks
 class Job:
     """A pipeline on a state directory. Continues the newest complete checkpoint there, or starts empty.
 
@@ -341,6 +343,7 @@ class Job:
         self._runner: JobRunner | None = None
         self._thread: threading.Thread | None = None
         self._error: PenstockError | None = None
+        self._error_frames: TracebackType | None = None
         self._is_stop_requested = False
         self._lock = threading.Lock()
         self._stop_timeout = StopTimeout(self._clock, self._over.wait, self._give_up)
@@ -439,7 +442,7 @@ class Job:
             return False
         self._thread.join()
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(self._error_frames)  # else each call would add its own
         return True
 
     def savepoint(self, name: str, timeout: float | None = None) -> CheckpointId:
@@ -540,6 +543,7 @@ class Job:
 
     def _finish(self, state: JobState, error: PenstockError | None) -> None:
         self._error = error
+        self._error_frames = error.__traceback__ if error is not None else None
         self._lifecycle.to(state)
         self._notify(JobEnded(state=state.value, cause=str(error) if error else None))
 
@@ -572,6 +576,7 @@ _live: dict[tuple[str, str], Job] = {}
 _live_lock = threading.Lock()
 
 
+@short_tracebacks
 def get_or_create(pipeline: PipelineDefinition, *, state: str | Path, **options: object) -> Job:
     """This process's job of this name on this state directory, or a new one that continues the state that is there.
 

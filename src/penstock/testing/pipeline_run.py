@@ -23,6 +23,7 @@ from penstock.testing.driver import JobUnderTest, SteppedAttempt
 from penstock.testing.frames import Row
 from penstock.testing.sources import End, Idle
 from penstock.testing.substitute import StandIns
+from penstock.user_code import short_tracebacks
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -176,6 +177,7 @@ def run(
     return PipelineRun(pipeline, spark, clock=clock or ManualClock(), settings=settings)
 
 
+@short_tracebacks
 class PipelineRun(Outcome):
     """A pipeline under test, made by :func:`run`. Sources, steps and sinks are addressed by their uid.
 
