@@ -319,7 +319,7 @@ def shadow(  # noqa: PLR0913 - what can be said about two runs
         allow_non_restored_state: the new code may leave state unused.
         without: sources that neither run reads, by uid: for example those that cannot be read without being noticed.
         progress: called with each stage, from any thread.
-        settings: of both runs, as of :class:`penstock.Job`.
+        settings: of both runs, as of ``penstock.Job``.
 
     Raises:
         UnknownName: there is no such job, savepoint or folder.

@@ -225,7 +225,7 @@ class StateReader:
     pipeline: PipelineDefinition | None = None
 
     def rows(self, manifest: Manifest, uid: str, *, raw: bool = False) -> DataFrame:
-        """Return all rows of a step at a checkpoint; raises as :func:`read_state`."""
+        """Return all rows of a step at a checkpoint; raises as ``read_state``."""
         from penstock.spark.blocks import with_session
         from penstock.state.schema import migrated
 

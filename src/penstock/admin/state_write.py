@@ -56,7 +56,7 @@ def write_state(
     this is a rewind too: rows read since then are read and published again. A job that has no checkpoint begins with
     this state, its sources where they begin; then the pipeline must be given.
 
-    The columns are those of :func:`read_state`: key columns, ``window_start`` and ``window_end`` where there are
+    The columns are those of ``read_state``: key columns, ``window_start`` and ``window_end`` where there are
     windows, and each aggregate, finished (``sum``, ``count``, ``min``, ``max``) or as its parts, which
     ``read_state(…, raw=True)`` gives. NULL is a key like any other. Output that was sent before is not taken back.
 

@@ -234,7 +234,7 @@ class PipelineDefinition:
 
 
 def pipeline(name: str) -> Callable[[Callable[[Pipeline], None]], PipelineDefinition]:
-    """Make a pipeline of a function that takes a :class:`Pipeline`.
+    """Make a pipeline of a function that takes a ``Pipeline``.
 
     Args:
         name: the job's name. It addresses the job's state, so renaming the file or the function orphans nothing.

@@ -475,7 +475,7 @@ class OwnedLog:
             return None
 
     def look(self) -> GenerationFenced | None:
-        """As :meth:`superseded`, but ``None`` says that the log was readable and ours.
+        """As ``superseded``, but ``None`` says that the log was readable and ours.
 
         Raises:
             CheckpointError: the log cannot be read now.
@@ -537,7 +537,7 @@ def _extended(history: History, entry: Entry) -> History:
 class ManifestWriter:
     """Appends the manifests of one generation, and deletes what they condemn.
 
-    One worker thread appends and another cleans up; the lock of :class:`OwnedLog` keeps them apart.
+    One worker thread appends and another cleans up; the lock of ``OwnedLog`` keeps them apart.
 
     Args:
         log: the log under our claim.

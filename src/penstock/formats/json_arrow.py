@@ -1,6 +1,6 @@
 """JSON text to Arrow structs, many values at once, where Spark's ``from_json`` would give the same.
 
-Sources that decode while they read use it: :func:`decoder_of` in the driver, :meth:`JsonDecoder.decode` anywhere. A
+Sources that decode while they read use it: ``decoder_of`` in the driver, ``JsonDecoder.decode`` anywhere. A
 value that may come out otherwise is left to Spark.
 """
 
@@ -100,7 +100,7 @@ def exact_values(array: Array, kind: pa.DataType, *, is_utc: bool) -> tuple[Arra
     """Values with their final type, and which of them are exactly what Spark would give.
 
     Args:
-        array: of the type :func:`read_type`.
+        array: of the type ``read_type``.
         kind: the final Arrow type.
         is_utc: whether times without a zone are in UTC.
 
@@ -340,7 +340,7 @@ class JsonDecoder:
                 failures += (end - start) // _ROWS_PER_FAILURE
 
     def _read(self, texts: Sequence[bytes]) -> Array:
-        """The records of texts that :func:`_can_be_read`, null where one is not exact.
+        """The records of texts that ``_can_be_read``, null where one is not exact.
 
         Raises:
             pyarrow.ArrowInvalid: one of them cannot be read.

@@ -55,7 +55,7 @@ class Every:
 
 Pace: TypeAlias = WhenReady | Every
 when_ready: Final = WhenReady()
-"""The default pace of a source: :func:`linger` of 50 milliseconds."""
+"""The default pace of a source: ``linger`` of 50 milliseconds."""
 without_pause: Final = WhenReady(linger=0)
 """No pause between batches, as in a run until caught up."""
 
@@ -317,7 +317,7 @@ NodeT = TypeVar("NodeT", bound=Node)
 
 
 class GraphBuilder(Protocol):
-    """Collects the nodes of one graph; :class:`penstock.Pipeline` is one."""
+    """Collects the nodes of one graph; ``penstock.Pipeline`` is one."""
 
     name: str
 
@@ -329,7 +329,7 @@ class GraphBuilder(Protocol):
 
 
 class TableRef:
-    """A declared static table, to be handed to :meth:`Pipeline.sql` or :meth:`Stream.transform`."""
+    """A declared static table, to be handed to ``Pipeline.sql`` or ``Stream.transform``."""
 
     def __init__(self, pipeline: GraphBuilder, table: Table) -> None:
         self.pipeline = pipeline

@@ -1,4 +1,4 @@
-"""Turns any exception into a :class:`PenstockError`, which says whose fault it is and whether a retry can help."""
+"""Turns any exception into a ``PenstockError``, which says whose fault it is and whether a retry can help."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PYTHON_FRAME: Final = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
 def to_penstock_error(error: BaseException, graph: Graph | None = None) -> PenstockError:
-    """The exception as a :class:`PenstockError`; the caller chains the original.
+    """The exception as a ``PenstockError``; the caller chains the original.
 
     Args:
         error: any exception.

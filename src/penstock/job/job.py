@@ -287,7 +287,7 @@ class Job:
         expect: refuse to start if the log has changed since this mark of it (``history.mark``). Counts for the first
             attempt.
         listener: gets every fact, from any thread.
-        settings: options of :class:`penstock.settings.Settings`, durations as text: ``checkpoint_every="5s"``.
+        settings: options of ``penstock.settings.Settings``, durations as text: ``checkpoint_every="5s"``.
 
     Raises:
         GraphError: the pipeline is refused, before anything runs.
@@ -458,7 +458,7 @@ class Job:
         return self._local_requests.checkpoint(name, timeout)
 
     def checkpoint(self, timeout: float | None = None) -> CheckpointId:
-        """Take a checkpoint now: like :meth:`savepoint`, without a name."""
+        """Take a checkpoint now: like ``savepoint``, without a name."""
         return self._local_requests.checkpoint(None, timeout)
 
     def stop(self, timeout: float | None = None, *, savepoint: str | None = None, drain: bool = False) -> bool:
@@ -496,7 +496,7 @@ class Job:
             raise
 
     def request_stop(self) -> None:
-        """Stop like :meth:`stop`, without waiting; from any thread, a listener's too."""
+        """Stop like ``stop``, without waiting; from any thread, a listener's too."""
         self._request_stop(drain=False)
 
     def _request_stop(self, *, drain: bool) -> None:
@@ -581,7 +581,7 @@ def get_or_create(pipeline: PipelineDefinition, *, state: str | Path, **options:
     """This process's job of this name on this state directory, or a new one that continues the state that is there.
 
     The same call starts from a checkpoint directory or empty. Code is never stored: the pipeline given here runs.
-    Options are those of :class:`Job`; they count only when it is made.
+    Options are those of ``Job``; they count only when it is made.
 
     Example::
 

@@ -39,7 +39,7 @@ KIND: Final = "files/1"
 
 
 class FilesWriter(StagingWriter):
-    """Stages batches and turns an epoch of them into files. Made by :meth:`Sink.writer`."""
+    """Stages batches and turns an epoch of them into files. Made by ``Sink.writer``."""
 
     def __init__(self, sink: Sink, context: SinkContext) -> None:
         refuse_another_log(sink.target, context.log_id, context.uid)
