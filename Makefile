@@ -107,7 +107,7 @@ ways: $(INSTALLED) ## trace a row, a barrier, a restart and a savepoint through 
 messages: $(INSTALLED) ## every error message and help text of the package, to be read in one go
 	@$(BIN)/python tools/messages.py $(ARGS)
 
-newcomer: $(INSTALLED) ## a new user's first minutes: wheel, init, test, run, kill -9, run; ARGS=--download gets all by pip
+newcomer: $(INSTALLED) ## a new user's first minutes, from the wheel on; ARGS=--download gets all by pip; ARGS="--python 3.13"
 	@$(WITH_JAVA) PYTHONPATH=tests $(BIN)/python tests/crash/newcomer.py $(ARGS)
 
 ##@ Measure

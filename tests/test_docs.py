@@ -84,6 +84,8 @@ README = {
     "import penstock as ps": "test_docs.py",
     "penstock run shop:orders": "spark/test_command_docs.py",
     "pip install 'penstock[test]'": "crash/newcomer.py",
+    "import json": "crash/newcomer.py",
+    "python sample.py make": "crash/newcomer.py",
     "penstock savepoint create": "spark/test_command_docs.py",
 }
 """Who runs the blocks of the README, by how they begin."""

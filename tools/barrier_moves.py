@@ -1,6 +1,6 @@
 """What may become of one checkpoint at one task, as tables: for people, diagrams and tests; decides nothing.
 
-A test drives :class:`AlignedBarrierHandler` and :class:`BarrierTracker` at random and holds what they do against these
+A test drives ``AlignedBarrierHandler`` and ``BarrierTracker`` at random and holds what they do against these
 tables, in both directions. What is not in a table changes nothing and has no effect.
 """
 

@@ -152,7 +152,7 @@ def parse_duration(what: str, text: object, *, least: int = 0) -> int:
 
 
 def format_duration(micros: int) -> str:
-    """The shortest text that :func:`parse_duration` reads as ``micros``.
+    """The shortest text that ``parse_duration`` reads as ``micros``.
 
     >>> format_duration(90_000_000)
     '90 seconds'

@@ -2,9 +2,9 @@
 
 Three layers, each of use by itself:
 
-* :class:`Codec` converts a frozen dataclass to plain JSON values and back, by its fields and type hints.
-* :class:`StrictFields` reads one JSON object field by field, for documents that are no regular dataclass.
-* :func:`dump_sealed` and :func:`load_sealed` are the bytes of a document that proves its own integrity.
+* ``Codec`` converts a frozen dataclass to plain JSON values and back, by its fields and type hints.
+* ``StrictFields`` reads one JSON object field by field, for documents that are no regular dataclass.
+* ``dump_sealed`` and ``load_sealed`` are the bytes of a document that proves its own integrity.
 
 Whatever is not exactly as it would be written is refused with the path of the field, the value and its type.
 """
@@ -216,7 +216,7 @@ class Codec(Generic[T]):
     * ``str``, ``bool``, ``int``, ``float`` (finite), a ``NewType`` of one of them, or an enumeration (by its value);
     * another dataclass, or ``X | None`` (null);
     * ``tuple[X, ...]`` (an array), ``tuple[int, int]`` (an array of two), or ``Mapping[str, X]`` (an object);
-    * :data:`~penstock.handles.Json`: anything that JSON can say. It is checked on writing, and kept on reading.
+    * ``Json``: anything that JSON can say. It is checked on writing, and kept on reading.
 
     Reading refuses unknown fields, missing fields and values of another type. What differs from the regular form is
     declared, class by class, in ``forms``. The modules of the classes postpone annotations
@@ -268,7 +268,7 @@ class Codec(Generic[T]):
         """The value of a parsed object; ``where`` is what messages call it: a file, or a path in one.
 
         Raises:
-            CheckpointUnreadable: it is not exactly what :meth:`to_json` returns; names the field and the value.
+            CheckpointUnreadable: it is not exactly what ``to_json`` returns; names the field and the value.
         """
         made: T = self._root.read(value, where)
         return made

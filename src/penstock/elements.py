@@ -114,7 +114,7 @@ def max_event_times(figures: Mapping[str, object], partitions: SourcePartitions 
 class ObservedMetrics:
     """Figures that the first job over a batch observes: set once, read without waiting.
 
-    The task that ran the job calls :meth:`settle` after it has succeeded, never before: an observation read earlier
+    The task that ran the job calls ``settle`` after it has succeeded, never before: an observation read earlier
     can wait for ever, and one read after a failure reports zero. Metrics that no job brings (the optimiser removed the
     branch) settle as lost: ``value`` stays ``None``.
     """
@@ -256,7 +256,7 @@ class Batch:
             gate.done()
 
     def skip(self) -> None:
-        """Settle the metrics without a job, for a batch that has no rows; :meth:`release` is called separately."""
+        """Settle the metrics without a job, for a batch that has no rows; ``release`` is called separately."""
         for metrics in self.metrics.values():
             metrics.lose()
 

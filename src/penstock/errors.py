@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import traceback
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from enum import Enum
-from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
-
-if TYPE_CHECKING:
-    from types import TracebackType
+from typing import ClassVar, Final, NoReturn
 
 # ---- the exception tree ----------------------------------------------------------------------------------------------
 #
@@ -75,6 +71,15 @@ class PenstockError(Exception):
         super().__init__(message)
         self.uid = uid
         self.where = where
+        self._full_traceback: str | None = None
+
+    def full_traceback(self) -> str:
+        """Return the traceback with all frames and causes, those too that a short one leaves out."""
+        return self._full_traceback or "".join(traceback.format_exception(self))
+
+    def keep_full_traceback(self) -> None:
+        """Keep the traceback as it is, before it is shortened; only the first counts."""
+        self._full_traceback = self.full_traceback()
 
     def __str__(self) -> str:
         message = super().__str__()
@@ -341,29 +346,3 @@ def sentence(text: object) -> str:
     """
     shown = str(text).strip()
     return shown if shown.endswith((".", "?", "!", "…")) else f"{shown}."
-
-
-# ---- lines of the user's code ----------------------------------------------------------------------------------------
-
-PACKAGE: Final = str(Path(__file__).resolve().parent) + "/"
-_FOREIGN: Final = ("/pyspark/", "/py4j/", "/site-packages/", "<frozen ", str(Path(os.__file__).parent) + "/")
-
-
-def raised_at(error: BaseException) -> str | None:
-    """Return ``shop.py:12 in add_tax``, the innermost frame of the user's code in an error's traceback."""
-    place: str | None = None
-    trace: TracebackType | None = error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if not code.co_filename.startswith(PACKAGE) and not any(part in code.co_filename for part in _FOREIGN):
-            place = f"{short_path(code.co_filename)}:{trace.tb_lineno} in {code.co_name}"
-        trace = trace.tb_next
-    return place
-
-
-def short_path(file: str) -> str:
-    """Return a path relative to the current folder, if it is below it."""
-    try:
-        return str(Path(file).relative_to(Path.cwd()))
-    except ValueError:
-        return file

@@ -7,7 +7,7 @@ A failpoint costs two look-ups while nothing is armed. Arm it in code::
 
 or for a whole process by its environment: ``PENSTOCK_FAILPOINTS="sink.published=kill@2;log.claim.before=pause:/tmp/x"``
 kills the process (SIGKILL) at its second publication. Actions: ``kill``, ``killpg`` (the whole process group),
-``raise`` (:class:`Crash`), ``pause:FILE`` (until FILE is gone) and ``error:ENOSPC`` (or another errno's name).
+``raise`` (``Crash``), ``pause:FILE`` (until FILE is gone) and ``error:ENOSPC`` (or another errno's name).
 ``@hit`` counts from 1; without it every hit acts. ``PENSTOCK_FAILPOINTS_RECORD=FILE`` appends the name of every hit.
 """
 
@@ -69,7 +69,7 @@ FAILPOINTS: Final[Mapping[str, str]] = MappingProxyType(
         "state.part.loaded": "some of a step's restored rows are in memory, others may not be",
     }
 )
-"""Every failpoint and what is true there. Hitting one that is not declared is an :class:`InternalError`."""
+"""Every failpoint and what is true there. Hitting one that is not declared is an ``InternalError``."""
 
 
 class FailpointCrash(BaseException):
@@ -104,7 +104,7 @@ def failpoint(name: str) -> None:
     """Mark a place where a test may strike.
 
     Raises:
-        InternalError: the name is not declared in :data:`FAILPOINTS`.
+        InternalError: the name is not declared in ``FAILPOINTS``.
     """
     if name not in FAILPOINTS:
         msg = f"Failpoint {name!r} is not declared in penstock.failpoints.FAILPOINTS."

@@ -30,7 +30,7 @@ def new_id() -> str:
 
 
 def check_name(what: str, value: object) -> str:
-    """Return ``value`` if it can name a job or a step, else raise :class:`GraphError`.
+    """Return ``value`` if it can name a job or a step, else raise ``GraphError``.
 
     Names become folders and parts of identities in sinks, so they are 1 to 64 characters of ``a-z 0-9 . _ -``
     and begin and end with a letter or a digit.
@@ -230,7 +230,7 @@ class Committable:
 
 
 class OutputRef(Protocol):
-    """Names one output of a sink; a :class:`Committable` does."""
+    """Names one output of a sink; a ``Committable`` does."""
 
     @property
     def uid(self) -> str:

@@ -145,7 +145,7 @@ def read_settings(arguments: Mapping[str, object], *, environment: Mapping[str, 
 
 
 def is_duration(name: str) -> bool:
-    """Whether a setting is a length of time, which is microseconds in :class:`Settings` and text outside.
+    """Whether a setting is a length of time, which is microseconds in ``Settings`` and text outside.
 
     >>> is_duration("checkpoint_every"), is_duration("retained")
     (True, False)

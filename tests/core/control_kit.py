@@ -42,7 +42,7 @@ def new_id() -> str:
 
 
 class Held:
-    """Workers that do what they are given at once, or hold it back until :meth:`go`."""
+    """Workers that do what they are given at once, or hold it back until ``go``."""
 
     def __init__(self, failed: Callable[[str, BaseException], None]) -> None:
         self._failed = failed
@@ -92,7 +92,7 @@ class OneTask(Coordinator):
 
 
 class Driver:
-    """One process with a job: :meth:`claim`, :meth:`begin`, :meth:`turn`, and it may simply be dropped, as a crash."""
+    """One process with a job: ``claim``, ``begin``, ``turn``, and it may simply be dropped, as a crash."""
 
     def __init__(self, filesystem: FileSystem, name: str = "first", *, pid: int = 1) -> None:
         self.filesystem = filesystem

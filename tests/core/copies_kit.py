@@ -23,7 +23,7 @@ def content(name):
 
 
 def layer(name, *, generation=0, uid="totals"):
-    """A layer of two slices; :func:`write` makes its files."""
+    """A layer of two slices; ``write`` makes its files."""
     files = []
     for part in ("0000", "0001"):
         data = content(f"{name}/{part}")

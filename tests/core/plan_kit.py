@@ -40,7 +40,7 @@ def orders(p):
     totals = numbers.group_by("value", ps.tumbling("1 minute")).agg("totals", ps.agg.count().alias("n"))
     totals.write("out", ps.console.Sink())
 """
-"""Of the same steps as :data:`STEPS`."""
+"""Of the same steps as ``STEPS``."""
 
 
 def counted(next, task="in"):
@@ -48,7 +48,7 @@ def counted(next, task="in"):
 
 
 def at(number, parent=None, *, steps=STEPS, tasks=None, seconds=0.25, **rest):
-    """A checkpoint of :data:`STEPS`, a second after the one of the number below."""
+    """A checkpoint of ``STEPS``, a second after the one of the number below."""
     if tasks is None:
         tasks = (counted(number * 10), keyed(layer(f"layer-{number}")), wrote())
     triggered = NOON + number * SECOND

@@ -150,7 +150,7 @@ def test_an_error_in_the_users_module_has_the_users_line_and_no_trace(tmp_path, 
     said = say("run", "broken_shop:orders", "--no-parent")
 
     assert said.code == 65
-    assert said.err.startswith("penstock: broken_shop.py:3: In <module>: JSONDecodeError")
+    assert said.err.startswith("penstock: broken_shop.py:3 in <module>: JSONDecodeError")
     assert "Traceback" not in said.err
 
 

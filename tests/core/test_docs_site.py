@@ -49,3 +49,9 @@ def test_every_public_name_is_in_the_reference() -> None:
         return any(value is each for each in shown) or getattr(value, "__module__", "") in modules
 
     assert [name for name in ps.__all__ if not is_shown(getattr(ps, name))] == []
+
+
+def test_no_docstring_has_a_role_that_the_site_would_show_raw() -> None:
+    role = re.compile(r":(?:class|meth|func|attr|data|exc|mod):`")
+    files = (ROOT / "src").rglob("*.py")
+    assert [str(file) for file in files if role.search(file.read_text(encoding="utf-8"))] == []

@@ -81,7 +81,7 @@ def log_of(*bodies: object) -> Callable[[Path], object]:
 
 
 def of_files(*, ended: bool) -> Callable[[Path], object]:
-    """A job of :data:`FILES` that has read nothing yet, drained or not."""
+    """A job of ``FILES`` that has read nothing yet, drained or not."""
     position = Position(kind="files/1", detail={"done": {}, "partial": None})
     read = TaskSnapshot(task="in", position=position, watermarks=(MAX_WATERMARK,) if ended else ())
     return log_of(CLAIM, at(0, steps=(STEPS[0], STEPS[2]), tasks=(read, wrote())))

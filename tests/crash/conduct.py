@@ -1,6 +1,6 @@
 """How a torture is called, how it ends and what it tells; knows neither the job nor what the job reads.
 
-A torture is a function of an empty folder and the arguments, which gives an :class:`Outcome`.
+A torture is a function of an empty folder and the arguments, which gives an ``Outcome``.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ PATIENCE = 300
 
 
 class KafkaFeed:
-    """One topic with a producer; the broker has trouble from :meth:`begin_trouble` on.
+    """One topic with a producer; the broker has trouble from ``begin_trouble`` on.
 
     Args:
         home: the folder of the job; what was in the topic lies in ``in`` there, at the end.

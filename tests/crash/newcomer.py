@@ -1,11 +1,15 @@
 """A new user's first minutes, line by line as the README has them: a wheel, a project, its tests, a kill -9, sums.
 
-``make newcomer`` takes the packages that penstock needs from this environment; with ``ARGS=--download`` pip
-gets them from its index, as for a user (pyspark alone is 450 MB). Prints what each step took.
+They end with a pipeline of the user's own, with Columns, a UDF and ``for_each_batch``. ``make newcomer`` takes the
+packages that penstock needs from this environment; with ``ARGS=--download`` pip gets them from its index, as for a user
+(pyspark alone is 450 MB). ``ARGS="--python 3.13"``, or the path of a Python, takes another Python, for which it
+downloads them. Prints what each step took.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import re
 import shlex
@@ -15,12 +19,12 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from crash.driver import LIGHT
 from crash.waiting import clock, until
-from page_kit import sample
+from page_kit import blocks, sample
 from penstock.cli.process import kill_process_tree, process_tree
 
 ROOT = Path(__file__).parents[2]
@@ -39,13 +43,15 @@ class Newcomer:
     Args:
         home: an empty folder with a short name, for Unix sockets have their paths below it.
         download: get dependencies from pip's index.
+        python: the user's; that of this environment, unless dependencies are downloaded.
     """
 
-    def __init__(self, home: Path, *, download: bool = False) -> None:
+    def __init__(self, home: Path, *, download: bool = False, python: str = sys.executable) -> None:
         self.project = home / "project"
         self.took: dict[str, float] = {}
         self._home = home
         self._download = download
+        self._python = python
         self._bin = home / "venv" / "bin"
         temporary = home / "tmp"
         temporary.mkdir()
@@ -72,7 +78,7 @@ class Newcomer:
         with self._timed("venv and pip install"):
             venv = self._bin.parent
             if self._download:
-                self._succeeds([sys.executable, "-m", "venv", str(venv)])
+                self._succeeds([self._python, "-m", "venv", str(venv)])
                 self._succeeds([str(self._bin / "python"), "-m", "pip", "install", "--quiet", f"{wheel}[test]"])
                 return
             self._succeeds([sys.executable, "-m", "venv", "--without-pip", str(venv)])
@@ -138,11 +144,11 @@ class Newcomer:
 
 
 @contextmanager
-def newcomer(*, download: bool = False) -> Iterator[Newcomer]:
+def newcomer(*, download: bool = False, python: str = sys.executable) -> Iterator[Newcomer]:
     """A new user, whose folder is gone afterwards."""
     home = Path(tempfile.mkdtemp(prefix="pn-", dir="/tmp"))
     try:
-        yield Newcomer(home, download=download)
+        yield Newcomer(home, download=download, python=python)
     finally:
         shutil.rmtree(home, ignore_errors=True)
 
@@ -180,6 +186,30 @@ def first_minutes(user: Newcomer) -> None:
     answer = user.runs("state query", *shlex.split(query), "--format", "csv")
     assert len(re.findall(r"^[^,\n]+(?:,[^,\n]+)+$", answer, re.MULTILINE)) == 1 + still_open, answer
     assert "→" in user.runs("checkpoints", "penstock", "checkpoints", "orders")
+    python_of_ones_own(user)
+
+
+def python_of_ones_own(user: Newcomer) -> None:
+    """The README's pipeline with Columns, a UDF and ``for_each_batch``, run twice: each large order is saved once."""
+    (code,) = [text for text in blocks("../README.md", "python") if text.startswith("import json")]
+    (user.project / "large.py").write_text(code)
+    lines = [line.partition("#")[0].split() for line in sample("../README.md", "python sample.py make").splitlines()]
+    for number, command in enumerate(lines, start=1):
+        user.runs(f"Python of one's own, {number}: {' '.join(command[:3])}", *command)
+    files = sorted(user.project.glob("large-*.json"))
+    assert len(files) >= 2, files
+    saved = [(row["initial"], row["amount"]) for file in files for row in json.loads(file.read_text())]
+    assert sorted(saved) == sorted(_large_orders(user.project / "in"))
+    assert saved
+
+
+def _large_orders(folder: Path) -> Iterator[tuple[str, float]]:
+    for file in folder.glob("*.json"):
+        for line in file.read_text().splitlines():
+            with suppress(ValueError):  # one line of each file is cut short
+                order = json.loads(line)
+                if order["amount"] > 99:
+                    yield order["user"][0].upper(), order["amount"]
 
 
 def tell(user: Newcomer) -> float:
@@ -191,9 +221,23 @@ def tell(user: Newcomer) -> float:
     return whole
 
 
+def interpreter(wanted: str) -> str:
+    """The path of a Python: that of this version on PATH, or this path itself."""
+    name = f"python{wanted}" if re.fullmatch(r"3\.\d+", wanted) else wanted
+    found = shutil.which(os.path.expanduser(name))
+    if found is None:
+        sys.exit(f"there is no {name} here: give the path of one with --python")
+    return found
+
+
 def main(arguments: list[str]) -> int:
     """All of it once."""
-    with newcomer(download="--download" in arguments) as user:
+    parser = argparse.ArgumentParser(description="A new user's first minutes.", allow_abbrev=False)
+    parser.add_argument("--download", action="store_true", help="all packages by pip, from its index")
+    parser.add_argument("--python", help="a version, such as 3.13, or the path of a Python; implies --download")
+    given = parser.parse_args(arguments)
+    python = sys.executable if given.python is None else interpreter(given.python)
+    with newcomer(download=given.download or given.python is not None, python=python) as user:
         try:
             first_minutes(user)
         finally:

@@ -126,7 +126,7 @@ def as_row(topic: str, record: Record) -> dict[str, Any]:
 
 
 def shown(row: Any) -> dict[str, Any]:
-    """A row in the form of :func:`as_row`."""
+    """A row in the form of ``as_row``."""
     value = None if row.value is None else bytes(row.value)
     return {
         "key": None if row.key is None else bytes(row.key),

@@ -44,7 +44,7 @@ MOST_FENCED = 1
 
 
 class Directed(World):
-    """What may happen next is given by :meth:`options`; somebody chooses, and :meth:`do` does it."""
+    """What may happen next is given by ``options``; somebody chooses, and ``do`` does it."""
 
     def __init__(self, kind: str, faults: Faults, *, rows: int, keyed: bool, retained: int) -> None:
         shape = Shape(totals=(rows,), union=False, keyed=keyed, marked=False, sinks=(kind,))

@@ -57,7 +57,7 @@ def on_one_core() -> Iterator[None]:
 
 
 def queue_of_cores(workers: int, context: BaseContext) -> Any:
-    """A core for each of so many worker processes, to be taken by :func:`take_core`."""
+    """A core for each of so many worker processes, to be taken by ``take_core``."""
     cores = _cores() or [0]
     queue = context.Queue()
     for number in range(workers):
@@ -83,7 +83,7 @@ def _move_to(cores: set[int]) -> None:
 
 
 class Fiber:
-    """One piece of work. ``work`` runs until its end, or until it calls :meth:`pause`."""
+    """One piece of work. ``work`` runs until its end, or until it calls ``pause``."""
 
     current: Fiber | None = None
 

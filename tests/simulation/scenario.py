@@ -116,7 +116,7 @@ EVERY_STEP = 40
 
 
 class Scenario:
-    """One seed, run to its end. Raises :class:`Violation`.
+    """One seed, run to its end. Raises ``Violation``.
 
     ``watched``: whether the liveness oracle is asked after each step, whatever the seed: some five times as long, and a
     story of its own, for the oracle draws from the same chance.

@@ -116,7 +116,7 @@ def open_parquet(path: str) -> Any:
 # A letter is a row in a file. All figures follow from the files and the log; nothing is stored.
 
 CAUSE_COLUMNS: Final = ("cause", "step", "source", "no_replay")
-"""The columns by which letters are grouped; see :func:`cause_ranges`."""
+"""The columns by which letters are grouped; see ``cause_ranges``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +214,7 @@ def dead_letter_queue(job: JobDirectory, uid: str | None, *, store: LetterStore 
 
     Raises:
         UnknownName: there are none, or several and ``uid`` is ``None``; the message names the nearest.
-        CheckpointError: see :func:`dead_letter_queues`.
+        CheckpointError: see ``dead_letter_queues``.
     """
     queues = {queue.uid: queue for queue in dead_letter_queues(job, store=store)}
     if uid in queues:

@@ -336,7 +336,7 @@ def missing_settings(there: Mapping[str, str | None]) -> Iterator[Finding]:
     """Yield a warning for each setting of ours that a session lacks and that costs something.
 
     Args:
-        there: the session's settings, by the names of :data:`penstock.spark.session.CONTEXT_SETTINGS`.
+        there: the session's settings, by the names of ``penstock.spark.session.CONTEXT_SETTINGS``.
     """
     missing = [name for name in DEGRADES if not _suffices(CONTEXT_SETTINGS[name], there.get(name))]
     for name in missing:

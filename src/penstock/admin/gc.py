@@ -199,7 +199,7 @@ class Inventory:
 
     @property
     def sums(self) -> tuple[OwnerTotal, ...]:
-        """One total for each owner that has files, in the order of :class:`Owner`."""
+        """One total for each owner that has files, in the order of ``Owner``."""
         found = []
         for owner in Owner:
             own = [file.length for file in self.files if file.owner is owner]

@@ -1,6 +1,6 @@
 """Gathers what a plan of a start is made from: the log, the pipeline, an export, backlogs. Changes nothing.
 
-Whether the start would be refused is decided by :func:`penstock.job.decision.decide_start`, which the start asks too.
+Whether the start would be refused is decided by ``penstock.job.decision.decide_start``, which the start asks too.
 Spark is used only to compare columns. Whether another process runs the job is judged by the log and by process ids.
 """
 
@@ -139,7 +139,7 @@ def make_plan(
     spark: SparkSession | None = None,
     clock: Clock | None = None,
 ) -> StartPlan:
-    """What a start with these options would do now: see :func:`plan`."""
+    """What a start with these options would do now: see ``plan``."""
     validate_mode(graph, Guarantee(settings.mode))
     at = (clock or SystemClock()).wall()
     filesystem = resolve(f"{state}/{graph.name}", probes=False)

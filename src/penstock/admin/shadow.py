@@ -20,6 +20,7 @@ from penstock.facts import Fact, RowsRead, SourceLag
 from penstock.job.job import Job, stop_on_signals
 from penstock.job.start import parse_start_options
 from penstock.spark.session import borrow_session, current_session
+from penstock.user_code import short_tracebacks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -283,6 +284,7 @@ class ShadowResult:
         return self.is_compared and all(sink.is_same for sink in self.sinks)
 
 
+@short_tracebacks
 def shadow(  # noqa: PLR0913 - what can be said about two runs
     pipeline: PipelineDefinition,
     *,
@@ -317,7 +319,7 @@ def shadow(  # noqa: PLR0913 - what can be said about two runs
         allow_non_restored_state: the new code may leave state unused.
         without: sources that neither run reads, by uid: for example those that cannot be read without being noticed.
         progress: called with each stage, from any thread.
-        settings: of both runs, as of :class:`penstock.Job`.
+        settings: of both runs, as of ``penstock.Job``.
 
     Raises:
         UnknownName: there is no such job, savepoint or folder.

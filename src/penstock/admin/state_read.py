@@ -23,6 +23,7 @@ from penstock.errors import (
 )
 from penstock.job.failures import to_penstock_error
 from penstock.spark.session import active_session, clone_session, default_parallelism, set_active_session
+from penstock.user_code import short_tracebacks
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -170,6 +171,7 @@ def require_still_restorable(job: JobDirectory, checkpoint: CheckpointId) -> Non
 # too late gets an error and never a part. A pin would need an entry, and so a claim of a stopped job.
 
 
+@short_tracebacks
 def read_state(
     spark: SparkSession,
     state: str | Path,
@@ -223,7 +225,7 @@ class StateReader:
     pipeline: PipelineDefinition | None = None
 
     def rows(self, manifest: Manifest, uid: str, *, raw: bool = False) -> DataFrame:
-        """Return all rows of a step at a checkpoint; raises as :func:`read_state`."""
+        """Return all rows of a step at a checkpoint; raises as ``read_state``."""
         from penstock.spark.blocks import with_session
         from penstock.state.schema import migrated
 

@@ -25,6 +25,7 @@ from penstock.failpoints import failpoint
 from penstock.filesystem import resolve
 from penstock.handles import StateHandle, TaskSnapshot, check_savepoint_name
 from penstock.spark.session import default_parallelism
+from penstock.user_code import short_tracebacks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from penstock.operators.windows.table import StateTable
 
 
+@short_tracebacks
 def write_state(
     spark: SparkSession,
     state: str | Path,
@@ -54,7 +56,7 @@ def write_state(
     this is a rewind too: rows read since then are read and published again. A job that has no checkpoint begins with
     this state, its sources where they begin; then the pipeline must be given.
 
-    The columns are those of :func:`read_state`: key columns, ``window_start`` and ``window_end`` where there are
+    The columns are those of ``read_state``: key columns, ``window_start`` and ``window_end`` where there are
     windows, and each aggregate, finished (``sum``, ``count``, ``min``, ``max``) or as its parts, which
     ``read_state(…, raw=True)`` gives. NULL is a key like any other. Output that was sent before is not taken back.
 

@@ -134,7 +134,7 @@ class JobStatus:
         job: its name.
         history: its log.
         owner: the answer of the process that runs it, if one does.
-        hint: the status file of its last run, if any; see :attr:`is_hint_of_now`.
+        hint: the status file of its last run, if any; see ``is_hint_of_now``.
         now: when all this was read.
     """
 

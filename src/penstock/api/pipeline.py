@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from penstock.api.arguments import check_choice, check_pace, check_pipeline_name, check_same
 from penstock.api.stream import Stream
 from penstock.clock import parse_duration
-from penstock.errors import GraphError, PenstockError, UserFunctionError, raised_at, sentence
+from penstock.errors import GraphError, PenstockError, UserFunctionError, sentence
 from penstock.graph.nodes import (
     CallSite,
     Graph,
@@ -28,6 +28,7 @@ from penstock.graph.nodes import (
 from penstock.graph.validate import validate
 from penstock.handles import check_name
 from penstock.spark.session import borrow_session, lacks_session
+from penstock.user_code import raised_at, short_tracebacks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -38,6 +39,7 @@ OnTableError = Literal["fail", "keep"]
 _FIELD = re.compile(r"\{(\w+)")
 
 
+@short_tracebacks
 class Pipeline:
     """The argument of a pipeline's function: makes streams and collects their nodes.
 
@@ -172,6 +174,7 @@ class Pipeline:
         return Graph(name=self.name, origin=self._origin, nodes=tuple(self._nodes), tables=tuple(self._tables.values()))
 
 
+@short_tracebacks
 class PipelineDefinition:
     """A pipeline's name and the function that describes it. Calling it calls the function."""
 
@@ -231,7 +234,7 @@ class PipelineDefinition:
 
 
 def pipeline(name: str) -> Callable[[Callable[[Pipeline], None]], PipelineDefinition]:
-    """Make a pipeline of a function that takes a :class:`Pipeline`.
+    """Make a pipeline of a function that takes a ``Pipeline``.
 
     Args:
         name: the job's name. It addresses the job's state, so renaming the file or the function orphans nothing.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeAlias, cast
@@ -30,14 +28,15 @@ from penstock.graph.nodes import (
 )
 from penstock.graph.queries import ancestors
 from penstock.interfaces.source import NoData, PlannedBatch, ReadLimit, SourceContext, Until
-from penstock.spark.configuration import TIMEZONE, configured_timezone
-from penstock.spark.session import current_session
+from penstock.spark.session import current_session, make_session
+from penstock.user_code import short_tracebacks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 
+@short_tracebacks
 class Previewable:
     """An output of a pipeline: its columns, and its rows for a few rows of input."""
 
@@ -74,14 +73,8 @@ PreviewRows: TypeAlias = Sequence[Mapping[str, object]]
 
 
 def local_session() -> SparkSession:
-    """Return the current Spark session, or start a local one."""
-    from pyspark.sql import SparkSession
-
-    session = current_session()
-    if session is not None:
-        return session
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else the workers are whatever PATH calls python3
-    return SparkSession.builder.appName("penstock preview").config(TIMEZONE, configured_timezone()).getOrCreate()
+    """Return the current Spark session, or make one as a job would, for the jobs that this process starts later."""
+    return current_session() or make_session("preview")
 
 
 def preview(graph: Graph, ref: PortRef, rows: PreviewRows | Mapping[str, PreviewRows]) -> DataFrame:
@@ -101,6 +94,7 @@ def preview(graph: Graph, ref: PortRef, rows: PreviewRows | Mapping[str, Preview
     return _frame(graph, ref, spark, read)
 
 
+@short_tracebacks
 def show(stream: Previewable, *, rows: int = 20, timeout: float = 30.0) -> None:
     """Print what a stream's steps make of the first rows that its sources have now; nothing of the job runs.
 

@@ -49,6 +49,7 @@ from penstock.handles import Guarantee, check_name
 from penstock.interfaces.operator import LATE_PORT
 from penstock.operators.windows.assigners import CountWindow, GlobalWindow
 from penstock.operators.windows.emit_strategy import ON_WINDOW_CLOSE, emit_strategy
+from penstock.user_code import short_tracebacks
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -159,6 +160,7 @@ OnError = Literal["fail", "split", "null"]
 GuaranteeName = Literal["at-most-once", "at-least-once", "exactly-once"]
 
 
+@short_tracebacks
 class Stream(spark_names.AnswersSparkNames, Previewable):
     """An unbounded stream of rows. Immutable: methods return new streams.
 
@@ -452,6 +454,7 @@ WINDOW_END: Final = "window_end"
 _NAME: Final = re.compile(r"[A-Za-z_]\w*|`[^`]+`")
 
 
+@short_tracebacks
 class GroupedStream(spark_names.AnswersSparkNames):
     """A stream, the columns and the window that its rows are grouped by."""
 
@@ -532,6 +535,7 @@ class GroupedStream(spark_names.AnswersSparkNames):
         )
 
 
+@short_tracebacks
 class WindowedResult(Stream):
     """Rows with the group columns, ``window_start``, ``window_end`` and aggregates; can be windowed again.
 

@@ -61,16 +61,16 @@ from penstock.errors import CheckpointAborted, InternalError, assert_never
 from penstock.handles import CheckpointId, Committable, output_names
 
 MAX_EVENTS_SHOWN: Final = 20
-"""Number of newest events in the message of an :class:`InternalError`."""
+"""Number of newest events in the message of an ``InternalError``."""
 
 
 class Coordinator:
-    """The checkpoints of one run. :meth:`handle` is the only way to change it; an illegal event changes nothing.
+    """The checkpoints of one run. ``handle`` is the only way to change it; an illegal event changes nothing.
 
-    A run begins with :class:`RunStarted` and is over after :class:`EndJob` or :class:`FailJob`; later reports are
+    A run begins with ``RunStarted`` and is over after ``EndJob`` or ``FailJob``; later reports are
     ignored. Each run has a coordinator of its own.
 
-    What was sent to the log is never taken back: after :class:`WriteManifest` only the log's answer decides.
+    What was sent to the log is never taken back: after ``WriteManifest`` only the log's answer decides.
     """
 
     _run: RunStarted

@@ -175,7 +175,7 @@ class Manifest:
 
     @property
     def state_bytes_by_step(self) -> Mapping[str, int]:
-        """Bytes of the files of state of each step that keeps state; together they are :attr:`state_bytes`."""
+        """Bytes of the files of state of each step that keeps state; together they are ``state_bytes``."""
         return {
             task.task: sum(file.length for file in _once(task.state.files))
             for task in self.tasks

@@ -183,7 +183,7 @@ class StopRequested:
 
 
 RequestEvent: TypeAlias = CheckpointRequested | StopRequested
-"""The events that wait for an :class:`AnswerRequest`."""
+"""The events that wait for an ``AnswerRequest``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,8 +87,8 @@ def collect(
         manifest: the one to be appended next.
         history: all entries before it.
         retained: how many checkpoints stay restorable, including this one and not counting pinned ones.
-        deleted: the entry up to which deletions are done, as :func:`delete_recorded` returned it.
-        orphans: files of older generations that no entry names (:func:`orphans_of`).
+        deleted: the entry up to which deletions are done, as ``delete_recorded`` returned it.
+        orphans: files of older generations that no entry names (``orphans_of``).
     """
     if retained < 1:
         msg = f"At least the newest checkpoint is kept, but retained is {retained}."

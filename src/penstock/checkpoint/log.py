@@ -482,7 +482,7 @@ class OwnedLog:
             return None
 
     def look(self) -> GenerationFenced | None:
-        """As :meth:`superseded`, but ``None`` says that the log was readable and ours.
+        """As ``superseded``, but ``None`` says that the log was readable and ours.
 
         Raises:
             CheckpointError: the log cannot be read now.
@@ -546,7 +546,7 @@ def _extended(history: History, entry: Entry) -> History:
 class ManifestWriter:
     """Appends the manifests of one generation, and deletes what they condemn.
 
-    One worker thread appends and another cleans up; the lock of :class:`OwnedLog` keeps them apart.
+    One worker thread appends and another cleans up; the lock of ``OwnedLog`` keeps them apart.
 
     Args:
         log: the log under our claim.

@@ -212,7 +212,7 @@ class SchemaChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchedSteps:
-    """What each step restores; the attributes mean the same in :class:`Recovery`."""
+    """What each step restores; the attributes mean the same in ``Recovery``."""
 
     snapshots: Mapping[str, TaskSnapshot] = field(default_factory=dict)
     fresh: tuple[str, ...] = ()

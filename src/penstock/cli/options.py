@@ -7,8 +7,6 @@ import inspect
 import os
 import pkgutil
 import sys
-import sysconfig
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,12 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 from cyclopts import Parameter
 
-import penstock
 from penstock.checkpoint.recovery import check_rename
 from penstock.cli.output import Output, UsageError
 from penstock.clock import parse_duration
 from penstock.errors import GraphError, PenstockError, did_you_mean
 from penstock.spark.jvm import log_jvm_to_file
+from penstock.user_code import raised_at, short_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -160,13 +158,6 @@ def renames_of(pairs: Sequence[str]) -> dict[str, str]:
 
 # ---- the pipeline --------------------------------------------------------------------------------------------------
 
-_NOT_THE_USERS: Final = (
-    str(Path(penstock.__file__).parent),
-    sysconfig.get_path("stdlib"),
-    sysconfig.get_path("purelib"),
-    "<frozen",
-)
-
 
 def load_pipeline(target: str, *, state: str | None = None) -> PipelineDefinition:
     """The pipeline that ``module:name`` names; the current folder is searched first.
@@ -257,20 +248,8 @@ def user_code_error(error: BaseException) -> GraphError:
     """The exception of the user's code, as an error with the user's line and no other frame."""
     what = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError) and error.filename:
-        return GraphError(f"SyntaxError: {error.msg}", where=f"{_short(error.filename)}:{error.lineno}")
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_the_users(frame.filename)]
-    if not frames:
-        return GraphError(what)
-    return GraphError(f"In {frames[-1].name}: {what}", where=f"{_short(frames[-1].filename)}:{frames[-1].lineno}")
-
-
-def _is_the_users(filename: str) -> bool:
-    return not filename.startswith(_NOT_THE_USERS) and "site-packages" not in filename
-
-
-def _short(filename: str) -> str:
-    path = os.path.relpath(filename)
-    return filename if path.startswith("..") else path
+        return GraphError(f"SyntaxError: {error.msg}", where=f"{short_path(error.filename)}:{error.lineno}")
+    return GraphError(what, where=raised_at(error))
 
 
 def _pipelines(module: ModuleType) -> list[str]:

@@ -172,7 +172,10 @@ class Output:
         """Print an error to stderr and return the exit code that follows from it."""
         code = exit_code_of(error)
         if self.traceback:
-            tracebacks.print_exception(error, file=self.err.file)
+            if isinstance(error, PenstockError):
+                self.err.file.write(error.full_traceback())
+            else:
+                tracebacks.print_exception(error, file=self.err.file)
         for line in explain(error):
             self.note(f"penstock: {line}", style="red")
         if not self.traceback and code in {ExitCode.FAILED, ExitCode.BUG, ExitCode.ENGINE_DIED}:

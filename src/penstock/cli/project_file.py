@@ -146,7 +146,7 @@ def _from_here(path: Path) -> str:
 def fill_from_project(_app: App, _commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
     """Give a command those options of the section that it takes and that neither it nor the environment were given.
 
-    Options of Spark are left out: :mod:`penstock.cli.spark_options` merges them.
+    Options of Spark are left out: ``penstock.cli.spark_options`` merges them.
 
     Raises:
         UsageError: the section cannot be understood.

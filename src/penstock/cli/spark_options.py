@@ -110,8 +110,8 @@ class SparkOptions:
         The driver finds modules in the Python files at once, so that a pipeline may be in one.
 
         Raises:
-            UsageError: see :meth:`read`.
-            SettingsError: see :meth:`read`.
+            UsageError: see ``read``.
+            SettingsError: see ``read``.
         """
         found = self.read()
         if _of_user(found):

@@ -129,7 +129,7 @@ def plain_table(*columns: tuple[str, JustifyMethod]) -> Table:
 def output_fields(item: Committable | UnpublishedOutput) -> dict[str, object]:
     """The fields of an output: where its rows go, and how many files wait if that is known.
 
-    The document of a plan has the same fields: :class:`penstock.admin.reprocessing.OutputPlan`.
+    The document of a plan has the same fields: ``penstock.admin.reprocessing.OutputPlan``.
     """
     committable = item if isinstance(item, Committable) else None
     return {

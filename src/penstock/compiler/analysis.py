@@ -82,7 +82,7 @@ class _Port:
 
 
 class Analysis:
-    """The schemas and compiled steps of a graph. Made by :func:`analyze`."""
+    """The schemas and compiled steps of a graph. Made by ``analyze``."""
 
     def __init__(
         self, graph: Graph, spark: SparkSession, clock: Clocks | None, positions: Mapping[str, Position]

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 from penstock.compiler.tables import StaticTables, TableSnapshot
-from penstock.errors import GraphError, PenstockError, SchemaMismatch, UserFunctionError, no_column, raised_at
+from penstock.errors import GraphError, PenstockError, SchemaMismatch, UserFunctionError, no_column
 from penstock.formats import text
 from penstock.graph.nodes import BAD_PORT, Node, ParseJson, RowWise, WithWatermark, describe_step
 from penstock.interfaces.source import DECODED_RECORD
@@ -32,6 +32,7 @@ from penstock.spark.plans import (
 )
 from penstock.spark.query_log import first_line, quiet
 from penstock.spark.sql import nullable_columns, quote_identifier, variable_literal
+from penstock.user_code import raised_at
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -121,7 +121,7 @@ class StaticTables:
             return snapshot
 
     def acquire_all(self, tables: Iterable[TableDefinition]) -> tuple[TableSnapshot, ...]:
-        """Return the current snapshots of some tables, or none of them: see :meth:`acquire`."""
+        """Return the current snapshots of some tables, or none of them: see ``acquire``."""
         acquired: list[TableSnapshot] = []
         try:
             for table in tables:

@@ -1,6 +1,6 @@
 """From the logical graph to tasks and the routes between them.
 
-Tasks are sources, unions, keyed steps and sinks. Stateless steps become part of a :class:`Route`, which leads from an
+Tasks are sources, unions, keyed steps and sinks. Stateless steps become part of a ``Route``, which leads from an
 output of a task to inputs of other tasks.
 """
 

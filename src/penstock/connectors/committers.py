@@ -16,12 +16,12 @@ from penstock.errors import (
     PenstockError,
     UserFunctionError,
     did_you_mean,
-    raised_at,
     sentence,
 )
 from penstock.handles import CommitOutcome, Guarantee, output_names
 from penstock.interfaces.sink import ChecksCommittable, CommitContext
 from penstock.spark import jvm
+from penstock.user_code import line_of
 
 if TYPE_CHECKING:
     from penstock.elements import Batch
@@ -178,7 +178,7 @@ def explain_user_errors(what: str, *, uid: str) -> Iterator[None]:
         if isinstance(error, (OSError, PenstockError)) and not isinstance(error, _LASTING):
             again = f"{msg} It is called again."
             raise CommitFailed(again, uid=uid) from error
-        raise UserFunctionError(msg, uid=uid, where=raised_at(error)) from error
+        raise UserFunctionError(msg, uid=uid, where=line_of(error)) from error
 
 
 # ---- of a sink -------------------------------------------------------------------------------------------------------

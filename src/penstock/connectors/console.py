@@ -79,7 +79,7 @@ class Sink:
 
 
 class ConsoleWriter:
-    """Prints batches. Made by :meth:`Sink.writer`."""
+    """Prints batches. Made by ``Sink.writer``."""
 
     def __init__(self, sink: Sink, uid: str) -> None:
         self._sink = sink
@@ -107,7 +107,7 @@ class ConsoleWriter:
             log.warning("sink %s: standard output is closed (%s); rows are counted, not printed", self._uid, error)
 
     def prepare(self, checkpoint: CheckpointId) -> NoOutput:  # noqa: ARG002 - as for any writer
-        """Return :class:`NoOutput`: printed rows have no commit."""
+        """Return ``NoOutput``: printed rows have no commit."""
         return NoOutput()
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ SECOND: Final = 1_000_000
 _MIN_WAIT: Final = 10_000
 """Microseconds between two batches, at least: a faster rate makes larger batches."""
 _MAX_SEQUENCE: Final = 100_000
-"""Most numbers that one row of :func:`number_frame`'s plan is expanded to."""
+"""Most numbers that one row of ``number_frame``'s plan is expanded to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class CountPosition:
 
     @classmethod
     def decode(cls, kind: str, position: Position | None) -> CountPosition:
-        """The inverse of :meth:`encode`; ``None`` is a fresh start.
+        """The inverse of ``encode``; ``None`` is a fresh start.
 
         Raises:
             StateIncompatible: the position is of another kind.

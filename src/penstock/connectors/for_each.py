@@ -71,7 +71,7 @@ def _name(function: object) -> str:
 
 
 def _call(function: BatchFunction, frame: DataFrame, epoch: int, uid: str) -> None:
-    """Call a user's function; raises as :func:`explain_user_errors` does."""
+    """Call a user's function; raises as ``explain_user_errors`` does."""
     with explain_user_errors(f"{_name(function)} of for_each_batch, in epoch {epoch},", uid=uid):
         function(frame, epoch)
 
@@ -145,7 +145,7 @@ class BatchWriter:
         return rows
 
     def prepare(self, checkpoint: CheckpointId) -> NoOutput:  # noqa: ARG002 - as for any writer
-        """Return :class:`NoOutput`: the function was called."""
+        """Return ``NoOutput``: the function was called."""
         return NoOutput()
 
     def close(self) -> None:

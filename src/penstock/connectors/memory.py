@@ -52,7 +52,7 @@ def clear_rows(name: str) -> None:
 
 
 class Sink:
-    """Keeps rows in this process: visible in :attr:`rows` once their checkpoint is complete. For few rows.
+    """Keeps rows in this process: visible in ``rows`` once their checkpoint is complete. For few rows.
 
     Exactly-once within one process, across restarts of the job inside it. With the process all rows are gone, those
     that wait to be published too.
@@ -138,7 +138,7 @@ class Sink:
 
 
 class MemoryWriter:
-    """Stages batches in memory. Made by :meth:`Sink.writer`."""
+    """Stages batches in memory. Made by ``Sink.writer``."""
 
     def __init__(self, name: str, context: SinkContext) -> None:
         self._name = name

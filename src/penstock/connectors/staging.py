@@ -122,7 +122,7 @@ class StagedBatch:
 class StagingWriter(ABC):
     """A sink's writer that stages each batch as Parquet in a folder of its own.
 
-    A subclass says in :meth:`committables` what becomes of an epoch.
+    A subclass says in ``committables`` what becomes of an epoch.
 
     Args:
         context: of the sink.
@@ -218,7 +218,7 @@ class StagedWriter(StagingWriter):
     """A writer for sinks whose committer reads staged rows: Parquet files in the job's directory, synced.
 
     Each epoch with rows becomes one committable, which names its files. penstock deletes them once the log says that
-    they were published. :func:`staged_table` and :func:`staged_frame` read them.
+    they were published. ``staged_table`` and ``staged_frame`` read them.
 
     Args:
         context: of the sink.
@@ -266,7 +266,7 @@ class NoOutput:
 
 
 def staged_table(item: Committable, filesystem: FileSystem) -> pa.Table:
-    """The rows that a :class:`StagedWriter` staged, read into this process without Spark; batches in their order.
+    """The rows that a ``StagedWriter`` staged, read into this process without Spark; batches in their order.
 
     Raises:
         CheckpointUnreadable: a file is not there.
@@ -284,7 +284,7 @@ def staged_table(item: Committable, filesystem: FileSystem) -> pa.Table:
 
 
 def staged_frame(item: Committable, filesystem: FileSystem, spark: SparkSession) -> DataFrame:
-    """The rows that a :class:`StagedWriter` staged, as a lazy frame with the columns that they were written with.
+    """The rows that a ``StagedWriter`` staged, as a lazy frame with the columns that they were written with.
 
     Raises:
         CheckpointUnreadable: a file is not there.

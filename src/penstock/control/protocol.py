@@ -39,7 +39,7 @@ class RequestKind(str, Enum):
     """The kinds of requests to a running job."""
 
     HELLO = "hello"
-    """Ask for the :class:`OwnerInfo`. Changes nothing."""
+    """Ask for the ``OwnerInfo``. Changes nothing."""
     STOP = "stop"
     """Take a final checkpoint, publish, end. With a name that checkpoint is a savepoint."""
     DRAIN = "drain"
@@ -124,7 +124,7 @@ class Answer:
 def answer_from_log(history: History, request: str) -> AnswerRequest | None:
     """The answer of the entry that fulfils the request; ``None`` if there is no such entry.
 
-    A stop that was cut short after its savepoint is not fulfilled: see :func:`savepoint_for_request`.
+    A stop that was cut short after its savepoint is not fulfilled: see ``savepoint_for_request``.
     """
     entry = history.entry_that_fulfils(request)
     if entry is None:

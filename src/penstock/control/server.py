@@ -275,7 +275,7 @@ class RequestRegistry:
             self._answer(answer)
 
     def _pass_on(self, request: str) -> None:
-        """Take a request back from an ending attempt, for the next one; if the job ends, :meth:`close` answers it."""
+        """Take a request back from an ending attempt, for the next one; if the job ends, ``close`` answers it."""
         with self._lock:
             opened, attempt = self._open.get(request), self._attempt
             if opened is None:

@@ -54,7 +54,7 @@ def letters_frame(spark: SparkSession, filesystem: FileSystem, replay: Replay, s
         spark: a session.
         filesystem: rooted at the job's directory.
         replay: names the letters.
-        schema: of the source. A column that the letters do not have is ``NULL``. So is :data:`DECODED_RECORD`, since
+        schema: of the source. A column that the letters do not have is ``NULL``. So is ``DECODED_RECORD``, since
             the source could decode none of them.
 
     Raises:
@@ -129,7 +129,7 @@ class ReplayInbox:
 def open_with_replays(
     source: Source, context: SourceContext, resume: Position | None, inbox: ReplayInbox
 ) -> SourceReader:
-    """The source's reader, wrapped in a :class:`ReplayingReader` if there may be replays for it.
+    """The source's reader, wrapped in a ``ReplayingReader`` if there may be replays for it.
 
     Without dead letters that it may read again, the position keeps the numbers of replays that were read. If the dead
     letters come back, none is read twice. A source without a position reads all its rows, so existing replays are not

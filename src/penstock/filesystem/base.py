@@ -27,7 +27,7 @@ class UnknownOutcome(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """Whether :meth:`FileSystem.move` found its source."""
+    """Whether ``FileSystem.move`` found its source."""
 
     found: bool
 

@@ -1,7 +1,7 @@
 """The local disk as a file system, with fsync: what a call has done survives a power failure once it returns.
 
 A hard link creates a file exclusively and as a whole: the content is written and synced under a temporary name, then
-linked to the final name, which fails if that exists. :meth:`LocalFileSystem.probe` refuses network file systems that
+linked to the final name, which fails if that exists. ``LocalFileSystem.probe`` refuses network file systems that
 only pretend to do this.
 """
 
@@ -184,7 +184,7 @@ class LocalFileSystem:
         """Refuse a directory that does not create files exclusively and durably, as the log needs.
 
         Raises:
-            StateDirectoryRefused: as :meth:`check`, or it has no hard links.
+            StateDirectoryRefused: as ``check``, or it has no hard links.
         """
         self.check()
         path = f".penstock-probe-{os.getpid()}-{next(_counter)}"

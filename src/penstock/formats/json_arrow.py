@@ -1,6 +1,6 @@
 """JSON text to Arrow structs, many values at once, where Spark's ``from_json`` would give the same.
 
-Sources that decode while they read use it: :func:`decoder_of` in the driver, :meth:`JsonDecoder.decode` anywhere. A
+Sources that decode while they read use it: ``decoder_of`` in the driver, ``JsonDecoder.decode`` anywhere. A
 value that may come out otherwise is left to Spark.
 """
 
@@ -101,7 +101,7 @@ def exact_values(array: Array, kind: pa.DataType, *, is_utc: bool) -> tuple[Arra
     """Values with their final type, and which of them are exactly what Spark would give.
 
     Args:
-        array: of the type :func:`read_type`.
+        array: of the type ``read_type``.
         kind: the final Arrow type.
         is_utc: whether times without a zone are in UTC.
 
@@ -301,7 +301,7 @@ class JsonDecoder:
         return Decoded(records, rest, records.null_count)
 
     def decode_lines(self, text: bytes) -> Array | None:
-        r"""The records of lines of text, if all are exact; ``None`` if :meth:`decode` has to look at each of them.
+        r"""The records of lines of text, if all are exact; ``None`` if ``decode`` has to look at each of them.
 
         It takes half as long. The last line has no end; there is at least one.
 
@@ -359,7 +359,7 @@ class JsonDecoder:
                 failures += (end - start) // _ROWS_PER_FAILURE
 
     def _read(self, texts: Sequence[bytes]) -> Array:
-        """The records of texts that :func:`_can_be_read`, null where one is not exact.
+        """The records of texts that ``_can_be_read``, null where one is not exact.
 
         Raises:
             pyarrow.ArrowInvalid: one of them cannot be read.
@@ -458,7 +458,7 @@ def _can_be_read(values: Sequence[bytes | None]) -> bool:
 
 
 def _lines_can_be_read(text: bytes) -> bool:
-    """Whether these lines can be read together, and none of them is long: what :func:`_can_be_read` asks of values."""
+    """Whether these lines can be read together, and none of them is long: what ``_can_be_read`` asks of values."""
     ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
     bounds = np.concatenate(([-1], ends, [len(text)]))
     if len(bounds) > _MAX_LINES or np.diff(bounds).max() > _MAX_DEPTH:

@@ -151,10 +151,10 @@ def decode_json(
     *,
     done: str | None = None,
 ) -> DataFrame:
-    """``frame`` with two more columns: the record (:data:`DECODED`) and why it is bad (:data:`REASON`).
+    """``frame`` with two more columns: the record (``DECODED``) and why it is bad (``REASON``).
 
-    Lazy; decodes each record once. The result is for :func:`drop_malformed`, :func:`malformed`, :func:`failfast` or
-    :func:`permissive`; an observation of ``count_if(_bad IS NOT NULL)`` may come first. Built from SQL text, which
+    Lazy; decodes each record once. The result is for ``drop_malformed``, ``malformed``, ``failfast`` or
+    ``permissive``; an observation of ``count_if(_bad IS NOT NULL)`` may come first. Built from SQL text, which
     takes a third of the time of building columns.
 
     ``done`` is a column of records that the source has already decoded, which is dropped: Spark decodes only where it
@@ -177,7 +177,7 @@ def _json_envelope(column: str, schema: StructType, options: Mapping[str, object
 def decode_csv(
     frame: DataFrame, column: str, schema: StructType, options: Mapping[str, object] | None = None
 ) -> DataFrame:
-    """Like :func:`decode_json`, for lines of CSV. Too few or too many fields are bad; quoted line breaks are too."""
+    """Like ``decode_json``, for lines of CSV. Too few or too many fields are bad; quoted line breaks are too."""
     outer = ", ".join([*(f"{_quoted(f.name)} {_sql_type(f.dataType)}" for f in schema.fields), f"{_CORRUPT} STRING"])
     record = f"from_csv(CAST({_quoted(column)} AS STRING), {string_literal(outer)}, {_options(options, _CSV)})"
     return _staged(frame, column, record, DECODED, "CSV", schema)
@@ -249,7 +249,7 @@ def drop_malformed(decoded: DataFrame, column: str) -> DataFrame:
 
 
 def malformed(decoded: DataFrame) -> DataFrame:
-    """The bad rows: all columns of the frame, unchanged, and :data:`ERROR` with the reason."""
+    """The bad rows: all columns of the frame, unchanged, and ``ERROR`` with the reason."""
     kept = [_quoted(name) for name in decoded.columns if name not in (DECODED, REASON)]
     # A filter would be pushed below the decoding.
     why = f"CASE WHEN {REASON} IS NULL THEN array() ELSE array({REASON}) END"
@@ -264,10 +264,10 @@ def permissive(decoded: DataFrame, column: str) -> DataFrame:
 def failfast(
     decoded: DataFrame, column: str, *, place: str = "NULL", skip: str = "false", drop_others: bool = False
 ) -> DataFrame:
-    """The good rows; a bad one fails the job, whichever columns are used later (see :func:`explain`).
+    """The good rows; a bad one fails the job, whichever columns are used later (see ``explain``).
 
     Args:
-        decoded: from :func:`decode_json` or :func:`decode_csv`.
+        decoded: from ``decode_json`` or ``decode_csv``.
         column: the decoded column, which is dropped.
         place: SQL for where the row came from, as text.
         skip: SQL condition of rows that are neither good nor bad (blank lines).

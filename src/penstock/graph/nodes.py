@@ -9,11 +9,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
 
 from penstock.clock import format_duration, parse_duration
-from penstock.errors import PACKAGE, GraphError, assert_never, short_path
+from penstock.errors import GraphError, assert_never
 from penstock.handles import Guarantee, check_name
 from penstock.interfaces.operator import LATE_PORT, MAIN_PORT, OperatorSpec
 from penstock.interfaces.sink import Sink
 from penstock.interfaces.source import Source
+from penstock.user_code import PACKAGE, short_path
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -54,7 +55,7 @@ class Every:
 
 Pace: TypeAlias = WhenReady | Every
 when_ready: Final = WhenReady()
-"""The default pace of a source: :func:`linger` of 50 milliseconds."""
+"""The default pace of a source: ``linger`` of 50 milliseconds."""
 without_pause: Final = WhenReady(linger=0)
 """No pause between batches, as in a run until caught up."""
 
@@ -316,7 +317,7 @@ NodeT = TypeVar("NodeT", bound=Node)
 
 
 class GraphBuilder(Protocol):
-    """Collects the nodes of one graph; :class:`penstock.Pipeline` is one."""
+    """Collects the nodes of one graph; ``penstock.Pipeline`` is one."""
 
     name: str
 
@@ -328,7 +329,7 @@ class GraphBuilder(Protocol):
 
 
 class TableRef:
-    """A declared static table, to be handed to :meth:`Pipeline.sql` or :meth:`Stream.transform`."""
+    """A declared static table, to be handed to ``Pipeline.sql`` or ``Stream.transform``."""
 
     def __init__(self, pipeline: GraphBuilder, table: Table) -> None:
         self.pipeline = pipeline

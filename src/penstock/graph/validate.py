@@ -131,7 +131,7 @@ def _check_names(graph: Graph) -> None:
 
 
 def _check_order(graph: Graph) -> None:
-    # Only a graph that was not made by :class:`Pipeline` can fail here.
+    # Only a graph that was not made by ``Pipeline`` can fail here.
     for place, node in enumerate(graph.nodes):
         known = all(ref.node < place and ref.port in graph.ports(graph.node(ref.node)) for ref in node.inputs)
         if node.id != place or not known:

@@ -101,10 +101,10 @@ class Operator(Protocol):
         """Process a batch of input ``source`` in one Spark job, then call ``batch.settle()``.
 
         An operator may defer that job instead. Then the results that it has emitted are of this batch alone, and the
-        job that runs them also does the batch's work. The caller keeps the batch until :class:`DeferredBatch` is
+        job that runs them also does the batch's work. The caller keeps the batch until ``DeferredBatch`` is
         finished; otherwise it releases the batch after this call.
 
-        One more job runs first if :meth:`maintain` has fallen so far behind that state in memory is at its limit. A
+        One more job runs first if ``maintain`` has fallen so far behind that state in memory is at its limit. A
         lost observation takes one more job, too.
 
         ``watermark`` is the step's watermark before this batch.

@@ -138,7 +138,7 @@ class CommitContext:
 class Committer(Protocol):
     """Publishes committables of one kind, from the committable alone. Idempotent. Called in order of checkpoints.
 
-    It is made with a :class:`CommitContext`, in any process that finds its output open in the log: the job, its next
+    It is made with a ``CommitContext``, in any process that finds its output open in the log: the job, its next
     start, ``penstock settle``, ``penstock rewind``.
     """
 
@@ -171,7 +171,7 @@ class Sink(Protocol):
     A sink that understands change streams, or keeps their rows as they come, has ``accepts_changes``.
 
     A sink whose writers hand over committables has ``committers``: the kind of each, and ``module:class`` of the
-    :class:`Committer` that publishes it, as in ``{"sqlite/1": "mylib:SqliteCommitter"}``. The log records it with each
+    ``Committer`` that publishes it, as in ``{"sqlite/1": "mylib:SqliteCommitter"}``. The log records it with each
     committable. A sink that promises exactly-once and names none is refused.
     """
 

@@ -1,7 +1,7 @@
 """What a source must implement: Source, SourceReader and the optional protocols next to them.
 
-A source is a frozen description; :meth:`Source.open` makes a reader. A reader never sleeps, and its only state is its
-position. :meth:`SourceReader.poll` plans the next batch. :meth:`SourceReader.frame` turns that plan into a lazy Spark
+A source is a frozen description; ``Source.open`` makes a reader. A reader never sleeps, and its only state is its
+position. ``SourceReader.poll`` plans the next batch. ``SourceReader.frame`` turns that plan into a lazy Spark
 frame, which gives the same rows however often it is run.
 """
 
@@ -57,10 +57,10 @@ class ReadLimit:
     Attributes:
         rows: most rows; ``None`` is no limit.
         bytes: most bytes; ``None`` is no limit.
-        paused: names of partitions, as in :attr:`PlannedBatch.partitions`, whose event time is too far ahead of those
+        paused: names of partitions, as in ``PlannedBatch.partitions``, whose event time is too far ahead of those
             they are aligned with. The reader leaves them out of the plan and keeps their position. They stay in
             ``names`` and, if they have rows waiting, in ``behind``. A paused partition with rows waiting is neither
-            idle nor caught up: if only such partitions are left to read, the answer is :class:`NoData`, not idle.
+            idle nor caught up: if only such partitions are left to read, the answer is ``NoData``, not idle.
             Always empty for readers that name no partitions.
     """
 
@@ -103,8 +103,8 @@ class NoData:
         wake_at: when to poll again.
         idle: the source does not hold watermarks back before its next rows.
         ended: partitions that were read to their end while others, which are paused, have rows left. Other sources stop
-            waiting for them. If all partitions were read to their end, the answer is :class:`Ended` or
-            :class:`CaughtUp`. A run until caught up may leave it empty: it is implied there.
+            waiting for them. If all partitions were read to their end, the answer is ``Ended`` or
+            ``CaughtUp``. A run until caught up may leave it empty: it is implied there.
     """
 
     wake_at: MonotonicTime
@@ -169,7 +169,7 @@ class ChecksPosition(Protocol):
 
     @property
     def position_kind(self) -> str:
-        """:attr:`Position.kind` of its positions."""
+        """``Position.kind`` of its positions."""
         ...
 
 
@@ -185,7 +185,7 @@ class SupportsPartitionNames(Protocol):
 DECODED_RECORD: Final = "_record"
 """Column with the decoded record, of frames whose source decodes JSON; ``NULL`` where Spark has to decode it."""
 UNDECODED_METRIC: Final = "undecided"
-"""Metric of such a source: ``{"rows": n}``, the number of rows without a :data:`DECODED_RECORD`.
+"""Metric of such a source: ``{"rows": n}``, the number of rows without a ``DECODED_RECORD``.
 
 If it is settled when the batch is sent (the reader has the rows at hand) and zero, the plan of the batch decodes no
 JSON. Only the first step gets it.
@@ -197,7 +197,7 @@ class SupportsJsonDecoding(Protocol):
     """A source of bytes that can decode a column of JSON while it reads, before the bytes get to Spark."""
 
     def decoding(self, column: str, record: StructType) -> Source | None:
-        """The same source with the column :data:`DECODED_RECORD` added, or ``None`` if it cannot decode ``column``.
+        """The same source with the column ``DECODED_RECORD`` added, or ``None`` if it cannot decode ``column``.
 
         In each row ``DECODED_RECORD`` is either what ``from_json`` would give, and ``column`` is ``NULL``. Or the
         source is not sure: then ``DECODED_RECORD`` is ``NULL``, and ``column`` is unchanged. Positions and guarantees

@@ -55,7 +55,7 @@ class Attempt:
         env: of the job.
         number: 1, 2, … within this process.
         after: the generation of the previous attempt. A claim of another process since then is a fence (rule L9).
-        start: how to start; :attr:`is_begun` becomes true when the log records it.
+        start: how to start; ``is_begun`` becomes true when the log records it.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ def decide_start(
     a start would say. A refusal that is not raised here comes after the claim, and no plan knows of it.
 
     Args:
-        graph: with its dead letter sinks placed, see :func:`~penstock.dead_letters.letters.with_dead_letter_folders`.
+        graph: with its dead letter sinks placed, see ``with_dead_letter_folders``.
         start: the options.
         history: of the job's log.
         declared: the steps, with their columns if they are known.

@@ -1,4 +1,4 @@
-"""Turns any exception into a :class:`PenstockError`, which says whose fault it is and whether a retry can help."""
+"""Turns any exception into a ``PenstockError``, which says whose fault it is and whether a retry can help."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from penstock.errors import (
     StorageFailed,
     UserFunctionError,
     sentence,
-    short_path,
 )
 from penstock.graph.nodes import Graph, Keyed, Node, RowWise, describe_step
 from penstock.operators.windows.aggregate import WindowAggregate
 from penstock.spark.jvm import is_connection_lost, is_spark_error
+from penstock.user_code import is_users_code, short_path
 
 _WRITE_REFUSED: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE})
 _WRITE_REFUSED_TEXT: Final = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system")
@@ -37,7 +37,7 @@ _PYTHON_FRAME: Final = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
 def to_penstock_error(error: BaseException, graph: Graph | None = None) -> PenstockError:
-    """The exception as a :class:`PenstockError`; the caller chains the original.
+    """The exception as a ``PenstockError``; the caller chains the original.
 
     Args:
         error: any exception.
@@ -108,13 +108,9 @@ def _function_error(error: BaseException, text: str) -> PenstockError | None:
 
 def _python_failure(text: str) -> str:
     """The last frame of the user's own code in a worker's traceback, and the exception that it raised."""
-    frames = [
-        frame
-        for frame in _PYTHON_FRAME.findall(text)
-        if "/pyspark/" not in frame[0] and "/site-packages/" not in frame[0]
-    ]
+    frames = [frame for frame in _PYTHON_FRAME.findall(text) if is_users_code(frame[0])]
     raised = [line.strip() for line in text.splitlines() if re.match(r"\s*[A-Za-z_.]*(?:Error|Exception)\b", line)]
-    place = f"{frames[-1][0]}:{frames[-1][1]} in {frames[-1][2]}: " if frames else ""
+    place = f"{short_path(frames[-1][0])}:{frames[-1][1]} in {frames[-1][2]}: " if frames else ""
     own = [line for line in raised if "PythonException" not in line and "SparkException" not in line]
     return place + (own[-1] if own else _first_line(text))[:400]
 

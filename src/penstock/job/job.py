@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from html import escape
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from penstock.api.pipeline import PipelineDefinition
@@ -36,6 +36,7 @@ from penstock.job.start import StartOptions, parse_start_options
 from penstock.observability.report import Report, ReportCollector, notify_listener
 from penstock.runtime.lifecycle import TERMINAL_STATES, JobState, Lifecycle
 from penstock.settings import read_settings
+from penstock.user_code import short_tracebacks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -270,6 +271,7 @@ def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
 # ---- the job -------------------------------------------------------------------------------------------------------
 
 
+@short_tracebacks
 class Job:
     """A pipeline on a state directory. Continues the newest complete checkpoint there, or starts empty.
 
@@ -290,7 +292,7 @@ class Job:
         expect: refuse to start if the log has changed since this mark of it (``history.mark``). Counts for the first
             attempt.
         listener: gets every fact, from any thread.
-        settings: options of :class:`penstock.settings.Settings`, durations as text: ``checkpoint_every="5s"``.
+        settings: options of ``penstock.settings.Settings``, durations as text: ``checkpoint_every="5s"``.
 
     Raises:
         GraphError: the pipeline is refused, before anything runs.
@@ -346,6 +348,7 @@ class Job:
         self._runner: JobRunner | None = None
         self._thread: threading.Thread | None = None
         self._error: PenstockError | None = None
+        self._error_frames: TracebackType | None = None
         self._is_stop_requested = False
         self._lock = threading.Lock()
         self._stop_timeout = StopTimeout(self._clock, self._over.wait, self._give_up)
@@ -447,7 +450,7 @@ class Job:
             return False
         self._thread.join()
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(self._error_frames)  # else each call would add its own
         return True
 
     def savepoint(self, name: str, timeout: float | None = None) -> CheckpointId:
@@ -463,7 +466,7 @@ class Job:
         return self._local_requests.checkpoint(name, timeout)
 
     def checkpoint(self, timeout: float | None = None) -> CheckpointId:
-        """Take a checkpoint now: like :meth:`savepoint`, without a name."""
+        """Take a checkpoint now: like ``savepoint``, without a name."""
         return self._local_requests.checkpoint(None, timeout)
 
     def stop(self, timeout: float | None = None, *, savepoint: str | None = None, drain: bool = False) -> bool:
@@ -501,7 +504,7 @@ class Job:
             raise
 
     def request_stop(self) -> None:
-        """Stop like :meth:`stop`, without waiting; from any thread, a listener's too."""
+        """Stop like ``stop``, without waiting; from any thread, a listener's too."""
         self._request_stop(drain=False)
 
     def _request_stop(self, *, drain: bool) -> None:
@@ -548,6 +551,7 @@ class Job:
 
     def _finish(self, state: JobState, error: PenstockError | None) -> None:
         self._error = error
+        self._error_frames = error.__traceback__ if error is not None else None
         self._lifecycle.to(state)
         self._notify(JobEnded(state=state.value, cause=str(error) if error else None))
 
@@ -580,11 +584,12 @@ _live: dict[tuple[str, str], Job] = {}
 _live_lock = threading.Lock()
 
 
+@short_tracebacks
 def get_or_create(pipeline: PipelineDefinition, *, state: str | Path, **options: object) -> Job:
     """This process's job of this name on this state directory, or a new one that continues the state that is there.
 
     The same call starts from a checkpoint directory or empty. Code is never stored: the pipeline given here runs.
-    Options are those of :class:`Job`; they count only when it is made.
+    Options are those of ``Job``; they count only when it is made.
 
     Example::
 

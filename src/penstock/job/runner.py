@@ -161,7 +161,7 @@ def parse_until(text: str) -> Until:
 
 
 class JobRunner:
-    """Runs the job once, on the thread that calls :meth:`run`: one attempt after another until the end.
+    """Runs the job once, on the thread that calls ``run``: one attempt after another until the end.
 
     Args:
         graph: the pipeline.
@@ -390,7 +390,7 @@ class JobRunner:
         return True
 
     def _next_attempt(self, env: JobEnvironment, number: int) -> Attempt:
-        """The next attempt, which :meth:`give_up` can end from now on.
+        """The next attempt, which ``give_up`` can end from now on.
 
         Raises:
             StopTimedOut: the job was given up before.

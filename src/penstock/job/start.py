@@ -88,7 +88,7 @@ FROM_LATEST: Final = StartOptions()
 
 
 class ResolvedStart(TypedDict):
-    """Arguments of :func:`~penstock.checkpoint.recovery.decide_recovery` that say where a start begins."""
+    """Arguments of ``decide_recovery`` that say where a start begins."""
 
     fresh: bool
     rewind_to: CheckpointId | None
@@ -332,7 +332,7 @@ class DeclaredSteps:
     positions: Mapping[str, str] = field(default_factory=dict)
 
     def resolver(self, step: StepRecord, snapshot: TaskSnapshot) -> tuple[ColumnChange, ...]:
-        """How a step's restored columns change: a :data:`penstock.checkpoint.recovery.SchemaResolver`.
+        """How a step's restored columns change: a ``penstock.checkpoint.recovery.SchemaResolver``.
 
         Raises:
             StateIncompatible: the state cannot be restored.

@@ -129,7 +129,7 @@ def outlet_fields(sink: SideOutputSink) -> dict[str, object]:
 
 
 def read_report(fields: Any) -> Report:
-    """The report with these fields: the inverse of :func:`report_fields`.
+    """The report with these fields: the inverse of ``report_fields``.
 
     Raises:
         LookupError, TypeError, ValueError: a field is missing or has another type.
@@ -196,7 +196,7 @@ def _read_lag(uid: str, fields: Any) -> SourceLag:
 
 
 def read_side_output(fields: Any) -> SideOutput:
-    """The inverse of :func:`side_output_fields`."""
+    """The inverse of ``side_output_fields``."""
     sinks = (
         SideOutputSink(uid=str(each["uid"]), to=str(each["description"]), is_direct=bool(each["is_direct"]))
         for each in fields["sinks"]
@@ -217,7 +217,7 @@ class StatusFile:
         generation: that wrote the file. The log's is newer if a run died before it wrote.
         began: when the process took the job.
         written: when the file was written.
-        report: as :meth:`penstock.Job.report` returns it.
+        report: as ``penstock.Job.report`` returns it.
         side_outputs: where late and bad rows go.
     """
 
@@ -339,7 +339,7 @@ def encode(status: StatusFile) -> bytes:
 
 
 def decode(data: bytes) -> StatusFile | None:
-    """The inverse of :func:`encode`; ``None`` for other bytes. Unknown fields are ignored.
+    """The inverse of ``encode``; ``None`` for other bytes. Unknown fields are ignored.
 
     >>> decode(b"torn") is None
     True

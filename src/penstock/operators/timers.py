@@ -82,7 +82,7 @@ class TimerQueue:
         return sum(len(heap.waiting) for heap in self._heaps.values())
 
     def add(self, kind: TimeKind, timer: KeyedTimer) -> bool:
-        """Add a timer; ``False`` if it waits already. One in the past is due at the next call of :meth:`due`."""
+        """Add a timer; ``False`` if it waits already. One in the past is due at the next call of ``due``."""
         return self._heaps[kind].add(timer)
 
     def remove(self, kind: TimeKind, timer: KeyedTimer) -> bool:
@@ -113,7 +113,7 @@ class TimerQueue:
 
     @classmethod
     def restored(cls, snapshot: Json) -> TimerQueue:
-        """The inverse of :meth:`snapshot`; ``None`` is a queue without timers.
+        """The inverse of ``snapshot``; ``None`` is a queue without timers.
 
         Raises:
             StateIncompatible: ``snapshot`` is no snapshot of timers.

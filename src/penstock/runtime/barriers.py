@@ -57,7 +57,7 @@ AlignmentEffect: TypeAlias = TakeSnapshot | AbortAlignment
 
 
 class BarrierHandler(Protocol):
-    """Follows the barriers of one task: :class:`AlignedBarrierHandler` blocks, :class:`BarrierTracker` counts."""
+    """Follows the barriers of one task: ``AlignedBarrierHandler`` blocks, ``BarrierTracker`` counts."""
 
     @property
     def blocked(self) -> frozenset[int]:

@@ -21,7 +21,7 @@ class Channel:
     """A queue from one task to one input of another.
 
     Only batches count towards the capacity, since a barrier must never wait for room. A sender checks
-    :attr:`has_room` before it begins work that may emit, so :meth:`put` never blocks; one piece of work may exceed the
+    ``has_room`` before it begins work that may emit, so ``put`` never blocks; one piece of work may exceed the
     capacity by the few batches that it emits.
     """
 

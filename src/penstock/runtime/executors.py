@@ -47,7 +47,7 @@ class TaskRunner(Protocol):
 
 
 class TaskRunnerFactory(Protocol):
-    """Makes a :class:`TaskRunner`."""
+    """Makes a ``TaskRunner``."""
 
     def __call__(
         self,

@@ -58,7 +58,7 @@ TERMINAL_STATES: Final = frozenset({JobState.STOPPED, JobState.FAILED, JobState.
 
 
 class Lifecycle:
-    """The state of one job, moved only along :data:`TRANSITIONS`."""
+    """The state of one job, moved only along ``TRANSITIONS``."""
 
     def __init__(self) -> None:
         self._past: list[JobState] = [JobState.CREATED]
@@ -77,7 +77,7 @@ class Lifecycle:
         """Move to ``state``.
 
         Raises:
-            InternalError: :data:`TRANSITIONS` has no such move; the state stays as it was.
+            InternalError: ``TRANSITIONS`` has no such move; the state stays as it was.
         """
         if state not in TRANSITIONS[self.state]:
             past = " → ".join(each.value for each in self._past[-8:])

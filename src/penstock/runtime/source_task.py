@@ -40,7 +40,7 @@ log = logging.getLogger("penstock")
 
 
 def with_row_counts(rewrite: Rewrite, task: str, listener: Listener) -> Rewrite:
-    """The rewrite, which also reports :class:`RowsRead` once the first job over the batch has counted its rows."""
+    """The rewrite, which also reports ``RowsRead`` once the first job over the batch has counted its rows."""
 
     def rewriting(batch: Batch) -> Batch:
         rewritten = rewrite(batch)
@@ -107,7 +107,7 @@ class LatencyMarkerTimer:
         """When the next marker is due."""
 
     def due(self, now: MonotonicTime, *, has_room: bool) -> bool:
-        """Whether to send a marker now; ``False`` before :attr:`next_at`."""
+        """Whether to send a marker now; ``False`` before ``next_at``."""
         if self.next_at is not None and now < self.next_at:
             return False
         first = now if self.next_at is None else self.next_at
@@ -154,7 +154,7 @@ MEDIAN_OF: Final = 7
 class AdaptiveBatching:
     """Polls when the source is ready, but lets rows gather after a batch that took all that there was.
 
-    Each batch has a fixed cost, so fewer and larger ones cost less. :meth:`wait` is first called when that batch has
+    Each batch has a fixed cost, so fewer and larger ones cost less. ``wait`` is first called when that batch has
     been processed. A poll without rows starts no wait, so the first rows after a quiet time are read at once. A wall
     clock that is set back ends the wait.
 

@@ -127,7 +127,7 @@ class Mailbox:
         return self._items.empty()
 
     def set_alarm(self, at: MonotonicTime, timer: Timer) -> None:
-        """Have :meth:`due` return the timer from ``at`` on."""
+        """Have ``due`` return the timer from ``at`` on."""
         heapq.heappush(self._alarms, _Alarm(at, next(self._order), timer))
 
     @property
@@ -148,7 +148,7 @@ class Mailbox:
 class Supervisor:
     """Runs one attempt of a job, from its first barrier to its end. Tasks use it as their ``TaskEnvironment``.
 
-    One thread decides: the one that calls :meth:`run`, or that calls :meth:`begin` and :meth:`turn` instead. Tasks and
+    One thread decides: the one that calls ``run``, or that calls ``begin`` and ``turn`` instead. Tasks and
     workers, which may run on other threads or on the same one, only put events into the mailbox.
 
     Attributes:
@@ -284,7 +284,7 @@ class Supervisor:
             self.tear_down(parts)
 
     def begin(self, parts: AttemptParts) -> None:
-        """Start the tasks. Then call :meth:`turn` until :attr:`ended`, and ``finish`` and ``tear_down``."""
+        """Start the tasks. Then call ``turn`` until ``ended``, and ``finish`` and ``tear_down``."""
         self._parts = parts
         self._reading_sources = set(parts.sources)
         started = parts.started(self._clock.now())
@@ -496,13 +496,13 @@ class Supervisor:
     # ---- the end -----------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """The job has ended: have the tasks pass the end of the stream on, until :attr:`is_finished`."""
+        """The job has ended: have the tasks pass the end of the stream on, until ``is_finished``."""
         self._unfinished = set(self._parts.tasks)
         self._notify_sources(Finish(), self._parts.sources)
 
     @property
     def is_finished(self) -> bool:
-        """Whether every task has come to the end of its stream, once :meth:`finish` was called."""
+        """Whether every task has come to the end of its stream, once ``finish`` was called."""
         return not self._unfinished
 
     def tear_down(self, parts: AttemptParts) -> None:

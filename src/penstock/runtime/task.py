@@ -220,7 +220,7 @@ class BatchGate:
 class StepTask:
     """A task with inputs: follows barriers, combines watermarks, and lets its logic process batches.
 
-    A scheduler calls :meth:`step` again and again, one call at a time for each task. So the elements, watermarks,
+    A scheduler calls ``step`` again and again, one call at a time for each task. So the elements, watermarks,
     timers and snapshots of one step are never processed concurrently. A call never blocks on another task: with no
     room downstream, or nothing to read, it returns at once and says when to call again.
     """

@@ -183,7 +183,7 @@ class WatermarkAlignment:
     Event times are compared, not watermarks: two streams with different delays still read the same hour. The slowest
     partition is the one with the lowest event time of all that are not idle. It is never paused, so one source can
     always read. A source that has not reported yet is waited for until it is idle. A partition without an event time is
-    waited for during :data:`BATCHES_WITHOUT_TIME` batches, if it has a backlog. A paused partition is not idle.
+    waited for during ``BATCHES_WITHOUT_TIME`` batches, if it has a backlog. A paused partition is not idle.
 
     Far from its limit a partition may have several batches in flight. Once they could take it past the limit, judging
     by the stride of its last batch, it is read one batch at a time. So it is ahead by at most its ``max_drift`` plus
@@ -343,7 +343,7 @@ class WatermarkAlignment:
 class AlignmentCoordinator:
     """Watermark alignment of all groups of an attempt. Any thread may call.
 
-    Each source asks :meth:`pause` before a poll. An input's idle time is counted from :meth:`paused_until` on.
+    Each source asks ``pause`` before a poll. An input's idle time is counted from ``paused_until`` on.
 
     Args:
         groups: the alignment groups of the graph.
@@ -369,7 +369,7 @@ class AlignmentCoordinator:
         self._lock = threading.Lock()
 
     def follows(self, with_watermark: WithWatermark) -> bool:
-        """Whether batches that pass this step are to be given to :meth:`follow`."""
+        """Whether batches that pass this step are to be given to ``follow``."""
         return with_watermark.id in self._steps
 
     def follow(self, batch: Batch, with_watermark: WithWatermark) -> None:
@@ -400,7 +400,7 @@ class AlignmentCoordinator:
                 alignment.sent(source, number, now)
 
     def polled_nothing(self, source: str, *, idle: bool, ended: Collection[str] = ()) -> None:
-        """Note that a poll brought no batch; see :meth:`WatermarkAlignment.polled_nothing`."""
+        """Note that a poll brought no batch; see ``WatermarkAlignment.polled_nothing``."""
         with self._lock:
             for alignment in self._alignments:
                 alignment.polled_nothing(source, idle=idle or self._finite, ended=ended)

@@ -131,7 +131,7 @@ class PartitionWatermarks:
 
     A snapshot contains only the edge's watermark, so after a restart all partitions are new and start there. It was
     the lowest of the active ones, so rows that were not late before are not late now. Where rows of several sources
-    come, the watermark does not rise before each source has named its partitions (:meth:`expect`): otherwise the source
+    come, the watermark does not rise before each source has named its partitions (``expect``): otherwise the source
     that is read first would take the edge past the others.
 
     >>> edge = PartitionWatermarks(delay=5)

@@ -93,7 +93,7 @@ def local_checkpoint(frame: DataFrame) -> DataFrame:
     """Run ``frame`` now, in one job, and keep its rows as cached blocks without lineage.
 
     The result is partitioned as ``frame`` is. A lost block is an error and never a recomputation. The blocks stay until
-    :func:`free_blocks`; garbage collection would free them only when the JVM happens to collect.
+    ``free_blocks``; garbage collection would free them only when the JVM happens to collect.
 
     Its columns have new expression ids: all frames bound to one prepared plan have the same ids, and Spark would
     misread a union of them.
@@ -102,7 +102,7 @@ def local_checkpoint(frame: DataFrame) -> DataFrame:
 
 
 class LazyCheckpoint:
-    """As :func:`local_checkpoint`, but runs no job of its own: the first job that reads the rows caches them.
+    """As ``local_checkpoint``, but runs no job of its own: the first job that reads the rows caches them.
 
     When that job ends, Spark computes the partitions that it did not read, and then cuts the lineage.
 
@@ -132,7 +132,7 @@ class LazyCheckpoint:
 
 
 def can_complete_observations(session: SparkSession) -> bool:
-    """Whether :meth:`LazyCheckpoint.finish` works: before Spark 4.2 nothing can complete an observation."""
+    """Whether ``LazyCheckpoint.finish`` works: before Spark 4.2 nothing can complete an observation."""
     major, minor, *_ = session.version.split(".")
     return (int(major), int(minor)) >= (4, 2)
 
@@ -169,7 +169,7 @@ def _partitioned_by_own_columns(leaf: JavaObject, session: SparkSession) -> Java
 
 
 def free_blocks(frame: DataFrame) -> None:
-    """Free the blocks of a frame made by :func:`local_checkpoint`, without waiting. Freeing twice is fine.
+    """Free the blocks of a frame made by ``local_checkpoint``, without waiting. Freeing twice is fine.
 
     Does nothing if the Spark context or the JVM has ended: their blocks are gone.
     """
@@ -186,7 +186,7 @@ def free_rows(rows: JavaObject) -> None:
 
 
 def unpersist(frame: DataFrame) -> None:
-    """Free the blocks of a persisted frame. Does nothing if Spark has ended, as :func:`free_blocks`."""
+    """Free the blocks of a persisted frame. Does nothing if Spark has ended, as ``free_blocks``."""
     with _unless_gone(frame):
         frame.unpersist()
 
@@ -283,7 +283,7 @@ class CachedUnion:
         """A plan of the rows of all frames; ``None`` if they are not all partitioned in the same known way.
 
         Args:
-            frames: with the same columns, each from :func:`local_checkpoint` or of a plan made here.
+            frames: with the same columns, each from ``local_checkpoint`` or of a plan made here.
         """
         leaves = [self._leaf_of(frame) for frame in frames]
         first = leaves[0]

@@ -60,7 +60,7 @@ _REASONS: Final = {
     "spark.sql.files.maxPartitionBytes": _READS,
     "spark.sql.sources.parallelPartitionDiscovery.threshold": _READS,
 }
-"""Why a setting of :data:`SQL_SETTINGS` cannot be another one, for people."""
+"""Why a setting of ``SQL_SETTINGS`` cannot be another one, for people."""
 _ELSEWHERE: Final = {
     MASTER: "The master has an option of its own. Write 'penstock run … --master M', or master in [tool.penstock].",
     "spark.sql.shuffle.partitions": (
@@ -156,7 +156,7 @@ class SparkConfiguration:
 
     Attributes:
         layers: of the places, the one that counts most last.
-        rest: words of :data:`SUBMIT_ARGS` that are no settings.
+        rest: words of ``SUBMIT_ARGS`` that are no settings.
     """
 
     layers: tuple[ConfigurationLayer, ...]

@@ -168,7 +168,7 @@ class JvmWatch:
     """Notices the death of this process's JVM, even while it has nothing to do.
 
     Args:
-        died: called on a thread of its own when the JVM ends before :meth:`release`.
+        died: called on a thread of its own when the JVM ends before ``release``.
     """
 
     def __init__(self, died: Callable[[], None]) -> None:

@@ -130,7 +130,7 @@ class PlanEditor:
 
         Args:
             pairs: a node and its replacement, the next node and its replacement, and so on; at most
-                :data:`MAX_REPLACEMENTS` pairs.
+                ``MAX_REPLACEMENTS`` pairs.
         """
         return self._maps[len(pairs) // 2 - 1](*pairs)
 
@@ -172,7 +172,7 @@ class PlanEditor:
 # ---- metrics observed by the first job over a plan -------------------------------------------------------------------
 
 AHEAD_BOUND: Final = 2**62 + 20_261_121
-"""Placeholder in the SQL of an :class:`ObservationSpec` for the bound that a batch brings."""
+"""Placeholder in the SQL of an ``ObservationSpec`` for the bound that a batch brings."""
 PER_PARTITION: Final = "partitions"
 """The figure that is a JSON array with one number for each partition."""
 # One array and not a column for each partition: reading a value of the JVM costs as much as a column does.
@@ -188,8 +188,8 @@ class ObservationSpec:
         measure: name of the observed metrics.
         figures: names of the figures, in order.
         metrics: the expressions, bound to the columns of the plan they were made over.
-        max_ahead: microseconds after the wall clock that :data:`AHEAD_BOUND` is replaced by, if the figures have it.
-        names: of the partitions, in the order of the figure :data:`PER_PARTITION`, if there is one.
+        max_ahead: microseconds after the wall clock that ``AHEAD_BOUND`` is replaced by, if the figures have it.
+        names: of the partitions, in the order of the figure ``PER_PARTITION``, if there is one.
         among: makes the same spec with that figure, from the column that holds the partition and the partitions' names.
     """
 
@@ -415,7 +415,7 @@ class FrameObservation:
     """Figures over the rows that pass a point of a frame's plan, brought by its first job.
 
     Args:
-        names: of the figures, in the order of the expressions that :meth:`observe` gets.
+        names: of the figures, in the order of the expressions that ``observe`` gets.
     """
 
     def __init__(self, names: Sequence[str]) -> None:

@@ -175,7 +175,7 @@ def borrow_session(
     Args:
         name: of a session that is made.
         spark: the user's session.
-        master: of a session that is made; by default that of :func:`make_session`.
+        master: of a session that is made; by default that of ``make_session``.
         timezone: of the clone; by default that of the session.
 
     Raises:
@@ -353,7 +353,7 @@ def set_active_session(spark: SparkSession) -> None:
 
 
 def configure(spark: SparkSession) -> None:
-    """Apply :data:`SQL_SETTINGS`, with one shuffle partition for each task slot."""
+    """Apply ``SQL_SETTINGS``, with one shuffle partition for each task slot."""
     for key, value in SQL_SETTINGS.items():
         if spark.conf.get(key, None) != value:
             spark.conf.set(key, value)

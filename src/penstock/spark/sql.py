@@ -169,7 +169,7 @@ def parse_columns(ddl: str) -> tuple[StateColumn, ...]:
 
 
 def format_columns(columns: Iterable[StateColumn]) -> str:
-    """The inverse of :func:`parse_columns`."""
+    """The inverse of ``parse_columns``."""
     return ", ".join(f"{quote_identifier(column.name)} {column.type}" for column in columns)
 
 

@@ -85,8 +85,8 @@ def plan_durable_compaction(
 ) -> Compaction | None:
     """Which durable layers to merge next, or ``None`` if waiting is cheaper.
 
-    All of them once enough bytes were added since the last such merge (:data:`MAX_WRITE_AMPLIFICATION`), or when the
-    state has settled and superseded rows take up space (:data:`MAX_SPACE_AMPLIFICATION`). At ``limit``, those whose
+    All of them once enough bytes were added since the last such merge (``MAX_WRITE_AMPLIFICATION``), or when the
+    state has settled and superseded rows take up space (``MAX_SPACE_AMPLIFICATION``). At ``limit``, those whose
     merge writes least for each layer saved.
 
     Args:

@@ -101,7 +101,7 @@ class DurableLayers:
         return plan_durable_compaction(sized, live_rows=self._stack.rows, settled=self._has_settled())
 
     def compact(self) -> None:
-        """Carry out what :meth:`plan` says: write some durable layers as one, and refer to that instead.
+        """Carry out what ``plan`` says: write some durable layers as one, and refer to that instead.
 
         It leaves out only windows that were closed at the last durable snapshot: a snapshot that is being written still
         needs the rest. Snapshots may be written meanwhile; if one of them replaces all layers, the merge is discarded.
@@ -186,7 +186,7 @@ class DurableLayers:
 
 
 class PendingLayers:
-    """A snapshot that is not durable yet; see :class:`penstock.interfaces.operator.PendingSnapshot`."""
+    """A snapshot that is not durable yet; see ``penstock.interfaces.operator.PendingSnapshot``."""
 
     def __init__(self, durable: DurableLayers, stack: Stack, scope: SnapshotScope) -> None:
         self._durable = durable
@@ -196,7 +196,7 @@ class PendingLayers:
         self._taken = False
 
     def materialise(self) -> StateHandle:
-        """Write what is not durable yet; see :meth:`DurableLayers.materialise`."""
+        """Write what is not durable yet; see ``DurableLayers.materialise``."""
         if not self._take():
             msg = f"Snapshot {self._scope.epoch} was given up before it was written, since a later one was asked for."
             raise CheckpointAborted(msg)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
 STATS = ("rows", "first", "last")
-"""Names of the figures that :attr:`LayerFormat.stats` computes."""
+"""Names of the figures that ``LayerFormat.stats`` computes."""
 KIND = "window/1"
 """The format of state, recorded in checkpoints."""
 
@@ -114,7 +114,7 @@ class LayerFormat:
 
     @cached_property
     def stats(self) -> tuple[Column, ...]:
-        """Number of rows, least end and greatest end, as aggregates over a layer's rows: see :data:`STATS`."""
+        """Number of rows, least end and greatest end, as aggregates over a layer's rows: see ``STATS``."""
         from pyspark.sql import functions as F
 
         end = F.expr(f"unix_micros({self.end})")
@@ -233,7 +233,7 @@ class EmissionLayers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerLabel:
-    """Name and place in the stack of a layer to be made: see :class:`Layer`."""
+    """Name and place in the stack of a layer to be made: see ``Layer``."""
 
     name: str
     level: int
@@ -247,9 +247,9 @@ class LazyLayer:
     Args:
         layers_format: of its rows.
         frame: its rows, merged and hashed.
-        read: returns :data:`STATS`, or bounds of them, after the job; ``None`` if they are lost.
+        read: returns ``STATS``, or bounds of them, after the job; ``None`` if they are lost.
         label: of the layer.
-        lean: see :class:`LazyCheckpoint`.
+        lean: see ``LazyCheckpoint``.
 
     Attributes:
         layer: to make results of, with no statistics yet. Its lease is shared with the results.
@@ -309,7 +309,7 @@ def build_layer(layers_format: LayerFormat, frame: DataFrame, label: LayerLabel)
 def cache_layer(
     layers_format: LayerFormat, observed: DataFrame, read: Callable[[], Mapping[str, Any] | None], label: LayerLabel
 ) -> Layer | None:
-    """As :func:`build_layer`, of an observed frame: ``read`` returns :data:`STATS` after its job, or ``None``."""
+    """As ``build_layer``, of an observed frame: ``read`` returns ``STATS`` after its job, or ``None``."""
     kept = cache_rows(layers_format, observed, read)
     if not kept.rows:
         kept.lease.release()

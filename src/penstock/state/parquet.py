@@ -94,7 +94,7 @@ def _declared_columns(changes: Sequence[ColumnChange], layers_format: LayerForma
 
 @dataclass(frozen=True, slots=True)
 class HashSlice:
-    """Part ``number`` of ``count``, by the hash of :attr:`LayerFormat.slice_columns`; ``count`` is a power of two.
+    """Part ``number`` of ``count``, by the hash of ``LayerFormat.slice_columns``; ``count`` is a power of two.
 
     So each slice of 8 lies in one slice of 2, which holds four of them.
     """

@@ -34,7 +34,7 @@ MAX_READS: Final = 2
 
 
 def horizon_of(handle: StateHandle) -> int:
-    """The horizon recorded in a handle; see :func:`read_event_time`."""
+    """The horizon recorded in a handle; see ``read_event_time``."""
     return read_event_time(handle, "horizon")
 
 
@@ -60,7 +60,7 @@ def restore_layer(
     """A loader for the rows of a handle, as one merged layer; ``None`` if no row is alive. Runs no job.
 
     Args:
-        handle: what the checkpoint recorded, under the writer's schema: see :func:`~penstock.state.schema.migrated`.
+        handle: what the checkpoint recorded, under the writer's schema: see ``migrated``.
         writer: has the folder and the format of the files.
         session: the user's session, which the layer will belong to.
         name: of the layer.
@@ -124,7 +124,7 @@ def same_hash_slices(layers_format: LayerFormat) -> bool:
     """Whether a row's slice determines its partition in memory.
 
     It does if the number of partitions is a power of two, as that of slices is, and if ``hash`` is the function by
-    which Spark partitions. For texts with a collation it is not: see :attr:`LayerFormat.slice_columns`.
+    which Spark partitions. For texts with a collation it is not: see ``LayerFormat.slice_columns``.
 
     Source: ``HashPartitioning.partitionIdExpression`` of Spark, ``pmod(CollationAwareMurmur3Hash(…), n)``.
     """

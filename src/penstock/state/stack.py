@@ -33,7 +33,7 @@ class ExpectedLayer(LayerStats):
 
     Attributes:
         name: of the layer.
-        emission_number: see :attr:`penstock.state.layers.Layer.emission_number`.
+        emission_number: see ``penstock.state.layers.Layer.emission_number``.
         refs: names of the durable layers that it is made of.
     """
 
@@ -69,14 +69,14 @@ class LayerLoader:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether all parts are loaded: then :meth:`load` runs nothing."""
+        """Whether all parts are loaded: then ``load`` runs nothing."""
         return len(self._loaded) == len(self._parts)
 
     def step(self) -> bool:
         """Load one part that no thread has taken; ``False`` if there is none.
 
         Raises:
-            LayerMissing: a file is gone. Threads that wait in :meth:`load` get the error too.
+            LayerMissing: a file is gone. Threads that wait in ``load`` get the error too.
         """
         with self._changed:
             number = self._taken
@@ -94,7 +94,7 @@ class LayerLoader:
         return True
 
     def load(self) -> Layer | None:
-        """The layer with all its rows; ``None`` if it has none, or after :meth:`end`.
+        """The layer with all its rows; ``None`` if it has none, or after ``end``.
 
         Raises:
             LayerMissing: a file is gone.
@@ -110,7 +110,7 @@ class LayerLoader:
             return self._layer
 
     def hand_over(self) -> Layer | None:
-        """The layer that :meth:`load` returned. From now on its lease frees it, and :meth:`end` does not."""
+        """The layer that ``load`` returned. From now on its lease frees it, and ``end`` does not."""
         self._is_handed_over = self._layer is not None
         return self._layer
 
@@ -123,7 +123,7 @@ class LayerLoader:
         release_layers(loaded)
 
     def _fail(self, error: BaseException) -> bool:
-        """Keep the error for waiting threads; ``False`` after :meth:`end`, when files may rightly be gone."""
+        """Keep the error for waiting threads; ``False`` after ``end``, when files may rightly be gone."""
         with self._changed:
             if not self._ended:
                 self._error = error
@@ -332,7 +332,7 @@ class Stack:
         """Replace ``members`` by ``merged`` at once; ``False``, and ``merged`` is freed, if that is too late.
 
         It is if the stack was closed meanwhile, or if members that are not dead are gone: another layer has their rows
-        then, see :meth:`rebase`. Members that died meanwhile are no longer there; their rows in ``merged`` are dead
+        then, see ``rebase``. Members that died meanwhile are no longer there; their rows in ``merged`` are dead
         too.
         """
         gone = {layer.name for layer in members}

@@ -59,7 +59,7 @@ class ManualClock:
         self._elapsed += parse_duration("duration", duration)
 
     def move_to(self, instant: MonotonicTime) -> None:
-        """Move both clocks forward to a later :meth:`now`.
+        """Move both clocks forward to a later ``now``.
 
         Raises:
             HarnessError: it is earlier: the clock never goes back.

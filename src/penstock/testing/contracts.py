@@ -52,7 +52,7 @@ DONE = frozenset({CommitOutcome.DONE, CommitOutcome.ALREADY_DONE})
 class SinkContract:
     """What a writer and a committer must guarantee so that every row is seen once, whatever happens between them.
 
-    Give it the fixtures ``spark`` (a classic session) and ``sink`` (new and empty), and override :meth:`visible`.
+    Give it the fixtures ``spark`` (a classic session) and ``sink`` (new and empty), and override ``visible``.
 
     Example::
 
@@ -66,7 +66,7 @@ class SinkContract:
     """
 
     columns: ClassVar[str] = "id LONG, name STRING"
-    """The columns that are written, as DDL; :meth:`row` makes rows of them."""
+    """The columns that are written, as DDL; ``row`` makes rows of them."""
 
     @pytest.fixture
     def sink(self) -> Sink:
@@ -84,13 +84,13 @@ class SinkContract:
         raise NotImplementedError
 
     def row(self, number: int) -> Row:
-        """Return a row of :attr:`columns`."""
+        """Return a row of ``columns``."""
         return {"id": number, "name": f"row {number}"}
 
     # ---- writing -----------------------------------------------------------------------------------------------------
 
     def schema(self, spark: SparkSession) -> StructType:
-        """Return the schema of :attr:`columns`."""
+        """Return the schema of ``columns``."""
         return struct_type(spark, self.columns)
 
     def open(self, sink: Sink, spark: SparkSession, filesystem: LocalFileSystem, generation: int = 1) -> SinkWriter:
@@ -276,7 +276,7 @@ class SourceContract:
     """What positions, plans and frames of a source must guarantee. Give it a session and two fixtures.
 
     ``spark`` is a classic session. ``source`` is a source that already has all of its rows, at least three;
-    ``expected`` is those rows, as dictionaries. The source is read until :attr:`until`, in batches of :attr:`limits`,
+    ``expected`` is those rows, as dictionaries. The source is read until ``until``, in batches of ``limits``,
     which should be several.
 
     Example::
@@ -488,7 +488,7 @@ def _skip_unless_replayable(source: Source) -> None:
 
 
 class FileSystemContract:
-    """What a log, layers and staged output rely on. Override :meth:`filesystem`, empty for each test.
+    """What a log, layers and staged output rely on. Override ``filesystem``, empty for each test.
 
     Example::
 

@@ -183,8 +183,8 @@ class SerialWorkers:
 class SteppedAttempt:
     """An attempt that has begun, stepped until it has ended, failed or crashed.
 
-    If a method raises a :class:`~penstock.failpoints.FailpointCrash` or the error that ended the attempt, the attempt
-    is dead, and only :meth:`tear_down` may follow.
+    If a method raises a ``FailpointCrash`` or the error that ended the attempt, the attempt
+    is dead, and only ``tear_down`` may follow.
     """
 
     def __init__(self, supervisor: Supervisor, wiring: AttemptParts, clock: ManualClock) -> None:

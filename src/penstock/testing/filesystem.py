@@ -62,7 +62,7 @@ class MemoryFileSystem:
         self._faults.append(_Fault(operation, path, times))
 
     def delay(self, operation: str, *, path: str = "*", times: int = 1) -> None:
-        """Let the next such calls raise ``UnknownOutcome`` and have their effect only when :meth:`land` is called."""
+        """Let the next such calls raise ``UnknownOutcome`` and have their effect only when ``land`` is called."""
         self._faults.append(_Fault(operation, path, times, late=True))
 
     def land(self) -> None:
@@ -122,7 +122,7 @@ class MemoryFileSystem:
         self._do("replace", path, lambda: self._files.__setitem__(path, bytes(data)))
 
     def delete(self, path: str) -> None:
-        """Delete the file; a crash may bring it back until :meth:`sync` was called."""
+        """Delete the file; a crash may bring it back until ``sync`` was called."""
         self._do("delete", path, lambda: self._files.pop(path, None))
 
     def sync(self) -> None:

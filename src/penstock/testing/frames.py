@@ -275,7 +275,7 @@ def same_rows(actual: TestRows, expected: TestRows) -> bool:
 
 
 def assert_rows(actual: TestRows, expected: TestRows) -> None:
-    """Assert :func:`same_rows`; the error shows missing and unexpected rows, and where rows differ.
+    """Assert ``same_rows``; the error shows missing and unexpected rows, and where rows differ.
 
     Raises:
         AssertionError: the rows are not the same.

@@ -39,7 +39,7 @@ class OperatorHarness:
     """An operator on a real session, with its state in a temporary directory. Use it in a ``with`` block.
 
     Args:
-        spec: of the step; :meth:`of` takes it out of a pipeline.
+        spec: of the step; ``of`` takes it out of a pipeline.
         spark: the session it runs on, used as it is.
         inputs: the columns of each input, as DDL or a ``StructType``.
         partitions: number of partitions of the state.
@@ -48,7 +48,7 @@ class OperatorHarness:
 
     Attributes:
         counters: what the operator has counted, by name.
-        clock: processing time, moved by :meth:`elapse`.
+        clock: processing time, moved by ``elapse``.
         watermark: event time, in microseconds since the epoch.
 
     Example::
@@ -124,7 +124,7 @@ class OperatorHarness:
     # ---- what goes in ------------------------------------------------------------------------------------------------
 
     def send(self, rows: Iterable[object] | DataFrame, *, source: int = 0) -> None:
-        """Process a batch: rows as in :meth:`PipelineRun.send`, or a DataFrame.
+        """Process a batch: rows as in ``PipelineRun.send``, or a DataFrame.
 
         Raises:
             SchemaMismatch: a row does not fit the input.
@@ -186,7 +186,7 @@ class OperatorHarness:
         """Begin again from this state (``None``: empty), as after a restart; output that was not read is lost.
 
         Args:
-            state: of :meth:`snapshot`.
+            state: of ``snapshot``.
             partitions: the number of partitions from now on.
 
         Raises:

@@ -23,6 +23,7 @@ from penstock.testing.driver import JobUnderTest, SteppedAttempt
 from penstock.testing.frames import Row
 from penstock.testing.sources import End, Idle
 from penstock.testing.substitute import StandIns
+from penstock.user_code import short_tracebacks
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -105,7 +106,7 @@ class Outcome:
         return {name: amount for (step, name), amount in self.report().counters.items() if step == uid}
 
     def report(self) -> Report:
-        """Return the totals so far, as :meth:`penstock.Job.report` does."""
+        """Return the totals so far, as ``penstock.Job.report`` does."""
         roles = self._stand_ins.roles
         uids = {role: frozenset(uid for uid in roles if roles[uid] == role) for role in _ROLES}
         collector = ReportCollector(sources=uids["source"], sinks=uids["sink"])
@@ -148,13 +149,13 @@ def run(
 
     Scripted sources with the same columns replace its sources, and collecting sinks replace its sinks; the uids stay.
     No outside system is touched, except that tables of ``p.table`` are read. No thread is started and nothing waits.
-    Time only moves by :meth:`PipelineRun.advance`. When a method returns, everything that could be done is done.
+    Time only moves by ``PipelineRun.advance``. When a method returns, everything that could be done is done.
 
     Args:
         pipeline: a function decorated with ``@ps.pipeline``.
         spark: a classic session; it is left as it was.
         clock: by default a new one that starts at 2026-01-01 00:00 UTC.
-        settings: as for :class:`penstock.Job`; the environment is not read, and periodic checkpoints are taken only if
+        settings: as for ``penstock.Job``; the environment is not read, and periodic checkpoints are taken only if
             ``checkpoint_every`` is given.
 
     Raises:
@@ -175,8 +176,9 @@ def run(
     return PipelineRun(pipeline, spark, clock=clock or ManualClock(), settings=settings)
 
 
+@short_tracebacks
 class PipelineRun(Outcome):
-    """A pipeline under test, made by :func:`run`. Sources, steps and sinks are addressed by their uid.
+    """A pipeline under test, made by ``run``. Sources, steps and sinks are addressed by their uid.
 
     Attributes:
         clock: the clock of the job.
@@ -219,8 +221,8 @@ class PipelineRun(Outcome):
         Args:
             uid: of the source.
             rows: dictionaries by column, Spark rows, or a DataFrame. Columns left out are ``NULL``; times, dates and
-                decimals may be text, times without an offset are UTC. :class:`Crash`, :class:`Pause`, :class:`Idle`
-                and :class:`End` may be among them.
+                decimals may be text, times without an offset are UTC. ``Crash``, ``Pause``, ``Idle``
+                and ``End`` may be among them.
 
         Raises:
             HarnessError: there is no such source, or it has ended.
@@ -231,11 +233,11 @@ class PipelineRun(Outcome):
         self._wake(uid)
 
     def idle(self, uid: str) -> None:
-        """Make a source idle: it holds back no watermark until its next rows. Raises as :meth:`send` does."""
+        """Make a source idle: it holds back no watermark until its next rows. Raises as ``send`` does."""
         self.send(uid, [Idle()])
 
     def hold(self, uid: str) -> None:
-        """Stop a source until :meth:`release`: it reads nothing and passes no barrier on.
+        """Stop a source until ``release``: it reads nothing and passes no barrier on.
 
         With two sources their barriers then arrive at different times, as in every job under load.
 
@@ -286,7 +288,7 @@ class PipelineRun(Outcome):
         return take_checkpoint(self._job, None, wait=wait)
 
     def savepoint(self, name: str) -> CheckpointId | None:
-        """Take a :meth:`checkpoint` that is pinned under a name.
+        """Take a ``checkpoint`` that is pinned under a name.
 
         Raises:
             SettingsError: the name is not valid.
@@ -297,7 +299,7 @@ class PipelineRun(Outcome):
         return take_checkpoint(self._job, check_savepoint_name(name), wait=True)
 
     def stop(self) -> None:
-        """Stop the job in order: take a last checkpoint, publish its output. Windows stay open for :meth:`restart`.
+        """Stop the job in order: take a last checkpoint, publish its output. Windows stay open for ``restart``.
 
         Raises:
             PenstockError: the job failed instead.
@@ -325,12 +327,12 @@ class PipelineRun(Outcome):
     def crash(self, at: str | None = None, *, hit: int = 1) -> None:
         """Kill the job as if its process were killed: now, or when it reaches a failpoint.
 
-        What was only in memory is lost, and nothing is cleaned up. Call :meth:`restart` next. If that is called
+        What was only in memory is lost, and nothing is cleaned up. Call ``restart`` next. If that is called
         *before* the failpoint is reached, the job restarts as soon as it has died there, and the method in which it
         died continues. A failpoint that is never reached fails the test at the end of the ``with`` block.
 
         Args:
-            at: one of :data:`penstock.failpoints.FAILPOINTS`, for example ``"checkpoint.manifest.written"``.
+            at: one of ``penstock.failpoints.FAILPOINTS``, for example ``"checkpoint.manifest.written"``.
             hit: die when the failpoint is reached for the ``hit``-th time from now on.
 
         Raises:

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 
 class CrashRow(SourceUnavailable):
-    """A scripted source reached a :class:`Crash`: the attempt fails, and a restart may help."""
+    """A scripted source reached a ``Crash``: the attempt fails, and a restart may help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Crash:
     """A row at which the job dies when it is read for the first time; later reads skip it.
 
-    In :func:`penstock.testing.pipeline_run.run` the job dies as if killed; in a :class:`penstock.Job` the attempt fails
+    In ``penstock.testing.pipeline_run.run`` the job dies as if killed; in a ``penstock.Job`` the attempt fails
     and the job restarts.
 
     >>> Crash()
@@ -115,7 +115,7 @@ class Script:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has an :class:`End`."""
+        """Whether it has an ``End``."""
         with self._lock:
             return any(isinstance(item, End) for item in self._items)
 
@@ -141,7 +141,7 @@ class Script:
             return [item for item in self._items[first:end] if isinstance(item, dict)]
 
     def crash_once(self, index: int) -> None:
-        """Raise at a :class:`Crash` that is reached for the first time.
+        """Raise at a ``Crash`` that is reached for the first time.
 
         Raises:
             CrashRow: it is.
@@ -163,12 +163,12 @@ class ScriptedSource:
     """A source of the rows that a test wrote, replayable from any position. Exactly-once within one process.
 
     Neighbouring rows come as one batch (``max_rows_per_batch`` holds); a sentinel ends it, and so does each
-    :meth:`send`. At the end of its script the source waits for more; with ``until="caught-up"`` it is caught up there.
+    ``send``. At the end of its script the source waits for more; with ``until="caught-up"`` it is caught up there.
     Rows of partitions that are paused are left and read later, as a batch of their own.
 
     Args:
         schema: columns, as DDL or a ``StructType``.
-        items: rows as dictionaries, and :class:`Crash`, :class:`Pause`, :class:`Idle` or :class:`End` among them. A
+        items: rows as dictionaries, and ``Crash``, ``Pause``, ``Idle`` or ``End`` among them. A
             column that is left out is ``NULL``; times, dates and decimals may be text.
         partition_column: a column whose values are the partitions that rows come from, as a topic's rows have one.
             The partitions are those of the rows sent until then; each has its own watermark.
@@ -206,7 +206,7 @@ class ScriptedSource:
 
     @property
     def has_ended(self) -> bool:
-        """Whether an :class:`End` was sent: nothing may follow it."""
+        """Whether an ``End`` was sent: nothing may follow it."""
         return self._script.has_ended or any(isinstance(item, End) for item in self._unchecked)
 
     @property
@@ -287,7 +287,7 @@ class _Plan:
 
 
 class ScriptedReader:
-    """Reads a script. Made by :meth:`ScriptedSource.open`."""
+    """Reads a script. Made by ``ScriptedSource.open``."""
 
     def __init__(
         self,
@@ -315,7 +315,7 @@ class ScriptedReader:
         """Return the rows up to the next sentinel, or what the sentinel says.
 
         Raises:
-            CrashRow: at a :class:`Crash` that was never read before.
+            CrashRow: at a ``Crash`` that was never read before.
         """
         del wall
         while not (indexes := self._readable(limits)):

@@ -59,7 +59,7 @@ class CollectSink(memory.Sink):
 
     @property
     def rows(self) -> list[Row]:
-        """Published rows, in the order of checkpoints; those of one checkpoint sorted, see :func:`in_order`."""
+        """Published rows, in the order of checkpoints; those of one checkpoint sorted, see ``in_order``."""
         return [row for epoch in self.epochs for row in epoch]
 
     @property

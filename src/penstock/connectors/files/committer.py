@@ -108,9 +108,9 @@ class FilesCommitter:
         """Make sure that no commit can publish the files. ``ALREADY_DONE``: a commit had begun, and was completed.
 
         Raises:
-            SinkIdentityConflict: a half-published epoch cannot be completed, as for :meth:`commit`.
-            CommitFailed: see :meth:`commit`.
-            StateDirectoryRefused: see :meth:`commit`.
+            SinkIdentityConflict: a half-published epoch cannot be completed, as for ``commit``.
+            CommitFailed: see ``commit``.
+            StateDirectoryRefused: see ``commit``.
         """
         moves = _moves(item)
         if not moves:

@@ -56,7 +56,7 @@ class FilesPosition:
     """How far a directory was read.
 
     Attributes:
-        done: files that were read wholly, without those that :func:`reconcile` has forgotten.
+        done: files that were read wholly, without those that ``reconcile`` has forgotten.
         gone: those of them that were not in the last listing.
         partial: the file that is read in cuts: ``start`` is the next byte, ``end`` its size.
         remaining: of a bounded source, the unread files of its first listing; otherwise ``None``.
@@ -372,7 +372,7 @@ def encode(position: FilesPosition) -> Position:
 
 
 def decode(position: Position) -> FilesPosition:
-    """The inverse of :func:`encode`.
+    """The inverse of ``encode``.
 
     Raises:
         StateIncompatible: another kind of source wrote the position, or this version cannot read it.

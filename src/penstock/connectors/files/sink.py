@@ -43,7 +43,7 @@ _LARGE_FILE: Final = 4 * 1024 * 1024
 
 
 class FilesWriter(StagingWriter):
-    """Stages batches and turns an epoch of them into files. Made by :meth:`Sink.writer`."""
+    """Stages batches and turns an epoch of them into files. Made by ``Sink.writer``."""
 
     def __init__(self, sink: Sink, context: SinkContext) -> None:
         refuse_another_log(sink.target, context.log_id, context.uid)

@@ -194,7 +194,7 @@ _PAUSE_PER_FILE: Final = 20
 
 
 class FilesReader:
-    """Reads a directory from a position on. Made by :meth:`Source.open`."""
+    """Reads a directory from a position on. Made by ``Source.open``."""
 
     def __init__(self, source: Source, context: SourceContext, position: FilesPosition) -> None:
         self._source = source

@@ -206,7 +206,7 @@ class ChainedFuture(Generic[T]):
 
     Args:
         steps: yields the futures to wait for, and returns the answer.
-        translate: makes a :class:`ConnectorError` of what the client raised.
+        translate: makes a ``ConnectorError`` of what the client raised.
         poll_client: called by each poll, for clients that need it; returns an error if no answer will come.
     """
 
@@ -308,7 +308,7 @@ _MEANINGS: Final[tuple[tuple[frozenset[str], type[ConnectorError], str], ...]] =
 
 
 class FetchFailed(Exception):
-    """A range cannot be read. :func:`explain` finds the details in its text, also in that of another process."""
+    """A range cannot be read. ``explain`` finds the details in its text, also in that of another process."""
 
     def __init__(self, details: Mapping[str, object]) -> None:
         super().__init__(MARK + json.dumps(details))
@@ -416,7 +416,7 @@ class ClientLog:
             self._refusals += is_refusal(error.name())
 
     def on_reported_error(self, error: ClientError) -> None:
-        """Take an error of the client that is polled all the time, which :meth:`take_errors` returns too."""
+        """Take an error of the client that is polled all the time, which ``take_errors`` returns too."""
         self.on_error(error)
         self._errors.append(error)
 

@@ -116,7 +116,7 @@ class KafkaConfig:
         return "partition" if self.has_one_topic else TOPIC_PARTITION
 
     def partition_name(self, at: TopicPartition) -> str:
-        """The value of :attr:`partition_column` for a partition, as text."""
+        """The value of ``partition_column`` for a partition, as text."""
         return str(at.partition) if self.has_one_topic else str(at)
 
     def subscribes(self, topic: str) -> bool:

@@ -1,6 +1,6 @@
 """What a Kafka reader watches between batches: new partitions, lost offsets, lag, stalls, outages.
 
-:class:`TopicMonitor` sends requests and looks for their answers at each poll, so none of them delays a batch.
+``TopicMonitor`` sends requests and looks for their answers at each poll, so none of them delays a batch.
 """
 
 from __future__ import annotations

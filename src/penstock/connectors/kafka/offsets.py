@@ -137,7 +137,7 @@ def _of_topic(offsets: Offsets, topic: str) -> dict[str, Json]:
 
 
 def decode(position: Position) -> KafkaPosition:
-    """The inverse of :func:`encode`.
+    """The inverse of ``encode``.
 
     Fields that this version does not know are ignored: a field that must not be ignored needs another kind.
 
@@ -313,7 +313,7 @@ def resolve_start(
     """The position of a source that has read nothing: an offset for every partition.
 
     Given and committed offsets are taken as they are. Whether they can be read is checked by
-    :func:`~penstock.connectors.kafka.planning.reconcile`, as for any position.
+    ``reconcile``, as for any position.
 
     Args:
         start: where to begin.

@@ -38,7 +38,7 @@ class LossReason(str, Enum):
 
 
 TRANSIENT_REASONS: Final = frozenset({LossReason.TOPIC_GONE, LossReason.PARTITION_GONE, LossReason.TRUNCATED})
-"""Losses that a broker may report for a moment in error, see :class:`AbsenceFilter`."""
+"""Losses that a broker may report for a moment in error, see ``AbsenceFilter``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class LostOffsets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicChanges:
-    """What :func:`reconcile` found.
+    """What ``reconcile`` found.
 
     Attributes:
         position: the position with the new partitions added. Lost partitions keep their offsets.
@@ -198,7 +198,7 @@ _REMEDIES: Final = {
 
 @dataclass(slots=True)
 class AbsenceFilter:
-    """Accepts losses of :data:`TRANSIENT_REASONS` only after they were reported for a while.
+    """Accepts losses of ``TRANSIENT_REASONS`` only after they were reported for a while.
 
     Brokers that have just started do not know all topics for a moment, nor that all records of a partition are stable.
 

@@ -203,10 +203,10 @@ _WAIT_SECONDS: Final = 0.005
 
 
 class KafkaReader:
-    """Reads a source's topics from a position on. Made by :meth:`Source.open`.
+    """Reads a source's topics from a position on. Made by ``Source.open``.
 
     Raises:
-        ConnectorError: the topics cannot be read; :meth:`Source.open` says why.
+        ConnectorError: the topics cannot be read; ``Source.open`` says why.
     """
 
     def __init__(

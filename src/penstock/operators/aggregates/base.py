@@ -52,7 +52,7 @@ def _only(columns: Sequence[Column], _order: Column) -> Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Aggregate:
-    """What to compute over the rows of a key and window. Made by the functions of ``ps.agg``, named by :meth:`alias`.
+    """What to compute over the rows of a key and window. Made by the functions of ``ps.agg``, named by ``alias``.
 
     Attributes:
         function: its name, for people.
@@ -100,7 +100,7 @@ class Aggregate:
 
     @property
     def label(self) -> str:
-        """The result column's name: by :meth:`alias`, else from the function and the columns (``sum_amount``).
+        """The result column's name: by ``alias``, else from the function and the columns (``sum_amount``).
 
         Raises:
             GraphError: an expression has no name of its own.

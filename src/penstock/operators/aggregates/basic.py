@@ -183,7 +183,7 @@ def stddev_pop(of: str | Column) -> Aggregate:
 
 
 def variance(of: str | Column) -> Aggregate:
-    """Sample variance (n - 1) of the values that are not NULL, as DOUBLE: Spark's ``var_samp``; see :func:`stddev`.
+    """Sample variance (n - 1) of the values that are not NULL, as DOUBLE: Spark's ``var_samp``; see ``stddev``.
 
     >>> variance("latency").label
     'variance_latency'

@@ -52,7 +52,7 @@ def custom(
 
     Args:
         name: of the function, for people, and in the name of the result: ``weighted_mean_price_amount``.
-        of: the inputs, columns' names or SQL, or Columns. With :meth:`Aggregate.where`, all of them are NULL in rows
+        of: the inputs, columns' names or SQL, or Columns. With ``Aggregate.where``, all of them are NULL in rows
             that do not match.
         partial: by name of the part; takes the inputs in their order and gives an aggregate, such as ``F.sum(x)``.
         merge: by name of the part; takes the partials and gives an aggregate over them.

@@ -29,7 +29,7 @@ def count_distinct(of: str | Column, *more: str | Column) -> Aggregate:
 
     As Spark's ``count(DISTINCT …)``: NULL is not counted, nor is a combination that has one; all NaN are one value,
     -0.0 is 0.0, and collated strings are equal as their collation says. State holds every distinct value of a window:
-    for many of them take :func:`approx_count_distinct`.
+    for many of them take ``approx_count_distinct``.
 
     >>> count_distinct("user", "device").label
     'count_distinct_user_device'
@@ -64,7 +64,7 @@ def count_distinct(of: str | Column, *more: str | Column) -> Aggregate:
 def approx_count_distinct(of: str | Column, *more: str | Column, rsd: float = 0.02) -> Aggregate:
     """Number of distinct values, estimated, as LONG; of several columns, of distinct combinations.
 
-    What counts as distinct is as in :func:`count_distinct`. State is a HyperLogLog sketch of at most some kilobytes,
+    What counts as distinct is as in ``count_distinct``. State is a HyperLogLog sketch of at most some kilobytes,
     however many values there are: 4 KB at the default. A few values are counted exactly, or nearly so.
 
     Args:
@@ -287,7 +287,7 @@ def percentile(of: str | Column, p: float | Sequence[float]) -> Aggregate:
     """The exact percentile of the values that are not NULL, interpolated, as DOUBLE: Spark's ``percentile``.
 
     NULL if there are no values. NaN is greater than every number. State holds every value of a window: for many of
-    them take :func:`approx_percentile`.
+    them take ``approx_percentile``.
 
     Args:
         of: a number: a column's name or SQL, or a Column.

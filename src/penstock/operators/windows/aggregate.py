@@ -69,7 +69,7 @@ class WindowAggregate:
 
     @property
     def kind(self) -> str:
-        """The format of its state: see :class:`penstock.state.layers.LayerFormat`."""
+        """The format of its state: see ``penstock.state.layers.LayerFormat``."""
         from penstock.operators.windows import counts, sessions
         from penstock.state import layers
 
@@ -119,7 +119,7 @@ class WindowAggregate:
         """What it does to frames, and the format of its layers. Spark analyses the step; no job runs.
 
         Raises:
-            GraphError: as :meth:`ports`.
+            GraphError: as ``ports``.
         """
         from penstock.operators.windows.counts import ROWS_OF_WINDOW, make_count_frames
         from penstock.operators.windows.frames import make_frames

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CountWindow:
-    """Windows of a number of rows of a key, which end when they are full; see :class:`Window`.
+    """Windows of a number of rows of a key, which end when they are full; see ``Window``.
 
     Attributes:
         size: how many rows.
         is_running: one window for all time, which is sent every ``size`` rows and keeps its rows.
-        is_processing: see :attr:`Window.is_processing`: rows have no event time, only an order of arrival.
+        is_processing: see ``Window.is_processing``: rows have no event time, only an order of arrival.
     """
 
     size: int
@@ -56,20 +56,20 @@ class CountWindow:
         return f"(CASE WHEN {micros} = {MAX_WATERMARK}L THEN {micros} ELSE {micros} + 1L END)"
 
     def due(self, after: int, until: int) -> DueWindows | None:
-        """See :meth:`Window.due`: windows that are not full end at the end of time."""
+        """See ``Window.due``: windows that are not full end at the end of time."""
         return DueWindows(after + 1, until, (MIN_WATERMARK, until)) if after < until == MAX_WATERMARK else None
 
     def dead(self, closed: int) -> int:
-        """See :meth:`Window.dead`."""
+        """See ``Window.dead``."""
         return closed if closed == MAX_WATERMARK else MIN_WATERMARK
 
     def after(self, moment: int) -> int:
-        """See :meth:`Window.after`."""
+        """See ``Window.after``."""
         del moment
         return MAX_WATERMARK
 
     def describe(self) -> str:
-        """See :meth:`Window.describe`."""
+        """See ``Window.describe``."""
         return f"{'all time, ' if self.is_running else ''}every {self.size} rows"
 
 
@@ -83,10 +83,10 @@ LAST: Final = 253_402_300_799_999_999
 
 @dataclass(frozen=True, slots=True)
 class GlobalWindow:
-    """One window for all rows, which ends when its input does; see :class:`PanedWindow`.
+    """One window for all rows, which ends when its input does; see ``PanedWindow``.
 
     Attributes:
-        is_processing: see :attr:`Window.is_processing`: rows have no event time, only an order of arrival.
+        is_processing: see ``Window.is_processing``: rows have no event time, only an order of arrival.
     """
 
     is_processing: bool = False
@@ -102,20 +102,20 @@ class GlobalWindow:
         return False
 
     def pane(self, micros: str) -> str:
-        """See :meth:`Window.pane`. A row without a time is in it too."""
+        """See ``Window.pane``. A row without a time is in it too."""
         del micros
         return f"{LAST}L"
 
     def pane_start(self, pane: str) -> str:
-        """See :meth:`PanedWindow.pane_start`."""
+        """See ``PanedWindow.pane_start``."""
         return f"({pane} - {LAST - FIRST}L)"
 
     def windows(self, pane: str, first: str, last: str) -> str:
-        """See :meth:`PanedWindow.windows`."""
+        """See ``PanedWindow.windows``."""
         return f"CASE WHEN {pane} BETWEEN {first} AND {last} THEN array(struct({FIRST}L AS start, {LAST}L AS end)) END"
 
     def due(self, after: int, until: int) -> DueWindows | None:
-        """See :meth:`Window.due`: at the end of time, and not before.
+        """See ``Window.due``: at the end of time, and not before.
 
         >>> GlobalWindow().due(0, 2**62) is None
         True
@@ -123,16 +123,16 @@ class GlobalWindow:
         return DueWindows(LAST, LAST, (LAST, LAST)) if after < until == MAX_WATERMARK else None
 
     def dead(self, closed: int) -> int:
-        """See :meth:`Window.dead`."""
+        """See ``Window.dead``."""
         return closed if closed == MAX_WATERMARK else MIN_WATERMARK
 
     def after(self, moment: int) -> int:
-        """See :meth:`Window.after`."""
+        """See ``Window.after``."""
         del moment
         return MAX_WATERMARK
 
     def describe(self) -> str:
-        """See :meth:`Window.describe`."""
+        """See ``Window.describe``."""
         return "all time"
 
 
@@ -147,13 +147,13 @@ _SECOND: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class SessionWindow:
-    """Sessions, which end when no row has come for a gap; see :class:`penstock.operators.windows.panes.Window`.
+    """Sessions, which end when no row has come for a gap; see ``penstock.operators.windows.panes.Window``.
 
     Attributes:
         gap: in microseconds, at least 1; ``None`` if each row has its own.
         by: SQL for each row's own gap, an INTERVAL DAY TO SECOND.
-        lateness: see :attr:`Window.lateness`.
-        is_processing: see :attr:`Window.is_processing`.
+        lateness: see ``Window.lateness``.
+        is_processing: see ``Window.is_processing``.
     """
 
     gap: int | None = None
@@ -181,7 +181,7 @@ class SessionWindow:
         return f"(CASE WHEN {micros} IS NOT NULL AND {gap} > 0 THEN coalesce(try_add({micros}, {gap}), {last}) END)"
 
     def due(self, after: int, until: int) -> DueWindows | None:
-        """See :meth:`Window.due`. Later panes count too: a session may go on with rows that end later.
+        """See ``Window.due``. Later panes count too: a session may go on with rows that end later.
 
         >>> SessionWindow(gap=10).due(5, 20).panes == (6, MAX_WATERMARK)
         True
@@ -189,7 +189,7 @@ class SessionWindow:
         return DueWindows(after + 1, until, (after + 1, MAX_WATERMARK)) if until > after else None
 
     def dead(self, closed: int) -> int:
-        """See :meth:`Window.dead`."""
+        """See ``Window.dead``."""
         return closed
 
     def after(self, moment: int) -> int:
@@ -211,7 +211,7 @@ class SessionWindow:
         return max(floor(watermark - 1, self.grid, 0), MIN_WATERMARK)
 
     def describe(self) -> str:
-        """See :meth:`Window.describe`."""
+        """See ``Window.describe``."""
         time = " of processing time" if self.is_processing else ""
         gap = f"by {self.by}" if self.gap is None else f"with a gap of {format_duration(self.gap)}"
         return f"sessions {gap}{time}"
@@ -275,12 +275,12 @@ def sliding(
     Args:
         size: for example ``"10 minutes"``.
         slide: for example ``"1 minute"``; not longer than ``size``.
-        offset: see :func:`tumbling`.
-        timezone: see :func:`tumbling`; ``slide`` is then a whole number of hours too.
-        allowed_lateness: see :func:`tumbling`.
+        offset: see ``tumbling``.
+        timezone: see ``tumbling``; ``slide`` is then a whole number of hours too.
+        allowed_lateness: see ``tumbling``.
 
     Raises:
-        GraphError: as for :func:`tumbling`, or ``slide`` is longer than ``size``: rows would be in no window.
+        GraphError: as for ``tumbling``, or ``slide`` is longer than ``size``: rows would be in no window.
 
     >>> sliding("10 minutes", "1 minute").describe()
     'sliding 10 minutes every 1 minute'
@@ -305,12 +305,12 @@ def cumulative(
     Args:
         step: for example ``"1 hour"``.
         size: for example ``"1 day"``; a multiple of ``step``.
-        offset: see :func:`tumbling`.
-        timezone: see :func:`tumbling`; ``step`` is then a whole number of hours too.
-        allowed_lateness: see :func:`tumbling`.
+        offset: see ``tumbling``.
+        timezone: see ``tumbling``; ``step`` is then a whole number of hours too.
+        allowed_lateness: see ``tumbling``.
 
     Raises:
-        GraphError: as for :func:`tumbling`, or ``size`` is no multiple of ``step``.
+        GraphError: as for ``tumbling``, or ``size`` is no multiple of ``step``.
 
     >>> cumulative("1 hour", "1 day").describe()
     'cumulative 1 hour up to 1 day'
@@ -395,7 +395,7 @@ def global_window(*, every_rows: int | None = None) -> Window:
     Args:
         every_rows: send a result of a key after every ``every_rows`` rows of it, over all its rows so far: Flink's
             ``CountTrigger`` on ``GlobalWindows``. Rows of a key count in order of their event time within a batch, as
-            in :func:`count_window`, so the results do not depend on where batches are cut if rows come in order. At
+            in ``count_window``, so the results do not depend on where batches are cut if rows come in order. At
             the end of the input, keys that have had rows since their last result are sent.
 
     Raises:

@@ -70,7 +70,7 @@ class CountFormat(IntervalFormat):
         return frame.where(f"{_COUNT} < {self.size}L")
 
     def merged(self, frame: DataFrame, *more: Column, by: tuple[str, ...] = ()) -> DataFrame:
-        """One row for each key. See :meth:`LayerFormat.merged`."""
+        """One row for each key. See ``LayerFormat.merged``."""
         together = frame.selectExpr("*", f"pmod(hash({WINDOW_END}), 1) AS {_INDEX}")
         return self.joined(together, *more, by=(_INDEX, *by)).drop(_INDEX)
 
@@ -89,7 +89,7 @@ class RunningFormat(CountFormat):
     """
 
     def kept(self, windows: DataFrame) -> DataFrame:
-        """As :meth:`CountFormat.kept`, each part counted into all windows from its own on, the last one not due.
+        """As ``CountFormat.kept``, each part counted into all windows from its own on, the last one not due.
 
         It counts by blocks of windows, so that the work does not grow as the square of the windows that a batch fills:
         a part goes into the windows of its own block, and into the first one of each later block, which passes it on.
@@ -124,7 +124,7 @@ class RunningFormat(CountFormat):
         return self.between(frame, MIN_WATERMARK).where(f"{_COUNT} % {self.size}L <> 0")
 
     def figure(self) -> Column:
-        """See :meth:`CountFormat.figure`."""
+        """See ``CountFormat.figure``."""
         from pyspark.sql import functions as F
 
         return F.expr(f"count_if({_DUE})").alias("full")
@@ -178,7 +178,7 @@ class CountFrames(WindowFrames):
 def make_count_frames(
     step: WindowedStep, window: CountWindow, *, uid: str, schema: StructType, session: SparkSession, partitions: int
 ) -> CountFrames:
-    """As :func:`make_frames`, for a step whose last aggregate is :data:`ROWS_OF_WINDOW`."""
+    """As ``make_frames``, for a step whose last aggregate is ``ROWS_OF_WINDOW``."""
     frames = make_frames(step, uid=uid, schema=schema, session=session, partitions=partitions)
     values = {field.name: getattr(frames, field.name) for field in fields(frames)}
     layers = {field.name: getattr(frames.layers_format, field.name) for field in fields(frames.layers_format)}
@@ -231,7 +231,7 @@ class CountEmitter(WindowEmitter):
 
 
 class CountOperator(WindowOperator):
-    """See :class:`penstock.interfaces.operator.Operator`. Counters are those of :class:`WindowOperator`."""
+    """See ``penstock.interfaces.operator.Operator``. Counters are those of ``WindowOperator``."""
 
     _frames: CountFrames
     _emitter: CountEmitter

@@ -15,7 +15,7 @@ MIN_EMIT_INTERVAL: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class EmitStrategy:
-    """What is sent, and when. Made by :func:`emit_strategy`.
+    """What is sent, and when. Made by ``emit_strategy``.
 
     Attributes:
         updates: changes are sent, as rows with ``_change``; else whole results.

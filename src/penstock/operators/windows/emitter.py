@@ -98,7 +98,7 @@ class WindowEmitter:
         """The horizon of a batch: its rows are late if their panes end at or before this.
 
         Args:
-            watermark: of the batch. After a restore, :meth:`advance` may not have been called with it yet.
+            watermark: of the batch. After a restore, ``advance`` may not have been called with it yet.
         """
         closed = max(self._closed, closed_until(watermark, self._window.lateness))
         return max(self._stack.horizon, self._window.dead(closed))

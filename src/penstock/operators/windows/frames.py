@@ -135,7 +135,7 @@ def explain_analysis(make: Callable[[], DataFrame], what: str, schema: StructTyp
 # Flagged rows have two more columns, the end of their pane and their timeliness.
 
 TIMELINESS: Final = f"{INTERNAL}code"
-"""Column of flagged rows: :data:`ROW_ON_TIME`, :data:`ROW_LATE` or :data:`ROW_WITHOUT_TIME`."""
+"""Column of flagged rows: ``ROW_ON_TIME``, ``ROW_LATE`` or ``ROW_WITHOUT_TIME``."""
 PANE: Final = f"{INTERNAL}pane"
 """Column of flagged rows: the end of a row's pane."""
 ROW_ON_TIME, ROW_LATE, ROW_WITHOUT_TIME = 0, 1, 2
@@ -150,9 +150,9 @@ class WantedFigures(NamedTuple):
     """Figures wanted of a batch, in addition to the numbers of rows ``on_time``, ``late`` and ``missing`` a time.
 
     Attributes:
-        late_by: the column with a row's source partition, and the partitions' names, for :data:`BY_PARTITION`.
-        key_partitions: the number of partitions of which the largest is counted, for :data:`LARGEST_PARTITION`.
-        bounds: whether the least and the greatest end of panes of rows on time are wanted: :data:`FIRST`, :data:`LAST`.
+        late_by: the column with a row's source partition, and the partitions' names, for ``BY_PARTITION``.
+        key_partitions: the number of partitions of which the largest is counted, for ``LARGEST_PARTITION``.
+        bounds: whether the least and the greatest end of panes of rows on time are wanted: ``FIRST``, ``LAST``.
     """
 
     late_by: tuple[str, tuple[str, ...]] | None = None
@@ -287,7 +287,7 @@ class WindowFrames:
 
 
 class WindowedStep(Protocol):
-    """The description that frames are made of; see :class:`penstock.operators.windows.aggregate.WindowAggregate`."""
+    """The description that frames are made of; see ``penstock.operators.windows.aggregate.WindowAggregate``."""
 
     @property
     def keys(self) -> tuple[tuple[str, str | Column], ...]:
@@ -393,7 +393,7 @@ def _window_columns(window: Window) -> tuple[Column, Column]:
 def _rows(
     ended: DataFrame, inputs: Sequence[Column], keys: Sequence[tuple[str, str | Column]], schema: StructType
 ) -> DataFrame:
-    """Keys and inputs of aggregates, over a frame with :data:`PANE`. Refuses keys that cannot be grouped by."""
+    """Keys and inputs of aggregates, over a frame with ``PANE``. Refuses keys that cannot be grouped by."""
     rows = explain_analysis(lambda: ended.select(*inputs), "keys and aggregates", schema)
     check_keys({name: rows.schema[_key(place)].dataType for place, (name, _) in enumerate(keys)})
     return rows

@@ -61,7 +61,7 @@ class LayerQueries:
         self._is_volatile = self._has_volatile_inputs()
 
     def with_timeliness(self, frame: DataFrame, *, horizon: int, mark: int, arrival: int | None) -> JavaObject:
-        """The plan of a batch's flagged rows: see :meth:`WindowFrames.with_timeliness`."""
+        """The plan of a batch's flagged rows: see ``WindowFrames.with_timeliness``."""
         below = logical_plan(frame)
         if not self._preparer.fits(self._flagged, below):
             msg = f"A batch has the columns {frame.schema.simpleString()}, not those that the step before it declared."
@@ -81,7 +81,7 @@ class LayerQueries:
         return figures_of(wanted, self._frames.plain_keys, self._flagged.schema)
 
     def partial(self, flagged: JavaObject, *, pre_aggregate: bool) -> tuple[DataFrame, ObservedMetrics]:
-        """The rows of a batch's layer (:meth:`WindowFrames.partial`), and metrics that will have their statistics."""
+        """The rows of a batch's layer (``WindowFrames.partial``), and metrics that will have their statistics."""
         if self._is_volatile:
             frame = self._frames.partial(self.frame(flagged), pre_aggregate=pre_aggregate)
             spec = observe_columns(frame, "layer", self._stats())
@@ -179,7 +179,7 @@ class PreAggregation:
 
     @property
     def is_small(self) -> bool:
-        """Whether the last batch had fewer than :data:`MIN_ROWS` rows, so that its number of groups did not matter."""
+        """Whether the last batch had fewer than ``MIN_ROWS`` rows, so that its number of groups did not matter."""
         return not self._is_large
 
     @property
@@ -235,7 +235,7 @@ class LateRowReport:
         Args:
             task: uid of the step.
             late: number of late rows in all partitions.
-            figure: the observed value of :data:`BY_PARTITION`, if it was observed.
+            figure: the observed value of ``BY_PARTITION``, if it was observed.
         """
         partitions = self._partitions
         if partitions is None or not late:
@@ -251,14 +251,14 @@ class BatchIntake:
 
     Args:
         batch: the batch.
-        flagged: plan of its flagged rows, see :meth:`WindowFrames.with_timeliness`.
+        flagged: plan of its flagged rows, see ``WindowFrames.with_timeliness``.
         queries: the plans of the step.
         pre_aggregation: is told the numbers of rows and groups.
-        bounds: whether to observe the ends of its panes too, which :meth:`stats` needs.
+        bounds: whether to observe the ends of its panes too, which ``stats`` needs.
 
     Attributes:
         observed: plan of the same rows, to make a layer of. The first job over it observes the figures.
-        late: number of rows that are late or without an event time, after :meth:`finish`.
+        late: number of rows that are late or without an event time, after ``finish``.
         missing: number of those without an event time.
     """
 
@@ -284,7 +284,7 @@ class BatchIntake:
         self.late = self.missing = 0
 
     def finish(self, groups: int) -> None:
-        """Take in the figures, after a job has run over all of :attr:`observed`.
+        """Take in the figures, after a job has run over all of ``observed``.
 
         Args:
             groups: number of groups of the rows that are on time.
@@ -309,7 +309,7 @@ class BatchIntake:
                 context.count(name, rows)
 
     def stats(self) -> Mapping[str, Any] | None:
-        """The statistics of the batch's layer, or bounds of them: see :data:`STATS`.
+        """The statistics of the batch's layer, or bounds of them: see ``STATS``.
 
         ``None`` if the observation is lost. Then compute them from the layer: its rows are cached, the batch's are not.
         """

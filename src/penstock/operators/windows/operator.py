@@ -42,7 +42,7 @@ _MARKS: Final = itertools.count(1)
 
 
 class WindowOperator:
-    """See :class:`penstock.interfaces.operator.Operator`. Made by :meth:`WindowAggregate.open`.
+    """See ``penstock.interfaces.operator.Operator``. Made by ``WindowAggregate.open``.
 
     Jobs: one for each batch, or none if the job of its results makes the layer too; none to send results, whose
     consumer runs them; merging, writing and loading layers in the background. Two cases need more jobs in the data
@@ -125,7 +125,7 @@ class WindowOperator:
         """Send the windows that end at or before ``watermark`` and were not sent before; no job.
 
         In processing time only the last watermark counts. Sessions are merged first, in a job, and sent only as far as
-        is returned: see :class:`penstock.operators.windows.sessions.SessionEmitter`.
+        is returned: see ``penstock.operators.windows.sessions.SessionEmitter``.
         """
         self._emit = emit
         if not self._frames.window.is_processing or watermark == MAX_WATERMARK:

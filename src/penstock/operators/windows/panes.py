@@ -21,7 +21,7 @@ class DueWindows:
     """Windows that end within a stretch of time, and the panes they consist of.
 
     Attributes:
-        first: end of the first window, as :meth:`Window.windows` takes it.
+        first: end of the first window, as ``Window.windows`` takes it.
         last: end of the last window, likewise.
         panes: least and greatest end of the panes of these windows, in microseconds since the epoch.
     """
@@ -35,7 +35,7 @@ class Window(Protocol):
     """Assigns event times to windows. Times are microseconds since the epoch; a start belongs to a window, its end not.
 
     Where rows decide when a window begins (sessions, count windows), state keeps a row's own stretch of time in the
-    place of a pane; all others are :class:`PanedWindow`.
+    place of a pane; all others are ``PanedWindow``.
     """
 
     @property
@@ -85,7 +85,7 @@ class PanedWindow(Window, Protocol):
     def windows(self, pane: str, first: str, last: str) -> str:
         """SQL for the windows of a pane: an array of structs of two BIGINT, start and end; NULL if there are none.
 
-        Only windows from ``first`` to ``last`` (SQL for the values of a :class:`DueWindows`).
+        Only windows from ``first`` to ``last`` (SQL for the values of a ``DueWindows``).
         """
         ...
 
@@ -121,8 +121,8 @@ class TumblingWindow:
     Attributes:
         size: length in microseconds, at least 1.
         offset: where a window begins, in microseconds after the epoch; from 0 up to below ``size``.
-        lateness: see :attr:`Window.lateness`.
-        is_processing: see :attr:`Window.is_processing`.
+        lateness: see ``Window.lateness``.
+        is_processing: see ``Window.is_processing``.
     """
 
     size: int
@@ -141,23 +141,23 @@ class TumblingWindow:
         return self.size
 
     def pane(self, micros: str) -> str:
-        """See :meth:`Window.pane`."""
+        """See ``Window.pane``."""
         return within(micros, self.bound(micros))
 
     def bound(self, micros: str) -> str:
-        """See :meth:`FixedWindow.bound`."""
+        """See ``FixedWindow.bound``."""
         return _next(micros, self.size, self.offset)
 
     def pane_start(self, pane: str) -> str:
-        """See :meth:`PanedWindow.pane_start`."""
+        """See ``PanedWindow.pane_start``."""
         return f"({pane} - {self.size}L)"
 
     def windows(self, pane: str, first: str, last: str) -> str:
-        """See :meth:`PanedWindow.windows`."""
+        """See ``PanedWindow.windows``."""
         return _ends(f"greatest({pane}, {first})", f"least({pane}, {last})", self.size, f"end - {self.size}L")
 
     def due(self, after: int, until: int) -> DueWindows | None:
-        """See :meth:`Window.due`. The least and greatest watermark are no special case: ``int`` does not overflow.
+        """See ``Window.due``. The least and greatest watermark are no special case: ``int`` does not overflow.
 
         >>> TumblingWindow(size=10).due(-11, 20)
         DueWindows(first=-10, last=20, panes=(-10, 20))
@@ -168,15 +168,15 @@ class TumblingWindow:
         return DueWindows(first, last, (first, last)) if first <= last else None
 
     def dead(self, closed: int) -> int:
-        """See :meth:`Window.dead`."""
+        """See ``Window.dead``."""
         return max(floor(closed, self.size, self.offset), MIN_WATERMARK)
 
     def after(self, moment: int) -> int:
-        """See :meth:`Window.after`."""
+        """See ``Window.after``."""
         return floor(moment, self.size, self.offset) + self.size
 
     def describe(self) -> str:
-        """See :meth:`Window.describe`."""
+        """See ``Window.describe``."""
         time = " of processing time" if self.is_processing else ""
         return f"tumbling {format_duration(self.size)}{time}{_shift(self.offset)}"
 
@@ -191,7 +191,7 @@ class SlidingWindow:
         size: length in microseconds, at least ``slide``.
         slide: from one beginning to the next.
         offset: where some window begins, in microseconds after the epoch; from 0 up to below ``slide``.
-        lateness: see :attr:`Window.lateness`.
+        lateness: see ``Window.lateness``.
     """
 
     size: int
@@ -215,19 +215,19 @@ class SlidingWindow:
         return gcd(self.size, self.slide)
 
     def pane(self, micros: str) -> str:
-        """See :meth:`Window.pane`."""
+        """See ``Window.pane``."""
         return within(micros, self.bound(micros))
 
     def bound(self, micros: str) -> str:
-        """See :meth:`FixedWindow.bound`."""
+        """See ``FixedWindow.bound``."""
         return _next(micros, self.step, self.offset % self.step)
 
     def pane_start(self, pane: str) -> str:
-        """See :meth:`PanedWindow.pane_start`."""
+        """See ``PanedWindow.pane_start``."""
         return f"({pane} - {self.step}L)"
 
     def windows(self, pane: str, first: str, last: str) -> str:
-        """See :meth:`PanedWindow.windows`."""
+        """See ``PanedWindow.windows``."""
         shift = self.offset + self.size
         greatest = f"({pane} + {self.size - self.step}L)"
         lowest = f"greatest({pane} + pmod({shift}L - {pane}, {self.slide}L), {first})"
@@ -235,7 +235,7 @@ class SlidingWindow:
         return _ends(lowest, highest, self.slide, f"end - {self.size}L")
 
     def due(self, after: int, until: int) -> DueWindows | None:
-        """See :meth:`Window.due`.
+        """See ``Window.due``.
 
         >>> SlidingWindow(size=15, slide=10).due(14, 26)
         DueWindows(first=15, last=25, panes=(5, 25))
@@ -245,7 +245,7 @@ class SlidingWindow:
         return DueWindows(first, last, panes) if first <= last else None
 
     def dead(self, closed: int) -> int:
-        """See :meth:`Window.dead`: the next window that is not closed begins there.
+        """See ``Window.dead``: the next window that is not closed begins there.
 
         >>> SlidingWindow(size=15, slide=10).dead(14), SlidingWindow(size=15, slide=10).dead(15)
         (0, 10)
@@ -253,11 +253,11 @@ class SlidingWindow:
         return max(self._last_end(closed) + self.slide - self.size, MIN_WATERMARK)
 
     def after(self, moment: int) -> int:
-        """See :meth:`Window.after`."""
+        """See ``Window.after``."""
         return self._last_end(moment) + self.slide
 
     def describe(self) -> str:
-        """See :meth:`Window.describe`."""
+        """See ``Window.describe``."""
         return f"sliding {format_duration(self.size)} every {format_duration(self.slide)}{_shift(self.offset)}"
 
     def _last_end(self, micros: int) -> int:
@@ -272,7 +272,7 @@ class CumulativeWindow:
         step: length of the first window, and of a pane.
         size: length of the last window, a multiple of ``step``.
         offset: where windows begin, in microseconds after the epoch; from 0 up to below ``size``.
-        lateness: see :attr:`Window.lateness`.
+        lateness: see ``Window.lateness``.
     """
 
     step: int
@@ -291,25 +291,25 @@ class CumulativeWindow:
         return False
 
     def pane(self, micros: str) -> str:
-        """See :meth:`Window.pane`."""
+        """See ``Window.pane``."""
         return within(micros, self.bound(micros))
 
     def bound(self, micros: str) -> str:
-        """See :meth:`FixedWindow.bound`."""
+        """See ``FixedWindow.bound``."""
         return _next(micros, self.step, self.offset % self.step)
 
     def pane_start(self, pane: str) -> str:
-        """See :meth:`PanedWindow.pane_start`."""
+        """See ``PanedWindow.pane_start``."""
         return f"({pane} - {self.step}L)"
 
     def windows(self, pane: str, first: str, last: str) -> str:
-        """See :meth:`PanedWindow.windows`."""
+        """See ``PanedWindow.windows``."""
         begin = f"({pane} - 1L - pmod({pane} - 1L - {self.offset}L, {self.size}L))"
         lowest, highest = f"greatest({pane}, {first})", f"least({begin} + {self.size}L, {last})"
         return _ends(lowest, highest, self.step, begin)
 
     def due(self, after: int, until: int) -> DueWindows | None:
-        """See :meth:`Window.due`.
+        """See ``Window.due``.
 
         >>> CumulativeWindow(step=10, size=30).due(40, 50)
         DueWindows(first=50, last=50, panes=(40, 50))
@@ -319,7 +319,7 @@ class CumulativeWindow:
         return DueWindows(first, last, panes) if first <= last else None
 
     def dead(self, closed: int) -> int:
-        """See :meth:`Window.dead`.
+        """See ``Window.dead``.
 
         >>> CumulativeWindow(step=10, size=30).dead(59), CumulativeWindow(step=10, size=30).dead(60)
         (30, 60)
@@ -327,11 +327,11 @@ class CumulativeWindow:
         return max(floor(closed, self.size, self.offset), MIN_WATERMARK)
 
     def after(self, moment: int) -> int:
-        """See :meth:`Window.after`."""
+        """See ``Window.after``."""
         return floor(moment, self.step, self.offset % self.step) + self.step
 
     def describe(self) -> str:
-        """See :meth:`Window.describe`."""
+        """See ``Window.describe``."""
         return f"cumulative {format_duration(self.step)} up to {format_duration(self.size)}{_shift(self.offset)}"
 
 
@@ -350,7 +350,7 @@ def _next(micros: str, size: int, offset: int) -> str:
 
 
 def within(micros: str, pane: str) -> str:
-    """SQL for ``pane``, but NULL for times that are in no window: see :data:`MAX_EVENT_MICROS`."""
+    """SQL for ``pane``, but NULL for times that are in no window: see ``MAX_EVENT_MICROS``."""
     return f"(CASE WHEN {micros} BETWEEN -{MAX_EVENT_MICROS}L AND {MAX_EVENT_MICROS}L THEN {pane} END)"
 
 
@@ -396,21 +396,21 @@ class ZonedWindow:
 
     @property
     def lateness(self) -> int:
-        """See :attr:`Window.lateness`."""
+        """See ``Window.lateness``."""
         return self.local.lateness
 
     @property
     def is_processing(self) -> bool:
-        """See :attr:`Window.is_processing`."""
+        """See ``Window.is_processing``."""
         return self.local.is_processing
 
     @property
     def is_paned(self) -> bool:
-        """See :attr:`Window.is_paned`."""
+        """See ``Window.is_paned``."""
         return self.local.is_paned
 
     def pane(self, micros: str) -> str:
-        """See :meth:`Window.pane`: the first bound after the time, of those that the local time points at.
+        """See ``Window.pane``: the first bound after the time, of those that the local time points at.
 
         Clocks that were put back have passed some bounds already; those do not count again. Clocks that were put
         forward show more than a bound that they left out, whose moment is still to come.
@@ -421,12 +421,12 @@ class ZonedWindow:
         return within(micros, f"least(CASE WHEN {left_out} > {micros} THEN {left_out} END, {ends})")
 
     def pane_start(self, pane: str) -> str:
-        """See :meth:`PanedWindow.pane_start`. Clocks that were put forward have passed several bounds at one moment."""
+        """See ``PanedWindow.pane_start``. Clocks that were put forward have passed several bounds at one moment."""
         starts = self._bounds(self.local.pane_start(self._local_end(pane)), -self.local.step)
         return _first(f"< {pane}", starts)
 
     def windows(self, pane: str, first: str, last: str) -> str:
-        """See :meth:`PanedWindow.windows`. Where clocks leave hours out, windows that become the same are one."""
+        """See ``PanedWindow.windows``. Where clocks leave hours out, windows that become the same are one."""
         end = self._local_end(pane)
         before = self._before(end)
         local = f"(CASE WHEN {self._moment_sql(before)} = {pane} THEN {before} ELSE {end} END)"  # clocks jumped over it
@@ -435,7 +435,7 @@ class ZonedWindow:
         return f"array_distinct(transform({found}, w -> struct({bounds})))"
 
     def due(self, after: int, until: int) -> DueWindows | None:
-        """See :meth:`Window.due`; ``first`` and ``last`` are local.
+        """See ``Window.due``; ``first`` and ``last`` are local.
 
         >>> from penstock.operators.windows.panes import TumblingWindow
         >>> days = ZonedWindow(TumblingWindow(size=DAY), "Europe/Berlin")
@@ -450,15 +450,15 @@ class ZonedWindow:
         return DueWindows(found.first, found.last, (after + 1, until))  # whatever Spark says ends there
 
     def dead(self, closed: int) -> int:
-        """See :meth:`Window.dead`."""
+        """See ``Window.dead``."""
         return MIN_WATERMARK if closed == MIN_WATERMARK else self._moment(self.local.dead(self._bound(closed)))
 
     def after(self, moment: int) -> int:
-        """See :meth:`Window.after`."""
+        """See ``Window.after``."""
         return self._moment(self.local.after(self._bound(moment)))
 
     def describe(self) -> str:
-        """See :meth:`Window.describe`."""
+        """See ``Window.describe``."""
         return f"{self.local.describe()}, {self.zone}"
 
     def _bound(self, moment: int) -> int:

@@ -36,8 +36,8 @@ class ResultBounds(NamedTuple):
     Attributes:
         after: rows of panes that end after it …
         until: … and at or before it.
-        first: see :attr:`DueWindows.first`.
-        last: see :attr:`DueWindows.last`.
+        first: see ``DueWindows.first``.
+        last: see ``DueWindows.last``.
     """
 
     after: int
@@ -57,7 +57,7 @@ def bounds_of(due: DueWindows) -> ResultBounds:
 
 
 class PaneResults:
-    """Makes the frames that a windowed aggregate sends, out of rows of layers with the column :data:`IS_NEW`."""
+    """Makes the frames that a windowed aggregate sends, out of rows of layers with the column ``IS_NEW``."""
 
     def __init__(self, frames: WindowFrames) -> None:
         self._frames = frames
@@ -65,12 +65,12 @@ class PaneResults:
         """The format of rows in their windows; windows of one pane are what layers hold."""
 
     def finished(self, rows: DataFrame, bounds: ResultBounds) -> DataFrame:
-        """See :meth:`ResultBuilder.finished`; these rows lack the column :data:`IS_NEW`."""
+        """See ``ResultBuilder.finished``; these rows lack the column ``IS_NEW``."""
         merged = self._windows.merged(self._in_windows(rows, bounds))
         return merged.select(*self._frames.bounds, *self._frames.finishes)
 
     def changed(self, rows: DataFrame, bounds: ResultBounds, *, fired: tuple[int, int], timing: bool) -> DataFrame:
-        """See :meth:`ResultBuilder.changed`."""
+        """See ``ResultBuilder.changed``."""
         return changed_results(self._frames, self._windows, self._in_windows(rows, bounds), fired=fired, timing=timing)
 
     def changes(self, rows: DataFrame, bounds: ResultBounds) -> DataFrame:
@@ -91,7 +91,7 @@ class PaneResults:
         return self._as_changes(pairs)
 
     def _old_and_new(self, rows: DataFrame) -> DataFrame:
-        """Windows with new rows, merged, and in :data:`_OLD` the partials without the new rows; NULL if there are none.
+        """Windows with new rows, merged, and in ``_OLD`` the partials without the new rows; NULL if there are none.
 
         It is one aggregation: Spark keeps one row a window in a hash table if all partials have a fixed width.
         """
@@ -168,7 +168,7 @@ def changed_results(
 
 
 class ResultBuilder(Protocol):
-    """Makes the frames that a step sends, out of rows of layers with the column :data:`IS_NEW`."""
+    """Makes the frames that a step sends, out of rows of layers with the column ``IS_NEW``."""
 
     def finished(self, rows: DataFrame, bounds: ResultBounds) -> DataFrame:
         """The results of all windows that are due."""
@@ -192,7 +192,7 @@ class ResultQueries:
     Args:
         frames: of the step.
         preparer: of the job's session.
-        results: makes the frames; :class:`PaneResults` if not given.
+        results: makes the frames; ``PaneResults`` if not given.
     """
 
     def __init__(self, frames: WindowFrames, preparer: PlanPreparer, results: ResultBuilder | None = None) -> None:
@@ -214,7 +214,7 @@ class ResultQueries:
         return self._bound(prepared, self._union(layers), *bounds_of(due))
 
     def changed(self, layers: EmissionLayers, due: DueWindows, *, fired: tuple[int, int], timing: bool) -> DataFrame:
-        """See :meth:`ResultBuilder.changed`."""
+        """See ``ResultBuilder.changed``."""
 
         def build(rows: DataFrame, *numbers: int) -> DataFrame:
             *bounds, after, until = numbers
@@ -233,7 +233,7 @@ class ResultQueries:
         return self._bound(prepared, self._marked_rows(layers), *bounds_of(due))
 
     def _marked_rows(self, layers: EmissionLayers) -> JavaObject:
-        """The rows of an emission's layers, not merged, with the column :data:`IS_NEW`."""
+        """The rows of an emission's layers, not merged, with the column ``IS_NEW``."""
         sides = []
         for is_new, some in ((False, layers.old), (True, layers.new)):
             if some:

@@ -78,7 +78,7 @@ class SessionFormat(IntervalFormat):
     """The format of layers of sessions."""
 
     def merged(self, frame: DataFrame, *more: Column, by: tuple[str, ...] = ()) -> DataFrame:
-        """One row for each key and session. See :meth:`LayerFormat.merged`."""
+        """One row for each key and session. See ``LayerFormat.merged``."""
         found = number_sessions(frame, [quote_identifier(key) for key in self.keys], self.start, self.end)
         merged = self.joined(found, *more, by=(SESSION, *by)).drop(SESSION)
         others = [name for name in merged.columns if name not in self.schema.names]
@@ -135,12 +135,12 @@ class SessionResults:
         self._format = cast("SessionFormat", frames.layers_format)
 
     def finished(self, rows: DataFrame, bounds: ResultBounds) -> DataFrame:
-        """See :meth:`ResultBuilder.finished`; all rows are those of one layer."""
+        """See ``ResultBuilder.finished``; all rows are those of one layer."""
         found = self._format.between(rows, bounds.after, bounds.last)
         return found.select(*self._frames.bounds, *self._frames.finishes)
 
     def changed(self, rows: DataFrame, bounds: ResultBounds, *, fired: tuple[int, int], timing: bool) -> DataFrame:
-        """See :meth:`ResultBuilder.changed`."""
+        """See ``ResultBuilder.changed``."""
         found = self._format.between(rows, bounds.after)
         found = changed_results(self._frames, self._format, found, fired=fired, timing=timing)
         return found.where(f"unix_micros({WINDOW_END}) <= {variable_literal(bounds.last, column=WINDOW_END)}")
@@ -208,7 +208,7 @@ class SessionResults:
 
 
 class SessionEmitter(WindowEmitter):
-    """Decides when sessions are sent, and closes them. See :class:`penstock.operators.windows.emitter.WindowEmitter`.
+    """Decides when sessions are sent, and closes them. See ``penstock.operators.windows.emitter.WindowEmitter``.
 
     Args:
         merge: replaces all layers by one, in a job.
@@ -231,7 +231,7 @@ class SessionEmitter(WindowEmitter):
         self._merge = merge
 
     def late_before(self, watermark: int) -> int:
-        """See :meth:`WindowEmitter.late_before`. After a restore with less lateness, more sessions may be closed.
+        """See ``WindowEmitter.late_before``. After a restore with less lateness, more sessions may be closed.
 
         Closed sessions must be whole, also on disk: restored rows in several layers are merged first, in a job.
         """
