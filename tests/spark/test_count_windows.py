@@ -113,7 +113,9 @@ def test_a_checkpoint_holds_what_is_not_full_and_a_window_of_another_size_is_ref
     assert rig.checkpoint().layers == ()
     rig.sent.clear()
     rig.operator.close()
-    with pytest.raises(StateIncompatible, match="cut for windows 'every 2 rows'; the pipeline declares 'every 3 rows'"):
+    with pytest.raises(
+        StateIncompatible, match="cut for windows 'every 2 rows', but the pipeline declares 'every 3 rows'"
+    ):
         rig_of(spark, tmp_path, count_window(3), restored=first, generation=2)
 
 
@@ -253,9 +255,9 @@ def test_what_all_time_comes_to_is_told_at_most_so_often_and_compiles_nothing_on
 
 @pytest.mark.parametrize("count", [0, -1, True, "3", 2**31])
 def test_a_count_that_is_none_is_refused(count):
-    with pytest.raises(GraphError, match=r"count_window\(.*\): the number of rows must be a whole number from 1"):
+    with pytest.raises(GraphError, match=r"count_window\(.*\): The number of rows must be a whole number from 1"):
         count_window(count)
-    with pytest.raises(GraphError, match=r"global_window\(every_rows=.*\): the number of rows must be a whole number"):
+    with pytest.raises(GraphError, match=r"global_window\(every_rows=.*\): The number of rows must be a whole number"):
         global_window(every_rows=count)
 
 

@@ -228,7 +228,7 @@ def test_a_table_that_is_rewritten_just_now_is_a_failure_from_outside_that_names
     shutil.rmtree(tmp_path / "lake")
     for _ in range(2):
         with pytest.raises(
-            SourceUnavailable, match=r"table 'lake' cannot be read again: Path does not exist"
+            SourceUnavailable, match=r"Table 'lake' cannot be read again: Path does not exist"
         ) as caught:
             segment(batch_of(frame_of(spark)))
         assert caught.value.retry
@@ -363,7 +363,7 @@ def test_a_figure_that_no_job_brings_is_lost_not_waited_for(spark):
 
 def test_a_batch_of_other_columns_is_an_internal_error(spark):
     segment, _ = compiled(spark, STEPS["ours"])
-    with pytest.raises(InternalError, match="a batch has the columns struct<other:bigint>"):
+    with pytest.raises(InternalError, match="A batch has the columns struct<other:bigint>"):
         segment(batch_of(spark.range(3).toDF("other")))
 
 

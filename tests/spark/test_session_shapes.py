@@ -170,10 +170,12 @@ def test_state_of_other_sessions_or_windows_is_refused(spark, tmp_path):
     rig.process(rows(1))
     handle = rig.checkpoint()
     rig.operator.close()
-    with pytest.raises(StateIncompatible, match="windows 'sessions with a gap of 10 seconds'; the pipeline declares"):
+    with pytest.raises(
+        StateIncompatible, match="windows 'sessions with a gap of 10 seconds', but the pipeline declares"
+    ):
         rig_of(spark, tmp_path, "by", restored=handle, generation=2)
     spec = WindowAggregate(keys=rig.spec.keys, time="at", window=tumbling("10 s"), aggregates=rig.spec.aggregates)
-    with pytest.raises(StateIncompatible, match="kind 'sessions/1', this step keeps 'window/1'"):
+    with pytest.raises(StateIncompatible, match="kind 'sessions/1', but this step keeps 'window/1'"):
         Rig(spark, spec, SCHEMA, tmp_path, restored=handle, generation=2)
 
 

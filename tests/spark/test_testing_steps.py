@@ -113,7 +113,7 @@ def test_a_new_version_takes_over_the_state_of_the_old(spark: SparkSession) -> N
             t.restart(clicks(name="sessions"))
         t.restart(other)
         t.send("a", [at("u", 0), {**at("u", 0), "robot": True}])
-        with pytest.raises(HarnessError, match="there is no source 'b'"):
+        with pytest.raises(HarnessError, match="Source 'b' does not exist"):
             t.send("b", [])
         t.end()
         assert t.rows("new-out", "user", "n") == [{"user": "u", "n": 2}]
@@ -140,7 +140,7 @@ def test_what_the_pipeline_raises_reaches_the_test(spark: SparkSession) -> None:
         t.checkpoint()
         with pytest.raises(UserFunctionError, match=told):
             t.send("in", [{"n": 0}])
-        with pytest.raises(HarnessError, match=r"the job does not run: it failed: .*DIVIDE_BY_ZERO"):
+        with pytest.raises(HarnessError, match=r"The job does not run: it failed: .*DIVIDE_BY_ZERO"):
             t.checkpoint()
         assert t.report().state == "failed"
         assert t.rows("out") == [{"x": 20}]

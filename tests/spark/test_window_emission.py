@@ -156,7 +156,7 @@ def test_state_of_other_windows_is_refused_and_a_longer_lateness_is_not(spark, t
     rig.process(rows(1))
     handle = rig.checkpoint()
     rig.operator.close()
-    told = "cut for windows 'tumbling 10 seconds'; the pipeline declares 'tumbling 20 seconds'"
+    told = "cut for windows 'tumbling 10 seconds', but the pipeline declares 'tumbling 20 seconds'"
     with pytest.raises(StateIncompatible, match=told):
         rig_of(spark, tmp_path, tumbling("20 seconds"), restored=handle, generation=2)
     later = rig_of(spark, tmp_path, tumbling("10 seconds", allowed_lateness="1 hour"), restored=handle, generation=2)

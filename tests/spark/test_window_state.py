@@ -420,7 +420,7 @@ def test_refuses_state_of_another_schema_or_kind_with_both_and_the_remedy(spark,
         StateIncompatible, match=r"(?s)`user` string.*`half` double.*give the step (?:a new|another) uid"
     ):
         Rig(spark, other, SCHEMA, rig.root, generation=2, restored=handle)
-    with pytest.raises(StateIncompatible, match="holds state of kind 'join/1', this step keeps 'window/1'"):
+    with pytest.raises(StateIncompatible, match="holds state of kind 'join/1', but this step keeps 'window/1'"):
         Rig(spark, step(), SCHEMA, rig.root, generation=2, restored=dataclasses.replace(handle, kind="join/1"))
 
 
@@ -430,7 +430,7 @@ def test_a_missing_or_altered_file_is_named_at_restore(rig):
     file = rig.root / handle.layers[0].files[0].path
     content = file.read_bytes()
     file.write_bytes(content[:-1] + b"?")
-    with pytest.raises(CheckpointUnreadable, match=f"file {handle.layers[0].files[0].path} .* sha256"):
+    with pytest.raises(CheckpointUnreadable, match=f"File {handle.layers[0].files[0].path} .* sha256"):
         rig.again(handle)
     file.unlink()
     with pytest.raises(LayerMissing, match="is not there, though the checkpoint recorded"):

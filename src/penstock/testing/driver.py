@@ -317,7 +317,7 @@ class JobUnderTest:
         self.number = 0
         self.point: CrashPoint | None = None
         self.restarts_then = False
-        self.cause_of_death = "it was not started: use it in a with block"
+        self.cause_of_death = "it was not started. Use it in a with block."
         self.requests = RequestRegistry()
         self.answers: dict[str, AnswerRequest] = {}
         self._user_session = spark
