@@ -40,6 +40,13 @@ GROUPS = {
         "state.part.loaded",
         "recovery.restored",
     ),
+    "Rows are received": (
+        "received.seal.before",
+        "received.sealed",
+        "received.block.before",
+        "received.block.durable",
+        "received.clean.before",
+    ),
     "What is no longer needed goes": ("gc.delete.before", "gc.delete.after", "log.trim.before"),
     "A checkpoint leaves as a folder, or comes back from one": (
         "export.pinned",
@@ -65,6 +72,7 @@ GROUPS = {
 REAL_JOBS_ONLY = frozenset(
     {
         *GROUPS["A checkpoint leaves as a folder, or comes back from one"],
+        *GROUPS["Rows are received"],
         "local.move.before",
         "local.move.renamed",
         "recovery.delete.before",
@@ -74,7 +82,7 @@ REAL_JOBS_ONLY = frozenset(
         "sink.voided",
     }
 )
-"""What a test with `ps.testing.run` does not come to: no command is given there, and its sinks move no files."""
+"""What a test with `ps.testing.run` does not come to: no command is given there, rows are not received, no file moves."""
 
 
 def section() -> str:
