@@ -82,7 +82,7 @@ REAL_JOBS_ONLY = frozenset(
         "sink.voided",
     }
 )
-"""What a test with `ps.testing.run` does not come to: no command is given there, rows are not received, no file moves."""
+"""What a test with `ps.testing.run` does not come to: it gives no command, receives no rows, and moves no file."""
 
 
 def section() -> str:

@@ -161,9 +161,12 @@ def adopt(
         if each.generation >= first.generation
         for number in range(first.number if each.generation == first.generation else 0, each.end)
     ]
-    for each in generations:
-        if each.generation == first.generation and each.end < first.number:
-            wanted.append(BlockId(each.generation, each.end))  # its blocks were read, and its folder has lost them
+    # Its blocks were read, and its folder has lost them.
+    wanted += [
+        BlockId(each.generation, each.end)
+        for each in generations
+        if each.generation == first.generation and each.end < first.number
+    ]
     for block in wanted:
         if block not in found:
             msg = (

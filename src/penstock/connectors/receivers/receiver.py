@@ -473,8 +473,9 @@ class Source:
         max_backlog_rows: int = 10_000_000,
         max_backlog_bytes: int = 256 * 1024 * 1024,
     ) -> None:
-        if not isinstance(receiver, Receiver):
-            msg = f"receiver={receiver!r} is no receiver. Give an instance of a subclass of ps.receivers.Receiver."
+        given: object = receiver
+        if not isinstance(given, Receiver):
+            msg = f"receiver={given!r} is no receiver. Give an instance of a subclass of ps.receivers.Receiver."
             raise GraphError(msg)
         limits = block_limits(
             block_interval_ms=block_interval_ms,

@@ -133,7 +133,9 @@ class SocketReceiver(Receiver):
                     return  # the server has ended the stream
                 msg = f"{source.describe()}: {why}, {attempts} times in a row. Is the server there?"
                 raise SourceUnavailable(msg)
-            log.warning("%s: %s; connecting again in %d ms", source.describe(), why or "it ended", source.retry_delay_ms)
+            log.warning(
+                "%s: %s; connecting again in %d ms", source.describe(), why or "it ended", source.retry_delay_ms
+            )
             self._stopped.wait(source.retry_delay_ms / 1_000)
 
     def on_stop(self) -> None:
@@ -290,11 +292,12 @@ class Source:
         """The kind of this source's positions."""
         return RECEIVED
 
-    def schema(self, spark: SparkSession) -> StructType:
+    def schema(self, spark: SparkSession) -> StructType:  # noqa: ARG002 - the same in every session
         """``value STRING``, with ``_bad STRING`` if asked for."""
-        from penstock.formats.text import struct_type
+        from pyspark.sql.types import StringType, StructType
 
-        return struct_type(spark, "value STRING, _bad STRING" if self.with_bad else "value STRING")
+        value = StructType().add("value", StringType())
+        return value.add("_bad", StringType()) if self.with_bad else value
 
     def open(self, context: SourceContext, resume: Position | None) -> ReceiverReader:
         """A reader that goes on after ``resume``.
