@@ -100,6 +100,7 @@ RUN_BY = {
     "json.md": "core/test_json_language.py",
     "operating.md": "core/test_cli_looking.py",
     "programs.md": "spark/test_pages.py",
+    "receivers.md": "spark/test_receivers_job.py",
     "small-connectors.md": "spark/test_pages.py",
     "tables.md": "spark/test_pages.py",
     "plan.md": "spark/test_command_docs.py spark/test_plan_job.py",
