@@ -320,6 +320,22 @@ def test_a_batch_takes_no_more_than_it_may_and_a_restart_goes_on_within_a_block(
     assert limit is None or first.rows == limit
 
 
+@pytest.mark.mission("S22", "S23")
+def test_all_that_was_received_is_the_next_batch_and_no_more_than_a_batch_may_have(job):
+    job.open()
+    store = job.store()
+    for id in range(20):  # a block each, as if as many ticks had been missed
+        store.store_reliably(numbered(id))
+    start = job.reader.position()
+
+    assert rows(ask(job.reader)) == numbered(*range(20))
+    assert isinstance(ask(job.reader), NoData), "what was allocated to a batch is allocated to no other"
+    job.reader.close()
+    capped = job.open(start)
+    assert rows(ask(capped, rows=15)) == numbered(*range(15))
+    assert rows(ask(capped, rows=15)) == numbered(*range(15, 20))
+
+
 @pytest.mark.mission("S19")
 def test_what_was_planned_and_is_in_no_checkpoint_is_planned_again_after_a_restart(job):
     job.open()

@@ -77,7 +77,7 @@ class ReceivedPosition:
         return cls(log_id=detail["log"], uid=detail["uid"], next=next, row=detail["row"], sealed=sealed)
 
 
-def recorded(manifest: Manifest, uid: str, log_id: str) -> ReceivedPosition | None:
+def recorded(manifest: Manifest, uid: str, log_id: str | None) -> ReceivedPosition | None:
     """The position that a checkpoint has of the blocks of a source in this log; ``None`` if it has none."""
     for task in manifest.tasks:
         if task.task == uid and task.position is not None and task.position.kind == RECEIVED:
@@ -124,7 +124,6 @@ def known_claims(history: History) -> frozenset[int]:
 
 def sealed_below(history: History, uid: str) -> Generation:
     """Every generation below this one is sealed, by what checkpoints record."""
-    assert history.log_id is not None  # only an owner asks
     positions = (recorded(manifest, uid, history.log_id) for _, manifest in history.manifests.values())
     return max((each.sealed for each in positions if each is not None), default=Generation(0))
 
@@ -135,7 +134,6 @@ def low_mark(history: History, uid: str) -> BlockId | None:
     ``None`` if a restorable checkpoint is from before the source was there, or there is none: a start from it reads
     all blocks.
     """
-    assert history.log_id is not None  # only an owner asks
     positions = [recorded(manifest, uid, history.log_id) for manifest in history.restorable.values()]
     known = [each.next for each in positions if each is not None]
     return min(known) if known and len(known) == len(positions) else None
@@ -189,6 +187,26 @@ def removable(found: Iterable[BlockId], low: BlockId | None) -> tuple[BlockId, .
     blocks = frozenset(found)
     last = {block.generation: block for block in sorted(blocks)}
     return tuple(sorted(block for block in blocks - set(last.values()) if low is not None and block < low))
+
+
+def missing(found: Iterable[BlockId], low: BlockId | None) -> tuple[BlockId, ...]:
+    """The blocks that a start may read and that are not there, as far as those behind them tell.
+
+    >>> blocks = [BlockId(Generation(4), 0), BlockId(Generation(4), 3), BlockId(Generation(7), 1)]
+    >>> [str(block) for block in missing(blocks, BlockId(Generation(4), 2))]
+    ['4/2', '7/0']
+    """
+    blocks = frozenset(found)
+    first = min(blocks, default=None) if low is None else low
+    if first is None:
+        return ()
+    last = {block.generation: block.number for block in sorted(blocks) if block >= first}
+    wanted = (
+        BlockId(generation, number)
+        for generation, end in last.items()
+        for number in range(first.number if generation == first.generation else 0, end)
+    )
+    return tuple(sorted(block for block in wanted if block not in blocks))
 
 
 # ---- the log of one source -------------------------------------------------------------------------------------------
