@@ -101,6 +101,7 @@ RUN_BY = {
     "operating.md": "core/test_cli_looking.py",
     "programs.md": "spark/test_pages.py",
     "small-connectors.md": "spark/test_pages.py",
+    "sources-files.md": "spark/test_pages.py",
     "tables.md": "spark/test_pages.py",
     "plan.md": "spark/test_command_docs.py spark/test_plan_job.py",
     "sinks-of-your-own.md": "test_docs.py",

@@ -40,6 +40,11 @@ GROUPS = {
         "state.part.loaded",
         "recovery.restored",
     ),
+    "Files that were read are archived or deleted": (
+        "source.files.noted",
+        "source.files.moved",
+        "source.files.put_back",
+    ),
     "What is no longer needed goes": ("gc.delete.before", "gc.delete.after", "log.trim.before"),
     "A checkpoint leaves as a folder, or comes back from one": (
         "export.pinned",
@@ -72,6 +77,7 @@ REAL_JOBS_ONLY = frozenset(
         "sink.files.moved",
         "sink.for_each.called",
         "sink.voided",
+        *GROUPS["Files that were read are archived or deleted"],
     }
 )
 """What a test with `ps.testing.run` does not come to: no command is given there, and its sinks move no files."""

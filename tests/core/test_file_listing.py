@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.connectors.files import lines as lines_of
+from penstock.connectors.files.directory import bytes_per_row, scan
 from penstock.connectors.files.lines import FileSplit, read_lines
 from penstock.connectors.files.listing import (
     SMALLEST_CUT,
@@ -26,7 +27,6 @@ from penstock.connectors.files.listing import (
     unread_files,
 )
 from penstock.connectors.files.ranges import group_bound
-from penstock.connectors.files.source import bytes_per_row, scan
 from penstock.errors import SourceChanged, SourceUnavailable, StateIncompatible
 from penstock.handles import Position
 
@@ -113,7 +113,7 @@ def test_the_error_for_a_changed_file_names_the_remedy_that_repeats_nothing(when
 @pytest.mark.parametrize("now", [FileSignature(2, 1), FileSignature(1, 2)])
 def test_a_done_file_that_changed_is_an_error_with_both_signatures(now):
     with pytest.raises(
-        SourceChanged, match=r"'f' was read as 1 bytes, modified 1970-01-01 00:00:00.000000 UTC; now it is .* rename"
+        SourceChanged, match=r"'f' was read as 1 bytes, modified 1970-01-01 00:00:00.000000 UTC. Now it is .* rename"
     ):
         reconcile({"f": now}, FilesPosition(done={"f": FileSignature(1, 1)}))
 

@@ -108,7 +108,9 @@ def test_a_target_that_cannot_be_written_is_refused_before_the_first_row(open_wr
     (tmp_path / "out").mkdir()
     monkeypatch.setattr("penstock.connectors.files.sink.os.access", lambda path, _mode: path != str(tmp_path / "out"))
 
-    with pytest.raises(StateDirectoryRefused, match=rf"{tmp_path}/out: Permission denied\): give this user the right"):
+    with pytest.raises(
+        StateDirectoryRefused, match=rf"{tmp_path}/out: Permission denied\)\. To go on: give this user the right"
+    ):
         open_writer("mine")
 
 

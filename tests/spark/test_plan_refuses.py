@@ -87,7 +87,7 @@ STORIES = {
     ),
     "a file that was read and has changed": Refusal(
         code=1,
-        says="file 'a.json' was read as",
+        says="File 'a.json' was read as",
         before=V1,
         story=lambda folder: drop(folder / "in", "a.json", [order(7), order(8)]),
     ),

@@ -17,6 +17,7 @@ from penstock.graph.nodes import (
     GraphBuilder,
     Keyed,
     Node,
+    ParseCsv,
     ParseJson,
     PortRef,
     Read,
@@ -203,7 +204,11 @@ def _visit(
 
 def _parse(node: ParseJson, frames: dict[PortRef, DataFrame], spark: SparkSession) -> None:
     record = text.struct_type(spark, node.schema)
-    decoded = text.decode_json(frames[node.inputs[0]], node.column, record)
+    frame = frames[node.inputs[0]]
+    if isinstance(node, ParseCsv):
+        decoded = text.decode_csv(frame, node.column, record, dict(node.options))
+    else:
+        decoded = text.decode_json(frame, node.column, record)
     opened = {"fail": text.failfast, "null": text.permissive, "split": text.drop_malformed}[node.on_error]
     frames[PortRef(node.id)] = opened(decoded, node.column)
     if node.on_error == "split":

@@ -33,6 +33,7 @@ from penstock.graph.nodes import (
     GraphBuilder,
     Keyed,
     Node,
+    ParseCsv,
     ParseJson,
     PortRef,
     RowWise,
@@ -291,6 +292,73 @@ class Stream(spark_names.AnswersSparkNames, Previewable):
         node = self.pipeline.keep(
             lambda number: ParseJson(
                 id=number, origin=origin, inputs=(self.ref,), column=column, schema=text, on_error=on_error
+            )
+        )
+        parsed = Stream(self.pipeline, PortRef(node.id), time=self.time)
+        return (parsed, Stream(self.pipeline, PortRef(node.id, BAD_PORT))) if on_error == "split" else parsed
+
+    @overload
+    def parse_csv(
+        self,
+        column: str,
+        schema: str | StructType,
+        on_error: Literal["split"],
+        options: Mapping[str, object] | None = None,
+    ) -> tuple[Stream, Stream]: ...
+
+    @overload
+    def parse_csv(
+        self,
+        column: str,
+        schema: str | StructType,
+        on_error: Literal["fail", "null"] = "fail",
+        options: Mapping[str, object] | None = None,
+    ) -> Stream: ...
+
+    def parse_csv(
+        self,
+        column: str,
+        schema: str | StructType,
+        on_error: OnError = "fail",
+        options: Mapping[str, object] | None = None,
+    ) -> Stream | tuple[Stream, Stream]:
+        """Decode a column of CSV text, one line each: the fields of the record replace the column.
+
+        A line with too few or too many fields is bad, and so is a field that is not of its declared type.
+
+        Args:
+            column: text or bytes.
+            schema: the fields in the order of the line, as DDL or as a ``StructType``.
+            on_error: what becomes of bad lines, as for :meth:`parse_json`.
+            options: of Spark's decoder: ``sep``, ``quote``, ``nullValue``, ``timestampFormat``, …
+
+        Raises:
+            GraphError: an option has no effect here; a line has no header.
+
+        >>> import penstock as ps
+        >>> lines = ps.Pipeline("demo").read("lines", ps.files.Source("in/", format="text"))
+        >>> lines.parse_csv("value", "id LONG, user STRING", on_error="split", options={"sep": ";"})
+        (<Stream of parse_csv value>, <Stream of parse_csv value>)
+        """
+        from penstock.formats.text import check_options
+
+        origin = call_site()
+        check_choice("on_error", on_error, get_args(OnError), origin)
+        text = schema if isinstance(schema, str) else nodes.to_ddl(schema)
+        check_column_name("parse_csv", column, origin)
+        if any(name.lower() == "header" for name in options or ()):
+            msg = "Option 'header' has no effect in parse_csv: each value is one line. Leave it out."
+            raise GraphError(msg, where=str(origin))
+        chosen = tuple(sorted(check_options(options or {}, "csv").items()))
+        node = self.pipeline.keep(
+            lambda number: ParseCsv(
+                id=number,
+                origin=origin,
+                inputs=(self.ref,),
+                column=column,
+                schema=text,
+                on_error=on_error,
+                options=chosen,
             )
         )
         parsed = Stream(self.pipeline, PortRef(node.id), time=self.time)

@@ -42,8 +42,8 @@ _JSON_REMEDY: Final = (
     "parse_json('value', schema, on_error='split')."
 )
 _CSV_REMEDY: Final = (
-    "Correct schema=, options= (sep, quote, header, timestampFormat, …) or the line in its file, and start again. Or "
-    "read the file as text and use select(\"from_csv(value, 'id INT, …') AS row\"), which makes NULL of what is bad."
+    "Correct schema=, options= (sep, quote, header, timestampFormat, …) or the line in its file, and start again. Or, "
+    "to keep such lines aside, read the file as text and use parse_csv('value', schema, on_error='split')."
 )
 _CORRUPT = "_penstock_corrupt"
 _RESERVED = frozenset(

@@ -145,7 +145,10 @@ class SourceReader(Protocol):
         ...
 
     def committed(self, checkpoint: CheckpointId, position: Position) -> None:
-        """Note that the checkpoint with this position is complete; for monitoring, such as offsets shown elsewhere."""
+        """Note that the checkpoint with this position is complete; it may show or remove what was read.
+
+        May be called late, again, or never: after a crash the position comes to :meth:`Source.open` instead.
+        """
         ...
 
     def close(self) -> None:

@@ -153,10 +153,10 @@ class FilesCommitter:
                 os.stat(address.removeprefix("file://"))
             except FileNotFoundError as error:
                 msg = (
-                    f"folder {folder} is not there: whether the output of checkpoint {item.checkpoint} was published "
-                    "cannot be told. Mount the target again, or put the folder back from where it was moved; it is "
-                    "looked for again. If it was deleted: make it again, empty, and what was staged in it counts as "
-                    "published, which it may not have been"
+                    f"Folder {folder} is not there, so whether the output of checkpoint {item.checkpoint} was "
+                    "published cannot be told. Mount the target again, or put the folder back from where it was "
+                    "moved. It is looked for again. If it was deleted, make it again, empty: what was staged in it "
+                    "then counts as published, which it may not have been."
                 )
                 raise CommitFailed(msg, uid=item.uid) from error
 
@@ -184,8 +184,8 @@ class FilesCommitter:
         if existing is None or hashlib.sha256(existing).hexdigest() == ref.sha256:
             return existing is not None
         msg = (
-            f"{final} is there already, with other content than {ref.path}, which is to be published under that name "
-            f"(checkpoint {item.checkpoint}); move the foreign file away: nothing was overwritten"
+            f"File {final} is there already, with other content than {ref.path}, which is to be published under that "
+            f"name (checkpoint {item.checkpoint}). Nothing was overwritten. Move the foreign file away."
         )
         raise SinkIdentityConflict(msg, uid=item.uid)
 
@@ -230,8 +230,8 @@ def _explain_failure(what: str, item: Committable) -> Iterator[None]:
             raise
         number = _errno(error)
         remedy = REMEDIES.get(number) if number is not None else None
-        end = f"; {remedy}" if remedy else "; it is tried again"
-        msg = f"cannot {what} the output of checkpoint {item.checkpoint} in {item.target}: {error}{end}"
+        end = f"To go on: {remedy}." if remedy else "It is tried again."
+        msg = f"Cannot {what} the output of checkpoint {item.checkpoint} in {item.target}: {error}. {end}"
         kind = StateDirectoryRefused if remedy else CommitFailed
         raise kind(msg, uid=item.uid) from error
 
@@ -250,6 +250,7 @@ def _moves(item: Committable) -> list[tuple[FileRef, str]]:
         return [(ref, detail["moves"][ref.path]) for ref in item.files]
     except (KeyError, TypeError) as error:
         msg = (
-            f"the committable of checkpoint {item.checkpoint} names no final file for {error}: it is of another version"
+            f"The committable of checkpoint {item.checkpoint} names no final file for {error}. Another version of "
+            "penstock wrote it. Publish it with that version."
         )
         raise StateIncompatible(msg, uid=item.uid) from error

@@ -46,6 +46,10 @@ _STRICT_READ: Final = {
 }
 
 
+# Spark's readers return a URL with some characters encoded, ours return a path.
+_PATH: Final = "url_decode(replace(regexp_replace(_file, '^file:/+', '/'), '+', '%2B'))"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileFormat:
     """What is in the files.
@@ -54,12 +58,14 @@ class FileFormat:
         format: one of ``FORMATS``.
         options: of Spark's decoder.
         header: whether the first line of each file is skipped.
-        with_file: whether lines of text get the path of their file as a column.
+        by_name: whether that line says which column is where.
+        with_file: whether rows get the path of their file as the column ``_file``.
     """
 
     format: str
     options: Mapping[str, str]
     header: bool = False
+    by_name: bool = False
     with_file: bool = False
 
 
@@ -72,21 +78,21 @@ def frame_of(
     clean = r"CASE WHEN endswith(value, '\r') THEN left(value, length(value) - 1) ELSE value END AS value"  # of "\r\n"
     if content.format == "json":
         decoder = _decoder(spark, schema, content)
-        if decoder is not None and not _is_small(slices):
+        if decoder is not None and not content.with_file and not _is_small(slices):
             lines = _lines_by_workers(spark, root, slices, content, decoder, schema)
             lines = lines.selectExpr(clean, "_file", DECODED_RECORD)
-            return _opened(text.decode_json(lines, "value", schema, content.options, done=DECODED_RECORD))
+            return _opened(text.decode_json(lines, "value", schema, content.options, done=DECODED_RECORD), content)
     by_spark = not content.header and _suit_spark(slices)
     lines = _lines_by_spark(spark, root, slices) if by_spark else _lines_by_workers(spark, root, slices, content)
     if content.format == "text":
         return lines.selectExpr(clean, "_file") if content.with_file else lines.selectExpr(clean)
     decoding = text.decode_json if content.format == "json" else text.decode_csv
-    return _opened(decoding(lines.selectExpr(clean, "_file"), "value", schema, content.options))
+    return _opened(decoding(lines.selectExpr(clean, "_file"), "value", schema, content.options), content)
 
 
-def _opened(decoded: DataFrame) -> DataFrame:
+def _opened(decoded: DataFrame, content: FileFormat) -> DataFrame:
     blank = r"btrim(value, ' \t') = ''"
-    return text.failfast(decoded, "value", place="_file", skip=blank, drop_others=True)
+    return text.failfast(decoded, "value", place="_file", skip=blank, drop_others=not content.with_file)
 
 
 def _decoder(spark: SparkSession, schema: StructType, content: FileFormat) -> JsonDecoder | None:
@@ -121,9 +127,7 @@ def _lines_by_spark(spark: SparkSession, root: str, slices: Sequence[FileSlice])
     paths = [os.path.join(root, part.name) for part in slices]
     whole = spark.read.options(**_STRICT_READ).option("lineSep", "\n").text(paths)
     if all(part.whole for part in slices):
-        # Spark returns a URL with some characters encoded.
-        path = "url_decode(replace(regexp_replace(_metadata.file_path, '^file:/+', '/'), '+', '%2B'))"
-        return whole.selectExpr("value", f"{path} AS _file")
+        return whole.selectExpr("value", "_metadata.file_path AS _file").selectExpr("value", f"{_PATH} AS _file")
     (part,) = slices  # a cut is a batch of its own
     bounds = _bounds(part, max(_MIN_SPLIT, -(-(part.end - part.start) // spark.sparkContext.defaultParallelism)))
     # A line that begins at `start` belongs to the range that holds the byte before it.
@@ -210,9 +214,16 @@ def _parquet(
     paths = [os.path.join(root, part.name) for part in slices]
     whole = _parquet_reader(spark, paths, content.options).schema(schema).parquet(*paths)
     if all(part.whole for part in slices):
-        return whole
+        if not content.with_file:
+            return whole
+        return whole.selectExpr("*", "_metadata.file_path AS _file").selectExpr(*_names(schema), f"{_PATH} AS _file")
     (part,) = slices  # a cut is a batch of its own
-    return frame_of_ranges(whole, _group_ranges(paths[0], part, spark.sparkContext.defaultParallelism))
+    cut = frame_of_ranges(whole, _group_ranges(paths[0], part, spark.sparkContext.defaultParallelism))
+    return cut.selectExpr("*", f"{text.string_literal(paths[0])} AS _file") if content.with_file else cut
+
+
+def _names(schema: StructType) -> list[str]:
+    return [f"`{name.replace('`', '``')}`" for name in schema.fieldNames()]
 
 
 def _parquet_reader(spark: SparkSession, paths: Sequence[str], options: Mapping[str, str]) -> DataFrameReader:
@@ -234,7 +245,7 @@ def _group_ranges(path: str, part: FileSlice, cores: int) -> list[tuple[int, int
     except (OSError, pa.ArrowInvalid) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise file_unreadable(path, error.strerror) from error
-        msg = f"{path}: it is no valid Parquet file: {error}; move the file away, or write it again"
+        msg = f"File {path!r} is not a valid Parquet file ({error}). Move it away, or write it again."
         raise DecodeError(msg) from error
     first_bytes = [_first_byte(footer, group) for group in range(footer.num_row_groups)]
     cuts = _bounds(part, max(_MIN_SPLIT, -(-(part.end - part.start) // cores)))
@@ -343,13 +354,17 @@ def _spark_error(exception: BaseException) -> ConnectorError | None:
         return None
     condition, message = found.groups()
     if condition == "FILE_NOT_EXIST":
-        msg = f"a file vanished while it was read: {message}; put it back, or rewind to a checkpoint before it was read"
+        msg = (
+            f"A file vanished while it was read: {message}. Put it back, or rewind to a checkpoint before it was read."
+        )
         return SourceChanged(msg)
     if condition in ("PARQUET_COLUMN_DATA_TYPE_MISMATCH", "CANNOT_READ_FILE_FOOTER"):
-        msg = f"{message}; the file is damaged or not what the schema says: move it away, or correct the schema"
+        msg = f"{message} The file is damaged or not what the schema says. Move it away, or correct the schema."
         return DecodeError(msg)
     unlike = _UNLIKE_SCHEMA.search(described)
     if unlike is not None:
         reason = " ".join(unlike[1].split())
-        return DecodeError(f"{message}: {reason}; the file is not what the schema says: move it away, or correct it")
+        return DecodeError(
+            f"{message}: {reason}. The file is not what the schema says. Move it away, or correct the schema."
+        )
     return None
