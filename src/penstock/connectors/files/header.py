@@ -7,8 +7,9 @@ import os
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from penstock.connectors.files.lines import open_file
 from penstock.connectors.files.listing import file_unreadable
-from penstock.connectors.files.ranges import frame_of, open_file
+from penstock.connectors.files.ranges import frame_of
 from penstock.errors import DecodeError
 
 if TYPE_CHECKING:
