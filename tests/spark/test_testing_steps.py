@@ -72,7 +72,7 @@ def test_an_aborted_checkpoint_is_raised_with_its_reason_and_the_next_one_has_al
         assert done > failed.checkpoint
     with ps.testing.run(clicks(sources=2), spark, checkpoint_timeout="10 seconds") as t:
         t.hold("b")
-        with pytest.raises(HarnessError, match=r"the checkpoint does not complete: .*'b' is held"):
+        with pytest.raises(HarnessError, match=r"The checkpoint does not complete: .*'b' is held"):
             t.checkpoint()
         with pytest.raises(CheckpointAborted, match="0 failures in a row are tolerated"):
             t.advance("1 minute")
