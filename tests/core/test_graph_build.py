@@ -140,7 +140,11 @@ def test_a_uid_must_be_there_and_possible_and_unique():
 
     assert "The uid is taken by read 'numbers' at tests/core/" in refused(twice, ps.DuplicateUid)
     assert "is not a valid name" in refused(lambda p: p.read("Orders!", ps.rate.Source(rows_per_second=1)))
-    assert "uid must be a string" in refused(lambda p: numbers(p).write(_Sink(), _Sink()))
+    first = "The first argument is of type {}, but must be the step's uid."
+    assert first.format("_Sink") in refused(lambda p: numbers(p).write(_Sink(), _Sink()))
+    assert first.format("Aggregate") in refused(
+        lambda p: numbers(p).group_by("value", ps.global_window()).agg(ps.agg.count())
+    )
     assert "sink its uid first" in refused(lambda p: numbers(p).write(_Sink()))
     with pytest.raises(ps.GraphError, match="is not a valid name"):
         ps.pipeline("My Job")
