@@ -197,7 +197,7 @@ def input_folder(name: str, source: FilesSource) -> Finding:
     try:
         listing = source.listing()
     except PenstockError as error:
-        return fail(name, f"{what}: {error}", "mend that first: the job waits for it, and reads nothing")
+        return fail(name, f"{what}: {error}", "fix that first: the job waits for it, and reads nothing")
     closed = sorted(file for file in listing if not os.access(os.path.join(source.path, file), os.R_OK))
     if closed:
         fix = "give this user, on all executors, the right to read them: the job stops at the first"
@@ -213,7 +213,7 @@ def _input(name: str, source: Any) -> Finding:
     try:
         source.backlog(None)
     except PenstockError as error:
-        return fail(name, f"{source.describe()}: {error}", "mend that first: a start fails, or waits for it")
+        return fail(name, f"{source.describe()}: {error}", "fix that first: a start fails, or waits for it")
     return ok(name, f"{source.describe()} answers")
 
 
@@ -489,7 +489,10 @@ def try_writing(folder: Path, clock: Clock) -> Written:
         listed = files.list("")
         expected = sorted(["moved.json", *(f"{number}.json" for number in range(1, TRIAL_WRITES))])
         if list(listed) != expected or files.read("moved.json") != b"{}":
-            msg = f"{folder} does not list what was written and renamed. It lists {', '.join(listed) or 'nothing'}."
+            msg = (
+                f"Folder {folder} does not list the files that were written and renamed in it. It lists "
+                f"{', '.join(listed) or 'nothing'}. Use a local disk."
+            )
             raise StateDirectoryRefused(msg)
     finally:
         shutil.rmtree(trial, ignore_errors=True)
