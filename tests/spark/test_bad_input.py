@@ -147,7 +147,7 @@ def test_output_that_can_no_longer_be_written_ends_the_job_with_the_folder(spark
     top.rename(tmp_path / "kept")
     top.write_text("")
     drop(tmp_path / "in", "b.json", rows(5))
-    with pytest.raises(StateDirectoryRefused, match=r"\.penstock: Not a directory\): a file stands"):
+    with pytest.raises(StateDirectoryRefused, match=r"\.penstock: Not a directory\)\. Move the file away that is in"):
         job.wait(timeout=120)
 
 

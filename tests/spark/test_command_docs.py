@@ -114,7 +114,7 @@ def test_a_plan_to_begin_with_an_export_says_what_is_brought_in(shop: Shop) -> N
     assert len(lines) == 2
     ends_with(shop.run("penstock savepoint export orders before-v2 ./exports/orders"))
     (elsewhere,) = [line for line in lines if "./elsewhere" in line]
-    assert "another log remembers" in ends_with(shop.run(elsewhere), 65).err
+    assert "of another log (" in ends_with(shop.run(elsewhere), 65).err
     shutil.rmtree(shop.home / "out")  # as a start would need it: its log is another one
     for line in lines:
         said = ends_with(shop.run(line), 2).out

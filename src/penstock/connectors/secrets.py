@@ -139,7 +139,7 @@ def check_option(name: str, value: object) -> None:
         return
     if _SECRET_NAME.search(name) or _SECRET_VALUE.search(str(value)):
         msg = (
-            f"Option {name!r} holds a secret, whose value may stand in no pipeline. Refer to it, as in "
+            f"Option {name!r} holds a secret, which must not be written into a pipeline. Refer to it, as in "
             f"{{{name!r}: ps.kafka.env('KAFKA_SECRET')}} or ps.kafka.file('/run/secrets/kafka')."
         )
         raise GraphError(msg)

@@ -74,8 +74,8 @@ def _in_order(path: str, header: Sequence[str], schema: StructType) -> StructTyp
     if twice or not declared.keys() & set(found):
         what = f"names column {twice[0]!r} twice" if twice else "names no column of the schema"
         msg = (
-            f"{path}: The first line {what}. It is {', '.join(header)!r}. Columns: {', '.join(schema.fieldNames())}. "
-            "Correct the file or schema=, or set the option header to True if the columns are always in one order."
+            f"{path}: The first line {what}. It reads {', '.join(header)!r}. Columns: {', '.join(schema.fieldNames())}"
+            ". Correct the file or schema=, or set the option header to True if the columns are always in one order."
         )
         raise DecodeError(msg)
     return StructType(

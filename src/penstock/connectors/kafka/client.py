@@ -362,7 +362,7 @@ def to_error(name: str, message: str, *, servers: str, what: str) -> ConnectorEr
     for names, error_class, meaning in _MEANINGS:
         if name in names:
             return error_class(f"Kafka at {servers}, {what}: {meaning.format(cause=f'{name}: {message}')}")
-    reach = "See that a broker runs there and can be reached."
+    reach = "Check that a broker runs there and can be reached."
     return SourceUnavailable(f"Kafka at {servers}, {what}: Not reached ({name}: {message}). {reach}")
 
 
@@ -375,7 +375,7 @@ def fetch_error(details: Mapping[str, Any]) -> ConnectorError:
     code, cause = str(details.get("code")), str(details.get("cause"))
     error = to_error(code, cause, servers=str(details.get("servers")), what=what)
     if isinstance(error, SourceChanged) and details.get("skips_lost"):
-        return SourceUnavailable(f"{error} A restart goes on behind it, as on_lost_offsets='continue' says.")
+        return SourceUnavailable(f"{error} A restart goes on after it, as on_lost_offsets='continue' says.")
     return error
 
 

@@ -185,7 +185,7 @@ def parse_servers(servers: object) -> str:
     """
     names = servers.split(",") if isinstance(servers, str) else servers
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-        msg = f"A {type(servers).__name__} names no servers. Write servers='host:9092', or a list of such."
+        msg = f"servers={servers!r} is not text. Write servers='host:9092', or a list of such texts."
         raise GraphError(msg)
     names = [name.strip() for name in names if name.strip()]
     if any("@" in name for name in names):  # not shown: there may be a password before the sign
@@ -344,5 +344,5 @@ def _check_property_name(name: str) -> None:
         msg = f"Option {name!r} has the prefix of Spark's source. Write {name.removeprefix('kafka.')!r}."
         raise GraphError(msg)
     if name in _RESERVED:
-        msg = f"Option {name!r} is not set here. {_RESERVED[name]}."
+        msg = f"Option {name!r} cannot be set in options. {_RESERVED[name]}."
         raise GraphError(msg)
