@@ -174,11 +174,11 @@ class _Target:
         elif state is not None:
             table = table_of_record(state, uid=uid, partitions=default_parallelism(session))
         else:
-            msg = f"No checkpoint says what the state of step {uid!r} looks like. Give the pipeline that has it."
+            msg = f"No checkpoint says what the state of step {uid!r} looks like. Give pipeline=, which has that step."
             raise UnknownName(msg)
         if table.lists:
             names = ", ".join(table.lists)
-            msg = f"{names}: No checkpoint says how an aggregate of one's own is merged. Give the pipeline."
+            msg = f"{names}: No checkpoint says how a custom aggregate is merged. Give pipeline=, which has it."
             raise StateIncompatible(msg, uid=uid)
         return cls(uid=uid, base=base, table=table, detail=_detail(state, table))
 
@@ -233,7 +233,9 @@ def _require_writable(history: History, name: str) -> None:
     if msg is not None:
         raise RequestRefused(msg)
     if history.to_void:
-        msg = f"A rewind of job {history.job!r} discarded output and was cut short. Let penstock settle end it."
+        msg = (
+            f"A rewind of job {history.job!r} discarded output and was interrupted. Run penstock settle {history.job}."
+        )
         raise RequestRefused(msg)
 
 

@@ -153,11 +153,14 @@ class Pipeline:
         if len(streams) != 1:
             msg = f"sql() needs exactly one stream, got {len(streams)}. Tables come from p.table(…)."
             raise GraphError(msg, where=where)
-        named = set(_FIELD.findall(query))
-        if named != set(parts):
-            wrong = ", ".join(sorted("{" + name + "}" for name in named ^ set(parts)))
-            msg = f"The query of sql() and its parts differ in {wrong}. Name each part in braces, and nothing else."
-            raise GraphError(msg, where=where)
+        named = _FIELD.findall(query)
+        for name in sorted({*named, *parts}):
+            if name not in parts:
+                msg = f"The query of sql() has {{{name}}}, but {name} is not given. Add {name}=, a stream or a table."
+                raise GraphError(msg, where=where)
+            if name not in named:
+                msg = f"The query of sql() does not have {{{name}}}. Write it in the query, or leave {name}= out."
+                raise GraphError(msg, where=where)
 
     def add(self, make: Callable[[int], Node]) -> Stream:
         """Add the node made for the next number; return the stream of its main output."""

@@ -156,8 +156,8 @@ def _check_dangling(graph: Graph) -> None:
             uid = node.uid if isinstance(node, (Read, Keyed)) else None
             if port == BAD_PORT:
                 msg = (
-                    f"the bad rows of {describe_step(node)} go nowhere: keep them with bad.dead_letter(uid), "
-                    "write them with bad.write(uid, ps.files.Sink(…)), or choose on_error='null' or 'fail'"
+                    f"The bad rows of {describe_step(node)} go nowhere. Keep them with bad.dead_letter(uid), "
+                    "write them with bad.write(uid, ps.files.Sink(…)), or choose on_error='null' or 'fail'."
                 )
             else:
                 step = describe_step(node)
@@ -185,13 +185,17 @@ def _check_guarantee(graph: Graph, node: Write) -> None:
         return
     best = node.sink.guarantee
     if _RANK[asked] > _RANK[best]:
-        msg = f"{asked.value} is asked for, but the best that {node.sink.describe()} can do is {best.value}."
+        msg = (
+            f"{asked.value} is asked for, but the best that {node.sink.describe()} can do is {best.value}. Write "
+            f"guarantee={best.value!r}, or take a sink that can do it."
+        )
         raise GraphError(msg, uid=node.uid, where=str(node.origin))
     for source in _sources(graph, node):
         if _RANK[asked] > _RANK[source.source.guarantee]:
             msg = (
                 f"{asked.value} is asked for, but its rows come from {source.source.describe()} (source "
-                f"'{source.uid}'), which can be read {source.source.guarantee.value} only."
+                f"'{source.uid}'), which can be read {source.source.guarantee.value} only. Write "
+                f"guarantee={source.source.guarantee.value!r}, or take a source that can be read again."
             )
             raise GraphError(msg, uid=node.uid, where=str(node.origin))
 
@@ -204,7 +208,11 @@ def validate_mode(graph: Graph, best: Guarantee) -> None:
     """
     for node in graph.nodes:
         if isinstance(node, Write) and node.guarantee is not None and _RANK[node.guarantee] > _RANK[best]:
-            msg = f"{node.guarantee.value} is asked for, but the job runs with mode={best.value!r}."
+            msg = (
+                f"{node.guarantee.value} is asked for, but the job runs with mode={best.value!r}. Run it with "
+                f"mode={node.guarantee.value!r} (PENSTOCK_MODE={node.guarantee.value}), or write "
+                f"guarantee={best.value!r}."
+            )
             raise GraphError(msg, uid=node.uid, where=str(node.origin))
 
 
