@@ -1,10 +1,9 @@
-"""``ps.write_state``: a table as the state of a step, in a savepoint of a job that is stopped or has yet to begin.
+"""``ps.write_state``: a table as the state of a step, in a savepoint of a job that is stopped or has yet to begin."""
 
-The table is checked before the job is claimed. Under the claim its rows become a layer in a folder of this generation.
-Then one entry makes it count: the other steps as they were at a checkpoint, this one's state, and the name. A crash
-before that entry leaves the job as it was, and files that the next owner deletes. Open output is not forgotten: the
-entry lists it, and the next start publishes it first.
-"""
+# The table is checked before the job is claimed. Under the claim its rows become a layer in a folder of this
+# generation. Then one entry of the log makes the savepoint: the other steps as they were at a checkpoint, this step's
+# state, and the name. A crash before that entry leaves the job as it was, and files that the next owner deletes. The
+# entry lists open output, so the next start publishes it first.
 
 from __future__ import annotations
 
@@ -53,8 +52,8 @@ def write_state(
     """Make a savepoint in which the state of one step is this table; the next start continues it.
 
     Everything else in it (positions, other steps, watermarks) is as it was at a checkpoint. If that is not the newest,
-    this is a rewind too: rows read since then are read and published again. A job that has no checkpoint begins with
-    this state, its sources where they begin; then the pipeline must be given.
+    this is a rewind too: rows read since then are read and published again. A job without a checkpoint begins with
+    this state, and its sources at their start; it needs ``pipeline``.
 
     The columns are those of ``read_state``: key columns, ``window_start`` and ``window_end`` where there are
     windows, and each aggregate, finished (``sum``, ``count``, ``min``, ``max``) or as its parts, which
@@ -64,11 +63,11 @@ def write_state(
         spark: a classic session; it is left as it was.
         state: the job's own directory, or the folder that holds the state of jobs.
         uid: of the step.
-        frame: all of its rows: other rows are gone. Read once.
+        frame: all rows of the new state; rows of the old state that it lacks are gone. It is read once.
         name: of the savepoint, never used before.
         job: the job's name, if ``state`` is the folder of several.
         at: where all else comes from: a checkpoint's number or a savepoint's name; the restore point unless given.
-        pipeline: for a step that the checkpoint does not have, for changed code, or for an aggregate of one's own.
+        pipeline: for a step that the checkpoint does not have, for changed code, or for a custom aggregate.
 
     Returns:
         The number of the new checkpoint.

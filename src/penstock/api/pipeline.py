@@ -56,7 +56,8 @@ class Pipeline:
         """Return the rows of a source as a stream.
 
         Args:
-            uid: names the source's position in checkpoints; unique in the pipeline, and never changed lightly.
+            uid: names the source's position in checkpoints; unique in the pipeline. Under another uid the source
+                begins again.
             source: for example ``ps.files.Source("in/", schema="id LONG")``.
             pace: ``ps.every("1 second")`` for one batch a second; by default a batch begins when there is data.
 
@@ -217,7 +218,7 @@ class PipelineDefinition:
         return graph
 
     def _called(self) -> Pipeline:
-        """The argument of the function after a call.
+        """Call the function, and return the ``Pipeline`` that it was given.
 
         Columns and UDFs need Spark. If the function makes one and no Spark runs, it is called once more with a session.
         Its Columns stay usable: the JVM that holds them outlives the session.

@@ -115,7 +115,7 @@ class Outcome:
         return collector.report()
 
     def _on_fact(self, fact: Fact) -> None:
-        """Take a fact in: the listener of every attempt."""
+        """Record a fact; the listener of every attempt."""
         self.facts.append(fact)
         if isinstance(fact, JobStarted):
             self._watermarks.clear()  # each task announces what it was restored with
@@ -276,7 +276,7 @@ class PipelineRun(Outcome):
         """Take a checkpoint: when this returns, it is in the log and its output is published.
 
         Args:
-            wait: with ``False``, a checkpoint that a held source keeps pending is no error; returns ``None`` then.
+            wait: whether a checkpoint that a held source keeps pending is an error. Without it, returns ``None`` then.
 
         Returns:
             Its number; ``None`` if the job died at the armed crash and no restart was asked for.
