@@ -191,7 +191,7 @@ class Removal:
                 yield RemovedFile(name=name, path=path, signature=now)
 
     def rounds(self) -> list[tuple[int, int]]:
-        """The rounds whose files are still there, as in :class:`RemovalRecord`, in order."""
+        """The rounds whose files are still there, as in ``RemovalRecord``, in order."""
         try:
             names = os.listdir(self.store)
         except (FileNotFoundError, NotADirectoryError):
