@@ -448,6 +448,19 @@ def test_a_fresh_start_where_files_were_removed_says_so_and_reads_the_rest(feed,
     assert feed.start().read() == []
 
 
+def test_a_file_that_the_newest_checkpoint_names_is_kept_by_restarts_until_the_next_one(tmp_path):
+    feed = Feed(tmp_path / "in", after_read="delete")
+    feed.put("a.json", "b.json")
+    feed.start().read()
+    feed.complete()
+    newest = feed.position
+    for _ in range(2):
+        feed.position = newest
+        feed.start()
+    feed.put("a.json")
+    assert feed.start().read() == ["a.json"]
+
+
 def test_a_fresh_start_that_finds_no_file_can_be_restarted(feed):
     feed.put("a.json")
     feed.start().read()
@@ -508,6 +521,28 @@ def test_an_old_process_stops_in_the_middle_of_its_files_when_a_rewind_puts_them
     with pytest.raises(SourceChanged, match="Another job"):
         old.poll(now=MonotonicTime(10**15), wall=WallTime(0), limits=ReadLimit())
     assert archiving.read() == ["a.json", "b.json"]
+
+
+def test_an_old_process_deletes_nothing_that_the_new_one_has_moved(tmp_path):
+    feed = Feed(tmp_path / "in", after_read="delete")
+    feed.start().read()
+    old, early = feed.reader, feed.position
+    feed.put("a.json")
+    feed.start().read()
+    feed.complete()
+    old.committed(1, early)
+    assert len([*feed.root.rglob("a.json")]) == 1
+    feed.put("a.json")
+    assert feed.start().read() == ["a.json"]
+
+
+def test_a_new_file_has_the_name_of_a_removed_one_and_the_record_is_lost_before_the_next_checkpoint(archiving):
+    archiving.put("a.json", "b.json")
+    archiving.start().read()
+    archiving.complete()
+    archiving.put("a.json")
+    shutil.rmtree(archiving.root / ".penstock")
+    assert archiving.start().read() == ["a.json"]
 
 
 def test_a_directory_that_is_not_mounted_is_waited_for_though_no_file_is_remembered(feed):

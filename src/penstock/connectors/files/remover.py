@@ -58,6 +58,7 @@ class FileRemover:
         self._found: RemovalRecord | None = None  # as it was read or written last
         self._held: dict[str, FileSignature] = {}
         self._held_read = 0
+        self._confirmed: FilesPosition | None = None  # of a checkpoint since which nothing was deleted
 
     def resume(self, position: FilesPosition, *, is_fresh: bool) -> FilesPosition:
         """The position to read on from: a rewound one gets its files back from the archive.
@@ -73,6 +74,7 @@ class FileRemover:
         """
         removal = self._removal
         removal.check()
+        restored = position
         record = self._found = removal.record()
         if record is not None and not is_fresh:
             try:
@@ -84,7 +86,7 @@ class FileRemover:
         if record is None or is_fresh:
             position = self._begin(position, record)
         else:
-            self._hold(position)
+            self._hold(restored)  # what was moved after it stays until a checkpoint does not name it any more
         self._lineage = position.lineage or ""
         if self._earlier:  # the record was lost: an older checkpoint must not be taken for one without removed files
             self.planned(position)
@@ -95,8 +97,12 @@ class FileRemover:
 
         Numbers go on after those that there are. Files are removed once a checkpoint has the lineage.
         """
-        forgotten = position.read if position.read > len(position.done) else 0  # removed, though the record is lost
-        newest = max(record.read if record is not None else 0, self._removal.newest_round(), forgotten)
+        newest = max(record.read if record is not None else 0, self._removal.newest_round())
+        if position.lineage is not None:  # the record was lost
+            position = without_removed(self._removal, position)
+            there = sum(os.path.lexists(os.path.join(self._removal.root, name)) for name in position.done)
+            if there < position.read:
+                newest = max(newest, position.read)
         self._newest = newest
         read = max(position.read, newest + len(position.done))
         self._planned = read
@@ -156,13 +162,14 @@ class FileRemover:
     def _hold(self, position: FilesPosition) -> None:
         self._held = {name: before for name, before in position.done.items() if name not in position.gone}
         self._held_read = position.read
-        if self._removal.way == "delete":
-            self._delete(position)
+        self._confirmed = position if self._removal.way == "delete" and self._found is not None else None
 
     def _delete(self, position: FilesPosition) -> None:
-        """Delete the files that were moved before the newest checkpoint: its position does not name them any more."""
+        """Delete the files that were moved before this newest checkpoint: its position does not name them any more."""
         with suppress(OSError):  # what cannot be deleted is tried again
             for start, read in self._removal.rounds():
+                if read > position.read:
+                    break
                 for each in [*self._removal.removed_in(start, read)]:
                     if position.done.get(each.name) != each.signature:
                         os.unlink(each.path)
@@ -175,7 +182,7 @@ class FileRemover:
             GraphError: the archive is another directory's too.
             SourceChanged: another source removes files of the same directory.
         """
-        if not self._held:
+        if not self._held and self._confirmed is None:
             return position
         failures: list[tuple[str, str]] = []
         names: list[str] = []
@@ -183,7 +190,10 @@ class FileRemover:
             # Again before each call: a rewind may have begun elsewhere, and what it puts back must stay.
             if self._note(self._held_read):
                 failpoint("source.files.noted")
+                if self._confirmed is not None:
+                    self._delete(self._confirmed)
                 names = self._remove(position, failures, most)
+            self._confirmed = None
         except (OSError, SourceUnavailable) as error:
             failures.append((self._removal.path, str(error)))
             self._held.clear()
@@ -227,7 +237,8 @@ class FileRemover:
             SourceChanged: another source removes files of the same directory.
         """
         is_recorded = self._found is not None and self._found.lineage == self._lineage
-        if position.read <= (self._planned if is_recorded else 0):
+        is_first = self._found is None and not position.read
+        if is_first or (is_recorded and position.read <= self._planned):
             return
         before, self._planned = self._planned, position.read
         try:
