@@ -23,6 +23,8 @@ _DIGITS: Final = 12
 _MARK: Final = re.compile(r"\.penstock-[0-9a-f]{16}")
 _ROUNDS_OF_A_CHECKPOINT: Final = 4
 """Most rounds with files that a position still names: that of its checkpoint, and of those confirmed late before it."""
+_MOST_EARLIER: Final = 1_000
+"""Most earlier lineages that a record keeps: a crash between a barrier and its checkpoint makes one."""
 _ROUND: Final = re.compile(r"(\d{12})-(\d{12})")
 
 
@@ -60,7 +62,7 @@ class RemovalRecord:
             start=min(self.start, position.read),
             read=min(self.read, position.read),
             seen=position.read,
-            earlier=earlier,
+            earlier=dict([*earlier.items()][-_MOST_EARLIER:]),
         )
 
     @property
@@ -212,11 +214,14 @@ class Removal:
         """Mark the archive as that of this directory.
 
         Raises:
+            GraphError: it is another directory's.
             OSError: it cannot be written.
         """
-        if self.way == "archive":
+        mark = os.path.join(self.archive, self._mark)
+        if self.way == "archive" and not os.path.exists(mark):
             os.makedirs(self.archive, exist_ok=True)
-            with open(os.path.join(self.archive, self._mark), "a", encoding="utf-8"):
+            self.check()  # another source may have begun since the start
+            with open(mark, "a", encoding="utf-8"):
                 pass
 
     def check(self) -> None:
