@@ -67,7 +67,7 @@ def test_the_client_does_what_the_committer_relies_on(broker, topics):
         return KafkaTransactions(Connection(servers=broker.servers, options={}), topic, topic)
 
     def record(value: bytes) -> OutputRecord:
-        return OutputRecord(topic, None, value, None, 1, None)
+        return OutputRecord(topic, None, value, None, None, None)
 
     old, new = client(), client()
     old.fence()
@@ -121,7 +121,7 @@ def expected(minutes: range, partitions: int) -> Counter[tuple[str, str, int]]:
 
 @pytest.mark.mission("D10")
 def test_a_result_is_there_once_after_a_crash_at_each_step_of_a_commit(spark, broker, topics, tmp_path):
-    topic, out = topics.create("in", partitions=2), topics.create("out", partitions=3)
+    topic, out = topics.create("in", partitions=2), topics.create("out", partitions=3, retention_ms=-1)
     definition = shop(broker.servers, topic, out, transactional_id_prefix=out)
     settings = {"state": tmp_path / "state", "spark": spark, "checkpoint_every": "200ms"}
     for number, place in enumerate(("begun", "produced", "marked", "committed")):

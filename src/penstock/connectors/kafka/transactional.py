@@ -23,6 +23,17 @@ _CALL_SECONDS: Final = 10.0
 _STEP: Final = 0.2
 """Seconds between two looks at a full queue."""
 _ABORT_SECONDS: Final = 2.0
+_COORDINATOR_MOVES: Final = frozenset(
+    {
+        "NOT_COORDINATOR",
+        "COORDINATOR_LOAD_IN_PROGRESS",
+        "COORDINATOR_NOT_AVAILABLE",
+        "UNSTABLE_OFFSET_COMMIT",
+        "_WAIT_COORD",
+    }
+)
+"""The group's broker is being found, or has yet to load its offsets: the client does not ask again by itself."""
+_MOST_READS: Final = 100
 _DEFAULTS: Final[Mapping[str, Option]] = {
     "linger.ms": 1,
     "retry.backoff.ms": 1,  # markers of the transaction before are still being written: 100 ms would be waited for
@@ -137,10 +148,19 @@ def committed_marker(consumer: Any, topic: str) -> Marker | None:
     """The marker that a consumer's group has for a topic."""
     from confluent_kafka import KafkaException, TopicPartition
 
-    (found,) = consumer.committed([TopicPartition(topic, 0)], timeout=_CALL_SECONDS)
-    if found.error is not None:
-        raise KafkaException(found.error)
-    return Marker.parse(found.offset, found.metadata)
+    for _ in range(_MOST_READS):
+        try:
+            (found,) = consumer.committed([TopicPartition(topic, 0)], timeout=_CALL_SECONDS)
+        except KafkaException as raised:
+            error = raised.args[0]
+        else:
+            error = found.error
+            if error is None:
+                return Marker.parse(found.offset, found.metadata)
+        if error.name() not in _COORDINATOR_MOVES:
+            break
+        consumer.poll(_STEP)
+    raise KafkaException(error)
 
 
 def _reading_options(group: Connection, log: ClientLog) -> dict[str, Any]:

@@ -311,14 +311,19 @@ class Publisher:
                         check_owner()
                     self._was_fenced = False
                     self._client = self._connect(self.identity)
-                    producing.do(Step.FENCE, self._client.fence)
-                    self._marker = producing.do(Step.READ, self._client.marker)
+                    self._marker = self._take(self._client, producing)
                 yield producing
             except BaseException as error:
                 if isinstance(error, Failed) and error.reaction is Reaction.LOOK_AT_LOG:
                     self._was_fenced = True
                 self.close()
                 raise
+
+    @staticmethod
+    def _take(client: TransactionalClient, producing: Producing) -> Marker | None:
+        """Fence first, then read (rule S3): a marker that was read before may be another's by now."""
+        producing.do(Step.FENCE, client.fence)
+        return producing.do(Step.READ, client.marker)
 
     @property
     def client(self) -> TransactionalClient:
