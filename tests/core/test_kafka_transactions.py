@@ -11,6 +11,8 @@ import pytest
 
 import penstock as ps
 from kafka_broker import MemoryBroker
+from penstock.admin.verify import OutputLocation, locate_output
+from penstock.connectors.kafka import transactions
 from penstock.connectors.kafka.client import Connection
 from penstock.connectors.kafka.transactions import (
     ClientFailure,
@@ -313,6 +315,14 @@ def test_a_marker_that_is_lost_with_nothing_open_is_made_anew_where_no_zombie_ca
         act.commit(staged(filesystem, 7, b"never"))
     assert act.commit(item) is CommitOutcome.ALREADY_DONE
     assert values(broker) == [b"a"]
+
+
+def test_verify_does_not_miss_staged_files_whose_publication_the_marker_shows(broker, filesystem, monkeypatch):
+    monkeypatch.setattr(transactions.PUBLISHERS, "look", broker.look)
+    started(broker, next=2)
+    items = [staged(filesystem, 1, b"a"), staged(filesystem, 2, b"b")]
+    places = [OutputLocation.PUBLISHED, OutputLocation.LOST]
+    assert [locate_output(filesystem, item, item.files[0]) for item in items] == places
 
 
 def test_a_marker_is_written_again_before_it_expires(broker):

@@ -3,39 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 
-from integration.topics import Topics
+from integration.topics import Record
 from penstock.connectors.kafka.client import Connection
 from penstock.connectors.kafka.producer import KafkaDeliveries
 from penstock.connectors.kafka.records import OutputRecord
 from penstock.errors import ConnectorError, SinkUnavailable
 
-PATIENCE = 60
-
 
 def record(topic: str, value: bytes | None, **more) -> OutputRecord:
     empty = {"key": None, "partition": None, "timestamp_ms": None, "headers": None}
     return OutputRecord(topic=topic, value=value, **{**empty, **more})
-
-
-def read(servers: str, topics: Topics, topic: str, **settings) -> list[OutputRecord]:
-    """All records of a topic, by partition, as a reader of committed ones sees them."""
-    options = {"bootstrap.servers": servers, "group.id": "reader", "enable.partition.eof": True, **settings}
-    consumer = Consumer({"auto.offset.reset": "earliest", "isolation.level": "read_committed", **options})
-    left = set(topics.ends(topic))
-    consumer.assign([TopicPartition(topic, partition, 0) for partition in left])
-    found = []
-    while left:
-        for message in consumer.consume(1000, timeout=PATIENCE):
-            if message.error() is not None:
-                assert message.error().name() == "_PARTITION_EOF"
-                left.discard(message.partition())
-                continue
-            parts = (message.topic(), message.key(), message.value(), message.partition())
-            found.append(OutputRecord(*parts, message.timestamp()[1], message.headers()))
-    consumer.close()
-    return sorted(found, key=lambda each: each.partition)
 
 
 def deliveries(servers: str, topic: str, **options) -> KafkaDeliveries:
@@ -51,13 +29,12 @@ def test_records_are_delivered_with_all_their_parts_and_keys_go_where_java_sends
     producer.send([record(other, b"elsewhere")])
     producer.flush()
     producer.close()
-    found = read(broker.servers, topics, topic)
-    assert whole in found
-    assert record(topic, None, key=b"gone", partition=0, timestamp_ms=2) in found
-    # What the Java client's default partitioner says of these keys: murmur2(key) & 0x7fffffff % 4.
+    found = topics.read(topic)
+    assert Record(b"v", b"k", 3, [("a", b"1"), ("a", None)], 1_000) in found
+    assert Record(None, b"gone", 0, (), 2) in found
     places = {each.key: each.partition for each in found}
     assert [places[b"user-%d" % n] for n in range(4)] == [murmur2(b"user-%d" % n) % 4 for n in range(4)]
-    assert [each.value for each in read(broker.servers, topics, other)] == [b"elsewhere"]
+    assert [each.value for each in topics.read(other)] == [b"elsewhere"]
 
 
 def murmur2(data: bytes) -> int:

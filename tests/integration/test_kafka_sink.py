@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import penstock as ps
-from integration.test_kafka_deliveries import read
 from integration.test_kafka_job import orders
 from penstock import failpoints
 from penstock.api.pipeline import PipelineDefinition
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-PATIENCE = 120
+PAGE = Path(__file__).parents[2] / "docs" / "kafka.md"
 
 
 class TestContract(SinkContract):
@@ -37,12 +38,12 @@ class TestContract(SinkContract):
 
     @pytest.fixture
     def sink(self, broker, topics) -> ps.kafka.Sink:
-        self.broker, self.topics = broker, topics
+        self.topics = topics
         self.topic = topics.create("contract", partitions=2)
         return ps.kafka.Sink(servers=broker.servers, topic=self.topic, transactional_id_prefix=self.topic, key="id")
 
     def visible(self, sink: ps.kafka.Sink, spark: SparkSession) -> Sequence[Row]:  # type: ignore[override]
-        return [json.loads(each.value or b"") for each in read(self.broker.servers, self.topics, self.topic)]
+        return [json.loads(each.value or b"") for each in self.topics.read(self.topic)]
 
     def test_what_is_voided_is_never_published(
         self, sink: Any, spark: SparkSession, filesystem: LocalFileSystem
@@ -75,7 +76,7 @@ def test_the_client_does_what_the_committer_relies_on(broker, topics):
     old.begin()
     old.produce([record(b"a")])
     old.mark(Marker("log", 4))
-    assert read(broker.servers, topics, topic) == []
+    assert set(topics.ends(topic).values()) == {0}
     old.commit()
     assert old.marker() == Marker("log", 4)
     old.begin()
@@ -91,7 +92,7 @@ def test_the_client_does_what_the_committer_relies_on(broker, topics):
     new.mark(Marker("log", 5))
     new.commit()
     new.close()
-    found = sorted(each.value for each in read(broker.servers, topics, topic) if each.value is not None)
+    found = sorted(each.value for each in topics.read(topic) if each.value is not None)
     assert found == [b"a", b"b", b"c"]
 
 
@@ -108,9 +109,9 @@ def shop(servers: str, topic: str, out: str, **more: Any) -> PipelineDefinition:
     return pipeline
 
 
-def results(broker, topics, topic: str) -> Counter[tuple[str, str, int]]:
+def results(topics, topic: str) -> Counter[tuple[str, str, int]]:
     """What a reader of committed records sees: user, minute, count, each with how often."""
-    found = [json.loads(each.value or b"") for each in read(broker.servers, topics, topic)]
+    found = [json.loads(each.value or b"") for each in topics.read(topic)]
     return Counter((row["user"], row["window_start"][14:16], row["n"]) for row in found)
 
 
@@ -130,9 +131,30 @@ def test_a_result_is_there_once_after_a_crash_at_each_step_of_a_commit(spark, br
             assert ps.Job(definition, **settings).run(until="caught-up").restarts == 1
     topics.produce(topic, orders(range(8, 9), 2))
     ps.Job(definition, **settings).run(until="caught-up")
-    assert results(broker, topics, out) == expected(range(8), 2)
+    assert results(topics, out) == expected(range(8), 2)
 
     # Another job with this prefix: it has another log.
     with pytest.raises(SinkIdentityConflict, match="Another job has the same transactional_id_prefix"):
         ps.Job(definition, state=tmp_path / "another", spark=spark).run(until="caught-up")
-    assert results(broker, topics, out) == expected(range(8), 2)
+    assert results(topics, out) == expected(range(8), 2)
+
+
+def test_the_pipeline_of_the_page_about_kafka_goes_from_kafka_to_kafka(spark, broker, topics, tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    code = "\n".join(block for block in blocks if "p.read(" in block or ".write(" in block)
+    for name in ("orders", "counts", "live"):
+        topics.make(name, 2)
+    topics.produce("orders", orders(range(3), 2))
+
+    @ps.pipeline("page")
+    def pipeline(p: ps.Pipeline) -> None:
+        names: dict[str, Any] = {"p": p, "ps": ps}
+        exec(re.sub(r"kafka-1:9092(,kafka-2:9092)?", broker.servers, code), names)
+        names["bad"].write("bad-out", ps.memory.Sink())
+
+    ps.Job(pipeline, state=tmp_path / "state", spark=spark).run(until="caught-up")
+    counts = [json.loads(each.value or b"") for each in topics.read("counts")]
+    assert sorted((row["user"], row["n"]) for row in counts) == sorted([("u0", 8), ("u1", 6), ("u2", 6)] * 2)
+    assert {each.key for each in topics.read("counts")} == {b"u0", b"u1", b"u2"}
+    newest = {each.key: json.loads(each.value or b"")["n"] for each in topics.read("live")}
+    assert sorted(newest.values()) == sorted([8, 6, 6] * 3)

@@ -106,6 +106,15 @@ class SupportsOutputLookup(Protocol):
 
 
 @runtime_checkable
+class SupportsPublishedLookup(Protocol):
+    """A committer whose target says by itself which output it has."""
+
+    def is_published(self, item: Committable) -> bool:
+        """Whether the target surely has the output, or it is void; changes nothing."""
+        ...
+
+
+@runtime_checkable
 class ChecksLog(Protocol):
     """A sink whose target remembers the log that has written there (rule S4)."""
 

@@ -19,7 +19,7 @@ from penstock.connectors.kafka.producer import is_lasting, sink_error
 from penstock.connectors.kafka.records import OutputRecord, read_records
 from penstock.connectors.secrets import options_from_json, options_to_json
 from penstock.connectors.staging import require_staged, staged_tables
-from penstock.errors import CommitFailed, ConnectorError, SinkIdentityConflict, SinkUnavailable
+from penstock.errors import CommitFailed, ConnectorError, PenstockError, SinkIdentityConflict, SinkUnavailable
 from penstock.handles import CommitOutcome, output_names
 
 if TYPE_CHECKING:
@@ -611,6 +611,15 @@ class KafkaCommitter:
             raise _lost(item, identity)
         if verdict is Verdict.OPEN:
             require_staged(item, self._context.filesystem)
+
+    def is_published(self, item: Committable) -> bool:
+        """Whether the marker says that the output was published, or is void; not without an answer of the cluster."""
+        identity = self._identity(item)
+        try:
+            marker = self._publishers.look(identity)
+        except (ClientFailure, PenstockError):
+            return False
+        return judge(marker, log_id=identity.log_id, checkpoint=item.checkpoint) is Verdict.SETTLED
 
     def void(self, item: Committable) -> CommitOutcome:
         """Commit the marker alone, so that no later commit publishes. ``ALREADY_DONE``: it was settled before.
