@@ -25,7 +25,7 @@ and of two drivers that find no log the first to begin one is called the first.
 
 Not searched: other orders within one process (its tasks and workers take turns in one order; the seeds of
 ``scenario`` vary that), several sources or sinks, wall clocks that run apart, a commit that finds its producer taken
-more than once (``MOST_FENCED``), an expired marker (no sink of the product has one yet, rule S5). States are told
+more than once (``MOST_FENCED``), an expired marker (the seeds have it). States are told
 apart by 64-bit hashes: two that collide would be taken for one.
 """
 

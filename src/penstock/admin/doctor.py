@@ -33,6 +33,7 @@ from penstock.clock import Clock, SystemClock
 from penstock.connectors.files.sink import Sink as FilesSink
 from penstock.connectors.files.source import Source as FilesSource
 from penstock.connectors.kafka.client import Connection
+from penstock.connectors.kafka.sink import Sink as KafkaSink
 from penstock.connectors.kafka.source import Source as KafkaSource
 from penstock.connectors.secrets import Option, resolve
 from penstock.control.client import root_of
@@ -153,6 +154,9 @@ def _brokers(servers: str | None, graph: Graph | None, announce: Callable[[str],
         if isinstance(node, Read) and isinstance(node.source, KafkaSource):
             announce(f"asking {node.source.servers}")
             yield from look_at_brokers(node.source.servers, options=node.source.options, topics=node.source.topics)
+        if isinstance(node, Write) and isinstance(node.sink, KafkaSink):
+            announce(f"asking {node.sink.servers}")
+            yield from look_at_brokers(node.sink.servers, options=node.sink.options, topics=(node.sink.topic,))
 
 
 def _own_session() -> Iterator[Finding]:
@@ -246,7 +250,7 @@ def look_at_brokers(
 
     Args:
         servers: ``host:port``, several with commas.
-        options: client properties of the source that reads from there.
+        options: client properties of the source that reads from there, or of the sink.
         topics: the topics that must exist.
     """
     name = f"kafka {servers}"
@@ -262,7 +266,7 @@ def look_at_brokers(
         make_client: Any = AdminClient
         admin = make_client({**properties, "error_cb": lambda error: errors.append(str(error.str())), "log_level": 0})
     except (PenstockError, confluent_kafka.KafkaException, ValueError) as error:
-        yield fail(name, _error_text(error), "correct the servers and options of the source")
+        yield fail(name, _error_text(error), "correct the servers and options of the source or sink")
         return
     try:
         metadata = admin.list_topics(timeout=BROKER_TIMEOUT)

@@ -475,6 +475,16 @@ class OwnedLog:
             self._fence = self._writer.fenced(EntryNumber(self.history.tail + 1))
             raise self._fence
 
+    def require_owner(self) -> None:
+        """Raise the fence if another process surely owns the log; see ``superseded``.
+
+        Raises:
+            GenerationFenced: it does.
+        """
+        fence = self.superseded()
+        if fence is not None:
+            raise fence
+
     def superseded(self) -> GenerationFenced | None:
         """The fence, if another process surely owns the log: one read that never waits, from any thread.
 

@@ -10,9 +10,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from penstock.errors import ConnectorError, GraphError
+
+if TYPE_CHECKING:
+    from penstock.handles import Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,32 @@ def resolve(options: Mapping[str, Option]) -> dict[str, str | int | float | bool
         name: value.resolve() if isinstance(value, EnvironmentSecret | FileSecret) else value
         for name, value in options.items()
     }
+
+
+def options_to_json(options: Mapping[str, Option]) -> dict[str, Json]:
+    """Client properties as JSON, with references to secrets as references.
+
+    >>> options_to_json({"linger.ms": 5, "sasl.password": env("KAFKA_PASSWORD")})
+    {'linger.ms': 5, 'sasl.password': {'env': 'KAFKA_PASSWORD'}}
+    """
+    return {name: _to_json(value) for name, value in options.items()}
+
+
+def options_from_json(options: Mapping[str, Any]) -> dict[str, Option]:
+    """The client properties that ``options_to_json`` has written."""
+    return {name: _from_json(value) for name, value in options.items()}
+
+
+def _to_json(value: Option) -> Json:
+    if isinstance(value, EnvironmentSecret):
+        return {"env": value.name}
+    return {"file": value.path} if isinstance(value, FileSecret) else value
+
+
+def _from_json(value: Any) -> Option:
+    if not isinstance(value, Mapping):
+        return cast("Option", value)
+    return EnvironmentSecret(value["env"]) if "env" in value else FileSecret(value["file"])
 
 
 _SECRET_NAME: Final = re.compile(

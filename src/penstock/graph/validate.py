@@ -10,6 +10,7 @@ from penstock.graph.nodes import BAD_PORT, Graph, Keyed, Node, PortRef, Read, Un
 from penstock.graph.queries import direct_sources
 from penstock.handles import Guarantee, check_name
 from penstock.interfaces.operator import LATE_PORT, MAIN_PORT
+from penstock.interfaces.sink import HasIdentity
 
 # ---------------------------------------------------------------------------------- change streams and repeated results
 # Rows of a change stream undo one another, and a window that may be sent twice would be counted twice. Both are fine
@@ -90,7 +91,12 @@ def _makers(graph: Graph, ref: PortRef) -> Iterator[Keyed]:
 
 # ---------------------------------------------------------------------------------------------- checks of a whole graph
 
-_RANK: Final = {Guarantee.AT_MOST_ONCE: 0, Guarantee.AT_LEAST_ONCE: 1, Guarantee.EXACTLY_ONCE: 2}
+_RANK: Final = {
+    Guarantee.NONE: 0,
+    Guarantee.AT_MOST_ONCE: 1,
+    Guarantee.AT_LEAST_ONCE: 2,
+    Guarantee.EXACTLY_ONCE: 3,
+}
 
 
 def validate(graph: Graph) -> None:
@@ -107,6 +113,7 @@ def validate(graph: Graph) -> None:
     _check_dangling(graph)
     check_changes(graph)
     _check_alignment(graph)
+    _check_identities(graph)
     for node in graph.nodes:
         if isinstance(node, Write):
             _check_guarantee(graph, node)
@@ -177,6 +184,19 @@ def _check_alignment(graph: Graph) -> None:
                 "keeps state. Set max_drift in with_watermark before that step."
             )
             raise GraphError(msg, where=str(node.origin))
+
+
+def _check_identities(graph: Graph) -> None:
+    owners: dict[str, Write] = {}
+    for node in graph.nodes:
+        if isinstance(node, Write) and isinstance(node.sink, HasIdentity) and node.sink.identity is not None:
+            other = owners.setdefault(node.sink.identity, node)
+            if other is not node:
+                msg = (
+                    f"'{other.uid}' and '{node.uid}' both have {node.sink.identity}. Each would take the other's "
+                    "output for its own. Give each sink a name of its own."
+                )
+                raise GraphError(msg, uid=node.uid, where=str(node.origin))
 
 
 def _check_guarantee(graph: Graph, node: Write) -> None:
