@@ -329,7 +329,7 @@ class Stream(spark_names.AnswersSparkNames, Previewable):
         Args:
             column: text or bytes.
             schema: the fields in the order of the line, as DDL or as a ``StructType``.
-            on_error: what becomes of bad lines, as for :meth:`parse_json`.
+            on_error: what becomes of bad lines, as for ``parse_json``.
             options: of Spark's decoder: ``sep``, ``quote``, ``nullValue``, ``timestampFormat``, …
 
         Raises:

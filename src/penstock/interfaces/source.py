@@ -147,7 +147,7 @@ class SourceReader(Protocol):
     def committed(self, checkpoint: CheckpointId, position: Position) -> None:
         """Note that the checkpoint with this position is complete; it may show or remove what was read.
 
-        May be called late, again, or never: after a crash the position comes to :meth:`Source.open` instead.
+        May be called late, again, or never: after a crash the position comes to ``Source.open`` instead.
         """
         ...
 

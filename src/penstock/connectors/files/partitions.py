@@ -19,7 +19,7 @@ _REMEDY: Final = "move the file to a folder key=value for each of partition_colu
 
 
 def with_partitions(frame: DataFrame, root: str, columns: StructType, *, with_file: bool) -> DataFrame:
-    """The frame with the columns that the folders below ``root`` name; :data:`FILE` is dropped unless ``with_file``.
+    """The frame with the columns that the folders below ``root`` name; ``FILE`` is dropped unless ``with_file``.
 
     A row fails the job (see ``formats.text.explain``) if its path has no folder for a column, or another type of value.
     """
