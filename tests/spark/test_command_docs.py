@@ -105,7 +105,7 @@ def test_a_plan_says_what_the_page_shows_and_is_outdated_by_a_name(shop: Shop) -
 
     ends_with(shop.run(saved), 0)
     ends_with(shop.run("penstock savepoint create orders more"))
-    assert "the log has moved: entries after" in ends_with(shop.run(run), 65).err
+    assert "The log has moved: entries after" in ends_with(shop.run(run), 65).err
     assert "savepoint more" in shop.run(run).err
 
 
