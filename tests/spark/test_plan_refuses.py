@@ -72,12 +72,19 @@ STORIES = {
         source=change(('"archive", format="json"', '"archive", format="text"')),
     ),
     "files without columns to take": Refusal(
-        code=1,
+        code=65,
         says="has no file to take the columns from",
         source=change(
             ('"in", format="json", schema="user STRING, amount LONG, at TIMESTAMP"', '"none", format="parquet"')
         ),
         story=lambda folder: (folder / "none").mkdir(),
+    ),
+    "a folder of Parquet files that is missing": Refusal(
+        code=65,
+        says="none' does not exist. Create it, mount it or correct the path",
+        source=change(
+            ('"in", format="json", schema="user STRING, amount LONG, at TIMESTAMP"', '"none", format="parquet"')
+        ),
     ),
     "state that does not fit": Refusal(
         code=65,

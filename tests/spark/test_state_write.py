@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from pyspark.sql import functions as F
@@ -49,6 +49,11 @@ def state(spark: SparkSession, folder: Path, **options: object) -> set[tuple[obj
     return {(row["user"], row["window_start"].minute, row["n"]) for row in found.collect()}
 
 
+def blocks(spark: SparkSession) -> frozenset[int]:
+    """The cached rows of this context."""
+    return frozenset(cast("Any", spark.sparkContext)._jsc.getPersistentRDDs().keySet())
+
+
 def test_a_run_goes_on_from_repaired_state(spark: SparkSession) -> None:
     with ps.testing.run(clicks(), spark) as t:
         t.send("a", [at("u", 0), at("v", 0), at("test", 0), at(None, 0)])
@@ -57,8 +62,10 @@ def test_a_run_goes_on_from_repaired_state(spark: SparkSession) -> None:
         fixed = ps.read_state(spark, t.folder / "clicks", "counts").where("user IS NULL OR user <> 'test'")
         fixed = fixed.withColumn("n", F.expr("CASE WHEN user = 'v' THEN n + 10 ELSE n END"))
 
+        kept = blocks(spark)
         number = ps.write_state(spark, t.folder / "clicks", "counts", fixed, name="without-test")
 
+        assert blocks(spark) <= kept
         history = open_job(t.folder).read()
         written = history.restore_point
         assert number == written.checkpoint == before.restore_point.checkpoint + 1

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +27,8 @@ from penstock.spark.session import default_parallelism
 from penstock.user_code import short_tracebacks
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import DataFrame, SparkSession
 
     from penstock.api.pipeline import PipelineDefinition
@@ -94,8 +96,7 @@ def write_state(
     _require_writable(history, name)
     with reading_session(spark) as session:
         target = _Target.resolve(history, uid, at, pipeline, session)
-        rows = _checked_rows(target, frame, session)
-        with directory.own(expect_tail=history.tail) as owned:
+        with _checked_rows(target, frame, session) as rows, directory.own(expect_tail=history.tail) as owned:
             is_new = owned.history.restore_point is None and not owned.history.manifests
             _require_writable(owned.history, name)
             write = ManualWrite(name=name, owner=process_name(), at=directory.now())
@@ -238,15 +239,19 @@ def _require_writable(history: History, name: str) -> None:
         raise RequestRefused(msg)
 
 
-def _checked_rows(target: _Target, frame: DataFrame, session: SparkSession) -> DataFrame:
-    """The rows in the form of layers, read once and checked."""
+@contextmanager
+def _checked_rows(target: _Target, frame: DataFrame, session: SparkSession) -> Iterator[DataFrame]:
+    """The rows in the form of layers, read once and checked; their blocks are freed afterwards."""
     from penstock.operators.windows.table import check_rows, to_layer_rows
-    from penstock.spark.blocks import with_session
+    from penstock.spark.blocks import free_blocks, local_checkpoint, with_session
 
     rows = to_layer_rows(target.table, with_session(frame, session))
-    checked = target.table.layers_format.hashed(rows).localCheckpoint(eager=True)
-    check_rows(target.table, checked, horizon=target.horizon)
-    return checked
+    checked = local_checkpoint(target.table.layers_format.hashed(rows))
+    try:
+        check_rows(target.table, checked, horizon=target.horizon)
+        yield checked
+    finally:
+        free_blocks(checked)
 
 
 def _write_layer(

@@ -44,7 +44,7 @@ from penstock.connectors.files.partitions import with_columns, with_partitions
 from penstock.connectors.files.ranges import FileFormat, check_parquet_schema, frame_of, parquet_schema
 from penstock.connectors.files.removal import Removal, found_at_start, has_lost_record, record_lost
 from penstock.connectors.files.remover import MOST_AT_ONCE, FileRemover
-from penstock.errors import GraphError, SourceUnavailable
+from penstock.errors import GraphError
 from penstock.facts import SourceLag
 from penstock.formats import text
 from penstock.handles import Guarantee
@@ -438,8 +438,7 @@ class Source:
         """The columns of the files, and then those of their folders.
 
         Raises:
-            GraphError: a declared column cannot be in Parquet files, or a name appears twice.
-            SourceUnavailable: there is no first file yet.
+            GraphError: a declared column cannot be in Parquet files, a name appears twice, or there is no first file.
         """
         return with_columns(self.data_schema(spark), self.partition_schema(spark))
 
@@ -456,8 +455,7 @@ class Source:
         """The declared columns; of Parquet without a schema, those of the first file.
 
         Raises:
-            GraphError: a declared column cannot be in Parquet files.
-            SourceUnavailable: there is no first file yet.
+            GraphError: a declared column cannot be in Parquet files; or the directory, or a file in it, is missing.
         """
         if self.content.format == "text":
             return text.struct_type(spark, "value STRING, _file STRING" if self.with_file else "value STRING")
@@ -468,11 +466,11 @@ class Source:
             return declared
         if self.taken is not None:
             return self.taken
+        require_directory(self.path)
         files = ordered(self._scan())
         if not files:
-            remedy = "Give schema=, put a file there first, or mount the directory."
-            msg = f"{self.describe()} has no file to take the columns from. {remedy}"
-            raise SourceUnavailable(msg)
+            msg = f"{self.describe()} has no file to take the columns from. Give schema=, or put a file there first."
+            raise GraphError(msg)
         return text.struct_type(spark, parquet_schema(spark, os.path.join(self.path, files[0][0])))
 
     @property
@@ -484,8 +482,8 @@ class Source:
         """The same source; if no columns are declared, with those that the position records, or else the first file's.
 
         Raises:
+            GraphError: no columns are recorded, and there is no first file.
             StateIncompatible: the position cannot be read.
-            SourceUnavailable: there is no first file yet.
         """
         from pyspark.sql.types import StructType
 
