@@ -11,7 +11,7 @@ import pytest
 from core.files_kit import SCHEMA, SPARK, Feed, _without_a_disk  # noqa: F401 - a fixture
 from penstock import failpoints
 from penstock.clock import MonotonicTime, WallTime
-from penstock.connectors.files import removal, remover, source
+from penstock.connectors.files import reader, removal, remover
 from penstock.connectors.files.source import Source
 from penstock.errors import GraphError, SourceChanged, SourceUnavailable
 from penstock.failpoints import FailpointCrash
@@ -513,7 +513,7 @@ def test_an_old_process_stops_in_the_middle_of_its_files_when_a_rewind_puts_them
     first = archiving.position
     archiving.put("a.json", "b.json")
     archiving.read()
-    monkeypatch.setattr(source, "MOST_AT_ONCE", 1)
+    monkeypatch.setattr(reader, "MOST_AT_ONCE", 1)
     archiving.complete()
     assert archiving.present() == ["b.json"]
     old = archiving.reader

@@ -86,11 +86,15 @@ class Job:
             self.feed.complete(self.saved[max(0, index - late)].position)
 
     def rewind(self, back):
-        before = self.newest
+        """A rewind that is refused changes nothing; one that is killed is in the log already."""
+        target = self.saved[max(0, len(self.saved) - 1 - back)]
         try:
-            self.restart(self.saved[max(0, len(self.saved) - 1 - back)])
+            self.feed.source.check_position(target.position)
         except SourceChanged:
-            self.start(before)
+            return
+        self.old.append((self.feed.reader, self.newest))
+        self.newest = target
+        self.start(target)
 
     def go_on_in_an_old_process(self):
         for reader, newest in self.old[-2:]:

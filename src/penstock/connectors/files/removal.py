@@ -174,7 +174,7 @@ class Removal:
         """The files that were archived after the position: those that it has not read, and some that it has.
 
         Raises:
-            SourceChanged: not all of them are in the archive.
+            SourceChanged: not all of them are in the archive, or others have their names.
         """
         rounds = [(start, read) for start, read in self.rounds() if read > position.read]
         covered = position.read
@@ -183,7 +183,11 @@ class Removal:
                 covered = max(covered, read)
         if self.way != "archive" or covered < record.read:
             raise removed_since(self, record.read - position.read)
-        return [each for start, read in rounds for each in self.removed_in(start, read)]
+        found = [each for start, read in rounds for each in self.removed_in(start, read)]
+        taken = [each.name for each in found if os.path.lexists(os.path.join(self.root, each.name))]
+        if taken:
+            raise name_taken(self, taken)
+        return found
 
     def removed_in(self, start: int, read: int) -> Iterator[RemovedFile]:
         """The files of a round that are still there."""

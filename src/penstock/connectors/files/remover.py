@@ -20,7 +20,6 @@ from penstock.connectors.files.removal import (
     RemovalRecord,
     RemovedFile,
     is_rewound,
-    name_taken,
     removed_before,
     second_remover,
     sync_folders,
@@ -135,9 +134,6 @@ class FileRemover:
 
     def _put_back(self, files: Sequence[RemovedFile]) -> None:
         root = self._removal.root
-        taken = [each.name for each in files if os.path.lexists(os.path.join(root, each.name))]
-        if taken:
-            raise name_taken(self._removal, taken)
         for each in files:
             target = os.path.join(root, each.name)
             os.makedirs(os.path.dirname(target), exist_ok=True)
