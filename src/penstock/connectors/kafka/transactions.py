@@ -6,6 +6,7 @@ published or void. Its metadata has the id of the log. The client is handed in; 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.handles import Committable, Json
     from penstock.interfaces.sink import CommitContext
 
+log = logging.getLogger("penstock")
 T = TypeVar("T")
 OnLostMarker: TypeAlias = Literal["fail", "publish", "discard"]
 
@@ -429,6 +431,13 @@ def look_in_cluster(identity: Identity) -> Marker | None:
     return look_at_marker(identity.connection, identity.transactional_id, identity.topic)
 
 
+def version_of_cluster(identity: Identity) -> int | None:
+    """The version of the cluster's transactions; ``None`` if it does not tell."""
+    from penstock.connectors.kafka.features import transaction_version
+
+    return transaction_version(identity.connection)
+
+
 @dataclass(eq=False)
 class Publishers:
     """The publishers of one process, by identity: a sink's writer and its committer use one.
@@ -438,6 +447,7 @@ class Publishers:
 
     connect: Connect = connect_to_cluster
     look: Callable[[Identity], Marker | None] = look_in_cluster
+    version: Callable[[Identity], int | None] = version_of_cluster
     clock: Clock = field(default_factory=SystemClock)
     _used: dict[tuple[str, str, str], tuple[Publisher, int]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -510,6 +520,24 @@ def refuse_another_log(identity: Identity, log_id: str | None, uid: str, publish
     marker = _look(identity, uid, publishers)
     if marker is not None and marker.log_id != log_id:
         raise foreign(marker, identity, uid)
+
+
+def refuse_old_transactions(version: int | None, identity: Identity, least: int, uid: str) -> None:
+    """Refuse a cluster whose transactions are older than the sink takes; one that does not tell is only warned of.
+
+    Raises:
+        ConnectorError: they are.
+    """
+    if version is None:
+        log.warning("sink %s: no broker of %s tells its transaction.version", uid, identity.connection.servers)
+    elif version < least:
+        msg = (
+            f"Kafka at {identity.connection.servers} has transaction.version {version}. Below 2 a request of an aborted "
+            "transaction that arrives late can become a part of the next one (KIP-890), so rows could be there twice. "
+            "Upgrade it (kafka-features.sh upgrade --feature transaction.version=2, from Kafka 4.0 on), or accept that "
+            f"with least_transaction_version={version}."
+        )
+        raise ConnectorError(msg, uid=uid)
 
 
 def _look(identity: Identity, uid: str, publishers: Publishers) -> Marker | None:
