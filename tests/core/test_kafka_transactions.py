@@ -16,11 +16,10 @@ from penstock.admin.verify import OutputLocation, locate_output
 from penstock.connectors.kafka import transactions
 from penstock.connectors.kafka.client import Connection
 from penstock.connectors.kafka.features import parse_transaction_version, transaction_version
+from penstock.connectors.kafka.identity import Identity, Marker
 from penstock.connectors.kafka.transactions import (
     ClientFailure,
-    Identity,
     KafkaCommitter,
-    Marker,
     Reaction,
     Step,
     reaction,

@@ -17,9 +17,10 @@ from penstock import failpoints
 from penstock.api.pipeline import PipelineDefinition
 from penstock.connectors.kafka.client import Connection
 from penstock.connectors.kafka.features import transaction_version
+from penstock.connectors.kafka.identity import Marker
 from penstock.connectors.kafka.records import OutputRecord
 from penstock.connectors.kafka.transactional import KafkaTransactions
-from penstock.connectors.kafka.transactions import ClientFailure, Marker
+from penstock.connectors.kafka.transactions import ClientFailure
 from penstock.errors import SinkIdentityConflict
 from penstock.filesystem.local import LocalFileSystem
 from penstock.handles import CommitOutcome

@@ -17,13 +17,12 @@ from penstock.connectors.kafka.config import (
     check_topic,
     parse_servers,
 )
+from penstock.connectors.kafka.identity import Identity, OnLostMarker
 from penstock.connectors.kafka.producer import KafkaDeliveries
 from penstock.connectors.kafka.records import RecordFormat, RecordParts
 from penstock.connectors.kafka.transactions import (
     KIND,
     PUBLISHERS,
-    Identity,
-    OnLostMarker,
     Publisher,
     Publishers,
     refuse_another_log,
