@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.connectors.kafka.transactions import ClientFailure, Identity, Marker, Publishers, Step
+from penstock.connectors.kafka.identity import Identity, Marker
+from penstock.connectors.kafka.transactions import ClientFailure, Publishers, Step
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +15,11 @@ from kafka_broker import MemoryBroker
 from penstock.admin.verify import OutputLocation, locate_output
 from penstock.connectors.kafka import transactions
 from penstock.connectors.kafka.client import Connection
+from penstock.connectors.kafka.features import parse_transaction_version, transaction_version
+from penstock.connectors.kafka.identity import Identity, Marker
 from penstock.connectors.kafka.transactions import (
     ClientFailure,
-    Identity,
     KafkaCommitter,
-    Marker,
     Reaction,
     Step,
     reaction,
@@ -358,6 +359,45 @@ def test_an_identity_is_kept_in_a_committable_with_references_to_secrets():
         uid="out", kind="kafka/1", checkpoint=CheckpointId(1), target="t", files=(), detail=identity.to_json()
     )
     assert Identity.of(item) == identity
+
+
+ANSWER = b"".join(
+    [
+        struct.pack(">ih", 1, 0),
+        bytes([3]) + struct.pack(">hhh", 0, 0, 9) + b"\0" + struct.pack(">hhh", 18, 0, 4) + b"\0",  # two requests
+        struct.pack(">i", 0),
+        bytes([2]),
+        bytes([0, 1, 1]),  # no supported features
+        bytes([2, 45, 3]),
+        bytes([14]) + b"group.version" + struct.pack(">hh", 1, 1) + b"\0",
+        bytes([20]) + b"transaction.version" + struct.pack(">hh", 2, 2) + b"\0",
+    ]
+)
+
+
+def test_a_brokers_answer_has_the_version_of_its_transactions():
+    assert parse_transaction_version(ANSWER) == 2
+    assert parse_transaction_version(ANSWER.replace(b"transaction.version", b"transaction.versiom")) == 0
+    assert parse_transaction_version(struct.pack(">ih", 1, 35)) == 0, "it knows no features"
+    for wrong in (ANSWER[:-3], ANSWER[:9], struct.pack(">ih", 1, 42)):
+        with pytest.raises(ValueError, match=r"too short|error 42"):
+            parse_transaction_version(wrong)
+    assert transaction_version(Connection(servers="localhost:1", options={})) is None
+
+
+def test_brokers_with_old_transactions_are_refused_unless_that_is_accepted(broker, monkeypatch, caplog):
+    place = {"servers": "k:9092", "topic": "counts", "transactional_id_prefix": "shop"}
+    monkeypatch.setattr(transactions.PUBLISHERS, "look", broker.look)
+    monkeypatch.setattr(transactions.PUBLISHERS, "version", lambda _: 1)
+    with pytest.raises(ConnectorError, match=r"has transaction.version 1\. Below 2") as refused:
+        ps.kafka.Sink(**place).check_log(LOG, "out")
+    assert refused.value.retry is False
+    ps.kafka.Sink(**place, least_transaction_version=1).check_log(LOG, "out")
+    with pytest.raises(GraphError, match="least_transaction_version is 3"):
+        ps.kafka.Sink(**place, least_transaction_version=3)
+    monkeypatch.setattr(transactions.PUBLISHERS, "version", lambda _: None)
+    ps.kafka.Sink(**place).check_log(LOG, "out")
+    assert "no broker of k:9092 tells its transaction.version" in caplog.text
 
 
 # ---- what users say --------------------------------------------------------------------------------------------------

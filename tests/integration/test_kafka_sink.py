@@ -16,9 +16,11 @@ from integration.test_kafka_job import orders
 from penstock import failpoints
 from penstock.api.pipeline import PipelineDefinition
 from penstock.connectors.kafka.client import Connection
+from penstock.connectors.kafka.features import transaction_version
+from penstock.connectors.kafka.identity import Marker
 from penstock.connectors.kafka.records import OutputRecord
 from penstock.connectors.kafka.transactional import KafkaTransactions
-from penstock.connectors.kafka.transactions import ClientFailure, Marker
+from penstock.connectors.kafka.transactions import ClientFailure
 from penstock.errors import SinkIdentityConflict
 from penstock.filesystem.local import LocalFileSystem
 from penstock.handles import CommitOutcome
@@ -62,6 +64,7 @@ class TestContract(SinkContract):
 
 def test_the_client_does_what_the_committer_relies_on(broker, topics):
     """A marker is seen with its rows or not at all; a fenced producer can do nothing more."""
+    assert transaction_version(Connection(servers=broker.servers, options={})) == 2
     topic = topics.create("fenced", partitions=2)
 
     def client() -> KafkaTransactions:

@@ -188,9 +188,11 @@ class Topics:
         left = set(begins)
         consumer.assign([TopicPartition(topic, partition, offset) for partition, offset in begins.items()])
         found: list[Record] = []
+        empty = 0
         while left:
-            messages = consumer.consume(10_000, PATIENCE)
-            assert messages, f"{topic} was not read to its end"
+            messages = consumer.consume(10_000, 0.1)  # it waits for so many, or so long
+            empty = 0 if messages else empty + 1
+            assert empty < 10 * PATIENCE, f"{topic} was not read to its end"
             for message in messages:
                 if (error := message.error()) is not None:
                     assert error.name() == "_PARTITION_EOF", error

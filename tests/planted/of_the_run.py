@@ -9,7 +9,8 @@ from penstock.checkpoint.commits import CommitQueue
 from penstock.checkpoint.coordinator import Coordinator, StopProgress
 from penstock.connectors.files.committer import FilesCommitter
 from penstock.connectors.kafka import transactions
-from penstock.connectors.kafka.transactions import Producing, Publisher, Step, Verdict
+from penstock.connectors.kafka.identity import Verdict
+from penstock.connectors.kafka.transactions import Producing, Publisher, Step
 from penstock.handles import CommitOutcome
 from penstock.runtime.source_task import SourceTask
 from planted.bug import bug

@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.connectors.kafka.client import Connection
+from penstock.connectors.kafka.identity import Identity, Marker
 from penstock.connectors.kafka.transactions import (
     ClientFailure,
-    Identity,
     KafkaCommitter,
-    Marker,
     Publisher,
     Publishers,
     take_identity,

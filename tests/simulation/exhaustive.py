@@ -60,7 +60,7 @@ SMALLEST = (
     "1 zombie",
 )
 IN_TESTS = tuple((row, kind) for row in SMALLEST for kind in KINDS if row != "1 zombie" or kind == "files/1")
-"""All, but of the longest row only that with the committer that the product has; ``make exhaust`` has the others."""
+"""All, but of the longest row only that of files; ``make exhaust`` has the others."""
 
 LARGER = (
     "1 crash 1 unknown",

@@ -391,8 +391,8 @@ log: Final = logging.getLogger("penstock.kafka")
 """Gets every error at level DEBUG: a client whose broker is away repeats it twenty times a second."""
 _MAX_QUEUED: Final = 50
 """Number of errors that are kept until they are taken, and of log lines that are remembered."""
-_ALSO_ERRORS: Final = frozenset({"FAIL", "ERROR"})
-"""Facilities of log lines that the client also reports as errors."""
+_ALSO_ERRORS: Final = frozenset({"FAIL", "ERROR", "GETPID"})
+"""Facilities of log lines that the client also reports as errors, or that it deals with by itself."""
 
 
 class ClientLog:

@@ -17,16 +17,16 @@ from penstock.connectors.kafka.config import (
     check_topic,
     parse_servers,
 )
+from penstock.connectors.kafka.identity import Identity, OnLostMarker
 from penstock.connectors.kafka.producer import KafkaDeliveries
 from penstock.connectors.kafka.records import RecordFormat, RecordParts
 from penstock.connectors.kafka.transactions import (
     KIND,
     PUBLISHERS,
-    Identity,
-    OnLostMarker,
     Publisher,
     Publishers,
     refuse_another_log,
+    refuse_old_transactions,
     renew,
     take_identity,
 )
@@ -202,6 +202,8 @@ class Sink:
         topic_column: a ``STRING`` column with the topic of each row; ``NULL`` is ``topic``.
         on_lost_marker: what to do with output that waits to be published, if the broker no longer remembers what was:
             ``"fail"``, ``"publish"`` (it may be there twice) or ``"discard"`` (it may be missing).
+        least_transaction_version: exactly-once is refused on brokers with a lower ``transaction.version``. Below 2 an
+            aborted epoch may leave records in the next transaction (KIP-890).
         options: properties of the client library (librdkafka), such as ``compression.type``. Secrets are referred to,
             as for a source: ``{"sasl.password": ps.kafka.env("KAFKA_PASSWORD")}``.
 
@@ -218,6 +220,7 @@ class Sink:
     columns: RecordParts
     transactional_id_prefix: str | None
     on_lost_marker: OnLostMarker
+    least_transaction_version: int
     options: Mapping[str, Option] = field(repr=False)
 
     def __init__(  # noqa: PLR0913 - the arguments of a Kafka sink
@@ -235,10 +238,12 @@ class Sink:
         partition: str | None = None,
         topic_column: str | None = None,
         on_lost_marker: OnLostMarker = "fail",
+        least_transaction_version: Literal[0, 1, 2] = 2,
         options: Mapping[str, object] | None = None,
     ) -> None:
         check_choice("guarantee", guarantee, ("exactly-once", "at-least-once", "none"))
         check_choice("on_lost_marker", on_lost_marker, ("fail", "publish", "discard"))
+        check_choice("least_transaction_version", least_transaction_version, (0, 1, 2))
         check_prefix(transactional_id_prefix, is_needed=guarantee == "exactly-once")
         check_choice("format", format, ("json", "raw"))
         check_topic(topic)
@@ -262,6 +267,7 @@ class Sink:
             "columns": columns,
             "transactional_id_prefix": transactional_id_prefix,
             "on_lost_marker": on_lost_marker,
+            "least_transaction_version": least_transaction_version,
             "options": check_options(options or {}, OF_SINKS),
         }
         for name, checked in values.items():
@@ -326,15 +332,18 @@ class Sink:
         return DirectWriter(self.columns, producer, uid=context.uid, waits=waits)
 
     def check_log(self, log_id: str | None, uid: str) -> None:
-        """Check that the broker remembers no other job under this transactional id.
+        """Check that the broker remembers no other job under this transactional id, and that transactions are safe.
 
         Raises:
             SinkIdentityConflict: it does.
-            ConnectorError: the cluster refuses to tell.
+            ConnectorError: the cluster refuses to tell, or its transactions are too old.
         """
         identity = self.identity_in(log_id or "")
         if identity is not None:
             refuse_another_log(identity, log_id, uid)
+            if self.least_transaction_version:
+                version = PUBLISHERS.version(identity)
+                refuse_old_transactions(version, identity, self.least_transaction_version, uid)
 
     def stages_in(self, log_id: str, uid: str) -> Sequence[str]:  # noqa: ARG002
         """Nothing is staged outside of the state directory."""

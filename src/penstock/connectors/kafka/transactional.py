@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock.connectors.kafka.client import ClientLog, Connection
 from penstock.connectors.kafka.cluster import new_client, require_client
+from penstock.connectors.kafka.identity import Marker
 from penstock.connectors.kafka.producer import client_arguments, producer_options
-from penstock.connectors.kafka.transactions import ClientFailure, Marker
+from penstock.connectors.kafka.transactions import ClientFailure
 
 if TYPE_CHECKING:
     from penstock.connectors.kafka.records import OutputRecord
