@@ -318,7 +318,7 @@ def _source_fields(each: SourceBehind) -> dict[str, object]:
     return {
         "uid": each.source,
         "behind_rows": each.rows,
-        "behind_files": each.files,
+        "behind_file_count": each.files,
         "behind_bytes": each.bytes,
         "behind_seconds": each.seconds,
         "rows_per_second": each.rate,

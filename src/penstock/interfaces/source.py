@@ -282,7 +282,7 @@ class KnowsEnd(Protocol):
 
 
 @runtime_checkable
-class ChecksPosition(Protocol):
+class ChecksMissingRows(Protocol):
     """A source that can tell before a start whether it could go on from a position."""
 
     def check_position(self, position: Position) -> None:

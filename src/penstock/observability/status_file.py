@@ -77,7 +77,7 @@ def _source(report: Report, uid: str) -> dict[str, object]:
         "batch_count": report.batches.get(uid),
         "rows_read": report.rows_read.get(uid),
         "behind_rows": None if lag is None else lag.rows,
-        "behind_files": None if lag is None else lag.files,
+        "behind_file_count": None if lag is None else lag.files,
         "behind_bytes": None if lag is None else lag.bytes,
         "behind_seconds": None if lag is None else lag.seconds,
         "caught_up_in_seconds": None if lag is None else lag.eta_seconds,
@@ -177,7 +177,7 @@ def _read_watermark(fields: Any) -> EventTime:
 
 
 def _has_lag(fields: Any) -> bool:
-    return fields["behind_rows"] is not None or fields.get("behind_files") is not None
+    return fields["behind_rows"] is not None or fields.get("behind_file_count") is not None
 
 
 def _read_lag(uid: str, fields: Any) -> SourceLag:
@@ -198,7 +198,7 @@ def _read_lag(uid: str, fields: Any) -> SourceLag:
         seconds=fields["behind_seconds"],
         eta_seconds=fields["caught_up_in_seconds"],
         partitions=partitions,
-        files=fields.get("behind_files"),
+        files=fields.get("behind_file_count"),
         bytes=fields.get("behind_bytes"),
     )
 
