@@ -98,6 +98,7 @@ RUN_BY = {
     "index.md": "test_docs.py",
     "doctor.md": "core/test_doctor_docs.py",
     "json.md": "core/test_json_language.py",
+    "kafka.md": "integration/test_kafka_sink.py",
     "operating.md": "core/test_cli_looking.py",
     "programs.md": "spark/test_pages.py",
     "small-connectors.md": "spark/test_pages.py",
@@ -119,8 +120,8 @@ RUN_BY = {
 NOT_RUN = {
     "make demo ": "measurements, and this run itself: TARGETS says what is run of each",
     "pip install penstock[kafka]": "from the index; the tests of Kafka have the client from the pinned requirements",
-    "orders = p.read(": "sources of Kafka at brokers of no one: core/test_kafka_docs.py builds them all",
-    "since = ps.kafka.Source(": "as above",
+    "since = ps.kafka.Source(": "sources of Kafka at brokers of no one: core/test_kafka_docs.py builds them all",
+    "quick = ps.kafka.Sink(": "likewise a sink",
     "january = ps.kafka.Source(": "as above",
     "secure = ps.kafka.Source(": "as above; integration/test_kafka_security.py reads from a broker that asks for it",
     "clean.group_by(": "the middle of a pipeline, whose whole is in spark/test_state_docs.py",

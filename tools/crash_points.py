@@ -29,6 +29,10 @@ GROUPS = {
         "sink.files.before_move",
         "sink.files.moved",
         "sink.for_each.called",
+        "sink.kafka.begun",
+        "sink.kafka.produced",
+        "sink.kafka.marked",
+        "sink.kafka.committed",
         "sink.published",
     ),
     "A start": (
@@ -76,11 +80,15 @@ REAL_JOBS_ONLY = frozenset(
         "sink.files.before_move",
         "sink.files.moved",
         "sink.for_each.called",
+        "sink.kafka.begun",
+        "sink.kafka.produced",
+        "sink.kafka.marked",
+        "sink.kafka.committed",
         "sink.voided",
         *GROUPS["Files that were read are archived or deleted"],
     }
 )
-"""What a test with `ps.testing.run` does not come to: no command is given there, and its sinks move no files."""
+"""What a test with `ps.testing.run` does not come to: no command is given, and nothing outside is reached."""
 
 
 def section() -> str:

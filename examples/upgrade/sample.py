@@ -1,4 +1,4 @@
-"""Makes the input of the story: plain Python, which knows nothing of penstock.
+"""Makes the input of the story: plain Python, without penstock.
 
 python sample.py monday      orders of two and a half minutes
 python sample.py tuesday     orders and refunds of the next ones, and a last one of each that closes all windows
@@ -13,17 +13,18 @@ BEGIN = datetime(2026, 1, 5, tzinfo=timezone.utc)
 UPGRADE, END = 150, 300  # seconds of event time: the code changes in the middle of a minute
 
 
-def orders(first, last):
+def orders(first: int, last: int) -> list[dict[str, object]]:
     """One every five seconds."""
     return [row(second, float(second)) for second in range(first, last, 5)]
 
 
-def refunds(first, last):
+def refunds(first: int, last: int) -> list[dict[str, object]]:
     """A little of each third order."""
     return [row(second, -1.0) for second in range(first, last, 15)]
 
 
-def row(second, amount):
+def row(second: int, amount: float) -> dict[str, object]:
+    """An order, or a refund of it."""
     return {
         "id": second,
         "user": f"u{second % 3}",
@@ -32,7 +33,7 @@ def row(second, amount):
     }
 
 
-def drop(folder, name, rows):
+def drop(folder: str, name: str, rows: list[dict[str, object]]) -> None:
     """A name with a dot in front is not read yet: files must arrive whole."""
     Path(folder).mkdir(exist_ok=True)
     hidden = Path(folder) / f".{name}"
@@ -40,7 +41,8 @@ def drop(folder, name, rows):
     hidden.rename(Path(folder) / name)
 
 
-def main(day):
+def main(day: str) -> None:
+    """Make the input of one day."""
     if day == "monday":
         drop("orders", "monday.json", orders(0, UPGRADE))
     else:

@@ -7,6 +7,7 @@ import os
 import shutil
 from types import SimpleNamespace
 
+import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from penstock.clock import MonotonicTime, WallTime
@@ -16,6 +17,14 @@ from penstock.interfaces.source import PlannedBatch, ReadLimit, SourceContext, U
 
 SCHEMA = StructType([StructField("n", LongType())])
 SPARK = SimpleNamespace(conf=SimpleNamespace(get=lambda *_: "32"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _without_a_disk():
+    """Files of tests need not outlive a power failure: waiting for the disk would be most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 class Feed:

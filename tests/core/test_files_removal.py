@@ -7,20 +7,15 @@ import os
 import shutil
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-import penstock as ps
-from core.files_kit import SCHEMA, SPARK, Feed
+from core.files_kit import SCHEMA, SPARK, Feed, _without_a_disk  # noqa: F401 - a fixture
 from penstock import failpoints
-from penstock.admin.plan import plan
 from penstock.clock import MonotonicTime, WallTime
-from penstock.connectors.files import removal, remover
+from penstock.connectors.files import reader, removal, remover
 from penstock.connectors.files.source import Source
 from penstock.errors import GraphError, SourceChanged, SourceUnavailable
 from penstock.failpoints import FailpointCrash
 from penstock.interfaces.source import PlannedBatch, ReadLimit, SourceContext, Until
-from penstock.settings import read_settings
 
 
 @pytest.fixture(params=["archive", "delete"])
@@ -210,6 +205,18 @@ def test_a_directory_that_cannot_be_written_fails_no_job_that_runs(feed, monkeyp
     assert feed.present() == []
 
 
+def test_what_a_checkpoint_may_have_read_is_written_down_with_the_next_one_if_it_cannot_be(feed, monkeypatch, caplog):
+    feed.put("a.json")
+    feed.start()
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "penstock"):
+        patch.setattr(removal.os, "replace", lambda *_: os.stat("/nowhere"))
+        feed.read()
+    assert "cannot be written" in caplog.text
+    assert feed.source.removal.record() is None
+    feed.checkpoint()
+    assert feed.source.removal.record().seen == 1
+
+
 @pytest.mark.parametrize("point", ["source.files.noted", "source.files.moved"])
 def test_a_crash_while_files_are_removed_loses_and_repeats_nothing(feed, point):
     feed.put("a.json", "b.json")
@@ -315,6 +322,37 @@ def test_a_rewind_that_is_killed_while_files_are_put_back_is_carried_on(archivin
     assert archiving.start().read() == ["b.json", "c.json"]
 
 
+def test_a_rewind_is_carried_on_when_its_files_are_back_and_the_record_cannot_be_written(archiving, monkeypatch):
+    archiving.position = two_rounds(archiving)
+    writes, replace = [], os.replace
+
+    def full(*paths):
+        writes.append(paths)
+        if len(writes) == 2:
+            raise OSError(28, "No space left on device")
+        replace(*paths)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(removal.os, "replace", full)
+        with pytest.raises(SourceUnavailable, match="No space left"):
+            archiving.start()
+    assert archiving.present() == ["b.json", "c.json"]
+    assert archiving.start().read() == ["b.json", "c.json"]
+
+
+def test_a_rewind_behind_files_that_were_deleted_is_refused_though_the_record_was_lost_in_between(tmp_path):
+    feed = Feed(tmp_path / "in", after_read="delete")
+    feed.start().read()
+    first = feed.position
+    two_rounds(feed)
+    shutil.rmtree(feed.root / ".penstock")
+    feed.start().read()
+    feed.complete()
+    feed.position = first
+    with pytest.raises(SourceChanged, match="3 files that were read after this checkpoint"):
+        feed.start()
+
+
 def test_a_rewind_whose_files_were_deleted_is_refused_and_says_how_to_go_on(tmp_path):
     feed = Feed(tmp_path / "in", after_read="delete")
     feed.position = two_rounds(feed)
@@ -411,6 +449,32 @@ def test_a_fresh_start_where_files_were_removed_says_so_and_reads_the_rest(feed,
     assert feed.start().read() == []
 
 
+def test_a_file_that_the_newest_checkpoint_names_is_kept_by_restarts_until_the_next_one(tmp_path):
+    feed = Feed(tmp_path / "in", after_read="delete")
+    feed.put("a.json", "b.json")
+    feed.start().read()
+    feed.complete()
+    newest = feed.position
+    for _ in range(2):
+        feed.position = newest
+        feed.start()
+    feed.put("a.json")
+    assert feed.start().read() == ["a.json"]
+
+
+def test_a_fresh_start_that_finds_no_file_can_be_restarted(feed):
+    feed.put("a.json")
+    feed.start().read()
+    feed.complete()
+    feed.position = None
+    assert feed.start().read() == []
+    assert feed.start().read() == []
+    feed.put("b.json")
+    assert feed.read() == ["b.json"]
+    feed.complete()
+    assert feed.start().read() == []
+
+
 def test_of_two_jobs_that_remove_files_of_a_directory_one_is_stopped(feed):
     feed.put("a.json")
     feed.start().read()
@@ -444,6 +508,44 @@ def test_an_old_process_removes_nothing_after_a_new_one_has_started(feed):
     assert feed.read() == ["b.json"]
 
 
+def test_an_old_process_stops_in_the_middle_of_its_files_when_a_rewind_puts_them_back(archiving, monkeypatch):
+    archiving.start().read()
+    first = archiving.position
+    archiving.put("a.json", "b.json")
+    archiving.read()
+    monkeypatch.setattr(reader, "MOST_AT_ONCE", 1)
+    archiving.complete()
+    assert archiving.present() == ["b.json"]
+    old = archiving.reader
+    archiving.position = first
+    archiving.start()
+    with pytest.raises(SourceChanged, match="Another job"):
+        old.poll(now=MonotonicTime(10**15), wall=WallTime(0), limits=ReadLimit())
+    assert archiving.read() == ["a.json", "b.json"]
+
+
+def test_an_old_process_deletes_nothing_that_the_new_one_has_moved(tmp_path):
+    feed = Feed(tmp_path / "in", after_read="delete")
+    feed.start().read()
+    old, early = feed.reader, feed.position
+    feed.put("a.json")
+    feed.start().read()
+    feed.complete()
+    old.committed(1, early)
+    assert len([*feed.root.rglob("a.json")]) == 1
+    feed.put("a.json")
+    assert feed.start().read() == ["a.json"]
+
+
+def test_a_new_file_has_the_name_of_a_removed_one_and_the_record_is_lost_before_the_next_checkpoint(archiving):
+    archiving.put("a.json", "b.json")
+    archiving.start().read()
+    archiving.complete()
+    archiving.put("a.json")
+    shutil.rmtree(archiving.root / ".penstock")
+    assert archiving.start().read() == ["a.json"]
+
+
 def test_a_directory_that_is_not_mounted_is_waited_for_though_no_file_is_remembered(feed):
     feed.put("a.json")
     feed.start().read()
@@ -474,18 +576,6 @@ def test_a_record_that_is_gone_stops_the_removal_and_not_the_job(feed, caplog):
     assert feed.start().read() == []
     feed.complete()
     assert feed.present() == []
-
-
-def test_a_plan_of_a_rewind_says_what_is_put_back(archiving, tmp_path):
-    @ps.pipeline("copy")
-    def copy(p):
-        p.read("in", archiving.source).write("out", ps.console.Sink())
-
-    archiving.put("a.json")
-    archiving.start().read()
-    archiving.complete()
-    found = plan(copy.graph(), state=tmp_path / "state", settings=read_settings({}))
-    assert any("before this fresh start" in warning for warning in found.warnings)
 
 
 # ---- arguments -------------------------------------------------------------------------------------------------------
@@ -538,89 +628,14 @@ def test_an_archive_of_another_directory_is_refused(tmp_path):
     assert first.start().read() == []
 
 
-# ---- any order -------------------------------------------------------------------------------------------------------
-
-MOVES = st.one_of(
-    st.sampled_from(["put", "fill", "fill", "hold", "hold", "checkpoint", "notify", "notify late", "restart"]),
-    st.tuples(st.just("rewind"), st.integers(0, 3)),
-    st.tuples(st.just("rewind"), st.integers(0, 3)),
-    st.tuples(st.just("crash"), st.sampled_from(["noted", "moved", "put_back"])),
-)
-
-
-@given(way=st.sampled_from(["archive", "delete"]), moves=st.lists(MOVES, min_size=4, max_size=20))
-def test_whatever_is_removed_rewound_and_killed_each_file_is_read_once(tmp_path_factory, way, moves):  # noqa: PLR0915 - one model
-    """A file is known by its time. A timeline is what the rows of a checkpoint come from."""
-    feed = Feed(tmp_path_factory.mktemp("files") / "in", after_read=way, max_files_per_batch=2)
-    written, timeline = [], []
-    saved = []  # every checkpoint that was ever complete: its position and its timeline
-    newest = None
-    crash = None
-
-    def put():
-        name = f"{len(written) % 7}.json"
-        if not (feed.root / name).exists():
-            feed.put(name)
-            written.append((feed.root / name).stat().st_mtime_ns)
-
-    def read(limit=1):
-        while limit:
-            limit -= 1
-            feed.now += 10**9
-            answer = feed.reader.poll(now=MonotonicTime(feed.now), wall=WallTime(0), limits=ReadLimit())
-            if not isinstance(answer, PlannedBatch):
-                return
-            timeline.extend(part.signature.mtime_ns for part in answer.plan)
-
-    def checkpoint():
-        nonlocal newest
-        newest = (feed.checkpoint(), list(timeline))
-        saved.append(newest)
-
-    def start(at):
-        nonlocal newest, timeline
-        feed.position = None if at is None else at[0]
-        feed.start()
-        newest, timeline = at, [] if at is None else list(at[1])
-
-    def act(move):
-        match move:
-            case "put":
-                put()
-            case "fill":
-                put()
-                put()
-                read()
-            case "checkpoint":
-                checkpoint()
-            case "hold":
-                put()
-                read()
-                checkpoint()
-                feed.complete(newest[0])
-            case "notify" | "notify late":
-                if newest is not None:
-                    index = saved.index(newest)
-                    feed.complete(saved[max(0, index - (move == "notify late"))][0])
-            case "restart":
-                start(newest)
-            case ("rewind", back) if saved:
-                before = newest
-                try:
-                    start(saved[max(0, len(saved) - 1 - back)])
-                except SourceChanged:
-                    start(before)
-
-    start(None)
-    for move in [*moves, "restart"]:
-        if isinstance(move, tuple) and move[0] == "crash":
-            crash = f"source.files.{move[1]}"
-            continue
-        try:
-            with failpoints.armed(crash, "raise") if crash else failpoints.armed("sink.staged", "raise"):
-                act(move)
-        except FailpointCrash:
-            crash = None
-            start(newest)
-    read(-1)
-    assert sorted(timeline) == sorted(written)
+def test_two_patterns_of_a_directory_do_not_share_an_archive(archiving):
+    other = Feed.__new__(Feed)
+    other.__dict__ |= archiving.__dict__ | {"options": archiving.options | {"pattern": "*.jsonl"}}
+    archiving.options["pattern"] = "*.json"
+    archiving.put("a.json", "a.jsonl")
+    other.start().read()
+    archiving.start().read()
+    archiving.complete()
+    with pytest.raises(GraphError, match="Give each source an archive= of its own"):
+        other.complete()
+    assert archiving.present() == ["a.jsonl"]

@@ -153,7 +153,7 @@ STORIES = {
         error=SettingsError, says="A start is either fresh or from '1'", options="--fresh --from 1"
     ),
     "fresh and a rename": Refusal(
-        error=SettingsError, says="rename says whose state", options="--fresh --rename totals=sums", source=SUMS
+        error=SettingsError, says="rename restores the state", options="--fresh --rename totals=sums", source=SUMS
     ),
     "a claim of no folder": Refusal(error=SettingsError, says="claim takes", options="--claim"),
     "a discard that goes nowhere": Refusal(
@@ -263,7 +263,7 @@ STORIES = {
     ),
     # sinks
     "a sink that remembers a lost state directory": Refusal(
-        error=SinkIdentityConflict, says="another log remembers", story=lose_the_state, source=FILES
+        error=SinkIdentityConflict, says="of another log (", story=lose_the_state, source=FILES
     ),
     "a file of others under the name of open output": Refusal(
         error=SinkIdentityConflict, says="is there already, with other content", story=open_beside_a_foreign_file
@@ -368,5 +368,5 @@ def test_a_refused_plan_prints_its_parts_and_its_document_all_the_same(folder: P
     text, document = say(*command), say(*command, "--json")
 
     assert text.out.splitlines()[0] == "orders: a start would be refused"
-    assert "another log remembers" in text.out
+    assert "of another log (" in text.out
     assert json.loads(document.out)["verdict"] == "refused"

@@ -185,7 +185,19 @@ def test_a_bug_is_planted_where_something_is_and_taken_away_again(bug: str) -> N
 
 @pytest.mark.parametrize(
     "bug",
-    ["L5", "R3-above", "S1", "S2", "G1-staged", "commit-early", "no-blocking", "fsync", *OF_OPERATORS, *OF_LETTERS],
+    [
+        "L5",
+        "R3-above",
+        "S1",
+        "S2",
+        "G1-staged",
+        "commit-early",
+        "no-blocking",
+        "fsync",
+        "S5",
+        *OF_OPERATORS,
+        *OF_LETTERS,
+    ],
 )
 def test_a_planted_bug_is_found_within_a_few_seeds(bug: str) -> None:
     with planted(bug), pytest.raises(Violation):
@@ -212,3 +224,12 @@ def test_a_planted_bug_of_dead_letters_is_found_within_a_few_stories_that_have_s
 def test_a_planted_bug_is_found_by_the_search(bug: str, setting: str) -> None:
     with planted(bug):
         assert search("table/1", setting).found
+
+
+@pytest.mark.parametrize(
+    ("bug", "setting"),
+    [("S3-broker", "1 zombie"), ("S3-apart", "2 crash"), ("S3-again", "1 unknown"), ("S5-late", "1 pin")],
+)
+def test_a_planted_bug_of_the_committer_of_kafka_is_found_by_the_search(bug: str, setting: str) -> None:
+    with planted(bug):
+        assert search("broker/1", setting).found

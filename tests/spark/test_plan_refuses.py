@@ -68,7 +68,7 @@ STORIES = {
     ),
     "a sink that cannot hold the columns": Refusal(
         code=65,
-        says="format 'text' writes one STRING column",
+        says="Format 'text' writes one STRING column",
         source=change(('"archive", format="json"', '"archive", format="text"')),
     ),
     "files without columns to take": Refusal(
@@ -88,7 +88,7 @@ STORIES = {
     ),
     "state that does not fit": Refusal(
         code=65,
-        says="put the old one back",
+        says="Put the old one back",
         before=V1,
         source=change(('ps.tumbling("1 minute")', 'ps.tumbling("2 minutes")')),
     ),
@@ -100,7 +100,7 @@ STORIES = {
     ),
     "a state directory that was lost": Refusal(
         code=65,
-        says="another log remembers",
+        says="of another log (",
         before=V1,
         story=lambda folder: (folder / "state").rename(folder / "lost"),
     ),

@@ -256,7 +256,7 @@ def all_jobs(state: str | Path, *, clock: Clock | None = None) -> list[JobStatus
 
 
 def _seconds_since(then: WallTime, now: WallTime) -> float:
-    """Never negative, for the clocks of two machines may differ."""
+    """Seconds since a moment; never negative, since the clocks of two machines may differ."""
     return max(0, now - then) / 1_000_000
 
 
@@ -471,7 +471,7 @@ def _late(report: Report, step: str, sinks: tuple[SideOutputSink, ...]) -> SideO
 
 
 def _bad(report: Report, output: SideOutput) -> SideOutputRows:
-    """Bad rows have no counter of their own: a sink that gets all of them, and no others, counts them."""
+    """The bad rows of a step, which have no counter: a sink that gets all of them, and no others, counts them."""
     direct = [sink.uid for sink in output.sinks if sink.is_direct]
     rows = report.rows_written.get(direct[0], 0) if direct else None
     return SideOutputRows(

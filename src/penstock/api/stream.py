@@ -146,7 +146,7 @@ def add_dead_letters(stream: Stream, uid: str, cause: str | None, origin: CallSi
 def _check_cause(cause: str, ref: PortRef, uid: str, origin: CallSite) -> None:
     if ref.port in (BAD_PORT, LATE_PORT):
         known = "late" if ref.port == LATE_PORT else "not decoded"
-        msg = f"cause={cause!r} is not possible: these rows have the cause that they are {known}. Leave cause out."
+        msg = f"cause={cause!r} cannot be given, because these rows are {known}, which is their cause. Leave cause out."
         raise GraphError(msg, uid=uid, where=str(origin))
     try:
         check_name("cause", cause)
@@ -581,7 +581,7 @@ class GroupedStream(spark_names.AnswersSparkNames):
             raise GraphError(msg)
         if isinstance(self._window, CountWindow) and strategy != ON_WINDOW_CLOSE:
             what = (
-                "global_window(every_rows=…) sends each key with so many rows"
+                f"global_window(every_rows={self._window.size}) sends a result after each {self._window.size} rows"
                 if self._window.is_running
                 else "count_window() sends each window when it is full"
             )
@@ -592,7 +592,7 @@ class GroupedStream(spark_names.AnswersSparkNames):
             aggregate.label  # noqa: B018 - refuses one without a name
         if strategy.updates and any(aggregate.function == "approx_percentile" for aggregate in checked):
             msg = (
-                'ps.agg.approx_percentile draws lots, so that emit="updates" could not repeat what it sent before. '
+                'ps.agg.approx_percentile takes a random sample, so emit="updates" could not take back what it sent. '
                 'Take ps.agg.percentile, or emit="final".'
             )
             raise GraphError(msg)

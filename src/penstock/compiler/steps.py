@@ -325,7 +325,7 @@ def _check_distinct(schema: StructType) -> None:
     seen: set[str] = set()
     for name in schema.fieldNames():
         if name.lower() in seen:
-            msg = f"Column {name!r} stands twice in the result (case does not count). Drop or rename one."
+            msg = f"Column {name!r} appears twice in the result (case does not count). Drop or rename one."
             raise SchemaMismatch(msg)
         seen.add(name.lower())
 

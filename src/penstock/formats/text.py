@@ -81,10 +81,11 @@ def check_options(options: Mapping[str, object], format: str) -> dict[str, str]:
     """
     effective = _EFFECTIVE[format]
     for name in options:
-        if name.lower() in _RESERVED:
+        if name.lower() in _RESERVED and format != "parquet":
+            parse = "parse_json" if format == "json" else "parse_csv"
             msg = (
-                f"Option {name!r} cannot be set: a record is one line of UTF-8, and bad records have their own way "
-                "out. Leave it out, and say what becomes of bad records with parse_json(…, on_error=…)."
+                f"Option {name!r} cannot be set, because a record is one line of UTF-8, and a bad one fails the job. "
+                f"Leave it out. To keep bad records, read the lines as text and use {parse}(…, on_error='split')."
             )
             raise GraphError(msg)
         check_effect(name, effective, f"{format} is read")
@@ -316,7 +317,7 @@ def parsed_schema(rows: StructType, column: str, record: StructType) -> StructTy
     twice = sorted(name for name in record.fieldNames() if name.lower() in kept_names)
     if twice:
         those = ", ".join(map(repr, twice))
-        msg = f"Parsing {column!r} would make {those} appear twice. Drop or rename the older one before parse_json()."
+        msg = f"Parsing {column!r} would make {those} appear twice. Drop or rename the older column first."
         raise SchemaMismatch(msg)
     return StructType([*kept, *(StructField(f.name, f.dataType, True, f.metadata) for f in record.fields)])
 

@@ -348,6 +348,12 @@ class TableRef:
 
 def check_uid(uid: object, origin: CallSite) -> None:
     """Refuse an impossible uid; the error names the user's line."""
+    if not isinstance(uid, str):
+        msg = (
+            f"The first argument is of type {type(uid).__name__}, but must be the step's uid. Begin with a text such "
+            "as 'totals': checkpoints keep the step's state under it."
+        )
+        raise GraphError(msg, where=str(origin))
     try:
         check_name("uid", uid)
     except GraphError as error:

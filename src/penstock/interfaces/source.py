@@ -282,6 +282,19 @@ class KnowsEnd(Protocol):
 
 
 @runtime_checkable
+class ChecksPosition(Protocol):
+    """A source that can tell before a start whether it could go on from a position."""
+
+    def check_position(self, position: Position) -> None:
+        """Check, before anything is claimed or published, that all rows after the position can be read.
+
+        Raises:
+            PenstockError: they cannot; without ``retry`` the start is refused.
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsReplay(Protocol):
     """A source that can be read without effects outside, and up to where another run has read it."""
 

@@ -24,13 +24,13 @@ HIDDEN: Final = ".penstock"
 _VOIDED: Final = ".voided"
 """Ending of the name to which the first file of a voided epoch is renamed."""
 REMEDIES: Final = {
-    **dict.fromkeys((errno.EACCES, errno.EPERM), "give this user the right to write there"),
-    errno.EROFS: "mount it so that it can be written",
-    errno.ENOTDIR: "a file stands where a folder is needed: move it away",
-    errno.EXDEV: "a rename publishes, so all below the target, '.penstock' too, must be on one file system: remove the "
-    "mount or link between them",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "Give this user the right to write there"),
+    errno.EROFS: "Mount it so that it can be written",
+    errno.ENOTDIR: "Move the file away that is in the folder's place",
+    errno.EXDEV: "Files are published by a rename, so all below the target, '.penstock' too, must be on one file "
+    "system. Remove the mount or link between them",
 }
-"""What an operator does about errors that no retry mends."""
+"""What an operator does about errors that a retry cannot solve; without the full stop."""
 
 
 def files_committer(context: CommitContext) -> FilesCommitter:
@@ -64,7 +64,7 @@ class FilesCommitter:
         Raises:
             SinkIdentityConflict: a file with other content has a final name.
             CommitFailed: the outcome is unknown; a retry is safe and may help.
-            StateDirectoryRefused: the same, but an operator has to mend something first.
+            StateDirectoryRefused: the same, but an operator has to fix something first.
         """
         moves = _moves(item)
         with _explain_failure("publish", item):
@@ -230,7 +230,7 @@ def _explain_failure(what: str, item: Committable) -> Iterator[None]:
             raise
         number = _errno(error)
         remedy = REMEDIES.get(number) if number is not None else None
-        end = f"To go on: {remedy}." if remedy else "It is tried again."
+        end = f"{remedy}." if remedy else "It is tried again."
         msg = f"Cannot {what} the output of checkpoint {item.checkpoint} in {item.target}: {error}. {end}"
         kind = StateDirectoryRefused if remedy else CommitFailed
         raise kind(msg, uid=item.uid) from error
@@ -250,7 +250,7 @@ def _moves(item: Committable) -> list[tuple[FileRef, str]]:
         return [(ref, detail["moves"][ref.path]) for ref in item.files]
     except (KeyError, TypeError) as error:
         msg = (
-            f"The committable of checkpoint {item.checkpoint} names no final file for {error}. Another version of "
-            "penstock wrote it. Publish it with that version."
+            f"The committable of checkpoint {item.checkpoint} names no final file for {error}. Another version "
+            "wrote it. Publish it with that version of penstock."
         )
         raise StateIncompatible(msg, uid=item.uid) from error

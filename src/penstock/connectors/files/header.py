@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import lzma
 import os
+import zlib
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -58,8 +60,11 @@ def _header(path: str, options: Mapping[str, str]) -> tuple[str, ...]:
     try:
         with open_file(path) as file:
             line = file.readline().decode("utf-8-sig", errors="replace").rstrip("\r\n")
-    except (OSError, EOFError) as error:
-        raise file_unreadable(path, getattr(error, "strerror", None) or str(error)) from error
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise file_unreadable(path, error.strerror) from error
+        msg = f"File {path!r} is no valid {os.path.splitext(path)[1]} file: {error}. Move it away, or write it again."
+        raise DecodeError(msg) from error
     reader = csv.reader([line], delimiter=separator, quotechar=named.get("quote", '"') or None)
     return tuple(name.strip() for name in next(reader, []))
 
@@ -74,8 +79,8 @@ def _in_order(path: str, header: Sequence[str], schema: StructType) -> StructTyp
     if twice or not declared.keys() & set(found):
         what = f"names column {twice[0]!r} twice" if twice else "names no column of the schema"
         msg = (
-            f"{path}: The first line {what}. It is {', '.join(header)!r}. Columns: {', '.join(schema.fieldNames())}. "
-            "Correct the file or schema=, or set the option header to True if the columns are always in one order."
+            f"{path}: The first line {what}. It reads {', '.join(header)!r}. Columns: {', '.join(schema.fieldNames())}"
+            ". Correct the file or schema=, or set the option header to True if the columns are always in one order."
         )
         raise DecodeError(msg)
     return StructType(

@@ -19,6 +19,7 @@ from penstock.errors import ConnectorError, DecodeError, GraphError, SourceChang
 from penstock.formats import text
 from penstock.interfaces.source import DECODED_RECORD
 from penstock.spark.file_ranges import frame_of_ranges
+from penstock.spark.query_log import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -281,7 +282,10 @@ def parquet_schema(spark: SparkSession, path: str) -> StructType:
     try:
         return _parquet_reader(spark, [path], {}).parquet(path).schema
     except AnalysisException as error:
-        msg = f"{path}: its columns cannot be taken: {error}. Give schema= with the columns to read, and their types."
+        msg = (
+            f"The columns of file {path!r} cannot be taken from it: {first_line(error)}. Give schema= with the columns "
+            "to read, and their types."
+        )
         raise GraphError(msg) from error
 
 
@@ -352,19 +356,19 @@ def _spark_error(exception: BaseException) -> ConnectorError | None:
     found = re.search(r"\[FAILED_READ_FILE\.([A-Z_]+)\] (.*)", described)
     if found is None:
         return None
-    condition, message = found.groups()
+    condition, message = found[1], first_line(found[2])
     if condition == "FILE_NOT_EXIST":
         msg = (
             f"A file vanished while it was read: {message}. Put it back, or rewind to a checkpoint before it was read."
         )
         return SourceChanged(msg)
     if condition in ("PARQUET_COLUMN_DATA_TYPE_MISMATCH", "CANNOT_READ_FILE_FOOTER"):
-        msg = f"{message} The file is damaged or not what the schema says. Move it away, or correct the schema."
+        msg = f"{message}. The file is damaged or does not fit the schema. Move it away, or correct the schema."
         return DecodeError(msg)
     unlike = _UNLIKE_SCHEMA.search(described)
     if unlike is not None:
         reason = " ".join(unlike[1].split())
         return DecodeError(
-            f"{message}: {reason}. The file is not what the schema says. Move it away, or correct the schema."
+            f"{message}: {reason}. The file does not fit the schema. Move it away, or correct the schema."
         )
     return None

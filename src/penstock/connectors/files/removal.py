@@ -23,6 +23,8 @@ _DIGITS: Final = 12
 _MARK: Final = re.compile(r"\.penstock-[0-9a-f]{16}")
 _ROUNDS_OF_A_CHECKPOINT: Final = 4
 """Most rounds with files that a position still names: that of its checkpoint, and of those confirmed late before it."""
+_MOST_EARLIER: Final = 1_000
+"""Most earlier lineages that a record keeps: a crash between a barrier and its checkpoint makes one."""
 _ROUND: Final = re.compile(r"(\d{12})-(\d{12})")
 
 
@@ -60,7 +62,7 @@ class RemovalRecord:
             start=min(self.start, position.read),
             read=min(self.read, position.read),
             seen=position.read,
-            earlier=earlier,
+            earlier=dict([*earlier.items()][-_MOST_EARLIER:]),
         )
 
     @property
@@ -172,7 +174,7 @@ class Removal:
         """The files that were archived after the position: those that it has not read, and some that it has.
 
         Raises:
-            SourceChanged: not all of them are in the archive.
+            SourceChanged: not all of them are in the archive, or others have their names.
         """
         rounds = [(start, read) for start, read in self.rounds() if read > position.read]
         covered = position.read
@@ -181,7 +183,11 @@ class Removal:
                 covered = max(covered, read)
         if self.way != "archive" or covered < record.read:
             raise removed_since(self, record.read - position.read)
-        return [each for start, read in rounds for each in self.removed_in(start, read)]
+        found = [each for start, read in rounds for each in self.removed_in(start, read)]
+        taken = [each.name for each in found if os.path.lexists(os.path.join(self.root, each.name))]
+        if taken:
+            raise name_taken(self, taken)
+        return found
 
     def removed_in(self, start: int, read: int) -> Iterator[RemovedFile]:
         """The files of a round that are still there."""
@@ -212,11 +218,14 @@ class Removal:
         """Mark the archive as that of this directory.
 
         Raises:
+            GraphError: it is another directory's.
             OSError: it cannot be written.
         """
-        if self.way == "archive":
+        mark = os.path.join(self.archive, self._mark)
+        if self.way == "archive" and not os.path.exists(mark):
             os.makedirs(self.archive, exist_ok=True)
-            with open(os.path.join(self.archive, self._mark), "a", encoding="utf-8"):
+            self.check()  # another source may have begun since the start
+            with open(mark, "a", encoding="utf-8"):
                 pass
 
     def check(self) -> None:

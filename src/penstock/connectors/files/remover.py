@@ -20,7 +20,6 @@ from penstock.connectors.files.removal import (
     RemovalRecord,
     RemovedFile,
     is_rewound,
-    name_taken,
     removed_before,
     second_remover,
     sync_folders,
@@ -32,7 +31,7 @@ from penstock.failpoints import failpoint
 from penstock.handles import new_id
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 log = logging.getLogger("penstock")
 
@@ -58,7 +57,7 @@ class FileRemover:
         self._found: RemovalRecord | None = None  # as it was read or written last
         self._held: dict[str, FileSignature] = {}
         self._held_read = 0
-        self._is_noted = False
+        self._confirmed: FilesPosition | None = None  # of a checkpoint since which nothing was deleted
 
     def resume(self, position: FilesPosition, *, is_fresh: bool) -> FilesPosition:
         """The position to read on from: a rewound one gets its files back from the archive.
@@ -74,6 +73,7 @@ class FileRemover:
         """
         removal = self._removal
         removal.check()
+        restored = position
         record = self._found = removal.record()
         if record is not None and not is_fresh:
             try:
@@ -85,8 +85,10 @@ class FileRemover:
         if record is None or is_fresh:
             position = self._begin(position, record)
         else:
-            self._hold(position)
+            self._hold(restored)  # what was moved after it stays until a checkpoint does not name it any more
         self._lineage = position.lineage or ""
+        if self._earlier:  # the record was lost: an older checkpoint must not be taken for one without removed files
+            self.planned(position)
         return position
 
     def _begin(self, position: FilesPosition, record: RemovalRecord | None) -> FilesPosition:
@@ -94,7 +96,13 @@ class FileRemover:
 
         Numbers go on after those that there are. Files are removed once a checkpoint has the lineage.
         """
-        newest = self._newest = max(record.read if record is not None else 0, self._removal.newest_round())
+        newest = max(record.read if record is not None else 0, self._removal.newest_round())
+        if position.lineage is not None:  # the record was lost
+            position = without_removed(self._removal, position)
+            there = sum(os.path.lexists(os.path.join(self._removal.root, name)) for name in position.done)
+            if there < position.read:
+                newest = max(newest, position.read)
+        self._newest = newest
         read = max(position.read, newest + len(position.done))
         self._planned = read
         if position.lineage is not None:
@@ -114,6 +122,8 @@ class FileRemover:
             self._sweep(position)
         if position.lineage != record.lineage or position.read < record.seen:
             record = self._write(record.branch(new_id(), position))
+        if is_back:  # not earlier: after a crash the folders tell that all files are there
+            _remove_empty_folders(removal.store)
         self._planned = position.read
         return replace(without_removed(removal, position), lineage=record.lineage)
 
@@ -124,16 +134,12 @@ class FileRemover:
 
     def _put_back(self, files: Sequence[RemovedFile]) -> None:
         root = self._removal.root
-        taken = [each.name for each in files if os.path.lexists(os.path.join(root, each.name))]
-        if taken:
-            raise name_taken(self._removal, taken)
         for each in files:
             target = os.path.join(root, each.name)
             os.makedirs(os.path.dirname(target), exist_ok=True)
             os.rename(each.path, target)
             failpoint("source.files.put_back")
         sync_folders(os.path.dirname(os.path.join(root, each.name)) for each in files)
-        _remove_empty_folders(self._removal.store)
         if files:
             log.info("source %s: %d archived files were put back and are read again", self._uid, len(files))
 
@@ -152,14 +158,14 @@ class FileRemover:
     def _hold(self, position: FilesPosition) -> None:
         self._held = {name: before for name, before in position.done.items() if name not in position.gone}
         self._held_read = position.read
-        self._is_noted = False
-        if self._removal.way == "delete":
-            self._delete(position)
+        self._confirmed = position if self._removal.way == "delete" and self._found is not None else None
 
     def _delete(self, position: FilesPosition) -> None:
-        """Delete the files that were moved before the newest checkpoint: its position does not name them any more."""
+        """Delete the files that were moved before this newest checkpoint: its position does not name them any more."""
         with suppress(OSError):  # what cannot be deleted is tried again
             for start, read in self._removal.rounds():
+                if read > position.read:
+                    break
                 for each in [*self._removal.removed_in(start, read)]:
                     if position.done.get(each.name) != each.signature:
                         os.unlink(each.path)
@@ -169,18 +175,21 @@ class FileRemover:
         """The position without the files that this call removed: at most so many of those that may be.
 
         Raises:
+            GraphError: the archive is another directory's too.
             SourceChanged: another source removes files of the same directory.
         """
-        if not self._held:
+        if not self._held and self._confirmed is None:
             return position
         failures: list[tuple[str, str]] = []
         names: list[str] = []
         try:
-            if not self._is_noted and self._note(self._held_read):
-                self._is_noted = True
+            # Again before each call: a rewind may have begun elsewhere, and what it puts back must stay.
+            if self._note(self._held_read):
                 failpoint("source.files.noted")
-            if self._is_noted:
+                if self._confirmed is not None:
+                    self._delete(self._confirmed)
                 names = self._remove(position, failures, most)
+            self._confirmed = None
         except (OSError, SourceUnavailable) as error:
             failures.append((self._removal.path, str(error)))
             self._held.clear()
@@ -210,7 +219,10 @@ class FileRemover:
                 failures.append((os.path.join(self._removal.root, name), str(error)))
         if removed:
             sync_folders(
-                {os.path.dirname(os.path.join(top, name)) for name in removed for top in (folder, self._removal.root)}
+                os.path.join(top, below)
+                for name in removed
+                for below in _folders_of(name)
+                for top in (folder, self._removal.root)
             )
         return removed
 
@@ -220,18 +232,23 @@ class FileRemover:
         Raises:
             SourceChanged: another source removes files of the same directory.
         """
-        if position.read <= self._planned:
+        is_recorded = self._found is not None and self._found.lineage == self._lineage
+        is_first = self._found is None and not position.read
+        if is_first or (is_recorded and position.read <= self._planned):
             return
-        self._planned = position.read
+        before, self._planned = self._planned, position.read
         try:
             self._note(self._found.read if self._found is not None else self._newest)
         except OSError as error:
+            self._planned = before
             log.warning("source %s: %s", self._uid, unwritable(self._removal, error))
 
     def _note(self, read: int) -> bool:
         """Write how far files may be removed. ``False``: the record is gone, so the directory may be another one.
 
         Raises:
+            GraphError: the archive is another directory's too.
+            OSError: it cannot be written.
             SourceChanged: another reader has written since.
         """
         removal, found = self._removal, self._removal.record()
@@ -262,8 +279,10 @@ class FileRemover:
         record = replace(record, owner=self._owner, seen=max(record.seen, read, self._planned))
         if self._held:
             removal.claim_archive()
-            os.makedirs(removal.folder(record), exist_ok=True)
-            sync_folders([os.path.dirname(removal.folder(record))])
+            folder = removal.folder(record)
+            if not os.path.isdir(folder):
+                os.makedirs(folder)
+                sync_folders([os.path.dirname(folder)])
         if record != found:
             self._write(record)
         return True
@@ -288,6 +307,17 @@ class FileRemover:
             log.warning("source %s: file %r has changed since it was read, and was moved to %r.", self._uid, name, path)
         else:
             os.rename(path, back)
+
+
+def _folders_of(name: str) -> Iterator[str]:
+    """The folders that a file is below, up to ``""``.
+
+    >>> [*_folders_of("2026/01/a.json")]
+    ['2026/01', '2026', '']
+    """
+    while name:
+        name = os.path.dirname(name)
+        yield name
 
 
 def _remove_empty_folders(top: str) -> None:

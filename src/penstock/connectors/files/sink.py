@@ -18,6 +18,7 @@ from penstock.errors import (
     SinkIdentityConflict,
     StateDirectoryRefused,
     StorageFailed,
+    no_column,
 )
 from penstock.formats import text
 from penstock.handles import Committable, FileRef, Guarantee
@@ -25,7 +26,7 @@ from penstock.handles import Committable, FileRef, Guarantee
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StructField, StructType
 
     from penstock.connectors.staging import StagedBatch
     from penstock.handles import CheckpointId, Json
@@ -103,7 +104,7 @@ class FilesWriter(StagingWriter):
             final = f"{name}-{number:02d}.{ending}"
             moves[ref.path] = "/".join(part for part in (self._sink.target, partition, final) if part)
         if len(set(moves.values())) != len(refs):
-            msg = f"two files of checkpoint {checkpoint} would have one name: {moves}"
+            msg = f"Two files of checkpoint {checkpoint} would have one name: {moves}"
             raise InternalError(msg, uid=context.uid)
         return Committable(
             uid=context.uid,
@@ -151,10 +152,10 @@ def refuse_another_log(target: str, log_id: str | None, uid: str) -> None:
         folder = os.path.join(top, staged[0], uid)
         own = "a new one begins here" if log_id is None else f"this one is {log_id}"
         msg = (
-            f"{target} holds output of a sink '{uid}' that another log remembers ({staged[0]}; {own}). The state "
-            "directory was lost or changed, or another job writes here too. What it published would be published "
-            "again. Give the job its old state directory, or the sink another path or uid. To begin anew beside what "
-            f"is there, and only if no other job writes here, delete {folder}"
+            f"{target} holds output of a sink '{uid}' of another log ({staged[0]}; {own}). The state directory was "
+            "lost or changed, or another job writes here too. What is published there would be published again. Give "
+            "the job its old state directory, or the sink another path or uid. To publish beside what is there, and "
+            f"only if no other job writes here, delete {folder}"
         )
         raise SinkIdentityConflict(msg, uid=uid)
 
@@ -175,7 +176,7 @@ def require_writable(folder: str, uid: str) -> None:
     else:
         return
     reason = f"{top}: {os.strerror(number)}"
-    msg = f"Output cannot be staged in {folder} ({reason}). To go on: {REMEDIES[number]}, then start the job again."
+    msg = f"Output cannot be staged in {folder} ({reason}). {REMEDIES[number]}, then start the job again."
     raise StateDirectoryRefused(msg, uid=uid)
 
 
@@ -250,9 +251,13 @@ class Sink:
         if self.format not in FORMATS:
             msg = f"Format {self.format!r} is not one of {', '.join(FORMATS)}. Give one of these."
             raise GraphError(msg)
-        if self.files_per_checkpoint < 1 or self.target_file_bytes < 1:
-            msg = "files_per_checkpoint and target_file_bytes must be at least 1. Give more, or leave them out."
-            raise GraphError(msg)
+        for name, number in (
+            ("files_per_checkpoint", self.files_per_checkpoint),
+            ("target_file_bytes", self.target_file_bytes),
+        ):
+            if number < 1:
+                msg = f"{name} is {number}. Give at least 1, or leave it out."
+                raise GraphError(msg)
         for name in self.options:
             if "." not in name:
                 text.check_effect(name, _EFFECTIVE[self.format], f"{self.format} is written")
@@ -286,7 +291,7 @@ class Sink:
         staging.check_names(schema)
         missing = [name for name in self.partition_by if name not in schema.fieldNames()]
         if missing:
-            msg = f"Column {missing[0]!r} of partition_by does not exist. Columns: {', '.join(schema.fieldNames())}."
+            msg = f"partition_by: {no_column(missing[0], schema.fieldNames())}"
             raise GraphError(msg)
         content = [f for f in schema.fields if f.name not in self.partition_by]
         if not content:
@@ -296,8 +301,8 @@ class Sink:
             _check_column(column, self.format, partition=column.name in self.partition_by)
         if self.format == "text" and [f.dataType.typeName() for f in content] != ["string"]:
             msg = (
-                f"Format 'text' writes one STRING column, but there are {schema.simpleString()}. Select one, or use "
-                "format='json'."
+                f"Format 'text' writes one STRING column, but the columns are {_columns(content)}. Select one, or "
+                "write format='json'."
             )
             raise GraphError(msg)
 
@@ -326,6 +331,11 @@ class Sink:
     def describe(self) -> str:
         """The resolved path and the format, for people."""
         return f"files {self.path} ({self.format})"
+
+
+def _columns(fields: Sequence[StructField]) -> str:
+    """Columns with their types, for people: ``id LONG, user STRING``."""
+    return ", ".join(f"{field.name} {field.dataType.simpleString().upper()}" for field in fields)
 
 
 def _check_column(column: Any, form: str, *, partition: bool) -> None:
