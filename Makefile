@@ -84,7 +84,7 @@ exhaust: $(INSTALLED) ## every schedule of small simulated worlds; larger ones f
 	@cd tests && ../$(BIN)/python -m simulation.exhaustive $(or $(SECONDS_EACH),60)
 
 planted: $(INSTALLED) ## take each rule away and see who notices; BUGS="L3 R4" tries some
-	@cd tests && ../$(BIN)/python -m planted.run $(BUGS)
+	@$(WITH_JAVA) cd tests && ../$(BIN)/python -m planted.run $(BUGS)
 
 mutants: $(INSTALLED) $(CLASSES) ## a hundred small bugs in the data side, and the test that finds each; ARGS="state-034 …" tries some
 	@cd tests && java=$$(../tools/find-java.sh) && JAVA_HOME="$$java" ../$(BIN)/python -m mutants.run $(ARGS)
