@@ -15,7 +15,7 @@ FILE: Final = "_file"
 """Column of a frame with the path of each row's file."""
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 """What Spark and Hive call the folder of rows without a value."""
-_REMEDY: Final = "move the file to a folder key=value for each of partition_columns, or correct partition_columns"
+_REMEDY: Final = "Move the file to a folder key=value for each of partition_columns, or correct partition_columns"
 
 
 def with_partitions(frame: DataFrame, root: str, columns: StructType, *, with_file: bool) -> DataFrame:
@@ -33,7 +33,7 @@ def _column(root: str, name: str, kind: str) -> str:
     found = f"regexp_extract({below}, {pattern}, 1)"
     value = f"coalesce(try_url_decode(replace({found}, '+', '%2B')), {found})"  # writers escape characters
     typed = f"try_cast({value} AS {kind})"
-    reason = string_literal(f"its path has no folder {name}=… with a value of type {kind}")
+    reason = string_literal(f"Its path has no folder {name}=… with a value of type {kind}")
     told = f"to_json(named_struct('place', {FILE}, 'reason', {reason}, 'remedy', {string_literal(_REMEDY)}))"
     fails = f"CAST(raise_error(concat('{DECODE_MARK}', {told})) AS {kind})"
     bad = f"{below} NOT RLIKE {pattern} OR {typed} IS NULL"
