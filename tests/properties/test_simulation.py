@@ -24,7 +24,16 @@ from penstock.runtime.source_task import SourceTask
 from penstock.runtime.supervisor import Supervisor
 from penstock.runtime.task import StepTask
 from penstock.runtime.task_logic import OperatorLogic, SinkLogic, UnionLogic
-from planted import of_another_kind, of_letters, of_rewinds, of_the_breadth, of_the_log, of_the_operator, of_the_run  # noqa: F401 - they register
+from planted import (  # noqa: F401 - they register
+    of_another_kind,
+    of_files,
+    of_letters,
+    of_rewinds,
+    of_the_breadth,
+    of_the_log,
+    of_the_operator,
+    of_the_run,
+)
 from planted.bug import BUGS, planted
 from simulation import fibers, process
 from simulation.exhaustive import IN_TESTS, search
