@@ -191,6 +191,20 @@ def test_any_cut_gives_the_same_lines(tmp_path_factory, lines, ended, cuts, head
     assert got == expected[1 if header else 0 :]
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32-be", "cp1252", "utf-8-sig"])
+@pytest.mark.parametrize("block", [1, 3, 4096])
+def test_lines_of_an_encoding_are_given_in_utf8(tmp_path: Path, monkeypatch, encoding, block):
+    lines = ["head", "", "é" * 9, "x\r"]
+    content = ("" if encoding == "cp1252" else "\ufeff") + "\n".join(lines)
+    path = tmp_path / "f"
+    path.write_bytes(content.encode(encoding.removesuffix("-sig")))
+    piece = FileSplit(path=str(path), name="f", start=0, end=path.stat().st_size, size=0, mtime_ns=0)
+    monkeypatch.setattr(lines_of, "_READ_BLOCK", block)
+    monkeypatch.setattr(lines_of, "_DECOMPRESS_BLOCK", block)
+    blocks = read_lines(piece, skip_first=True, encoding=encoding)
+    assert b"\n".join(blocks).decode().split("\n") == lines[1:]
+
+
 def test_a_line_longer_than_a_block_belongs_to_the_piece_it_begins_in(tmp_path: Path):
     path = tmp_path / "f"
     content = b"a\n" + b"x" * (10 * 1024 * 1024) + b"\nb"

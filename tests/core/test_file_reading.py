@@ -56,7 +56,7 @@ def test_a_file_that_goes_while_a_worker_opens_it_is_a_source_changed(tmp_path, 
     path = tmp_path / "a.json"
     path.write_text("{}\n")
 
-    def vanish(name):
+    def vanish(name, *_):
         os.unlink(name)
         refuse(errno.ENOENT)(name)
 

@@ -279,6 +279,44 @@ def test_options_with_effect_are_taken_in_any_case():
     assert taken.content.options == {"SEP": ";", "timestampformat": "yyyy", "nullValue": "-"}
 
 
+@pytest.mark.parametrize(
+    ("format", "options", "words"),
+    [
+        ("json", {"multiLine": True}, "'multiLine' has no effect for format 'json'"),
+        ("csv", {"multiline": "yes"}, "'multiLine' is 'yes'. Give True or False"),
+        ("csv", {"encoding": "klingon"}, "'encoding' is 'klingon', which is none"),
+        ("text", {"encoding": "rot13"}, "'encoding' is 'rot13', which is none"),
+        ("parquet", {"encoding": "utf-8"}, "'encoding' has no effect when parquet is read"),
+        ("csv", {"encoding": "cp1252", "multiLine": True}, "which Spark does not read with multiLine"),
+    ],
+)
+def test_encodings_and_records_of_several_lines_that_cannot_be_read_are_refused(format, options, words):
+    with pytest.raises(GraphError, match=words):
+        Source("/in", format=format, schema=None if format == "text" else SCHEMA, options=options)
+
+
+def test_a_file_that_is_partly_read_cannot_get_options_that_read_it_whole(feed):
+    (feed.root / "a.csv").write_text("1\n" * 100_000)
+    feed.options |= {"format": "csv", "split_bytes": 64 * 1024}
+    feed.start().reader.poll(now=MonotonicTime(0), wall=WallTime(0), limits=ReadLimit())
+    feed.position = feed.checkpoint()
+    feed.options["options"] = {"multiLine": True}
+    with pytest.raises(GraphError, match=r"'a\.csv' is partly read"):
+        feed.start()
+
+
+def test_files_that_can_only_be_read_whole_are_not_cut():
+    def can_cut(name="a", format="csv", **options):
+        return Source("/in", format=format, schema=SCHEMA, options=options).content.can_cut(name)
+
+    assert can_cut()
+    assert can_cut(ENCODING="utf8")
+    assert can_cut("a.gz", format="parquet")
+    assert not can_cut("a.gz")
+    assert not can_cut(encoding="latin-1")
+    assert not can_cut(multiLine=True)
+
+
 # ---- files that are still written, and how many wait -----------------------------------------------------------------
 
 

@@ -381,10 +381,23 @@ def test_a_rewind_without_some_of_its_archive_is_refused(archiving):
 def test_a_rewind_does_not_overwrite_a_new_file_of_the_same_name(archiving):
     archiving.position = two_rounds(archiving)
     archiving.put("b.json")
-    with pytest.raises(SourceChanged, match=r"other files of the same names \('b\.json'\)"):
+    with pytest.raises(SourceChanged, match=r"has other files of the same names, .*\('b\.json'\)"):
         archiving.start()
     (archiving.root / "b.json").rename(archiving.root / "new.json")
     assert archiving.start().read() == ["b.json", "c.json", "new.json"]
+
+
+def test_a_rewind_behind_two_files_of_one_name_is_refused_until_one_is_renamed(archiving):
+    first = two_rounds(archiving)
+    archiving.put("b.json")
+    archiving.read()
+    archiving.complete()
+    archiving.position = first
+    with pytest.raises(SourceChanged, match=r"has several of one name \('b\.json'\)"):
+        archiving.start()
+    older = archiving.root / "_archive" / round_of(1, 3, "b.json")[0]
+    older.rename(older.with_name("b-older.json"))
+    assert archiving.start().read() == ["b-older.json", "c.json", "b.json"]
 
 
 def test_a_checkpoint_of_before_files_were_removed_is_not_taken_for_a_fresh_start(feed, way):
@@ -486,7 +499,7 @@ def test_of_two_jobs_that_remove_files_of_a_directory_one_is_stopped(feed):
     other.complete()
     before = feed.position
     feed.put("c.json")
-    with pytest.raises(SourceChanged, match="Another job archives or deletes"):
+    with pytest.raises(SourceUnavailable, match="Another job archives or deletes"):
         feed.read()
     feed.position = before
     with pytest.raises(SourceChanged, match="by another job"):
@@ -503,7 +516,7 @@ def test_an_old_process_removes_nothing_after_a_new_one_has_started(feed):
     old, late = feed.reader, feed.position
     feed.position = before  # a rewind
     feed.start()
-    with pytest.raises(SourceChanged, match="Another job"):
+    with pytest.raises(SourceUnavailable, match="Another job"):
         old.committed(2, late)
     assert feed.read() == ["b.json"]
 
@@ -519,7 +532,7 @@ def test_an_old_process_stops_in_the_middle_of_its_files_when_a_rewind_puts_them
     old = archiving.reader
     archiving.position = first
     archiving.start()
-    with pytest.raises(SourceChanged, match="Another job"):
+    with pytest.raises(SourceUnavailable, match="Another job"):
         old.poll(now=MonotonicTime(10**15), wall=WallTime(0), limits=ReadLimit())
     assert archiving.read() == ["a.json", "b.json"]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from core.files_kit import Feed, _without_a_disk  # noqa: F401 - a fixture
 from penstock import failpoints
 from penstock.clock import MonotonicTime, WallTime
-from penstock.errors import SourceChanged
+from penstock.errors import SourceChanged, SourceUnavailable
 from penstock.failpoints import FailpointCrash
 from penstock.handles import CheckpointId, Position
 from penstock.interfaces.source import PlannedBatch, ReadLimit
@@ -89,7 +89,7 @@ class Job:
         """A rewind that is refused changes nothing; one that is killed is in the log already."""
         target = self.saved[max(0, len(self.saved) - 1 - back)]
         try:
-            self.feed.source.check_position(target.position)
+            self.feed.source.check_rows(target.position)
         except SourceChanged:
             return
         self.old.append((self.feed.reader, self.newest))
@@ -98,7 +98,7 @@ class Job:
 
     def go_on_in_an_old_process(self):
         for reader, newest in self.old[-2:]:
-            with suppress(SourceChanged):
+            with suppress(SourceUnavailable):
                 reader.poll(now=MonotonicTime(self.feed.now + 10**12), wall=WallTime(0), limits=ReadLimit())
                 if newest is not None:
                     reader.committed(CheckpointId(1), newest.position)

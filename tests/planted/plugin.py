@@ -6,6 +6,7 @@ import os
 
 from planted import (  # noqa: F401
     of_another_kind,
+    of_files,
     of_functions,
     of_letters,
     of_rewinds,

@@ -22,6 +22,7 @@ from bench.result import save, show, tell  # noqa: E402
 
 from planted import (  # noqa: E402, F401
     of_another_kind,
+    of_files,
     of_functions,
     of_letters,
     of_rewinds,

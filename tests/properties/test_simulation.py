@@ -26,6 +26,7 @@ from penstock.runtime.task import StepTask
 from penstock.runtime.task_logic import OperatorLogic, SinkLogic, UnionLogic
 from planted import (  # noqa: F401 - they register
     of_another_kind,
+    of_files,
     of_functions,
     of_letters,
     of_rewinds,

@@ -493,8 +493,8 @@ def test_what_cannot_work_is_refused(spark, tmp_path):
         source.Source("in", format="json")
     with pytest.raises(GraphError, match="not one of"):
         source.Source("in", format="xml")
-    with pytest.raises(GraphError, match="one line of UTF-8"):
-        source.Source("in", format="csv", schema="a INT", options={"multiLine": True})
+    with pytest.raises(GraphError, match="each record is a text of its own"):
+        source.Source("in", format="csv", schema="a INT", options={"lineSep": ";"})
     with pytest.raises(GraphError, match="mount"):
         source.Source("s3://in", format="text")
     with pytest.raises(GraphError, match=r"no list of columns: .*Write it as in"):

@@ -322,9 +322,10 @@ class Stream(spark_names.AnswersSparkNames, Previewable):
         on_error: OnError = "fail",
         options: Mapping[str, object] | None = None,
     ) -> Stream | tuple[Stream, Stream]:
-        """Decode a column of CSV text, one line each: the fields of the record replace the column.
+        """Decode a column of CSV text, one record each: the fields of the record replace the column.
 
-        A line with too few or too many fields is bad, and so is a field that is not of its declared type.
+        A record with too few or too many fields is bad, and so is a field that is not of its declared type. Quoted
+        fields may have line breaks.
 
         Args:
             column: text or bytes.

@@ -282,10 +282,10 @@ class KnowsEnd(Protocol):
 
 
 @runtime_checkable
-class ChecksMissingRows(Protocol):
+class ChecksRows(Protocol):
     """A source that can tell before a start whether it could go on from a position."""
 
-    def check_position(self, position: Position) -> None:
+    def check_rows(self, position: Position) -> None:
         """Check, before anything is claimed or published, that all rows after the position can be read.
 
         Raises:

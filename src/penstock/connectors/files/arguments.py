@@ -2,17 +2,81 @@
 
 from __future__ import annotations
 
+import codecs
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from penstock.connectors.files.listing import is_finished
 from penstock.errors import GraphError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql.types import StructType
 
 FORMATS: Final = ("csv", "json", "parquet", "text")
 WAYS: Final = ("archive", "delete")
+
+
+SPARKS_ENCODINGS: Final[Mapping[str, str]] = {
+    "utf-8": "UTF-8",
+    "ascii": "US-ASCII",
+    "iso8859-1": "ISO-8859-1",
+    "utf-16": "UTF-16",
+    "utf-16-be": "UTF-16BE",
+    "utf-16-le": "UTF-16LE",
+    "utf-32": "UTF-32",
+}
+"""The encodings that Spark's reader of CSV takes, by Python's names."""
+
+
+def taken(options: dict[str, object], name: str, otherwise: str) -> str:
+    """Take an option of the files out of those of the decoder; case does not count."""
+    for found in [each for each in options if each.lower() == name.lower()]:
+        return str(options.pop(found))
+    return otherwise
+
+
+def check_multi_line(multi_line: str, format: str) -> bool:
+    """Whether records may have several lines.
+
+    Raises:
+        GraphError: these files cannot be read so.
+    """
+    if multi_line.lower() not in ("true", "false"):
+        msg = f"Option 'multiLine' is {multi_line!r}. Give True or False."
+        raise GraphError(msg)
+    if multi_line.lower() == "true" and format != "csv":
+        msg = (
+            f"Option 'multiLine' has no effect for format {format!r}, only for 'csv'. Leave it out: a record of "
+            "JSON is one line."
+        )
+        raise GraphError(msg)
+    return multi_line.lower() == "true"
+
+
+def check_encoding(encoding: str, format: str, *, multi_line: bool) -> str | None:
+    """Python's name of an encoding; ``None`` for UTF-8.
+
+    Raises:
+        GraphError: there is no such encoding, or these files cannot be in it.
+    """
+    if format == "parquet":
+        msg = "Option 'encoding' has no effect when parquet is read. Leave it out."
+        raise GraphError(msg)
+    try:
+        with suppress(UnicodeDecodeError):
+            b"ab".decode(encoding)
+        name = codecs.lookup(encoding).name
+    except LookupError as error:
+        msg = f"Option 'encoding' is {encoding!r}, which is none. Give a name such as 'cp1252' or 'utf-16'."
+        raise GraphError(msg) from error
+    if multi_line and name not in SPARKS_ENCODINGS:
+        known = ", ".join(SPARKS_ENCODINGS.values())
+        msg = f"Option 'encoding' is {encoding!r}, which Spark does not read with multiLine. Give one of {known}."
+        raise GraphError(msg)
+    return None if name == "utf-8" else name
 
 
 def check_content(path: str, format: str, schema: str | StructType | None, *, header: str) -> None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import csv
-import lzma
 import os
-import zlib
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from penstock.connectors.files.lines import open_file
+from penstock.connectors.files.lines import DAMAGES, damage, open_file
 from penstock.connectors.files.listing import file_unreadable
 from penstock.connectors.files.ranges import frame_of
-from penstock.errors import DecodeError
+from penstock.errors import DecodeError, sentence
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
@@ -36,7 +34,7 @@ def frame_by_names(
         SourceUnavailable: a file may not be read.
     """
     frames = []
-    for header, group in groupby(slices, lambda part: _header(os.path.join(root, part.name), content.options)):
+    for header, group in groupby(slices, lambda part: _header(os.path.join(root, part.name), content)):
         parts = list(group)
         order = _in_order(os.path.join(root, parts[0].name), header, schema)
         frame = frame_of(spark, root, parts, content, order)
@@ -54,16 +52,17 @@ def frame_by_names(
     return first
 
 
-def _header(path: str, options: Mapping[str, str]) -> tuple[str, ...]:
-    named = {name.lower(): value for name, value in options.items()}
+def _header(path: str, content: FileFormat) -> tuple[str, ...]:
+    named = {name.lower(): value for name, value in content.options.items()}
     separator = named.get("sep", named.get("delimiter", ","))
     try:
-        with open_file(path) as file:
+        with open_file(path, content.encoding) as file:
             line = file.readline().decode("utf-8-sig", errors="replace").rstrip("\r\n")
-    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+    except DAMAGES as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise file_unreadable(path, error.strerror) from error
-        msg = f"File {path!r} is no valid {os.path.splitext(path)[1]} file: {error}. Move it away, or write it again."
+        reason, remedy = damage(path, error)
+        msg = f"{path}: {sentence(reason)} {sentence(remedy)}"
         raise DecodeError(msg) from error
     reader = csv.reader([line], delimiter=separator, quotechar=named.get("quote", '"') or None)
     return tuple(name.strip() for name in next(reader, []))

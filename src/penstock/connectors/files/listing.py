@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.clock import format_time
-from penstock.errors import SourceChanged, SourceUnavailable, StateIncompatible
+from penstock.errors import GraphError, SourceChanged, SourceUnavailable, StateIncompatible
 from penstock.handles import Json, Position
 
 if TYPE_CHECKING:
@@ -338,6 +338,15 @@ def file_changed(name: str, before: FileSignature, now: FileSignature | None, wh
         "only after a checkpoint that has read it is complete, or let after_read do it."
     )
     return SourceChanged(msg)
+
+
+def only_whole(name: str) -> GraphError:
+    """The error for options under which a file could not be read on from its middle."""
+    msg = (
+        f"File {name!r} is partly read, as lines of UTF-8. With the option encoding or multiLine it could only be read "
+        "from its beginning, and its rows would be repeated. Leave the option out until the file is read."
+    )
+    return GraphError(msg)
 
 
 def file_unreadable(path: str, reason: str | None) -> SourceUnavailable:

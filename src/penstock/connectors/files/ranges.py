@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.connectors.files.arguments import SPARKS_ENCODINGS
 from penstock.connectors.files.lines import MARK, FileSplit, LineReader
 from penstock.connectors.files.listing import COMPRESSED, FileSignature, FileSlice, file_changed, file_unreadable
 from penstock.errors import ConnectorError, DecodeError, GraphError, SourceChanged
@@ -60,6 +61,8 @@ class FileFormat:
         options: of Spark's decoder.
         header: whether the first line of each file is skipped.
         by_name: whether that line says which column is where.
+        multi_line: whether quoted values of CSV may have line breaks: Spark's reader reads such files, never in cuts.
+        encoding: of the files, as Python calls it, if it is not UTF-8; such files are not cut.
         with_file: whether rows get the path of their file as the column ``_file``.
     """
 
@@ -67,7 +70,15 @@ class FileFormat:
     options: Mapping[str, str]
     header: bool = False
     by_name: bool = False
+    multi_line: bool = False
+    encoding: str | None = None
     with_file: bool = False
+
+    def can_cut(self, name: str) -> bool:
+        """Whether the file of that name can be read in cuts."""
+        if self.format == "parquet":
+            return True
+        return not self.multi_line and self.encoding is None and not name.endswith(COMPRESSED)
 
 
 def frame_of(
@@ -76,6 +87,8 @@ def frame_of(
     """A lazy frame of exactly the rows of the slices. Spark looks at names and sizes of the files, no more."""
     if content.format == "parquet":
         return _parquet(spark, root, slices, content, schema)
+    if content.multi_line:
+        return _opened(_records_by_spark(spark, root, slices, content, schema), content)
     clean = r"CASE WHEN endswith(value, '\r') THEN left(value, length(value) - 1) ELSE value END AS value"  # of "\r\n"
     if content.format == "json":
         decoder = _decoder(spark, schema, content)
@@ -83,7 +96,7 @@ def frame_of(
             lines = _lines_by_workers(spark, root, slices, content, decoder, schema)
             lines = lines.selectExpr(clean, "_file", DECODED_RECORD)
             return _opened(text.decode_json(lines, "value", schema, content.options, done=DECODED_RECORD), content)
-    by_spark = not content.header and _suit_spark(slices)
+    by_spark = not content.header and content.encoding is None and _suit_spark(slices)
     lines = _lines_by_spark(spark, root, slices) if by_spark else _lines_by_workers(spark, root, slices, content)
     if content.format == "text":
         return lines.selectExpr(clean, "_file") if content.with_file else lines.selectExpr(clean)
@@ -92,7 +105,7 @@ def frame_of(
 
 
 def _opened(decoded: DataFrame, content: FileFormat) -> DataFrame:
-    blank = r"btrim(value, ' \t') = ''"
+    blank = "false" if content.multi_line else r"btrim(value, ' \t') = ''"
     return text.failfast(decoded, "value", place="_file", skip=blank, drop_others=not content.with_file)
 
 
@@ -147,21 +160,21 @@ def _lines_by_workers(
     from pyspark.sql.types import StringType, StructType
 
     cores = spark.sparkContext.defaultParallelism
-    tasks = _tasks(_splits(root, slices, cores), cores)
-    reader = LineReader(tasks=tasks, header=content.header, decoder=decoder)
+    tasks = _tasks(_splits(root, slices, content, cores), cores)
+    reader = LineReader(tasks=tasks, header=content.header, encoding=content.encoding, decoder=decoder)
     columns = StructType().add("value", StringType()).add("_file", StringType())
     if record is not None:
         columns.add(DECODED_RECORD, record)
     return _task_numbers(spark, len(tasks)).mapInArrow(reader, columns)
 
 
-def _splits(root: str, slices: Sequence[FileSlice], cores: int) -> tuple[FileSplit, ...]:
+def _splits(root: str, slices: Sequence[FileSlice], content: FileFormat, cores: int) -> tuple[FileSplit, ...]:
     """Cut slices again, so that all cores have work. No row changes, by the rule of what a split owns."""
     total = sum(part.end - part.start for part in slices)
     size = max(_MIN_SPLIT, -(-total // cores))
     splits = []
     for part in slices:
-        bounds = [part.start, part.end] if part.name.endswith(COMPRESSED) else _bounds(part, size)
+        bounds = _bounds(part, size) if content.can_cut(part.name) else [part.start, part.end]
         splits += [
             FileSplit(
                 path=os.path.join(root, part.name),
@@ -200,6 +213,18 @@ def _task_numbers(spark: SparkSession, count: int) -> DataFrame:
     return spark.sql(f"SELECT n FROM VALUES {rows} AS t(n)")
 
 
+def _records_by_spark(
+    spark: SparkSession, root: str, slices: Sequence[FileSlice], content: FileFormat, schema: StructType
+) -> DataFrame:
+    """Records of CSV whose values may have line breaks, decoded, with ``_file``."""
+    paths = [os.path.join(root, part.name) for part in slices]
+    options = {**content.options, **text.MULTI_LINE, "header": str(content.header).lower()}
+    if content.encoding is not None:
+        options["encoding"] = SPARKS_ENCODINGS[content.encoding]
+    whole = _reader(spark, paths, options).schema(text.with_corrupt(schema)).csv(paths)
+    return text.decoded_csv(whole.selectExpr("*", "_metadata.file_path AS _file"), schema, _PATH)
+
+
 # ---- Parquet ---------------------------------------------------------------------------------------------------------
 
 _UNCHECKED: Final = {
@@ -213,7 +238,7 @@ def _parquet(
     spark: SparkSession, root: str, slices: Sequence[FileSlice], content: FileFormat, schema: StructType
 ) -> DataFrame:
     paths = [os.path.join(root, part.name) for part in slices]
-    whole = _parquet_reader(spark, paths, content.options).schema(schema).parquet(*paths)
+    whole = _reader(spark, paths, content.options).schema(schema).parquet(*paths)
     if all(part.whole for part in slices):
         if not content.with_file:
             return whole
@@ -227,7 +252,7 @@ def _names(schema: StructType) -> list[str]:
     return [f"`{name.replace('`', '``')}`" for name in schema.fieldNames()]
 
 
-def _parquet_reader(spark: SparkSession, paths: Sequence[str], options: Mapping[str, str]) -> DataFrameReader:
+def _reader(spark: SparkSession, paths: Sequence[str], options: Mapping[str, str]) -> DataFrameReader:
     reader = spark.read.options(**options).options(**_STRICT_READ)
     return reader.options(**_UNCHECKED) if any(":" in os.path.basename(path) for path in paths) else reader
 
@@ -280,7 +305,7 @@ def parquet_schema(spark: SparkSession, path: str) -> StructType:
     from pyspark.errors import AnalysisException
 
     try:
-        return _parquet_reader(spark, [path], {}).parquet(path).schema
+        return _reader(spark, [path], {}).parquet(path).schema
     except AnalysisException as error:
         msg = (
             f"The columns of file {path!r} cannot be taken from it: {first_line(error)}. Give schema= with the columns "

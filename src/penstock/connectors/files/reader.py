@@ -12,7 +12,6 @@ from penstock.clock import MonotonicTime, SystemClock
 from penstock.connectors.files.directory import bytes_per_row, inode, require_readable, require_unchanged, signature
 from penstock.connectors.files.header import frame_by_names
 from penstock.connectors.files.listing import (
-    COMPRESSED,
     FileLimits,
     FileSlice,
     FilesPosition,
@@ -151,16 +150,15 @@ class FilesReader:
                 most = estimate if most is None else min(estimate, most)
         spark_lists = int(self._spark.conf.get(_SPARK_LISTS, "32") or 32)
         files = min(source.max_files_per_batch or spark_lists, spark_lists)
-        file_limits = FileLimits(files=files, bytes=most, split_bytes=source.split_bytes, can_cut=self._can_cut)
+        file_limits = FileLimits(
+            files=files, bytes=most, split_bytes=source.split_bytes, can_cut=source.content.can_cut
+        )
         return plan_next(self._position, self._unread, file_limits)
 
     def _next_file(self) -> str | None:
         if self._position.partial is not None:
             return self._position.partial.name
         return self._unread[0][0] if self._unread else None
-
-    def _can_cut(self, name: str) -> bool:
-        return self._source.content.format == "parquet" or not name.endswith(COMPRESSED)
 
     def _has_changed(self, planned: PlannedFiles) -> bool:
         """Whether a planned file is not as it was listed. The partly read one is checked later, as an error."""
@@ -211,7 +209,8 @@ class FilesReader:
         """The position after the last plan.
 
         Raises:
-            SourceChanged: a file planned since the last call exists, but has changed; or another source removes files.
+            SourceChanged: a file planned since the last call exists, but has changed.
+            SourceUnavailable: another source removes files of the same directory.
         """
         root, slices = self._source.path, self._to_verify.values()
         self._require_unchanged([part for part in slices if signature(os.path.join(root, part.name)) is not None])
@@ -224,7 +223,7 @@ class FilesReader:
         """Remove the files that the checkpoint holds, if the source removes files.
 
         Raises:
-            SourceChanged: another source removes files of the same directory.
+            SourceUnavailable: another source removes files of the same directory.
         """
         if self._remover is not None:
             self._remover.hold(decode(position))

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -184,7 +185,8 @@ class Removal:
         if self.way != "archive" or covered < record.read:
             raise removed_since(self, record.read - position.read)
         found = [each for start, read in rounds for each in self.removed_in(start, read)]
-        taken = [each.name for each in found if os.path.lexists(os.path.join(self.root, each.name))]
+        counts = Counter(each.name for each in found)
+        taken = [name for name, count in counts.items() if count > 1 or os.path.lexists(os.path.join(self.root, name))]
         if taken:
             raise name_taken(self, taken)
         return found
@@ -407,23 +409,24 @@ def _other_history(removal: Removal) -> SourceChanged:
     return SourceChanged(msg)
 
 
-def second_remover(removal: Removal) -> SourceChanged:
-    """The error for a second job that removes files of the directory."""
+def second_remover(removal: Removal) -> SourceUnavailable:
+    """The error for a second job that removes files of the directory. A restart finds which of the two may go on."""
     msg = (
         f"Another job archives or deletes files of directory {removal.root!r} while this one does "
         f"({removal.path!r} has changed). Each may take files from the other that it has not read yet. Stop one of "
         "them, or give each job a directory of its own."
     )
-    return SourceChanged(msg)
+    return SourceUnavailable(msg)
 
 
 def name_taken(removal: Removal, names: Sequence[str]) -> SourceChanged:
-    """The error for archived files that cannot be put back, because others have their names."""
+    """The error for archived files that cannot all be put back, because several have one name."""
     shown = ", ".join(repr(name) for name in names[:MOST_SHOWN])
     more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
     msg = (
         f"Archived files cannot be put back for this older checkpoint: directory {removal.root!r} has other files of "
-        f"the same names ({shown}{more}). Rename those, then start again."
+        f"the same names, or archive {removal.archive!r} has several of one name ({shown}{more}). Rename all but one "
+        "of each, then start again."
     )
     return SourceChanged(msg)
 

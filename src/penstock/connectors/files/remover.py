@@ -176,7 +176,7 @@ class FileRemover:
 
         Raises:
             GraphError: the archive is another directory's too.
-            SourceChanged: another source removes files of the same directory.
+            SourceUnavailable: another source removes files of the same directory.
         """
         if not self._held and self._confirmed is None:
             return position
@@ -190,7 +190,7 @@ class FileRemover:
                     self._delete(self._confirmed)
                 names = self._remove(position, failures, most)
             self._confirmed = None
-        except (OSError, SourceUnavailable) as error:
+        except OSError as error:
             failures.append((self._removal.path, str(error)))
             self._held.clear()
         if failures:
@@ -230,7 +230,7 @@ class FileRemover:
         """Write down that a checkpoint may be about to have this position.
 
         Raises:
-            SourceChanged: another source removes files of the same directory.
+            SourceUnavailable: another source removes files of the same directory.
         """
         is_recorded = self._found is not None and self._found.lineage == self._lineage
         is_first = self._found is None and not position.read
@@ -249,7 +249,7 @@ class FileRemover:
         Raises:
             GraphError: the archive is another directory's too.
             OSError: it cannot be written.
-            SourceChanged: another reader has written since.
+            SourceUnavailable: another reader has written since.
         """
         removal, found = self._removal, self._removal.record()
         if found is None and self._found is not None:

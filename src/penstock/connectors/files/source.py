@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.clock import parse_duration
-from penstock.connectors.files.arguments import archive_of, check_content
+from penstock.connectors.files.arguments import archive_of, check_content, check_encoding, check_multi_line, taken
 from penstock.connectors.files.directory import inode, require_directory, scan, signature
 from penstock.connectors.files.listing import (
     KIND,
@@ -19,6 +19,7 @@ from penstock.connectors.files.listing import (
     decode,
     folder_replaced,
     has_lost_all,
+    only_whole,
     ordered,
     reconcile,
     unread_files,
@@ -82,9 +83,10 @@ class Source:
     read: it waits until one of them is back, unless ``may_be_emptied`` is set. A start on the same directory without
     any of them logs a warning and reads on. ``penstock plan`` says both.
 
-    Text, JSON and CSV are lines of UTF-8, ended by LF or CR LF. Blank lines of JSON and CSV are skipped;
-    records of several lines are not supported. A malformed line, or one with a field of the wrong type, fails the job
-    with ``DecodeError``; to keep such lines, read ``format="text"`` and use
+    Text, JSON and CSV are lines of UTF-8, or of the ``encoding`` in ``options``, ended by LF or CR LF. Blank lines of
+    JSON and CSV are skipped. With ``multiLine`` in ``options``, quoted values of CSV may have line breaks; a record of
+    JSON is always one line. A malformed record, or one with a field of the wrong type, fails the job with
+    ``DecodeError``; to keep such lines, read ``format="text"`` and use
     ``stream.parse_json("value", schema, on_error="split")``, or ``stream.parse_csv``.
 
     Args:
@@ -98,14 +100,15 @@ class Source:
         bounded: end after the files that are there at the first start; the watermark then goes to the end of time.
         max_files_per_batch: most files of a batch; never more than Spark lists without a job of its own
             (``spark.sql.sources.parallelPartitionDiscovery.threshold``, 32 unless set).
-        split_bytes: larger files are read in cuts of that size, except compressed ones.
+        split_bytes: larger files are read in cuts of that size, except those that can only be read whole.
         poll_interval_ms: how long to wait between listings, in milliseconds; longer in a directory of more than
             10,000 files for each 200 ms.
         may_be_emptied: whether all files that were read may be gone, and the directory be another one (such as a
             link to a new one each day). The job then reads on, instead of waiting until the directory is mounted.
         options: of Spark's decoder (``timestampFormat``, ``sep``, …), those that have an effect here. For CSV
             ``header`` too: true if the first line of each file is a header, which is skipped; ``"names"`` if it says
-            which column is where: a declared column that a file lacks is ``NULL``, others are left out.
+            which column is where: a declared column that a file lacks is ``NULL``, others are left out. And
+            ``encoding`` (as ``"cp1252"``), and for CSV ``multiLine``: such files are read whole, never in cuts.
         with_file: of text, add the column ``_file STRING``: the path of the file that the line is in.
         min_age: how long a file must not have been modified before it is read, as in ``"10 seconds"``: for writers that
             do not rename. A younger file is not there yet, for a ``bounded`` source too.
@@ -162,8 +165,10 @@ class Source:
     ) -> None:
         path = os.fspath(path)
         decoder_options = dict(options or {})
-        header = str(decoder_options.pop("header", False)).lower()
+        header = taken(decoder_options, "header", "false").lower()
+        multi_line, encoding = (taken(decoder_options, name, "") for name in ("multiLine", "encoding"))
         check_content(path, format, schema, header=header)
+        has_lines = check_multi_line(multi_line or "false", format)
         if with_file and format != "text":
             msg = f"with_file has no effect for format {format!r}, only for 'text'. Leave it out, or read text."
             raise GraphError(msg)
@@ -182,6 +187,8 @@ class Source:
                 options=text.check_options(decoder_options, format),
                 header=header != "false",
                 by_name=header == "names",
+                multi_line=has_lines,
+                encoding=check_encoding(encoding, format, multi_line=has_lines) if encoding else None,
                 with_file=with_file,
             ),
             "declared": schema,
@@ -289,7 +296,7 @@ class Source:
             position = found_at_start(self.removal, None if resume is None else position).position
         return FilesReader(source, context, replace(position, columns=columns), is_fresh=resume is None)
 
-    def check_position(self, position: Position) -> None:
+    def check_rows(self, position: Position) -> None:
         """Check, before a start changes anything, that no file was removed or changed too early.
 
         Raises:
@@ -326,9 +333,13 @@ class Source:
         """The directory as it is now, and the position after it was listed.
 
         Raises:
+            GraphError: a file is partly read that can only be read wholly.
             SourceUnavailable: the directory is missing, or is another one without the files that were read.
             SourceChanged: a file that was read, or partly read, has changed.
         """
+        partial = position.partial
+        if partial is not None and not self.content.can_cut(partial.name):
+            raise only_whole(partial.name)
         files = self.listing()
         folder = inode(self.path)
         warnings = []
