@@ -264,7 +264,7 @@ def test_a_file_that_may_not_be_read_is_named_before_spark_calls_it_vanished(fee
         ("parquet", "mergeSchema", "no effect"),
         ("parquet", "mode", "has no effect when parquet is read"),
         ("csv", "mode", r"cannot be set.* read the lines as text and use parse_csv\(…, on_error='split'\)"),
-        ("json", "multiLine", r"cannot be set.* use parse_json\("),
+        ("json", "mode", r"cannot be set.* use parse_json\("),
         ("text", "wholetext", "no effect when text is read. Leave it out."),
     ],
 )
