@@ -385,8 +385,8 @@ def refuse_old_transactions(version: int | None, identity: Identity, least: int,
         msg = (
             f"Kafka at {identity.connection.servers} has transaction.version {version}. Below 2 a request of an "
             "aborted transaction that arrives late can become a part of the next one (KIP-890), so rows could be there "
-            "twice. Upgrade it (kafka-features.sh upgrade --feature transaction.version=2, from Kafka 4.0 on), or "
-            f"accept that with least_transaction_version={version}."
+            "twice. Upgrade it with Kafka's own kafka-features.sh, from Kafka 4.0 on, or accept that with "
+            f"least_transaction_version={version}."
         )
         raise ConnectorError(msg, uid=uid)
 
